@@ -6,7 +6,7 @@ the way of records. What only a start, a stop or a removal needs is imported the
 soon.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -15,14 +15,20 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from rayka import forks
 from rayka.actors import launch, supervise
-from rayka.actors.bring_up import MAKE_TIMEOUT_S, START_TIMEOUT_S, add_brokers, ask_ray, bring_up, wait_for
+from rayka.actors.bring_up import (
+    ANSWER_TIMEOUT_S,
+    START_TIMEOUT_S,
+    ask_ray,
+    kept_record,
+    processes_of,
+    wait_for,
+)
 from rayka.actors.cluster_description import (
     ClusterDescription,
     NodeDescription,
     describe,
     find_leader,
 )
-from rayka.actors.cluster_record import ClusterRecord, Identities
 from rayka.actors.names import (
     NAMESPACE,
     actor_name,
@@ -34,21 +40,20 @@ from rayka.actors.names import (
 from rayka.actors.on_ray_node import run_on
 from rayka.actors.ray_connection import AUTO, connect, connect_or_start
 from rayka.actors.ray_network import RayNetwork
-from rayka.actors.ray_records import has_process
-from rayka.actors.spec_changes import added_brokers, refusal, united
 from rayka.actors.start_lock import only_start
 from rayka.client.arguments import int_of
 from rayka.config import ClusterSpec
-from rayka.errors import ClusterExists, ClusterNotFound, ConfigError, UnavailableError
+from rayka.errors import ClusterNotFound, ConfigError, UnavailableError
 from rayka.ids import Role, is_combined, role_of
 from rayka.options import ClusterFields, Transport
 
 if TYPE_CHECKING:
+    from rayka.actors.cluster_record import ClusterRecord
     from rayka.actors.restart_plan import RestartStep
     from rayka.actors.shell import NodeProcess
+    from rayka.actors.spec_applying import SpecChange
 
 RESTART_TIMEOUT_S = 300.0
-_ANSWER_TIMEOUT_S = 15.0
 
 __all__ = ["Cluster", "ClusterDescription", "NodeDescription", "find"]
 
@@ -62,7 +67,7 @@ class Cluster:
     def __init__(self, name: str, ray_address: str) -> None:
         self._name = name
         self._ray_address = ray_address
-        self._added_brokers: tuple[int, ...] = ()
+        self._change: SpecChange | None = None
 
     def __repr__(self) -> str:
         return f"<Cluster {self._name} ray={self._ray_address}>"
@@ -73,6 +78,8 @@ class Cluster:
         spec: str | Path | ClusterSpec | None = None,
         *,
         replace: Collection[int] = (),
+        force: bool = False,
+        on_restarted: "Callable[[RestartStep], object] | None" = None,
         **fields: Unpack[ClusterFields],
     ) -> Self:
         """Starts the cluster that a spec declares: a file, a `ClusterSpec`, or its fields as keyword arguments.
@@ -88,19 +95,29 @@ class Cluster:
         `remove_raft_voter` takes away that of its former self). Without a Ray, a local one is started that ends with
         this process.
 
-        A cluster that runs already with the same spec is returned as it is. Brokers that it has not, and the spec has,
-        are added while it runs: empty, until `Admin.alter_partition_reassignments` gives them replicas or new topics
-        do; so are coordinators, which take over their share of internal partitions at once; see `added_brokers`.
-        Nothing else may differ. A node in `replace` has to be lost or failed, or all its directories offline; it is
-        replaced while the others run.
+        A cluster that runs already with the same spec is returned as it is. One that runs with another gets what
+        differs while it serves; `plan_change` says it in advance, `change` afterwards. New brokers are empty, until
+        `Admin.alter_partition_reassignments` gives them replicas or new topics do; new coordinators take over their
+        share of internal partitions at once; new controllers get their votes one after another. Other settings take
+        effect by a restart of the nodes that they concern, one at a time as `restart` does it, `on_restarted` is called
+        after each; `force` accepts partitions below `min.insync.replicas` meanwhile. A start that was interrupted is
+        finished by the next one. Data directories and roles cannot change, and no node is taken away by what a spec
+        leaves out. A node in `replace` has to be lost or failed, or all its directories offline; it is replaced while
+        the others run.
 
-        Raises ConfigError, ClusterExists (runs with another spec or directory), StorageError (directories are
-        missing) and UnavailableError (no Ray at the address given; a node that did not start, with its reason).
+        Raises ConfigError, ClusterExists (runs with another directory, other roles or more nodes), StorageError
+        (directories are missing) and UnavailableError (no Ray at the address given; a node that did not start, or did
+        not come back, with its reason).
         """
+        from rayka.actors.starting import Starting
+
         declared = _spec_of(spec, fields)
         cluster = cls(declared.name, connect_or_start(declared.ray.address))
         with only_start(declared.name, START_TIMEOUT_S):
-            cluster._start_missing(declared, replace)
+            starting = Starting(cluster, declared, replace)
+            starting.execute()
+            if starting.is_running or replace:
+                cluster._change = cluster._apply(declared, starting.added, force, on_restarted or _ignore)
         return cluster
 
     @classmethod
@@ -130,7 +147,13 @@ class Cluster:
         """The brokers and coordinators that this `start` added to a cluster that ran already. None of the brokers has a
         replica yet.
         """
-        return self._added_brokers
+        added = self._change.added if self._change else ()
+        return tuple(each for each in added if role_of(each) is not Role.CONTROLLER)
+
+    @property
+    def change(self) -> "SpecChange | None":
+        """What this `start` changed of a cluster that ran already; None where none did."""
+        return self._change
 
     def network(self, transport: Transport = "auto") -> RayNetwork:
         """A new caller to the cluster's nodes, for one client; with `ray` it takes no direct lane."""
@@ -139,7 +162,7 @@ class Cluster:
     def describe(self) -> ClusterDescription:
         """The nodes and what is in the cluster. Raises ClusterNotFound when the cluster was stopped."""
         return wait_for(
-            partial(describe, self.network(), self._ray_address, self._node_ids()), _ANSWER_TIMEOUT_S
+            partial(describe, self.network(), self._ray_address, self._node_ids()), ANSWER_TIMEOUT_S
         )
 
     def remove_broker(self, broker_id: int) -> None:
@@ -155,13 +178,35 @@ class Cluster:
 
         self._node_ids()  # ClusterNotFound
         with only_start(self._name, START_TIMEOUT_S):
-            record = self._kept_record()
-            if record is None:
-                raise UnavailableError(
-                    f"cluster {self._name!r} has no supervisor, as after a start or stop that was interrupted; start "
-                    "it again first"
-                )
-            remove_broker(self, record, broker_id)
+            remove_broker(self, self._record(), broker_id)
+
+    def remove_controllers(self, *node_ids: int) -> None:
+        """Takes these controllers out for good, the active one too: their votes one after another, then the nodes
+        under control, and their directories. From then on the spec in force does without them. Calling it again
+        finishes what was interrupted.
+
+        An odd number has to be left. Raises ConfigError for that and for a node that is not a controller alone;
+        UnavailableError when the quorum could not make a change: no vote is taken while those that would be left have
+        no majority that is there.
+        """
+        from rayka.actors.controller_removal import remove_controllers
+
+        self._node_ids()  # ClusterNotFound
+        with only_start(self._name, START_TIMEOUT_S):
+            remove_controllers(self, self._record(), _ids_of(node_ids))
+
+    def plan_change(
+        self, spec: str | Path | ClusterSpec | None = None, **fields: Unpack[ClusterFields]
+    ) -> "SpecChange":
+        """What `start` would change of this cluster, which runs: settings, nodes that come, votes, and the restarts in
+        their order. Raises what it raises before anything is changed.
+        """
+        from rayka.actors.spec_applying import SpecApplying
+        from rayka.actors.starting import Starting
+
+        declared = _spec_of(spec, fields)
+        starting = Starting(self, declared, ())
+        return SpecApplying(self, starting.record, starting.processes, declared).plan()
 
     def plan_restart(self, *node_ids: int) -> "tuple[RestartStep, ...]":
         """What `restart` would do, in its order. Raises what that raises before the first node is stopped."""
@@ -173,6 +218,7 @@ class Cluster:
         self,
         *node_ids: int,
         timeout_s: float = RESTART_TIMEOUT_S,
+        force: bool = False,
         on_restarted: "Callable[[RestartStep], object] | None" = None,
     ) -> "tuple[RestartStep, ...]":
         """Restarts these nodes, or all where none is named, one after another while the others serve: new code and a
@@ -180,14 +226,20 @@ class Cluster:
         sync again and, of a controller, it has the metadata; `on_restarted` is then called with its step. Returns the
         steps. Brokers come first, the active controller last.
 
-        Raises ConfigError for a node that the cluster does not have; UnavailableError when another node is away before
-        anything is stopped, and when one has not caught up `timeout_s` after its stop: then the rest is left as it is.
+        Raises ConfigError for a node that the cluster does not have; UnavailableError before anything is stopped when
+        another node is away, or, without `force`, a partition would have fewer replicas in sync than
+        `min.insync.replicas`; and when a node has not caught up `timeout_s` after its stop: then the rest is left as it
+        is. A node is made again by the spec in force.
         """
+        from rayka.actors.restart_plan import refuse_below_min_isr
         from rayka.actors.restarting import Restarting
 
-        restarting = Restarting(self, timeout_s)
         with only_start(self._name, START_TIMEOUT_S):
+            record = kept_record(self._name)
+            restarting = Restarting(self, timeout_s, record.spec if record else None)
             steps = restarting.plan(_ids_of(node_ids))
+            if not force:
+                refuse_below_min_isr(steps)
             restarting.execute(steps, on_restarted or _ignore)
         return steps
 
@@ -199,14 +251,15 @@ class Cluster:
         ClusterNotFound when the cluster was stopped already.
         """
         from rayka.actors.format_jobs import remove_directories
+        from rayka.actors.starting import made_from
 
         self._node_ids()  # ClusterNotFound
         kept = None
         with suppress(UnavailableError):  # it may be away; a cluster can be stopped all the same
-            kept = self._kept_record()
-        wait_for(partial(supervise.stop, self._name), _ANSWER_TIMEOUT_S)
-        unplaced = ask_ray(launch.end_unplaced, self._name, timeout_s=_ANSWER_TIMEOUT_S)
-        handles, processes = self._processes(besides=unplaced)
+            kept = kept_record(self._name)
+        wait_for(partial(supervise.stop, self._name), ANSWER_TIMEOUT_S)
+        unplaced = ask_ray(launch.end_unplaced, self._name, timeout_s=ANSWER_TIMEOUT_S)
+        handles, processes = processes_of(self._name, besides=unplaced)
         roles = _roles(handles, processes)
         combined = {each: handles[each] for each in handles if is_combined(roles[each])}
         wait_for(partial(launch.stop_brokers, self._name, combined), launch.STOP_TIMEOUT_S)
@@ -218,7 +271,7 @@ class Cluster:
             run_on(process.ray_node_id, launch.await_exit, process.pid)
             if delete_data:
                 run_on(process.ray_node_id, remove_directories, placement.directories)
-        spec = kept.spec if kept else _made_from(processes)
+        spec = kept.spec if kept else made_from(processes)
         if delete_data and spec:
             _remove_of_the_gone(spec, list(handles))
         silent = [actor_name(self._name, node_id) for node_id in handles if node_id not in processes]
@@ -239,11 +292,37 @@ class Cluster:
         with suppress(ClusterNotFound):  # stopped within the block
             self.stop()
 
+    def _record(self) -> "ClusterRecord":
+        """What the supervisor keeps. Raises UnavailableError where there is none."""
+        record = kept_record(self._name)
+        if record is None:
+            raise UnavailableError(
+                f"cluster {self._name!r} has no supervisor, as after a start or stop that was interrupted; start it "
+                "again first"
+            )
+        return record
+
+    def _apply(
+        self,
+        spec: ClusterSpec,
+        added: tuple[int, ...],
+        force: bool,
+        on_restarted: "Callable[[RestartStep], object]",
+    ) -> "SpecChange":
+        """Brings into force what of the spec is not yet; the nodes that were `added` are there."""
+        from rayka.actors.spec_applying import SpecApplying
+
+        _, processes = processes_of(self._name)
+        applying = SpecApplying(self, kept_record(self._name), processes, spec)
+        change = applying.plan(added)
+        applying.execute(change, force=force, on_restarted=on_restarted)
+        return change
+
     def _node_ids(self) -> tuple[int, ...]:
         forks.refuse()
         node_ids = self._running_node_ids()
         if not node_ids:
-            others = ", ".join(ask_ray(running_clusters, timeout_s=_ANSWER_TIMEOUT_S)) or "none"
+            others = ", ".join(ask_ray(running_clusters, timeout_s=ANSWER_TIMEOUT_S)) or "none"
             raise ClusterNotFound(
                 f"no cluster {self._name!r} on the Ray at {self._ray_address} (namespace {NAMESPACE!r}; running there: "
                 f"{others}); start it with `rayka start` or rayka.Cluster.start()"
@@ -251,121 +330,23 @@ class Cluster:
         return node_ids
 
     def _running_node_ids(self) -> tuple[int, ...]:
-        return ask_ray(running_node_ids, self._name, timeout_s=_ANSWER_TIMEOUT_S)
+        return ask_ray(running_node_ids, self._name, timeout_s=ANSWER_TIMEOUT_S)
 
     def _stop_order(self, roles: Mapping[int, Collection[Role]]) -> list[list[int]]:
         """Brokers need the controllers to end well; a leader that stops last has no node to hand over to."""
         brokers = [each for each in roles if Role.CONTROLLER not in roles[each]]
         controllers = [each for each in roles if Role.CONTROLLER in roles[each]]
-        leader_id = wait_for(partial(find_leader, self.network(), controllers), _ANSWER_TIMEOUT_S)
+        leader_id = wait_for(partial(find_leader, self.network(), controllers), ANSWER_TIMEOUT_S)
         return [
             brokers,
             [each for each in controllers if each != leader_id],
             [each for each in controllers if each == leader_id],
         ]
 
-    def _start_missing(self, spec: ClusterSpec, replace: Collection[int]) -> None:
-        from rayka.actors.replacing import end, without_disk
-        from rayka.actors.start_plan import execute, plan_start
-
-        handles, processes = self._processes()
-        record = self._kept_record() if handles else None
-        kept = record.spec if record else None
-        self._refuse_other_spec(kept, handles, processes, spec)
-        self._end_lost({each: handles[each] for each in handles if each in replace and each not in processes})
-        replaced = [each for each in processes if each in replace]
-        lost = (
-            wait_for(partial(without_disk, self.network(), replaced), _ANSWER_TIMEOUT_S) if replaced else []
-        )
-        self._refuse_running(each for each in replaced if each not in lost)
-        running = [each for each in self._running_node_ids() if each not in lost]
-        if not running and not lost:  # a supervisor whose nodes have all gone would go on with its own spec
-            wait_for(partial(supervise.stop, self._name), _ANSWER_TIMEOUT_S)
-        added = added_brokers(kept, spec) if kept else ()
-        missing = [each for each in wanted_node_ids(spec) if each not in running]
-        new = [each for each in missing if each in added]
-        is_partial = bool(running and (replace or added))  # the others are left to the supervisor
-        chosen = [each for each in missing if each in (*replace, *new)] if is_partial else missing
-        homes = {each: processes[each].ray_node_id if each in processes else "" for each in running}
-        self._added_brokers = added
-        if record and not (chosen or replace):
-            return bring_up(record, ())
-        plan = plan_start(
-            spec,
-            chosen,
-            replace=replace,
-            new=new,
-            homes=homes,
-            known=record.identities if record else Identities(),
-        )
-        if record and replace:  # before a disk has an identity that the supervisor would refuse
-            renewed = ClusterRecord(record.spec, plan.identities)
-            wait_for(partial(supervise.keep, renewed, MAKE_TIMEOUT_S), MAKE_TIMEOUT_S)
-        end(self._name, {each: handles[each] for each in lost}, processes)
-        execute(plan)
-        record, placements = ClusterRecord(spec, plan.identities), list(plan.placements.values())
-        if added:
-            return add_brokers(record, placements, added)
-        return bring_up(record, placements)
-
-    def _kept_record(self) -> ClusterRecord | None:
-        """The spec and the disks that are in force; None where a start or stop was interrupted, so that there is no
-        supervisor.
-        """
-        return wait_for(partial(supervise.kept_record, self._name, _ANSWER_TIMEOUT_S), _ANSWER_TIMEOUT_S)
-
-    def _processes(self, *, besides: Collection[int] = ()) -> tuple[dict[int, Any], dict[int, "NodeProcess"]]:
-        """The actors of the other nodes, and the processes of those that answer."""
-        handles = ask_ray(_handles, self._name, besides, timeout_s=_ANSWER_TIMEOUT_S)
-        return handles, wait_for(partial(launch.processes, handles, _ANSWER_TIMEOUT_S), _ANSWER_TIMEOUT_S)
-
-    def _refuse_other_spec(
-        self,
-        kept: ClusterSpec | None,
-        handles: Collection[int],
-        processes: "Mapping[int, NodeProcess]",
-        wanted: ClusterSpec,
-    ) -> None:
-        running = kept or _made_from(processes)
-        if running is None:
-            return
-        gone = () if kept else [each for each in running.roles if each not in handles]
-        difference = refusal(running, wanted, gone)
-        if difference:
-            raise ClusterExists(
-                f"cluster {self._name!r} runs on the Ray at {self._ray_address} with {difference}"
-            )
-
-    def _refuse_running(self, node_ids: Iterable[int]) -> None:
-        replaced = [actor_name(self._name, each) for each in node_ids]
-        if replaced:
-            raise ConfigError(
-                f"replace: {', '.join(replaced)} runs; only a node whose machine or disk is lost can be brought back "
-                "empty while the cluster runs: one that is unreachable or failed, or all of whose directories are "
-                f"offline; stop the cluster first with `rayka stop --cluster {self._name}`"
-            )
-
-    def _end_lost(self, handles: Mapping[int, Any]) -> None:
-        """Ends actors that wait for a Ray node with the label of theirs, which is lost. Raises ConfigError for one that
-        has a process and only does not answer.
-        """
-        for node_id, handle in handles.items():
-            if has_process(handle):
-                raise ConfigError(
-                    f"replace: {actor_name(self._name, node_id)} has a process, though it does not answer, or Ray has "
-                    "not noticed yet that its machine is gone; try again in half a minute"
-                )
-            launch.end(handle)
-
 
 def find(name: str) -> Cluster:
     """The handle that clients get for a cluster's name. As `Cluster.connect`."""
     return Cluster.connect(name)
-
-
-def _handles(cluster_name: str, besides: Collection[int]) -> dict[int, Any]:
-    chosen = [each for each in running_node_ids(cluster_name) if each not in besides]
-    return {node_id: launch.find(cluster_name, node_id) for node_id in chosen}
 
 
 def _roles(node_ids: Collection[int], processes: "Mapping[int, NodeProcess]") -> dict[int, tuple[Role, ...]]:
@@ -384,11 +365,6 @@ def _remove_of_the_gone(spec: ClusterSpec, with_actor: Collection[int]) -> None:
     directories = [each for node_id in gone for each in node_directories(spec, node_id)]
     if directories:
         remove_everywhere(directories)
-
-
-def _made_from(processes: "Mapping[int, NodeProcess]") -> ClusterSpec | None:
-    """What these were made from, all together."""
-    return united([each.placement.spec for each in processes.values()])
 
 
 def _ids_of(node_ids: Collection[int]) -> tuple[int, ...]:

@@ -20,7 +20,13 @@ from pydantic import (
     field_validator,
 )
 
-from rayka.config_brokers import BROKER_SYNONYMS, DYNAMIC_BROKER_KEYS, UNIFORM_BROKER_KEYS, BrokerConfig
+from rayka.config_brokers import (
+    BROKER_SYNONYMS,
+    CONTROLLER_KEYS,
+    DYNAMIC_BROKER_KEYS,
+    UNIFORM_BROKER_KEYS,
+    BrokerConfig,
+)
 from rayka.config_clients import (
     IDEMPOTENT_IN_FLIGHT_MAX,
     AdminConfig,
@@ -43,6 +49,7 @@ from rayka.ids import (
 # What others import from here and what is defined elsewhere.
 __all__ = [
     "BROKER_SYNONYMS",
+    "CONTROLLER_KEYS",
     "DYNAMIC_BROKER_KEYS",
     "IDEMPOTENT_IN_FLIGHT_MAX",
     "UNIFORM_BROKER_KEYS",

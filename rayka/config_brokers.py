@@ -456,3 +456,21 @@ UNIFORM_BROKER_KEYS = (
     "balancer_moves_max",
 )
 """Those of them that the controller goes by too, so that no broker has its own."""
+
+CONTROLLER_KEYS = (
+    "auto_leader_rebalance_enable",
+    "broker_session_timeout_ms",
+    "controller_quorum_auto_join_enable",
+    "controller_quorum_election_backoff_max_ms",
+    "controller_quorum_election_timeout_ms",
+    "controller_quorum_fetch_timeout_ms",
+    "controller_quorum_retry_backoff_ms",
+    "leader_imbalance_check_interval_seconds",
+    "leader_imbalance_per_broker_percentage",
+    "metadata_log_max_record_bytes_between_snapshots",
+    "metadata_log_max_snapshot_interval_ms",
+    "metadata_max_idle_interval_ms",
+    "metadata_max_retention_bytes",
+    "metadata_max_retention_ms",
+)
+"""Keys that only controllers read, so that a change of one restarts no broker."""

@@ -6,11 +6,12 @@ Waits are on the IO thread; what must happen in any case, after Ctrl-C too, happ
 import asyncio
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rayka.actors import launch, supervise
 from rayka.actors.cluster_description import NodeDescription, describe_nodes
 from rayka.actors.cluster_record import ClusterRecord
+from rayka.actors.names import running_node_ids
 from rayka.actors.node_placement import Placement
 from rayka.actors.ray_network import RayNetwork
 from rayka.client import bounded_wait
@@ -18,7 +19,11 @@ from rayka.client.io_thread import Work
 from rayka.errors import UnavailableError
 from rayka.protocol.membership import NodeState
 
+if TYPE_CHECKING:
+    from rayka.actors.shell import NodeProcess
+
 ResultT = TypeVar("ResultT")
+ANSWER_TIMEOUT_S = 15.0
 START_TIMEOUT_S = 300.0  # the recovery of a large log takes its time
 MAKE_TIMEOUT_S = 90.0
 _SLACK_S = 30.0
@@ -63,8 +68,28 @@ def bring_up(record: ClusterRecord, placements: Collection[Placement]) -> None:
         raise
 
 
-def add_brokers(record: ClusterRecord, placements: Collection[Placement], added: Collection[int]) -> None:
-    """Makes the actors that the running cluster lacks and, once the brokers that it gets run, a supervisor that keeps
+def kept_record(cluster_name: str) -> ClusterRecord | None:
+    """The spec and the disks that are in force; None where a start or stop was interrupted, so that there is no
+    supervisor. Raises UnavailableError when the supervisor does not say so in time.
+    """
+    return wait_for(partial(supervise.kept_record, cluster_name, ANSWER_TIMEOUT_S), ANSWER_TIMEOUT_S)
+
+
+def processes_of(
+    cluster_name: str, *, besides: Collection[int] = ()
+) -> "tuple[dict[int, Any], dict[int, NodeProcess]]":
+    """The actors of the other nodes, and the processes of those that answer."""
+    handles = ask_ray(_handles, cluster_name, besides, timeout_s=ANSWER_TIMEOUT_S)
+    return handles, wait_for(partial(launch.processes, handles, ANSWER_TIMEOUT_S), ANSWER_TIMEOUT_S)
+
+
+def _handles(cluster_name: str, besides: Collection[int]) -> dict[int, Any]:
+    chosen = [each for each in running_node_ids(cluster_name) if each not in besides]
+    return {node_id: launch.find(cluster_name, node_id) for node_id in chosen}
+
+
+def add_nodes(record: ClusterRecord, placements: Collection[Placement], added: Collection[int]) -> None:
+    """Makes the actors that the running cluster lacks and, once the nodes that it gets run, a supervisor that keeps
     them too; ends what it made when one does not run.
 
     The nodes that it had may be away: a cluster that lost a broker may well get another one.

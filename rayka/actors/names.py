@@ -8,7 +8,7 @@ import ray
 from rayka.actors.ray_head import check_head
 from rayka.config import ClusterSpec
 from rayka.errors import NetworkException, UnavailableError
-from rayka.ids import Role, holds_partitions, node_name
+from rayka.ids import Role, holds_partitions, node_name, role_of
 from rayka.node.settings import combined_controller_directory
 
 NAMESPACE = "rayka"
@@ -53,8 +53,11 @@ def partition_nodes(spec: ClusterSpec) -> tuple[int, ...]:
 
 
 def node_directories(spec: ClusterSpec, node_id: int) -> tuple[str, ...]:
-    """`<data_dir>/<cluster>/<role>-<id>` below each data directory; a controller has one log, so one directory."""
-    data_dirs = spec.data_dirs if holds_partitions(spec.roles[node_id]) else spec.data_dirs[:1]
+    """`<data_dir>/<cluster>/<role>-<id>` below each data directory; a controller has one log, so one directory. A node
+    that the spec does not have counts as what its id says.
+    """
+    roles = spec.roles.get(node_id, (role_of(node_id),))
+    data_dirs = spec.data_dirs if holds_partitions(roles) else spec.data_dirs[:1]
     return tuple(os.path.join(each, spec.name, node_name(node_id)) for each in data_dirs)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from rayka.actors.cluster_description import UNREACHABLE, ClusterDescription, NodeDescription
+from rayka.actors.spec_settings import MIN_ISR
 from rayka.errors import ConfigError, UnavailableError
 from rayka.ids import Role, TopicPartition
 from rayka.protocol.membership import MetadataPartition, MetadataTopic, NodeState
@@ -11,21 +12,26 @@ from rayka.protocol.membership import MetadataPartition, MetadataTopic, NodeStat
 
 @dataclass(frozen=True, slots=True)
 class RestartStep:
-    """One node that is restarted. `only_copies` are the partitions of which no other replica is in sync: they can be
-    neither read nor written until the node is back. `is_only_voter`: topics cannot change until then.
+    """One node that is restarted. `below_min_isr` are the partitions that have fewer replicas in sync than their
+    `min.insync.replicas` until the node is back: a write with acks=all is refused. `only_copies`, some of these, have
+    none and cannot be read either. `is_only_voter`: topics cannot change until then.
     """
 
     node_id: int
     actor_name: str
     only_copies: tuple[TopicPartition, ...] = ()
     is_only_voter: bool = False
+    below_min_isr: tuple[TopicPartition, ...] = ()
 
 
 def plan_restart(
-    description: ClusterDescription, topics: Sequence[MetadataTopic], node_ids: Collection[int]
+    description: ClusterDescription,
+    topics: Sequence[MetadataTopic],
+    node_ids: Collection[int],
+    min_isr: int = 1,
 ) -> tuple[RestartStep, ...]:
     """The steps in their order: brokers, coordinators, controllers, and the active controller last, so that the
-    leadership of the metadata moves once. Without ids all nodes.
+    leadership of the metadata moves once. Without ids all nodes. `min_isr` is that of topics without their own.
 
     Raises ConfigError for a node that the cluster does not have, UnavailableError when one that is not to be restarted
     does not run, or one that is has no process: a second node away could be one too many.
@@ -46,9 +52,39 @@ def plan_restart(
             node.actor_name,
             only_copies=tuple(_only_copies(topics, node.node_id)),
             is_only_voter=voters == [node],
+            below_min_isr=tuple(below_min_isr(topics, node.node_id, min_isr)),
         )
         for node in sorted(chosen, key=lambda each: _rank(each, description.controller_id))
     )
+
+
+def refuse_below_min_isr(steps: Iterable[RestartStep]) -> None:
+    """Raises UnavailableError that names the nodes whose restart takes partitions below `min.insync.replicas`."""
+    said = [
+        f"while {each.actor_name} restarts, {len(each.below_min_isr):,} partitions, such as {each.below_min_isr[0]}, "
+        "have fewer replicas in sync than min.insync.replicas and refuse writes"
+        for each in steps
+        if each.below_min_isr
+    ]
+    if said:
+        raise UnavailableError(
+            f"restart: {'; '.join(said)}; nothing was restarted; wait until all replicas are in sync (`rayka topic "
+            "describe --under-replicated`), give the topics more replicas, or accept it with --force, force=True in "
+            "Python"
+        )
+
+
+def below_min_isr(topics: Iterable[MetadataTopic], node_id: int, min_isr: int) -> list[TopicPartition]:
+    """The partitions that would have too few replicas in sync without the node, which is one of those. A partition with
+    fewer replicas than `min.insync.replicas` needs all of them (B1, B15).
+    """
+    return [
+        TopicPartition(topic.name, each.partition)
+        for topic in topics
+        for each in topic.partitions
+        if node_id in each.isr
+        and len(each.isr) - 1 < min(int(topic.configs.get(MIN_ISR, min_isr)), len(each.replicas))
+    ]
 
 
 def replicas_in_sync(topics: Iterable[MetadataTopic], node_id: int) -> set[TopicPartition]:

@@ -1,13 +1,15 @@
 """Nodes restarted one after another while the cluster runs.
 
 Each is stopped under control (its partitions, groups and quorum leadership are handed over first), its process ends,
-its actor is made again where it was, and the next has its turn when this one has caught up. Invariant: at most one node
-is away by our doing. The supervisor may make the actor before we do, which is the same to us. Kafka leaves this to its
-operators; the order is theirs.
+its actor is made again where it was, by the spec that is in force, and the next has its turn when this one has caught
+up. Invariants: at most one node is away by our doing; no partition falls below `min.insync.replicas` by it that the
+plan does not name. The supervisor may make the actor before we do, which is the same to us: it goes by the same spec.
+Kafka leaves this to its operators; the order is theirs.
 """
 
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,7 +17,16 @@ from rayka.actors import launch
 from rayka.actors.bring_up import wait_for
 from rayka.actors.on_ray_node import run_on
 from rayka.actors.ray_network import RayNetwork
-from rayka.actors.restart_plan import RestartStep, plan_restart, replicas_behind, replicas_in_sync
+from rayka.actors.restart_plan import (
+    RestartStep,
+    below_min_isr,
+    plan_restart,
+    replicas_behind,
+    replicas_in_sync,
+)
+from rayka.actors.spec_settings import MIN_ISR
+from rayka.client.admin.admin import Admin
+from rayka.config import ClusterSpec
 from rayka.errors import RaykaError, UnavailableError
 from rayka.ids import NO_NODE, TopicPartition
 from rayka.protocol.membership import MetadataRequest, MetadataTopic, NodeState
@@ -34,9 +45,10 @@ OnRestarted = Callable[[RestartStep], object]
 class Restarting:
     """The restart of some nodes of a cluster."""
 
-    def __init__(self, cluster: "Cluster", timeout_s: float) -> None:
-        """`timeout_s` is how long each node may take to catch up."""
+    def __init__(self, cluster: "Cluster", timeout_s: float, spec: ClusterSpec | None = None) -> None:
+        """`timeout_s` is how long each node may take to catch up; without a spec each has the one that it had."""
         self._cluster = cluster
+        self._spec = spec
         self._network = cluster.network()
         self._timeout_s = timeout_s
 
@@ -46,13 +58,24 @@ class Restarting:
     def plan(self, node_ids: Collection[int]) -> tuple[RestartStep, ...]:
         """Raises as `plan_restart`, and UnavailableError while no controller is active."""
         description = self._cluster.describe()
-        return plan_restart(description, self._topics(description.controller_id), node_ids)
+        return plan_restart(
+            description, self._topics(description.controller_id), node_ids, self._default_min_isr()
+        )
 
     def execute(self, steps: Sequence[RestartStep], on_restarted: OnRestarted) -> None:
         """Restarts the nodes of the steps in their order. Raises UnavailableError, which names the node, what it lacks
         and the nodes that were left alone, when one has not caught up in time.
         """
+        min_isr = self._default_min_isr()
         for number, step in enumerate(steps):
+            worse = self._await_in_sync(step, min_isr)
+            if worse:
+                rest = ", ".join(each.actor_name for each in steps[number:])
+                raise UnavailableError(
+                    f"restart: without {step.actor_name}, {len(worse)} partitions, such as {worse[0]}, would have "
+                    f"fewer replicas in sync than min.insync.replicas, still so after {self._timeout_s:g} s; left as "
+                    f"they are: {rest}; see `rayka topic describe --under-replicated`, then restart what is left"
+                )
             lacks = self._restart(step)
             if lacks:
                 rest = ", ".join(each.actor_name for each in steps[number + 1 :])
@@ -62,6 +85,17 @@ class Restarting:
                     "what is left"
                 )
             on_restarted(step)
+
+    def _await_in_sync(self, step: RestartStep, min_isr: int) -> list[TopicPartition]:
+        """Waits until the node may go; which partitions beside those of the plan stand against it in the end."""
+        deadline_s = time.monotonic() + self._timeout_s
+        while True:
+            topics = self._topics(self._cluster.describe().controller_id)
+            below = below_min_isr(topics, step.node_id, min_isr)
+            worse = [each for each in below if each not in step.below_min_isr]
+            if not worse or time.monotonic() >= deadline_s:
+                return worse
+            time.sleep(_POLL_S)
 
     def _restart(self, step: RestartStep) -> str:
         """What the node lacks in the end; empty when it has caught up."""
@@ -79,7 +113,7 @@ class Restarting:
         lacks = "it does not run"
         while lacks and time.monotonic() < deadline_s:
             time.sleep(_POLL_S)
-            if _is_made_again(former):
+            if _is_made_again(former, self._spec):
                 lacks = self._what_lacks(node_id, in_sync)
         return lacks
 
@@ -96,6 +130,11 @@ class Restarting:
             return f"it is {node.lag} records of metadata behind"
         behind = replicas_behind(topics, node_id, in_sync)
         return f"{len(behind)} of its replicas are not in sync, such as {behind[0]}" if behind else ""
+
+    def _default_min_isr(self) -> int:
+        """Of topics without their own."""
+        with Admin(cluster=self._cluster) as admin:
+            return int(admin.describe_configs(broker="all")[MIN_ISR].value)
 
     def _topics(self, controller_id: int) -> tuple[MetadataTopic, ...]:
         """As the active controller has them: what another node knows may be of before the restart."""
@@ -115,7 +154,8 @@ def _process(handle: object) -> "NodeProcess | None":
     return wait_for(partial(launch.process_of, handle, _ANSWER_TIMEOUT_S), _ANSWER_TIMEOUT_S)
 
 
-def _is_made_again(former: "NodeProcess") -> bool:
+def _is_made_again(former: "NodeProcess", spec: ClusterSpec | None) -> bool:
     """Whether the actor is another process now; makes it where Ray has none of that name."""
-    process = _process(launch.create(former.placement))
+    placement = replace(former.placement, spec=spec) if spec else former.placement
+    process = _process(launch.create(placement))
     return process is not None and process.pid != former.pid

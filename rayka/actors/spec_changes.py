@@ -1,13 +1,10 @@
-"""How the spec of a running cluster may change: brokers and coordinators may come, and go one by one; all else takes a
-stop. Pure.
+"""How the spec of a running cluster may change: nodes may come; they go one by one and by name; settings change by a
+restart of each node in turn. What a disk or an actor is known by cannot change without a stop. Pure.
 """
 
 from collections.abc import Collection, Container, Mapping
-from typing import Any
 
-from rayka.actors.names import nodes_with
 from rayka.config import ClusterSpec
-from rayka.config_model import dotted
 from rayka.errors import ConfigError
 from rayka.ids import Role, role_of
 
@@ -16,19 +13,12 @@ def refusal(running: ClusterSpec, wanted: ClusterSpec, gone: Container[int] = ()
     """The first difference that cannot be made while the cluster runs, and what to do; empty when there is none.
 
     Which Ray to use is not part of the cluster, and neither is how its nodes are written: by counts or one by one.
-    Brokers and coordinators among those that are `gone` may be missing from what is wanted.
+    Those that are `gone` may be missing from what is wanted.
     """
     stop = f"stop it first with `rayka stop --cluster {running.name}`"
-    difference = _setting_difference(running, wanted)
-    if difference:
-        return f"{difference}; {stop}, or choose another name"
-    found, expected = (list(nodes_with(each, Role.CONTROLLER)) for each in (running, wanted))
-    if found != expected:
-        return (
-            f"controllers {found}, not {expected}; {stop}: a new one starts with `rayka start --replace ID` and gets "
-            "its vote with `rayka quorum voters add ID`, from one that is to go take it with `rayka quorum voters "
-            "remove ID` before the stop"
-        )
+    if running.data_dirs != wanted.data_dirs:
+        found_paths, expected_paths = (", ".join(each.data_dirs) for each in (running, wanted))
+        return f"data_dir {found_paths}, not {expected_paths}; {stop}, or choose another name"
     kept = [each for each in running.roles if each in wanted.roles]
     changed = [each for each in kept if running.roles[each] != wanted.roles[each]]
     if changed:
@@ -36,31 +26,48 @@ def refusal(running: ClusterSpec, wanted: ClusterSpec, gone: Container[int] = ()
         return f"node {changed[0]} as {found_roles}, not as {expected_roles}; {stop}"
     surplus = [each for each in running.roles if each not in wanted.roles and each not in gone]
     if surplus:
-        return (
-            f"{role_of(surplus[0])} {surplus[0]}, which the spec does not have; keep it in the spec, or end it for "
-            f"good with `rayka broker drain {surplus[0]}`, then `rayka broker remove {surplus[0]}`"
-        )
+        return f"{role_of(surplus[0])} {surplus[0]}, which the spec does not have; {_how_to_end(running, surplus)}"
     return ""
 
 
-def added_brokers(running: ClusterSpec, wanted: ClusterSpec) -> tuple[int, ...]:
-    """The brokers and coordinators that a spec which is not refused has more, ascending."""
+def _how_to_end(running: ClusterSpec, surplus: Collection[int]) -> str:
+    controllers = [each for each in surplus if Role.CONTROLLER in running.roles[each]]
+    first = next(iter(surplus))
+    if first in controllers:
+        names = " ".join(map(str, controllers))
+        return f"keep it in the spec, or end it for good with `rayka quorum remove {names}`"
+    return (
+        f"keep it in the spec, or end it for good with `rayka broker drain {first}`, then `rayka broker remove "
+        f"{first}`"
+    )
+
+
+def added_nodes(running: ClusterSpec, wanted: ClusterSpec) -> tuple[int, ...]:
+    """The nodes that a spec which is not refused has more, ascending."""
     return tuple(each for each in wanted.roles if each not in running.roles)
 
 
 def with_broker(spec: ClusterSpec, broker_id: int) -> ClusterSpec:
     """The same cluster, which has that broker in any case."""
-    return _with_nodes(
-        spec, {broker_id: (role_of(broker_id),), **spec.roles}, f"with {role_of(broker_id)} {broker_id}"
-    )
+    return with_nodes(spec, {broker_id: (role_of(broker_id),)})
 
 
 def without_broker(spec: ClusterSpec, broker_id: int) -> ClusterSpec:
     """The same cluster without that broker. Raises ConfigError where it could not be one, and for a controller."""
     if Role.CONTROLLER in spec.roles[broker_id]:
         raise ConfigError(f"node {broker_id} is a controller: expected one that is none")
-    rest = {each: roles for each, roles in spec.roles.items() if each != broker_id}
-    return _with_nodes(spec, rest, f"without {role_of(broker_id)} {broker_id}")
+    return without_nodes(spec, (broker_id,))
+
+
+def with_nodes(spec: ClusterSpec, roles: Mapping[int, Collection[Role]]) -> ClusterSpec:
+    """The same cluster, which has these nodes in any case; those that it has stay as they are."""
+    return _with_roles(spec, {**roles, **spec.roles}, f"with {_named(roles)}")
+
+
+def without_nodes(spec: ClusterSpec, node_ids: Collection[int]) -> ClusterSpec:
+    """The same cluster without these nodes. Raises ConfigError where it could not be one."""
+    rest = {each: roles for each, roles in spec.roles.items() if each not in node_ids}
+    return _with_roles(spec, rest, f"without {_named(node_ids)}")
 
 
 def united(specs: Collection[ClusterSpec]) -> ClusterSpec | None:
@@ -70,24 +77,14 @@ def united(specs: Collection[ClusterSpec]) -> ClusterSpec | None:
     if not specs:
         return None
     roles = {each: found for spec in specs for each, found in spec.roles.items()}
-    return _with_nodes(next(iter(specs)), roles, "the running nodes")
+    return _with_roles(next(iter(specs)), roles, "the running nodes")
 
 
-def _with_nodes(spec: ClusterSpec, roles: Mapping[int, Collection[Role]], what: str) -> ClusterSpec:
+def _with_roles(spec: ClusterSpec, roles: Mapping[int, Collection[Role]], what: str) -> ClusterSpec:
     values = spec.model_dump(exclude_unset=True, exclude={"nodes", "controllers", "brokers", "coordinators"})
     nodes = [{"id": each, "roles": list(found)} for each, found in roles.items()]
     return ClusterSpec.of({**values, "nodes": nodes}, what=what)
 
 
-def _setting_difference(running: ClusterSpec, wanted: ClusterSpec) -> str:
-    if running.data_dirs != wanted.data_dirs:
-        return f"data_dir {', '.join(running.data_dirs)}, not {', '.join(wanted.data_dirs)}"
-    found, expected = _settings(running), _settings(wanted)
-    return next(
-        (f"{key} {found[key]}, not {expected[key]}" for key in found if found[key] != expected[key]), ""
-    )
-
-
-def _settings(spec: ClusterSpec) -> dict[str, Any]:
-    values = {"name": spec.name, "transport": spec.transport, "resources": spec.resources.model_dump()}
-    return {**values, **{dotted(key): value for key, value in spec.config.model_dump(mode="json").items()}}
+def _named(node_ids: Collection[int]) -> str:
+    return ", ".join(f"{role_of(each)} {each}" for each in node_ids)

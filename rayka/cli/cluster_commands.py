@@ -13,6 +13,7 @@ from rayka.cli.shared_options import (
     cluster_options,
     confirm,
     dry_run_option,
+    force_option,
     is_dry_run,
     json_option,
     target_options,
@@ -21,6 +22,7 @@ from rayka.cli.shared_options import (
 
 if TYPE_CHECKING:
     from rayka.actors.cluster_description import ClusterDescription, NodeDescription
+    from rayka.actors.restart_plan import RestartStep
     from rayka.cluster import Cluster
     from rayka.config import ClusterSpec
 
@@ -41,6 +43,7 @@ _STATE_STYLES = {
 @click.option(
     "--replace", multiple=True, type=int, metavar="ID", help="A node to bring back on an empty disk."
 )
+@force_option
 @yes_option
 @dry_run_option
 @json_option
@@ -49,15 +52,18 @@ def start(
     name: str | None,
     address: str | None,
     replace: tuple[int, ...],
+    force: bool,
     is_sure: bool,
     as_json: bool,
 ) -> None:
     """Start the cluster that SPEC declares (default: ./cluster.yaml, or one broker and one controller).
 
     Data that is there already comes back. Where no Ray runs, one is started that stays until `rayka stop`. A cluster
-    that runs gets the brokers and coordinators that SPEC has more. A node whose machine or disk is lost is brought back
-    empty while the others run; a controller then has no vote until `rayka quorum voters` gives it one.
+    that runs gets the nodes that SPEC has more; other settings take effect by a restart of one node after another. A
+    node whose machine or disk is lost is brought back empty while the others run; a controller then has no vote until
+    `rayka quorum voters` gives it one.
     """
+    from rayka.cli.change_tables import announce, plain_change
     from rayka.cluster import Cluster
 
     spec = _spec(spec_path, name, address)
@@ -69,18 +75,24 @@ def start(
     with working(f"Starting cluster {spec.name} …"):
         has_started_ray = ensure_ray(spec.ray.address)
         try:
-            cluster = Cluster.start(spec, replace=replace)
+            if not (as_json or replace):
+                announce(spec)
+            report = _ignore if as_json else _print_restarted
+            cluster = Cluster.start(spec, replace=replace, force=force, on_restarted=report)
             description = cluster.describe()
         except BaseException:
             if has_started_ray:
                 end_ray()
             raise
     if as_json:
-        print_json({**asdict(description), "added_brokers": cluster.added_brokers})
+        changed = {"added_brokers": cluster.added_brokers, **plain_change(cluster.change)}
+        print_json({**asdict(description), **changed})
         return
     print_description(description)
     if cluster.added_brokers:
         print_added(cluster.added_brokers)
+    if cluster.change and cluster.change.new_voters:
+        click.echo(f"\nGave a vote to {_named(spec, cluster.change.new_voters)}.")
     print_vote_commands(cluster, spec, replace)
     click.echo(f"\nUse it:   rayka.Producer(cluster={spec.name!r})")
     click.echo(f"          rayka topic create NAME --cluster {spec.name}")
@@ -154,7 +166,8 @@ def print_vote_commands(cluster: "Cluster", spec: "ClusterSpec", replaced: tuple
     from rayka.client.admin.admin import Admin
     from rayka.ids import Role
 
-    controllers = [each for each in replaced if Role.CONTROLLER in spec.roles[each]]
+    voted = cluster.change.new_voters if cluster.change else ()
+    controllers = [each for each in replaced if Role.CONTROLLER in spec.roles[each] and each not in voted]
     if not controllers:
         return
     with Admin(cluster=cluster) as admin:
@@ -269,10 +282,13 @@ def print_start_plan(spec: "ClusterSpec", replace: tuple[int, ...], as_json: boo
     from rayka.actors.bring_up import ask_ray
     from rayka.actors.names import actor_name, node_directories, running_node_ids
     from rayka.actors.ray_connection import candidates, connect
+    from rayka.cli.change_tables import plain_change, print_change
+    from rayka.cluster import Cluster
 
     has_ray = ray.is_initialized() or bool(candidates(spec.ray.address))
     address = connect(spec.ray.address) if has_ray else ""
     running = ask_ray(running_node_ids, spec.name, timeout_s=_ASK_TIMEOUT_S) if has_ray else ()
+    change = Cluster(spec.name, address).plan_change(spec) if running and not replace else None
     rows = []
     for node_id in spec.roles:
         action = "start on an empty disk" if node_id in replace else "start"
@@ -283,10 +299,13 @@ def print_start_plan(spec: "ClusterSpec", replace: tuple[int, ...], as_json: boo
     columns = ("node", "action", "data")
     if as_json:
         nodes = [dict(zip(columns, row, strict=True)) for row in rows]
-        print_json({"dry_run": True, "cluster": spec.name, "ray_address": address or None, "nodes": nodes})
+        plan = {"dry_run": True, "cluster": spec.name, "ray_address": address or None, "nodes": nodes}
+        print_json({**plan, **plain_change(change)})
         return
     click.echo(f"would use the Ray at {address}" if has_ray else "no Ray runs: would start one")
     print_table("Plan", columns, rows)
+    if change:
+        print_change(change)
     click.echo("nothing was changed")
 
 
@@ -320,6 +339,14 @@ def _since(node: "NodeDescription") -> str:
     if not node.gone_since_ms:
         return ""
     return f" since {datetime.fromtimestamp(node.gone_since_ms / 1000).astimezone():%Y-%m-%d %H:%M:%S}"
+
+
+def _print_restarted(step: "RestartStep") -> None:
+    click.echo(f"{step.actor_name} is back")
+
+
+def _ignore(_: object) -> None:
+    pass
 
 
 def _named(spec: "ClusterSpec", node_ids: tuple[int, ...]) -> str:

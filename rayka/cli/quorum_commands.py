@@ -73,6 +73,25 @@ def remove(node_id: int, directory_id: UUID | None, is_sure: bool, name: str, ad
     click.echo(f"controller {node_id} votes no more")
 
 
+@quorum.command("remove")
+@click.argument("node_ids", metavar="NODE…", nargs=-1, required=True, type=int)
+@yes_option
+@cluster_options
+def remove_controllers(node_ids: tuple[int, ...], is_sure: bool, name: str, address: str) -> None:
+    """Take controllers out for good: their votes one after another, then the nodes and their directories.
+
+    An odd number has to be left. Take them out of the specification, too. What was interrupted is finished by the same
+    command.
+    """
+    from rayka.ids import node_name
+
+    named = ", ".join(map(node_name, node_ids))
+    confirm(f"this ends {named} of cluster {name} for good", is_sure)
+    with working(f"Removing {named} …"):
+        Target(name, address).cluster().remove_controllers(*node_ids)
+    click.echo(f"removed {named}; take them out of the specification, too")
+
+
 def print_summary(info: "QuorumInfo") -> None:
     """The leader and the voters, and how far the voter that is furthest behind is."""
     followers = [each for each in info.voters if each.node_id != info.leader_id]

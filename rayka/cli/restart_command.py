@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rayka.cli.output import print_json, print_table, working
-from rayka.cli.shared_options import Target, confirm, dry_run_option, is_dry_run, target_options, yes_option
+from rayka.cli.shared_options import (
+    Target,
+    confirm,
+    dry_run_option,
+    force_option,
+    is_dry_run,
+    target_options,
+    yes_option,
+)
 
 if TYPE_CHECKING:
     from rayka.actors.restart_plan import RestartStep
@@ -24,24 +32,35 @@ if TYPE_CHECKING:
     metavar="SECONDS",
     help="Stop when a node has not caught up so long after its stop.",
 )
+@force_option
 @yes_option
 @dry_run_option
 @target_options
 def restart(
-    node_ids: tuple[int, ...], is_rolling: bool, timeout_s: float, is_sure: bool, target: Target
+    node_ids: tuple[int, ...],
+    is_rolling: bool,
+    timeout_s: float,
+    force: bool,
+    is_sure: bool,
+    target: Target,
 ) -> None:
     """Restart nodes of a running cluster, each when the one before has caught up.
 
     A node hands over what it leads before it stops. Brokers come first, the active controller last. When one does not
-    come back, the others are left as they are.
+    come back, the others are left as they are. Nothing is restarted where a partition would have fewer replicas in sync
+    than min.insync.replicas, without --force.
     """
     if bool(node_ids) == is_rolling:
         raise click.UsageError("expected ids of nodes, or --rolling for all of them, and not both")
+    from rayka.actors.restart_plan import refuse_below_min_isr
+
     cluster = target.cluster()
     plan = cluster.plan_restart(*node_ids)
     if is_dry_run():
         print_restart_plan(plan, target.as_json)
         return
+    if not force:
+        refuse_below_min_isr(plan)
     confirm(f"this restarts {_named(plan)} of cluster {target.name}{_warning(plan)}", is_sure)
     done: list[int] = []
 
@@ -51,7 +70,7 @@ def restart(
             click.echo(f"{step.actor_name} is back ({len(done)} of {len(plan)})")
 
     with working(f"Restarting {_named(plan)} …"):
-        cluster.restart(*node_ids, timeout_s=timeout_s, on_restarted=on_restarted)
+        cluster.restart(*node_ids, timeout_s=timeout_s, force=force, on_restarted=on_restarted)
     if target.as_json:
         print_json({"restarted": done})
 
@@ -59,11 +78,21 @@ def restart(
 def print_restart_plan(plan: "Sequence[RestartStep]", as_json: bool) -> None:
     """The nodes in their order, and what is away while each restarts."""
     if as_json:
-        print_json({"dry_run": True, "steps": [_plain(each) for each in plan]})
+        print_json({"dry_run": True, "steps": plain_steps(plan)})
         return
-    rows = [(each.actor_name, _away(each) or "nothing") for each in plan]
-    print_table("Plan", ("node", "away meanwhile"), rows)
+    print_steps("Plan", plan)
     click.echo("nothing was changed")
+
+
+def print_steps(title: str, plan: "Sequence[RestartStep]") -> None:
+    """A table of nodes and what is away while each restarts."""
+    rows = [(each.actor_name, _away(each) or "nothing") for each in plan]
+    print_table(title, ("node", "away meanwhile"), rows)
+
+
+def plain_steps(plan: "Sequence[RestartStep]") -> list[dict[str, Any]]:
+    """The same, fit for JSON."""
+    return [_plain(each) for each in plan]
 
 
 def _plain(step: "RestartStep") -> dict[str, Any]:
@@ -72,14 +101,23 @@ def _plain(step: "RestartStep") -> dict[str, Any]:
         "actor_name": step.actor_name,
         "only_copies": [str(each) for each in step.only_copies],
         "is_only_voter": step.is_only_voter,
+        "below_min_isr": [str(each) for each in step.below_min_isr],
     }
 
 
 def _away(step: "RestartStep") -> str:
     """What is away while the node restarts; empty where nothing is."""
-    count = len(step.only_copies)
-    partitions = f"{count:,} partition{'s' * (count != 1)} without another replica in sync" if count else ""
-    return ", ".join(filter(None, (partitions, "changes of topics" * step.is_only_voter)))
+    alone, few = len(step.only_copies), len(step.below_min_isr) - len(step.only_copies)
+    away = [
+        f"{_partitions(alone)} without another replica in sync" if alone else "",
+        f"writes to {_partitions(few)} below min.insync.replicas" if few > 0 else "",
+        "changes of topics" if step.is_only_voter else "",
+    ]
+    return ", ".join(filter(None, away))
+
+
+def _partitions(count: int) -> str:
+    return f"{count:,} partition{'s' * (count != 1)}"
 
 
 def _warning(plan: "Sequence[RestartStep]") -> str:

@@ -77,6 +77,11 @@ wait_options = _all_of(
 )
 # Of a command that destroys something.
 yes_option = click.option("--yes", "-y", "is_sure", is_flag=True, help="Do not ask.")
+force_option = click.option(
+    "--force",
+    is_flag=True,
+    help="Restart nodes even where a partition then has fewer replicas in sync than min.insync.replicas.",
+)
 # Of a command that makes a plan; see `is_dry_run`.
 dry_run_option = click.option(
     "--dry-run",

@@ -2,10 +2,17 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from rayka.actors.cluster_description import ClusterDescription, NodeDescription
-from rayka.actors.restart_plan import RestartStep, plan_restart, replicas_behind, replicas_in_sync
+from rayka.actors.restart_plan import (
+    RestartStep,
+    plan_restart,
+    refuse_below_min_isr,
+    replicas_behind,
+    replicas_in_sync,
+)
 from rayka.errors import ConfigError, UnavailableError
 from rayka.ids import ZERO_ID, Role, TopicPartition, role_of
 from rayka.protocol.membership import MetadataPartition, MetadataTopic
@@ -62,7 +69,37 @@ def test_a_node_that_is_broker_and_controller_has_its_turn_among_the_controllers
 
 def test_the_plan_says_which_partitions_have_no_other_replica_in_sync() -> None:
     steps = plan_restart(WHOLE, [topic((1, 2), (2,), ())], [1, 2])
-    assert steps == (RestartStep(1, "c/1"), RestartStep(2, "c/2", (TopicPartition("t", 1),)))
+    alone = (TopicPartition("t", 1),)
+    assert steps == (RestartStep(1, "c/1"), RestartStep(2, "c/2", alone, below_min_isr=alone))
+
+
+@pytest.mark.parametrize(
+    ("isr", "replicas", "default", "own", "is_below"),
+    [
+        ((1, 2, 3), (1, 2, 3), 2, None, False),
+        ((1, 2), (1, 2, 3), 2, None, True),
+        ((1, 2), (1, 2, 3), 2, "1", False),
+        ((1, 2, 3), (1, 2, 3), 1, "3", True),
+        ((2, 3), (1, 2, 3), 2, None, False),  # it is not in sync: nothing is lost with it
+        ((1, 2), (1, 2), 3, None, True),  # as many as there are replicas (B1)
+        ((1,), (1,), 1, None, True),
+    ],
+)
+def test_a_restart_that_takes_a_partition_below_its_min_isr_is_refused(  # B15
+    isr: tuple[int, ...], replicas: tuple[int, ...], default: int, own: str | None, is_below: bool
+) -> None:
+    found = msgspec.structs.replace(
+        topic(isr, replicas=replicas), configs={} if own is None else {"min.insync.replicas": own}
+    )
+    steps = plan_restart(WHOLE, [found], [1], default)
+    assert [bool(each.below_min_isr) for each in steps] == [is_below]
+    if is_below:
+        with pytest.raises(
+            UnavailableError, match=r"while c/1 restarts, 1 partitions, such as t-0, .* --force"
+        ):
+            refuse_below_min_isr(steps)
+    else:
+        refuse_below_min_isr(steps)
 
 
 def test_the_plan_says_that_a_controller_is_the_only_voter() -> None:

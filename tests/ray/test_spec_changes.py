@@ -8,7 +8,7 @@ import pytest
 from rayka.actors.formatting import refuse_undeclared
 from rayka.actors.found_directories import look_around
 from rayka.actors.names import cluster_directories, formatted_directories, wanted_node_ids
-from rayka.actors.spec_changes import added_brokers, refusal, united, with_broker, without_broker
+from rayka.actors.spec_changes import added_nodes, refusal, united, with_broker, without_broker
 from rayka.config import ClusterSpec
 from rayka.errors import ConfigError, StorageError
 from rayka.ids import ZERO_ID, Role
@@ -36,6 +36,11 @@ def nodes(**roles: list[str]) -> dict[str, Any]:
         (nodes(n1=["broker"], n3=["broker"], n3001=["controller"]), {"brokers": 3}, (2,)),
         ({"ray": {"address": "here:1"}}, {"ray": {"address": "there:1"}}, ()),
         ({"coordinators": 1}, {"coordinators": 2, "brokers": 2}, (2, 1002)),
+        ({}, {"controllers": 3}, (3002, 3003)),
+        (nodes(n1=BOTH), nodes(n1=BOTH, n2=BOTH, n3=BOTH), (2, 3)),
+        ({}, {"config": {"num.partitions": 7}, "brokers": 2}, (2,)),
+        ({}, {"resources": {"broker": {"num_cpus": 1}}}, ()),
+        ({}, {"transport": "ray"}, ()),
     ],
     ids=[
         "same",
@@ -45,13 +50,18 @@ def nodes(**roles: list[str]) -> dict[str, Any]:
         "one-that-was-removed",
         "another-address",
         "coordinators",
+        "controllers",
+        "combined",
+        "config",
+        "resources",
+        "transport",
     ],
 )
-def test_brokers_may_be_added_to_a_cluster_that_runs(
+def test_nodes_may_be_added_to_a_cluster_that_runs_and_settings_differ(
     running: dict[str, Any], wanted: dict[str, Any], added: tuple[int, ...]
 ) -> None:
     assert refusal(spec(**running), spec(**wanted)) == ""
-    assert added_brokers(spec(**running), spec(**wanted)) == added
+    assert added_nodes(spec(**running), spec(**wanted)) == added
 
 
 @pytest.mark.parametrize(
@@ -62,11 +72,8 @@ def test_brokers_may_be_added_to_a_cluster_that_runs(
             {"data_dir": "/other"},
             "data_dir /data, not /other; stop it first with `rayka stop --cluster here`",
         ),
-        ({}, {"config": {"num.partitions": 7}, "brokers": 2}, "num.partitions 1, not 7; stop it first"),
-        ({}, {"resources": {"broker": {"num_cpus": 1}}}, "resources {"),
-        ({}, {"transport": "ray"}, "transport auto, not ray; stop it first"),
-        ({}, {"controllers": 3}, "controllers [3001], not [3001, 3002, 3003]; stop it first"),
-        (nodes(n1=BOTH), nodes(n1=BOTH, n2=BOTH, n3=BOTH), "controllers [1], not [1, 2, 3]; stop it first"),
+        ({"controllers": 3}, {}, "controller 3002, which the spec does not have; "),
+        ({"controllers": 3}, {"brokers": 2}, "`rayka quorum remove 3002 3003`"),
         ({"brokers": 3}, {"brokers": 2}, "broker 3, which the spec does not have; "),
         ({"brokers": 3}, {"brokers": 1}, "`rayka broker drain 2`, then `rayka broker remove 2`"),
         ({"coordinators": 1}, {}, "coordinator 1001, which the spec does not have; "),
@@ -78,18 +85,15 @@ def test_brokers_may_be_added_to_a_cluster_that_runs(
     ],
     ids=[
         "directory",
-        "config",
-        "resources",
-        "transport",
-        "controllers",
-        "combined",
+        "fewer-controllers",
+        "fewer-controllers-and-more-brokers",
         "fewer",
         "fewer-by-two",
         "fewer-coordinators",
         "roles",
     ],
 )
-def test_every_other_difference_is_named_with_what_to_do(
+def test_what_cannot_change_is_named_with_what_to_do(
     running: dict[str, Any], wanted: dict[str, Any], says: str
 ) -> None:
     assert says in refusal(spec(**running), spec(**wanted))
@@ -98,7 +102,7 @@ def test_every_other_difference_is_named_with_what_to_do(
 def test_a_broker_that_has_gone_need_not_be_in_the_spec() -> None:
     assert refusal(spec(brokers=3), spec(brokers=1), gone=[2, 3]) == ""
     assert "broker 3, which the spec does not have" in refusal(spec(brokers=3), spec(brokers=1), gone=[2])
-    assert "controllers" in refusal(spec(controllers=3), spec(), gone=[3002, 3003])
+    assert refusal(spec(controllers=3), spec(), gone=[3002, 3003]) == ""
 
 
 def test_a_broker_is_taken_out_and_all_else_stays() -> None:
@@ -106,7 +110,7 @@ def test_a_broker_is_taken_out_and_all_else_stays() -> None:
     after = without_broker(before, 2)
     assert list(after.roles) == [1, 3, 3001]
     assert refusal(with_broker(after, 2), before) == ""
-    assert added_brokers(after, before) == (2,)
+    assert added_nodes(after, before) == (2,)
 
 
 def test_a_coordinator_is_taken_out_as_a_broker_is() -> None:

@@ -1,0 +1,69 @@
+"""What differs between the settings of two specs of one cluster, and which nodes a difference concerns. Pure.
+
+A node has the settings of the spec that its actor was made from, until it is made anew. So the nodes that a changed
+spec leaves to be restarted are found by looking at them, and a change that broke off goes on where it was.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rayka.config import CONTROLLER_KEYS, ClusterSpec
+from rayka.config_model import dotted
+from rayka.ids import Role, role_of
+
+MIN_ISR = "min.insync.replicas"
+_RESOURCES = "resources."
+
+
+@dataclass(frozen=True, slots=True)
+class SettingChange:
+    """One key of the spec, and its values as text."""
+
+    key: str
+    before: str
+    after: str
+
+    def __str__(self) -> str:
+        return f"{self.key} {self.before}, not {self.after}"
+
+
+def changed_settings(running: ClusterSpec, wanted: ClusterSpec) -> tuple[SettingChange, ...]:
+    """Every setting that differs and that nodes can get while the cluster runs, in the order of the spec."""
+    before, after = _settings(running), _settings(wanted)
+    return tuple(SettingChange(key, before[key], after[key]) for key in before if before[key] != after[key])
+
+
+def outdated_settings(made_from: ClusterSpec, wanted: ClusterSpec, node_id: int) -> tuple[SettingChange, ...]:
+    """Those of them that this node gets when it is made anew; none where it has what is wanted.
+
+    `min.insync.replicas` is not among them: a cluster keeps it in its metadata.
+    """
+    return tuple(
+        each
+        for each in changed_settings(made_from, wanted)
+        if each.key != MIN_ISR and _concerns(each.key, node_id, wanted)
+    )
+
+
+def _concerns(key: str, node_id: int, spec: ClusterSpec) -> bool:
+    if key.startswith(_RESOURCES):
+        return key == f"{_RESOURCES}{role_of(node_id)}"
+    return key not in _CONTROLLERS or Role.CONTROLLER in spec.roles.get(node_id, (role_of(node_id),))
+
+
+def _settings(spec: ClusterSpec) -> Mapping[str, str]:
+    """By key, as text."""
+    resources = {f"{_RESOURCES}{role}": _as_text(getattr(spec.resources, role).model_dump()) for role in Role}
+    transport = {
+        "transport": spec.transport,
+        "transport_ports": _as_text(spec.transport_ports and list(spec.transport_ports)),
+    }
+    config = spec.config.model_dump(mode="json")
+    return {**resources, **transport, **{dotted(key): _as_text(value) for key, value in config.items()}}
+
+
+def _as_text(value: object) -> str:
+    return "none" if value is None else str(value)
+
+
+_CONTROLLERS = frozenset(map(dotted, CONTROLLER_KEYS))

@@ -1,0 +1,162 @@
+"""What a start makes: the nodes of a spec that have no actor, formatted first where they are new. Level-triggered: the
+spec is compared with the actors there are.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from rayka.actors import launch, supervise
+from rayka.actors.bring_up import (
+    ANSWER_TIMEOUT_S,
+    MAKE_TIMEOUT_S,
+    add_nodes,
+    bring_up,
+    kept_record,
+    processes_of,
+    wait_for,
+)
+from rayka.actors.cluster_record import ClusterRecord, Identities
+from rayka.actors.names import actor_name, running_node_ids, wanted_node_ids
+from rayka.actors.ray_records import has_process
+from rayka.actors.replacing import end, without_disk
+from rayka.actors.spec_changes import added_nodes, refusal, united, with_nodes
+from rayka.actors.spec_settings import changed_settings
+from rayka.actors.start_plan import execute, plan_start
+from rayka.actors.votes import look_at_quorum
+from rayka.config import ClusterSpec
+from rayka.errors import ClusterExists, ConfigError
+from rayka.ids import Role
+
+if TYPE_CHECKING:
+    from rayka.actors.shell import NodeProcess
+    from rayka.cluster import Cluster
+
+
+class Starting:
+    """One start of a cluster that may run already, whole or in part."""
+
+    def __init__(self, cluster: "Cluster", spec: ClusterSpec, replace: Collection[int]) -> None:
+        """Asks Ray and the nodes there are. Raises ClusterExists for a spec that the running cluster cannot get."""
+        self._cluster = cluster
+        self._spec = spec
+        self._replace = replace
+        self.handles, self.processes = processes_of(cluster.name)
+        self.record = kept_record(cluster.name) if self.handles else None
+        self._refuse_other_spec()
+
+    def __repr__(self) -> str:
+        return f"<Starting {self._cluster!r}>"
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there was a node of the cluster before this start."""
+        return bool(self.handles)
+
+    @property
+    def added(self) -> tuple[int, ...]:
+        """The nodes that the running cluster does not have yet."""
+        return added_nodes(self.record.spec, self._spec) if self.record else ()
+
+    def execute(self) -> None:
+        """Makes what is missing, and waits until it runs. Raises what `Cluster.start` raises."""
+        record, added, name = self.record, self.added, self._cluster.name
+        lost = self._lost()
+        running = [each for each in running_node_ids(name) if each not in lost]
+        if not running and not lost:  # a supervisor whose nodes have all gone would go on with its own spec
+            wait_for(partial(supervise.stop, name), ANSWER_TIMEOUT_S)
+        missing = [each for each in wanted_node_ids(self._spec) if each not in running]
+        new = [each for each in missing if each in added]
+        is_partial = bool(running and (self._replace or added))  # the others are left to the supervisor
+        chosen = [each for each in missing if each in (*self._replace, *new)] if is_partial else missing
+        if record and not (chosen or self._replace or added):
+            return bring_up(record, ())
+        plan = plan_start(
+            self._spec,
+            chosen,
+            replace=self._replace,
+            new=new,
+            homes=self._homes(running),
+            known=record.identities if record else Identities(),
+        )
+        if record and self._replace:  # before a disk has an identity that the supervisor would refuse
+            renewed = ClusterRecord(record.spec, plan.identities)
+            wait_for(partial(supervise.keep, renewed, MAKE_TIMEOUT_S), MAKE_TIMEOUT_S)
+        end(name, {each: self.handles[each] for each in lost}, self.processes)
+        execute(plan)
+        whole, placements = (
+            ClusterRecord(self._spec_of_all(), plan.identities),
+            list(plan.placements.values()),
+        )
+        return add_nodes(whole, placements, added) if added else bring_up(whole, placements)
+
+    def _spec_of_all(self) -> ClusterSpec:
+        """With the nodes that come and the settings in force: other settings take effect when all nodes run."""
+        running = self.record.spec if self.record else self._spec
+        if not changed_settings(running, self._spec):
+            return self._spec
+        return with_nodes(running, {each: self._spec.roles[each] for each in self.added})
+
+    def _lost(self) -> list[int]:
+        """Those to be replaced that have a process but no disk. Ends those without a process."""
+        silent = [each for each in self.handles if each in self._replace and each not in self.processes]
+        self._end_lost({each: self.handles[each] for each in silent})
+        replaced = [each for each in self.processes if each in self._replace]
+        if not replaced:
+            return []
+        lost = wait_for(partial(without_disk, self._cluster.network(), replaced), ANSWER_TIMEOUT_S)
+        self._refuse_running(each for each in replaced if each not in lost)
+        return lost
+
+    def _homes(self, running: Collection[int]) -> dict[int, str]:
+        """On which Ray nodes these are, empty where that is not known."""
+        known = self.processes
+        return {each: known[each].ray_node_id if each in known else "" for each in running}
+
+    # ---- Refusals --------------------------------------------------------------------------------------------------
+
+    def _refuse_other_spec(self) -> None:
+        running = self.record.spec if self.record else made_from(self.processes)
+        if running is None:
+            return
+        difference = refusal(running, self._spec, () if self.record else self._gone(running))
+        if difference:
+            cluster = self._cluster
+            raise ClusterExists(
+                f"cluster {cluster.name!r} runs on the Ray at {cluster.ray_address} with {difference}"
+            )
+
+    def _gone(self, running: ClusterSpec) -> list[int]:
+        """Nodes that are not there, of a spec which no supervisor confirms: taken out since, but for voters."""
+        gone = [each for each in running.roles if each not in self.handles]
+        if not any(Role.CONTROLLER in running.roles[each] for each in gone):
+            return gone
+        info = look_at_quorum(self._cluster)
+        voters = [each.node_id for each in info.voters] if info else gone
+        return [each for each in gone if Role.CONTROLLER not in running.roles[each] or each not in voters]
+
+    def _refuse_running(self, node_ids: Iterable[int]) -> None:
+        replaced = [actor_name(self._cluster.name, each) for each in node_ids]
+        if replaced:
+            raise ConfigError(
+                f"replace: {', '.join(replaced)} runs; only a node whose machine or disk is lost can be brought back "
+                "empty while the cluster runs: one that is unreachable or failed, or all of whose directories are "
+                f"offline; stop the cluster first with `rayka stop --cluster {self._cluster.name}`"
+            )
+
+    def _end_lost(self, handles: Mapping[int, Any]) -> None:
+        """Ends actors that wait for a Ray node with the label of theirs, which is lost. Raises ConfigError for one that
+        has a process and only does not answer.
+        """
+        for node_id, handle in handles.items():
+            if has_process(handle):
+                raise ConfigError(
+                    f"replace: {actor_name(self._cluster.name, node_id)} has a process, though it does not answer, or "
+                    "Ray has not noticed yet that its machine is gone; try again in half a minute"
+                )
+            launch.end(handle)
+
+
+def made_from(processes: "Mapping[int, NodeProcess]") -> ClusterSpec | None:
+    """What these were made from, all together."""
+    return united([each.placement.spec for each in processes.values()])

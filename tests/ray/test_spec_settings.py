@@ -1,0 +1,86 @@
+"""Which settings of a spec changed, which nodes restart for them, and whether these find room. Needs no Ray."""
+
+import re
+from typing import Any
+
+import pytest
+
+from rayka.actors.node_placement import Placement
+from rayka.actors.spec_applying import lacking_resources
+from rayka.actors.spec_settings import changed_settings, outdated_settings
+from rayka.config import CONTROLLER_KEYS, ClusterSpec
+from tests.tidy import python_files
+
+BROKER, COORDINATOR, CONTROLLER, COMBINED = 1, 1001, 3001, 2
+WITH_COMBINED = {"nodes": [{"id": 2, "roles": ["broker", "controller"]}]}
+
+
+def spec(**fields: Any) -> ClusterSpec:
+    return ClusterSpec.of({"name": "here", "data_dir": "/data", **fields})
+
+
+def config(**values: Any) -> dict[str, Any]:
+    return {"config": values}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "keys", "restarted"),
+    [
+        ({}, [], []),
+        ({"brokers": 3, "controllers": 3, "ray": {"address": "there:1"}}, [], []),
+        (config(num_partitions=7), ["num.partitions"], [BROKER, COORDINATOR, CONTROLLER]),
+        (config(broker_session_timeout_ms=5_000), ["broker.session.timeout.ms"], [CONTROLLER]),
+        (config(min_insync_replicas=2), ["min.insync.replicas"], []),
+        ({"transport": "ray"}, ["transport"], [BROKER, COORDINATOR, CONTROLLER]),
+        ({"transport_ports": [7000, 7009]}, ["transport_ports"], [BROKER, COORDINATOR, CONTROLLER]),
+        ({"resources": {"broker": {"num_cpus": 1}}}, ["resources.broker"], [BROKER]),
+        ({"resources": {"controller": {"memory": 1 << 30}}}, ["resources.controller"], [CONTROLLER]),
+    ],
+)
+def test_a_changed_setting_restarts_the_nodes_that_it_concerns(
+    wanted: dict[str, Any], keys: list[str], restarted: list[int]
+) -> None:
+    running, changed = spec(coordinators=1), spec(**{"coordinators": 1, **wanted})
+    assert [each.key for each in changed_settings(running, changed)] == keys
+    nodes = (BROKER, COORDINATOR, CONTROLLER)
+    assert [each for each in nodes if outdated_settings(running, changed, each)] == restarted
+
+
+def test_a_key_of_controllers_concerns_a_node_that_is_a_broker_too() -> None:
+    changed = spec(**WITH_COMBINED, **config(broker_session_timeout_ms=5_000))
+    assert outdated_settings(spec(**WITH_COMBINED), changed, COMBINED)
+
+
+def test_a_change_says_what_is_and_what_will_be() -> None:
+    (change,) = changed_settings(spec(), spec(**config(log_retention_ms=5)))
+    assert (change.key, change.before, change.after) == ("log.retention.ms", "none", "5")
+
+
+def test_no_broker_reads_a_key_of_controllers() -> None:
+    """Else a broker would go on with the former value."""
+    elsewhere = ("rayka/config", "rayka/raft/", "rayka/controller/", "rayka/node/quorum/", "rayka/sim/")
+    others = ("rayka/node/controller_node.py", "rayka/node/hosting/snapshot_generator.py", "rayka/testing/")
+    supervised = ("rayka/actors/exit_watch.py", "rayka/actors/removal.py")  # by the spec in force
+    reading = re.compile(rf"\.({'|'.join(CONTROLLER_KEYS)})\b")
+    readers = [
+        source.name
+        for source in python_files("rayka/")
+        if not source.name.startswith((*elsewhere, *others, *supervised)) and reading.search(source.text)
+    ]
+    assert readers == []
+    assert set(CONTROLLER_KEYS) <= set(type(spec().config).model_fields)
+
+
+def made(running: ClusterSpec, **ray_nodes: str) -> dict[int, Placement]:
+    return {int(name[1:]): Placement(running, int(name[1:]), where) for name, where in ray_nodes.items()}
+
+
+def test_nodes_that_ask_for_more_need_room_where_they_are_beside_what_they_give_back() -> None:
+    running = spec(brokers=3, resources={"broker": {"num_cpus": 1}})
+    wanted = spec(brokers=3, resources={"broker": {"num_cpus": 2}})
+    nodes = made(running, n1="a", n2="a", n3="b")
+    assert lacking_resources(wanted, nodes, {"a": {"CPU": 2.0}, "b": {"CPU": 1.0}}) == ""
+    lacking = "broker-2 has no room on Ray node a: CPU 1 free of 2 asked"
+    assert lacking_resources(wanted, nodes, {"a": {"CPU": 1.0}, "b": {"CPU": 1.0}}) == lacking
+    assert lacking_resources(running, nodes, {"a": {"CPU": 0.0}, "b": {"CPU": 0.0}}) == ""
+    assert lacking_resources(wanted, nodes, {}) == "", "Ray does not say what is free"
