@@ -68,36 +68,43 @@ class Restarting:
         """
         min_isr = self._default_min_isr()
         for number, step in enumerate(steps):
-            worse = self._await_in_sync(step, min_isr)
-            if worse:
-                rest = ", ".join(each.actor_name for each in steps[number:])
-                raise UnavailableError(
-                    f"restart: without {step.actor_name}, {len(worse)} partitions, such as {worse[0]}, would have "
-                    f"fewer replicas in sync than min.insync.replicas, still so after {self._timeout_s:g} s; left as "
-                    f"they are: {rest}; see `rayka topic describe --under-replicated`, then restart what is left"
-                )
-            lacks = self._restart(step)
+            topics = self._await_turn(step, steps[number:], min_isr)
+            lacks = self._restart(step, replicas_in_sync(topics, step.node_id))
             if lacks:
-                rest = ", ".join(each.actor_name for each in steps[number + 1 :])
+                left = steps[number + 1 :]
                 raise UnavailableError(
                     f"restart: {step.actor_name} was restarted, but after {self._timeout_s:g} s {lacks}; "
-                    f"{f'left as they are: {rest}; ' if rest else ''}see `rayka logs {step.node_id}`, then restart "
-                    "what is left"
+                    f"{f'left as they are: {_named(left)}; ' if left else ''}see `rayka logs {step.node_id}`, then "
+                    "restart what is left"
                 )
             on_restarted(step)
 
-    def _await_in_sync(self, step: RestartStep, min_isr: int) -> list[TopicPartition]:
-        """Waits until the node may go; which partitions beside those of the plan stand against it in the end."""
-        deadline_s = time.monotonic() + self._timeout_s
+    def _await_turn(
+        self, step: RestartStep, left: Sequence[RestartStep], min_isr: int
+    ) -> tuple[MetadataTopic, ...]:
+        """The topics as soon as the node may go: no partition would be below `min.insync.replicas` but those of the
+        plan. On a busy machine no controller may lead for a moment.
+        """
+        deadline_s = time.monotonic() + max(self._timeout_s, _ANSWER_TIMEOUT_S)
         while True:
-            topics = self._topics(self._cluster.describe().controller_id)
-            below = below_min_isr(topics, step.node_id, min_isr)
-            worse = [each for each in below if each not in step.below_min_isr]
-            if not worse or time.monotonic() >= deadline_s:
-                return worse
+            try:
+                topics = self._topics(self._cluster.describe().controller_id)
+            except UnavailableError as error:
+                reason = str(error)
+            else:
+                below = below_min_isr(topics, step.node_id, min_isr)
+                worse = [each for each in below if each not in step.below_min_isr]
+                if not worse:
+                    return topics
+                reason = (
+                    f"restart: without {step.actor_name}, {len(worse)} partitions, such as {worse[0]}, would have "
+                    "fewer replicas in sync than min.insync.replicas; see `rayka topic describe --under-replicated`"
+                )
+            if time.monotonic() >= deadline_s:
+                raise UnavailableError(f"{reason}; left as they are: {_named(left)}; restart them later")
             time.sleep(_POLL_S)
 
-    def _restart(self, step: RestartStep) -> str:
+    def _restart(self, step: RestartStep, in_sync: Collection[TopicPartition]) -> str:
         """What the node lacks in the end; empty when it has caught up."""
         name, node_id = self._cluster.name, step.node_id
         handle = launch.find(name, node_id)
@@ -106,7 +113,6 @@ class Restarting:
             raise UnavailableError(
                 f"restart: {step.actor_name} does not say which process it is; see `rayka status`, and try again"
             )
-        in_sync = replicas_in_sync(self._topics(self._cluster.describe().controller_id), node_id)
         wait_for(partial(launch.stop, name, {node_id: handle}), launch.STOP_TIMEOUT_S)
         run_on(former.ray_node_id, launch.await_exit, former.pid)
         deadline_s = time.monotonic() + self._timeout_s
@@ -148,6 +154,10 @@ class Restarting:
 async def _ask_topics(network: RayNetwork, controller_id: int) -> tuple[MetadataTopic, ...]:
     response = await network.call(controller_id, MetadataRequest(), int(_ANSWER_TIMEOUT_S * 1000))
     return response.topics
+
+
+def _named(steps: Sequence[RestartStep]) -> str:
+    return ", ".join(each.actor_name for each in steps)
 
 
 def _process(handle: object) -> "NodeProcess | None":

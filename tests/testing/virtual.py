@@ -19,6 +19,7 @@ from rayka.errors import UnavailableError, UnknownTopicOrPartition
 from rayka.ids import TopicIdPartition, TopicPartition
 from rayka.metadata.image import PartitionImage
 from rayka.ports import Network
+from rayka.protocol.active_controller import ActiveController
 from rayka.protocol.membership import MetadataRequest
 from rayka.protocol.topics import CreateTopicsRequest, NewTopic
 from rayka.sim.checks.data_history import Send
@@ -36,9 +37,9 @@ class VirtualCluster:
 
     name = "virtual"
 
-    def __init__(self, *, coordinators: int = 0, **config: Any) -> None:
+    def __init__(self, *, coordinators: int = 0, voters: int = 1, **config: Any) -> None:
         options = SimOptions(
-            seed=1, voters=1, coordinators=coordinators, clients=1, ops_per_second=0.0, faults_per_minute=0.0,
+            seed=1, voters=voters, coordinators=coordinators, clients=1, ops_per_second=0.0, faults_per_minute=0.0,
             latency_ms=1.0, jitter_ms=0.0, sync_ms=1.0, config=config,
         )  # fmt: skip
         self.sim = Simulation(options)
@@ -50,7 +51,8 @@ class VirtualCluster:
         self.sim.begin()
         self.until(lambda: all(each.is_serving for each in self.sim.cluster.machines.values()))
         topic = NewTopic(TOPIC, configs={"min.insync.replicas": "2"}, assignments=(REPLICAS,))
-        self.run(self.network().call(CONTROLLER, CreateTopicsRequest((topic,)), _PATIENCE_MS))
+        active = ActiveController(self.network())
+        self.run(active.call(CreateTopicsRequest((topic,)), _PATIENCE_MS))
         self.go_on(500)
 
     def network(self, transport: str = "auto") -> "CountingNetwork":
