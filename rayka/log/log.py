@@ -29,7 +29,6 @@ from rayka.log.retired_segments import RetiredSegments
 from rayka.log.segment import Segment, Span
 from rayka.log.segments import Segments
 from rayka.log.swaps import Swaps
-from rayka.log.time_lookup import Search, first_in_log, largest_in_log, while_nothing_goes
 from rayka.log.unsynced import SyncPlan
 from rayka.protocol.batch_header import RecordBatch
 
@@ -97,11 +96,6 @@ class Log:
     def log_end_offset(self) -> int:
         """The offset that the next record gets."""
         return self.segments.active.next_offset
-
-    @property
-    def replacement_count(self) -> int:
-        """How often cleaned segments took the place of others."""
-        return self.swaps.count
 
     @property
     def latest_epoch(self) -> int:
@@ -182,10 +176,6 @@ class Log:
         """The largest epoch known at or below this one, and its end offset; (-1, -1) when undefined (B21)."""
         return self.epochs.end_offset_for(epoch, self.log_end_offset)
 
-    def epoch_of(self, offset: int) -> int:
-        """The leader epoch of an offset below the log end offset; -1 when it is not known."""
-        return self.epochs.epoch_of(offset)
-
     # ---- Reading -------------------------------------------------------------------------------------------
 
     def read(self, offset: int, *, max_bytes: int, end_offset: int, min_one_batch: bool = True) -> LogRead:
@@ -200,16 +190,6 @@ class Log:
             return LogRead(records, int.from_bytes(records[:8], "big"), span.next_offset)
         return LogRead(b"", NO_OFFSET, offset)
 
-    def readable_bytes(self, offset: int, *, max_bytes: int, end_offset: int) -> int:
-        """How many bytes `read` would find, at most max_bytes; whether there is one at all costs no look at a file.
-
-        Raises OffsetOutOfRange as `read` does.
-        """
-        spans = self.spans(offset, max_bytes, end_offset, min_one=True)
-        if max_bytes == 1:
-            return int(offset < min(end_offset, self.log_end_offset))
-        return min(max_bytes, sum(span.stop - span.position for _, span in spans))
-
     def spans(
         self, offset: int, max_bytes: int, end_offset: int, min_one: bool
     ) -> Iterator[tuple[Segment, Span]]:
@@ -220,19 +200,6 @@ class Log:
                 f"{self.name}: offset {offset} is outside [{self.log_start_offset}, {log_end_offset}]"
             )
         return self.segments.spans(offset, max_bytes, min(end_offset, log_end_offset), min_one)
-
-    def offset_for_timestamp(self, timestamp_ms: int, *, end_offset: int) -> Search:
-        """The first record at or after a time, below `end_offset`; None when there is none (F6, G12). Raises
-        OffsetNotAvailable when between two slices of the search something was removed.
-        """
-        search = first_in_log(self.segments, timestamp_ms, self.log_start_offset, end_offset)
-        return while_nothing_goes(self, search)
-
-    def max_timestamp(self, *, end_offset: int) -> Search:
-        """The first record with the largest timestamp below `end_offset`; None when there is none (F6). Raises as
-        `offset_for_timestamp`.
-        """
-        return while_nothing_goes(self, largest_in_log(self.segments, self.log_start_offset, end_offset))
 
     # ---- Truncating, at the end and at the start ------------------------------------------------------------
 
@@ -252,7 +219,7 @@ class Log:
             return None
         self.swaps.end_behind(offset)
         place = self.segments.prefix_to_copy(offset, self.flushed_offset)
-        change_count = self.truncation_count + self.replacement_count
+        change_count = self.truncation_count + self.swaps.count
         needed = None if place is None else PrefixCopy(*place, change_count)
         if needed is not None and needed != copied:
             return needed

@@ -58,7 +58,7 @@ class LogCopy:
         starts = {each.start_offset for log in (copy, original) for each in log.epochs.entries}
         for offset in sorted({start_offset, *starts}):
             is_shared = start_offset <= offset < end_offset
-            if is_shared and copy.epoch_of(offset) != original.epoch_of(offset):
+            if is_shared and copy.epochs.epoch_of(offset) != original.epochs.epoch_of(offset):
                 return offset
         return end_offset
 

@@ -6,9 +6,9 @@ where those decide, the rest of the segment is walked. So a search is a generato
 work, and others get their turn. Kafka: `LogSegment.findOffsetByTimestamp`, `UnifiedLog.fetchOffsetByTimestamp`.
 """
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 from itertools import islice
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from rayka.log.segment import Segment
 from rayka.log.segment_file import BatchPosition
 from rayka.protocol.batch_decode import DecodedBatch, decode
 from rayka.protocol.batch_header import RecordBatch
+
+if TYPE_CHECKING:
+    from rayka.log.log import Log
 
 SLICE_BATCHES = 500  # the header of each is at most one read of 4 KiB: a few milliseconds
 
@@ -33,23 +36,26 @@ class TimestampAndOffset(NamedTuple):
 Search = Generator[None, None, TimestampAndOffset | None]
 
 
-class Removing(Protocol):
-    """The log that is searched: what changes when records are removed from it."""
-
-    name: str
-    log_start_offset: int
-    truncation_count: int
-
-    @property
-    def replacement_count(self) -> int: ...
+def first_at_or_after(log: "Log", timestamp_ms: int, *, end_offset: int) -> Search:
+    """The first record at or after a time, below `end_offset`; None when there is none (F6, G12). Raises
+    OffsetNotAvailable when between two slices of the search something was removed.
+    """
+    return _while_nothing_goes(log, _first_in_segments(log, timestamp_ms, end_offset))
 
 
-def while_nothing_goes(log: Removing, search: Search) -> Search:
+def largest_before(log: "Log", *, end_offset: int) -> Search:
+    """The first record with the largest timestamp below `end_offset`; None when there is none (F6). Raises as
+    `first_at_or_after`.
+    """
+    return _while_nothing_goes(log, _largest_in_segments(log, end_offset))
+
+
+def _while_nothing_goes(log: "Log", search: Search) -> Search:
     """The search, as long as nothing is removed from the log between its slices; else it raises OffsetNotAvailable."""
-    before = log.log_start_offset, log.truncation_count, log.replacement_count
+    before = log.log_start_offset, log.truncation_count, log.swaps.count
     while True:
         yield  # before the first slice, too: a request may ask for thousands of logs
-        if (log.log_start_offset, log.truncation_count, log.replacement_count) != before:
+        if (log.log_start_offset, log.truncation_count, log.swaps.count) != before:
             raise OffsetNotAvailable(f"{log.name}: records were removed during a search by time; try again")
         try:
             next(search)
@@ -58,32 +64,30 @@ def while_nothing_goes(log: Removing, search: Search) -> Search:
             return found
 
 
-def first_in_log(
-    segments: Iterable[Segment], timestamp_ms: int, start_offset: int, end_offset: int
-) -> Search:
-    """The first record in [start_offset, end_offset) at or after a time; None when there is none (G12)."""
-    for segment in segments:
+def _first_in_segments(log: "Log", timestamp_ms: int, end_offset: int) -> Search:
+    start_offset = log.log_start_offset
+    for segment in log.segments:
         if segment.base_offset < end_offset and segment.indexes.largest.timestamp_ms >= timestamp_ms:
-            found = yield from first_at_or_after(segment, timestamp_ms, start_offset)
+            found = yield from _first_in_segment(segment, timestamp_ms, start_offset)
             if found is not None:
                 return found if found.offset < end_offset else None
         yield
     return None
 
 
-def largest_in_log(segments: Iterable[Segment], start_offset: int, end_offset: int) -> Search:
-    """The first record with the largest timestamp in [start_offset, end_offset); None when there is none."""
+def _largest_in_segments(log: "Log", end_offset: int) -> Search:
     best: TimestampAndOffset | None = None
-    for segment in segments:
+    start_offset = log.log_start_offset
+    for segment in log.segments:
         if best is None or segment.indexes.largest.timestamp_ms > best.timestamp_ms:
-            found = yield from largest_before(segment, start_offset, end_offset)
+            found = yield from _largest_in_segment(segment, start_offset, end_offset)
             if found is not None and (best is None or found.timestamp_ms > best.timestamp_ms):
                 best = found
         yield
     return best
 
 
-def first_at_or_after(segment: Segment, timestamp_ms: int, start_offset: int) -> Search:
+def _first_in_segment(segment: Segment, timestamp_ms: int, start_offset: int) -> Search:
     """The first record from start_offset on whose timestamp is at or after the one given."""
     indexed_offset = segment.indexes.by_time.lookup(timestamp_ms).offset
     position = segment.position_of(max(indexed_offset, start_offset))
@@ -98,7 +102,7 @@ def first_at_or_after(segment: Segment, timestamp_ms: int, start_offset: int) ->
     return None
 
 
-def largest_before(segment: Segment, start_offset: int, end_offset: int) -> Search:
+def _largest_in_segment(segment: Segment, start_offset: int, end_offset: int) -> Search:
     """The first record with the largest timestamp in [start_offset, end_offset); None when none has a
     timestamp.
     """

@@ -189,7 +189,7 @@ class Partition(ReplicaLog):
     def available_bytes(self, offset: int, max_bytes: int, *, is_follower: bool = False) -> int:
         """How many bytes of whole batches a reader would find from the offset on, at most max_bytes."""
         end_offset = self._end_offset_for(is_follower)
-        return self.log.readable_bytes(offset, max_bytes=max_bytes, end_offset=end_offset)
+        return partition_reads.readable_bytes(self.log, offset, max_bytes=max_bytes, end_offset=end_offset)
 
     def _end_offset_for(self, is_follower: bool) -> int:
         return self.log.log_end_offset if is_follower else self.high_watermark

@@ -10,6 +10,7 @@ from rayka.errors import OffsetOutOfRange
 from rayka.ids import NO_EPOCH, NO_OFFSET, NO_TIMESTAMP, OffsetAndEpoch
 from rayka.log.given import given
 from rayka.log.log import Log
+from rayka.log.time_lookup import first_at_or_after, largest_before
 from rayka.protocol.fetch import EARLIEST_TIMESTAMP, MAX_TIMESTAMP, FetchPartition, FileRange
 from rayka.protocol.wire import NO_BYTES, Part
 
@@ -64,6 +65,16 @@ def read_log(
     return nothing._replace(records=read.records, file_ranges=read.file_ranges, next_offset=read.next_offset)
 
 
+def readable_bytes(log: Log, offset: int, *, max_bytes: int, end_offset: int) -> int:
+    """How many bytes of whole batches a reader would find, at most max_bytes; whether there is one at all costs no look
+    at a file. Raises OffsetOutOfRange as `Log.read` does.
+    """
+    spans = log.spans(offset, max_bytes, end_offset, min_one=True)
+    if max_bytes == 1:
+        return int(offset < min(end_offset, log.log_end_offset))
+    return min(max_bytes, sum(span.stop - span.position for _, span in spans))
+
+
 def _diverging_epoch(log: Log, fetch: FetchPartition) -> OffsetAndEpoch | None:
     """Where the reader's log parts from this one (G2, B23); None while it does not."""
     if fetch.last_fetched_epoch == NO_EPOCH:
@@ -85,9 +96,9 @@ def find_by_time(log: Log, timestamp_ms: int, *, end_offset: int) -> Generator[N
     after each slice of work.
     """
     if timestamp_ms == EARLIEST_TIMESTAMP:
-        return FoundOffset(NO_TIMESTAMP, log.log_start_offset, log.epoch_of(log.log_start_offset))
+        return FoundOffset(NO_TIMESTAMP, log.log_start_offset, log.epochs.epoch_of(log.log_start_offset))
     if timestamp_ms == MAX_TIMESTAMP:
-        found = yield from log.max_timestamp(end_offset=end_offset)
+        found = yield from largest_before(log, end_offset=end_offset)
     else:
-        found = yield from log.offset_for_timestamp(timestamp_ms, end_offset=end_offset)
+        found = yield from first_at_or_after(log, timestamp_ms, end_offset=end_offset)
     return FoundOffset() if found is None else FoundOffset(*found)

@@ -114,7 +114,7 @@ class RaftLog:
 
     def epoch_of(self, offset: int) -> int:
         """The leader epoch of an offset below the log end offset: half of the id of a snapshot that ends there."""
-        return self._log.epoch_of(offset)
+        return self._log.epochs.epoch_of(offset)
 
     def read(self, offset: int, *, max_bytes: int, end_offset: int) -> LogRead:
         return self._log.read(offset, max_bytes=max_bytes, end_offset=end_offset)

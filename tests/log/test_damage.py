@@ -105,7 +105,7 @@ def test_an_epoch_whose_first_batch_is_damaged_begins_with_that_batch() -> None:
     disk.flip_bit(segment_path(0), 2 * size_bytes + BODY)
     disk.unlink(f"{DIRECTORY}/leader-epoch-checkpoint")
     again = open_log(disk)
-    assert [again.epoch_of(offset) for offset in (3, 4, 7)] == [1, 3, 3]
+    assert [again.epochs.epoch_of(offset) for offset in (3, 4, 7)] == [1, 3, 3]
     assert again.end_offset_for_epoch(1).offset == 4
 
 

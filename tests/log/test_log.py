@@ -8,6 +8,7 @@ from rayka.config import TopicConfig
 from rayka.errors import CorruptRecord, DamagedLog, OffsetOutOfRange, RecordBatchTooLarge, StorageError
 from rayka.log.given import Given, given
 from rayka.log.recovery import Tearing
+from rayka.partition.partition_reads import readable_bytes
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_header import TimestampType, split_batches
 from rayka.testing.memory_disk import MemoryDisk
@@ -93,7 +94,7 @@ def test_an_epoch_may_begin_without_a_record() -> None:
         2,
         2,
     )
-    assert (log.epoch_of(1), log.epoch_of(2)) == (2, 5)
+    assert (log.epochs.epoch_of(1), log.epochs.epoch_of(2)) == (2, 5)
 
 
 # ---- A disk that fails ----
@@ -418,7 +419,7 @@ def test_the_bytes_that_can_be_read_are_those_that_a_read_finds(end_offset: int)
         found, at = 0, offset
         while at < end_offset and (read := log.read(at, max_bytes=700, end_offset=end_offset)).records:
             found, at = found + len(read.records), read.next_offset
-        assert log.readable_bytes(offset, max_bytes=1 << 20, end_offset=end_offset) == found
-        assert log.readable_bytes(offset, max_bytes=100, end_offset=end_offset) == min(100, found)
-        assert log.readable_bytes(offset, max_bytes=1, end_offset=end_offset) == min(1, found)
-    assert log.readable_bytes(60, max_bytes=1, end_offset=60) == 0
+        assert readable_bytes(log, offset, max_bytes=1 << 20, end_offset=end_offset) == found
+        assert readable_bytes(log, offset, max_bytes=100, end_offset=end_offset) == min(100, found)
+        assert readable_bytes(log, offset, max_bytes=1, end_offset=end_offset) == min(1, found)
+    assert readable_bytes(log, 60, max_bytes=1, end_offset=60) == 0

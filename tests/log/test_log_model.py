@@ -18,6 +18,7 @@ from rayka.config import TopicConfig
 from rayka.errors import DamagedLog, StorageError
 from rayka.log.log import Log
 from rayka.log.recovery import Tearing
+from rayka.log.time_lookup import first_at_or_after
 from rayka.log.unsynced import SyncPlan
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_header import RecordBatch
@@ -286,7 +287,7 @@ class LogModel(RuleBasedStateMachine):
     @rule(timestamp_ms=st.integers(0, 1001), data=st.data())
     def look_up_by_time(self, timestamp_ms: int, data: st.DataObject) -> None:
         end_offset = data.draw(st.integers(0, self.end_offset))
-        found = result_of(self.log.offset_for_timestamp(timestamp_ms, end_offset=end_offset))
+        found = result_of(first_at_or_after(self.log, timestamp_ms, end_offset=end_offset))
         records = [
             (each.base_offset + number, each_ms)
             for each in self.batches
@@ -315,7 +316,7 @@ class LogModel(RuleBasedStateMachine):
         if not hasattr(self, "log"):
             return
         assert self.log.log_start_offset <= self.log.flushed_offset <= self.log.log_end_offset
-        assert all(self.log.epoch_of(each.base_offset) == each.epoch for each in self.batches)
+        assert all(self.log.epochs.epoch_of(each.base_offset) == each.epoch for each in self.batches)
         if self.batches:
             assert self.batches[-1].next_offset <= self.log.log_end_offset
 

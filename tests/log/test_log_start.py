@@ -8,6 +8,7 @@ from rayka.errors import OffsetOutOfRange, StorageError
 from rayka.ids import OffsetAndEpoch
 from rayka.log.log import Log
 from rayka.log.recovery import Tearing
+from rayka.log.time_lookup import first_at_or_after
 from rayka.testing.memory_disk import MemoryDisk
 from tests.log.support import (
     DIRECTORY,
@@ -57,7 +58,7 @@ def test_what_lies_below_is_not_read_any_more() -> None:
     with pytest.raises(OffsetOutOfRange, match=r"outside \[21, 60\]"):
         log.read(20, max_bytes=100, end_offset=60)
     assert read_batches(log)[0].base_offset == 20  # the batch that contains it
-    found = result_of(log.offset_for_timestamp(0, end_offset=60))
+    found = result_of(first_at_or_after(log, 0, end_offset=60))
     assert found is not None
     assert found.offset == 21
 
@@ -135,10 +136,10 @@ def test_epochs_are_forgotten_with_their_last_segment_but_for_that_of_the_record
     sync(disk, log)
     assert segment_bases(disk)[:3] == [0, 16, 32]
     log.increment_log_start_offset(31)
-    assert [log.epoch_of(offset) for offset in (15, 16, 32)] == [1, 2, 3]
+    assert [log.epochs.epoch_of(offset) for offset in (15, 16, 32)] == [1, 2, 3]
     assert log.end_offset_for_epoch(1) == OffsetAndEpoch(16, 1)
     log.increment_log_start_offset(32)
-    assert [log.epoch_of(offset) for offset in (15, 31, 32)] == [-1, 2, 3]
+    assert [log.epochs.epoch_of(offset) for offset in (15, 31, 32)] == [-1, 2, 3]
 
 
 def test_who_starts_at_the_first_segment_again_after_a_crash_knows_the_epoch_of_every_batch() -> None:  # B20
@@ -151,7 +152,7 @@ def test_who_starts_at_the_first_segment_again_after_a_crash_knows_the_epoch_of_
     assert again.log_start_offset == segment_bases(disk)[0] < 20
     assert {each.leader_epoch for each in read_batches(again)} == {2, 3}
     for each in read_batches(again):
-        assert again.epoch_of(each.base_offset) == each.leader_epoch
+        assert again.epochs.epoch_of(each.base_offset) == each.leader_epoch
 
 
 def test_a_log_that_starts_at_its_end_keeps_its_epoch() -> None:

@@ -10,7 +10,7 @@ from rayka.config import TopicConfig
 from rayka.errors import CorruptRecord, OffsetNotAvailable
 from rayka.log.log import Log
 from rayka.log.recovery import Tearing
-from rayka.log.time_lookup import Search, TimestampAndOffset
+from rayka.log.time_lookup import Search, TimestampAndOffset, first_at_or_after, largest_before
 from rayka.testing.memory_disk import MemoryDisk
 from tests.log.support import batch, fill, new_log, open_log, read_batches, result_of, segment_path
 
@@ -43,7 +43,7 @@ def test_every_look_up_by_time_finds_what_a_scan_finds(
     ends = [each.next_offset for each in read_batches(log)]
     for timestamp_ms in range(62):
         for end_offset in (ends[-1], ends[len(ends) // 2]):
-            found = result_of(log.offset_for_timestamp(timestamp_ms, end_offset=end_offset))
+            found = result_of(first_at_or_after(log, timestamp_ms, end_offset=end_offset))
             expected = _first_at_or_after(records, timestamp_ms, end_offset)
             assert (found.offset if found else None) == expected
             assert found is None or (found.timestamp_ms, found.leader_epoch) == (records[found.offset], 3)
@@ -57,7 +57,7 @@ def test_the_maximal_timestamp_is_the_first_of_the_largest_below_the_end(
     log = _log_with(times, interval_bytes)
     records = [each for given in times for each in given]
     for end_offset in [0] + [each.next_offset for each in read_batches(log)]:
-        found = result_of(log.max_timestamp(end_offset=end_offset))
+        found = result_of(largest_before(log, end_offset=end_offset))
         committed = records[:end_offset]
         assert (found.offset if found else None) == (committed.index(max(committed)) if committed else None)
 
@@ -73,10 +73,10 @@ def test_records_below_the_log_start_are_found_at_no_time(
     start = data.draw(st.integers(0, len(records)), "start")
     log.increment_log_start_offset(start)
     left = records[start:]
-    largest = result_of(log.max_timestamp(end_offset=len(records)))
+    largest = result_of(largest_before(log, end_offset=len(records)))
     assert (largest and largest.offset) == (start + left.index(max(left)) if left else None)
     for timestamp_ms in range(62):
-        found = result_of(log.offset_for_timestamp(timestamp_ms, end_offset=len(records)))
+        found = result_of(first_at_or_after(log, timestamp_ms, end_offset=len(records)))
         expected = next((n for n, each in enumerate(records) if n >= start and each >= timestamp_ms), None)
         assert (found.offset if found else None) == expected
 
@@ -101,9 +101,9 @@ def test_no_slice_of_a_search_reads_more_than_a_part_of_a_segment(timestamp_ms: 
     log.increment_log_start_offset(1)
     end_offset = log.log_end_offset
     if timestamp_ms is None:
-        search = log.max_timestamp(end_offset=end_offset)
+        search = largest_before(log, end_offset=end_offset)
     else:
-        search = log.offset_for_timestamp(timestamp_ms, end_offset=end_offset)
+        search = first_at_or_after(log, timestamp_ms, end_offset=end_offset)
     slices, before = [], disk.read_bytes
 
     def slice_by_slice() -> Search:
@@ -127,7 +127,7 @@ def test_no_slice_of_a_search_reads_more_than_a_part_of_a_segment(timestamp_ms: 
 def test_a_search_ends_when_records_go_that_it_may_have_seen(remove: Callable[[Log, int], None]) -> None:
     _, log = new_log(TopicConfig())
     fill(log, 100)
-    search = log.max_timestamp(end_offset=200)
+    search = largest_before(log, end_offset=200)
     next(search)
     remove(log, 50)
     with pytest.raises(OffsetNotAvailable, match="try again"):
@@ -136,8 +136,8 @@ def test_a_search_ends_when_records_go_that_it_may_have_seen(remove: Callable[[L
 
 def test_records_without_timestamps_are_found_at_no_time() -> None:
     log = _log_with([[-1], [-1]], 4096)
-    assert result_of(log.offset_for_timestamp(0, end_offset=2)) is None
-    assert result_of(log.max_timestamp(end_offset=2)) is None
+    assert result_of(first_at_or_after(log, 0, end_offset=2)) is None
+    assert result_of(largest_before(log, end_offset=2)) is None
 
 
 def test_a_missing_or_bogus_index_is_rebuilt_when_it_is_asked_for() -> None:
@@ -148,7 +148,7 @@ def test_a_missing_or_bogus_index_is_rebuilt_when_it_is_asked_for() -> None:
     disk.unlink(segment_path(0, ".index"))
     disk.write(segment_path(0, ".timeindex"), b"nonsense")
     again = open_log(disk, tearing=Tearing.NOTHING)
-    found = result_of(again.offset_for_timestamp(1070, end_offset=80))
+    found = result_of(first_at_or_after(again, 1070, end_offset=80))
     assert found is not None
     assert found.offset == 7
     assert {suffix: disk.read_at(segment_path(0, suffix), 0, 9999) for suffix in whole} == whole
@@ -161,7 +161,7 @@ def test_indexes_that_are_whole_are_used_as_they_are() -> None:
     paths = [segment_path(0, suffix) for suffix in (".index", ".timeindex")]
     before = [disk.identity(path) for path in paths]
     again = open_log(disk, tearing=Tearing.NOTHING)
-    found = result_of(again.offset_for_timestamp(1070, end_offset=80))
+    found = result_of(first_at_or_after(again, 1070, end_offset=80))
     assert found is not None
     assert (found.offset, [disk.identity(path) for path in paths]) == (7, before)
 
@@ -169,13 +169,13 @@ def test_indexes_that_are_whole_are_used_as_they_are() -> None:
 def test_no_record_of_a_batch_that_reaches_beyond_the_end_is_the_largest() -> None:  # F6, G12
     log = _log_with([[1, 5, 9]], 4096)
     log.increment_log_start_offset(1)
-    assert result_of(log.max_timestamp(end_offset=2)) is None
+    assert result_of(largest_before(log, end_offset=2)) is None
 
 
 def test_of_equal_timestamps_the_first_from_the_log_start_on_is_the_largest() -> None:  # F6
     log = _log_with([[9, 5], [5], [5]], 4096)
     log.increment_log_start_offset(1)  # within the first batch
-    assert result_of(log.max_timestamp(end_offset=4)) == (5, 1, 3)
+    assert result_of(largest_before(log, end_offset=4)) == (5, 1, 3)
 
 
 def test_a_broken_batch_is_an_error_of_the_look_up() -> None:
@@ -183,4 +183,4 @@ def test_a_broken_batch_is_an_error_of_the_look_up() -> None:
     fill(log, 3)
     disk.flip_bit(segment_path(0), 120)
     with pytest.raises(CorruptRecord):
-        result_of(log.offset_for_timestamp(1000, end_offset=6))
+        result_of(first_at_or_after(log, 1000, end_offset=6))

@@ -10,6 +10,7 @@ from rayka.config import TopicConfig
 from rayka.errors import DiskFull, StorageError
 from rayka.log.local_disk import storage_error
 from rayka.log.recovery import Tearing
+from rayka.log.time_lookup import first_at_or_after
 from rayka.ports import Buffer
 from rayka.testing.memory_disk import MemoryDisk
 from tests.log.support import (
@@ -35,7 +36,7 @@ def test_truncation_removes_the_batch_that_contains_the_offset_and_all_after_it(
     assert (log.log_end_offset, read_offsets(log)) == (offset // 2 * 2, list(range(offset // 2 * 2)))
     fill(log, 5)
     assert read_offsets(log) == list(range(offset // 2 * 2 + 10))
-    found = result_of(log.offset_for_timestamp(1000 + 10 * (log.log_end_offset - 1), end_offset=99))
+    found = result_of(first_at_or_after(log, 1000 + 10 * (log.log_end_offset - 1), end_offset=99))
     assert found is not None
     assert found.offset == log.log_end_offset - 1
     assert open_log(disk).log_end_offset == log.log_end_offset

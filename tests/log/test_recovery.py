@@ -276,7 +276,7 @@ def test_what_was_synced_survives_power_loss_whenever_it_happens() -> None:
         offsets = read_offsets(again)
         assert offsets == list(range(len(offsets)))
         assert len(offsets) >= 20
-        assert [again.epoch_of(each.base_offset) for each in read_batches(again)] == [
+        assert [again.epochs.epoch_of(each.base_offset) for each in read_batches(again)] == [
             each.leader_epoch for each in read_batches(again)
         ]
 

@@ -242,7 +242,7 @@ def test_a_broker_that_starts_on_a_full_disk_is_read_and_goes_on_when_there_is_r
         disk.fill_up(after_bytes=ROOM)
         await asyncio.sleep(LOOK_S)
         assert await produce(broker) is ErrorCode.NONE
-        assert (partition.log.log_end_offset, partition.log.epoch_of(1)) == (2, 1)
+        assert (partition.log.log_end_offset, partition.log.epochs.epoch_of(1)) == (2, 1)
         await broker.stop()
 
     run(main)

@@ -269,7 +269,7 @@ def test_a_log_that_parted_from_the_leaders_is_cut_and_fetched_from_there() -> N
         asked.answer(answered(given(0, batch(b"c", offset=1, epoch=1), high_watermark=2)))
         await broker.next_fetch()
         partition = broker.partition()
-        assert (partition.log.log_end_offset, partition.log.epoch_of(1), partition.high_watermark) == (
+        assert (partition.log.log_end_offset, partition.log.epochs.epoch_of(1), partition.high_watermark) == (
             2,
             1,
             2,

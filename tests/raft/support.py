@@ -195,7 +195,7 @@ class Node:
         """A fetch from the end of this leader's log, or from the offset. Whether it moved the high watermark."""
         before = self.quorum.high_watermark
         offset = self.log.log_end_offset if offset is None else offset
-        last_epoch = max(self.log.epoch_of(offset - 1), 0)
+        last_epoch = max(self.log.epochs.epoch_of(offset - 1), 0)
         self.fetch(offset, last_epoch, epoch=self.epoch, replica=replica, now_ms=now_ms)
         return self.quorum.high_watermark > before
 

@@ -67,7 +67,7 @@ def change(cluster: Cluster, random: Random) -> None:
     end_offset = node.quorum._state.known_high_watermark
     match random.randrange(3):
         case 0 if end_offset > node.quorum.log.log_start_offset:
-            snapshot_id = OffsetAndEpoch(end_offset, node.log.epoch_of(end_offset - 1))
+            snapshot_id = OffsetAndEpoch(end_offset, node.log.epochs.epoch_of(end_offset - 1))
             if node.quorum.create_snapshot_allowed(snapshot_id):
                 node.write_snapshot(snapshot_id, b"everything below %d" % end_offset)
         case 1:

@@ -249,7 +249,9 @@ def test_a_cluster_whose_log_was_cleaned_takes_a_new_replica_in() -> None:  # A2
     cluster = Cluster(3, observers=0)
     cluster.commit(b"a", b"b")
     source = cluster.elected()
-    end = OffsetAndEpoch(source.quorum.high_watermark, source.log.epoch_of(source.quorum.high_watermark - 1))
+    end = OffsetAndEpoch(
+        source.quorum.high_watermark, source.log.epochs.epoch_of(source.quorum.high_watermark - 1)
+    )
     assert source.quorum.create_snapshot_allowed(end)
     source.write_snapshot(end, b"state")
     source.quorum.log.delete_before(end)

@@ -194,7 +194,7 @@ def test_epochs_do_not_fall_within_a_log() -> None:  # A33
     records = bytearray(content)
     records[15] = 4  # the first batch, in epoch 4; the second is of epoch 1
     respond(node, records=np.frombuffer(bytes(records), np.uint8))
-    assert (node.log.log_end_offset, node.log.epoch_of(0)) == (3, 4)
+    assert (node.log.log_end_offset, node.log.epochs.epoch_of(0)) == (3, 4)
 
 
 def test_records_that_leave_a_gap_are_not_appended() -> None:  # A33
@@ -276,7 +276,7 @@ def two_epochs() -> Node:
     node.elect(5_000, OTHER)
     node.settle(5_000)
     node.commit(b"c")
-    assert (node.log.epoch_of(4), node.log.epoch_of(5), node.log.log_end_offset) == (1, 3, 7)
+    assert (node.log.epochs.epoch_of(4), node.log.epochs.epoch_of(5), node.log.log_end_offset) == (1, 3, 7)
     node.stored = ElectionState(7, 3002)
     return node.restarted()
 

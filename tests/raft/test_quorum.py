@@ -48,7 +48,7 @@ def test_an_epoch_begins_with_its_leader_change_and_the_first_one_with_the_voter
     again = node.restarted()
     again.settle()
     assert again.records() == [*begun, LeaderChangeRecord(3001, (ME,), (ME,))]
-    assert (again.epoch, again.log.epoch_of(3)) == (2, 2)
+    assert (again.epoch, again.log.epochs.epoch_of(3)) == (2, 2)
 
 
 def test_the_high_watermark_is_unknown_until_a_record_of_the_epoch_is_durable() -> None:  # A26, A40

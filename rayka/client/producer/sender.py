@@ -8,7 +8,7 @@ batch goes. Invariant: a batch that was started ends exactly once, also when the
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from functools import partial
 from random import Random
 from typing import Any, NamedTuple
@@ -87,7 +87,7 @@ class Sender:
             self.accumulator,
             config.retry_backoff_ms,
             self._run,
-            self._fail,
+            lambda batches, error: self.outcomes.fail(batches, error),  # noqa: PLW0108  made below
         )
         self.counts = Counts()
         self.outcomes = Outcomes(
@@ -176,9 +176,6 @@ class Sender:
         self.outcomes.fail(
             gone, NoSuchTopic(f"topic {topic.name!r} has {len(topic.partitions)} partitions now")
         )
-
-    def _fail(self, batches: Sequence[ProducerBatch], error: ApiError) -> None:
-        self.outcomes.fail(batches, error)
 
     # ---- What goes now ----
 

@@ -201,5 +201,7 @@ def _result(
         records=cast(np.ndarray, read.records),  # or a slice, of which the reader gets the bytes
         file_ranges=read.file_ranges,
         preferred_read_replica=preferred,
-        last_fetched_epoch=partition.log.epoch_of(read.next_offset - 1) if read.size_bytes else NO_EPOCH,
+        last_fetched_epoch=partition.log.epochs.epoch_of(read.next_offset - 1)
+        if read.size_bytes
+        else NO_EPOCH,
     )

@@ -167,4 +167,4 @@ class PartitionLog(Generic[RecordT]):
             ) from error
 
     def epoch_of(self, offset: int) -> int:
-        return self._log.epoch_of(offset)
+        return self._log.epochs.epoch_of(offset)

@@ -177,7 +177,7 @@ def _check_whole(log: Log) -> None:
             read = log.read(offset, max_bytes=_CHECK_BYTES, end_offset=log.log_end_offset)
             for batch in split_batches(read.records):
                 batch.check_crc(log.directory)
-                known = OffsetAndEpoch(offset, log.epoch_of(offset))
+                known = OffsetAndEpoch(offset, log.epochs.epoch_of(offset))
                 found = OffsetAndEpoch(batch.base_offset, batch.leader_epoch)
                 if found != known:
                     raise CorruptRecord(f"{log.directory}: expected a batch at {known}, found one at {found}")

@@ -38,7 +38,7 @@ class ReplicaView:
         self.leader_epoch = NO_EPOCH
         self.maximal_isr: tuple[int, ...] = ()
         self.truncations = partition.log.truncation_count
-        self.replacements = partition.log.replacement_count
+        self.replacements = partition.log.swaps.count
         self.log_start_offset = 0
 
     def __repr__(self) -> str:
@@ -52,7 +52,7 @@ class ReplicaView:
             or partition.high_watermark != self.high_watermark
             or partition.leader_epoch != self.leader_epoch
             or log.truncation_count != self.truncations
-            or log.replacement_count != self.replacements
+            or log.swaps.count != self.replacements
             or log.log_start_offset != self.log_start_offset
             or partition.maximal_isr is not self.maximal_isr
         )
