@@ -145,6 +145,18 @@ class BrokerConfig(ConfigModel):
         le=1_000,
         description="Rayka's own: how many partitions the controller by itself moves at a time.",
     )
+    balancer_enable: bool = Field(
+        default=True,
+        description=(
+            "Rayka's own: whether the controller begins a balance by itself when a broker holds next to nothing or a"
+            " disk is above 80 %."
+        ),
+    )
+    balancer_settle_ms: int = Field(
+        default=60_000,
+        ge=0,
+        description="Rayka's own: for so long a broker has to be badly off before such a balance begins.",
+    )
     unclean_leader_election_enable: bool = False
     leader_replication_throttled_rate: int = Field(
         default=_INT64_MAX,
@@ -445,6 +457,8 @@ DYNAMIC_BROKER_KEYS = (
     "self_healing_enable",
     "broker_unavailable_timeout_ms",
     "balancer_moves_max",
+    "balancer_enable",
+    "balancer_settle_ms",
 )
 """Keys of brokers that can be set while they run; Kafka's `DynamicBrokerConfig.AllDynamicConfigs`."""
 
@@ -454,6 +468,8 @@ UNIFORM_BROKER_KEYS = (
     "self_healing_enable",
     "broker_unavailable_timeout_ms",
     "balancer_moves_max",
+    "balancer_enable",
+    "balancer_settle_ms",
 )
 """Those of them that the controller goes by too, so that no broker has its own."""
 

@@ -83,6 +83,8 @@ class Admin(AioClient):
     unregister_broker = _awaited(admin.Admin.unregister_broker)
     describe_load = _awaited(admin.Admin.describe_load)
     balance = _awaited(admin.Admin.balance)
+    describe_balance = _awaited(admin.Admin.describe_balance)
+    cancel_balance = _awaited(admin.Admin.cancel_balance)
     events = _awaited(admin.Admin.events)
     describe_quorum = _awaited(admin.Admin.describe_quorum)
     add_raft_voter = _awaited(admin.Admin.add_raft_voter)

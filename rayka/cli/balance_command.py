@@ -1,92 +1,95 @@
-"""`rayka balance`: replicas and leaders moved so that every broker has its share. Kafka has Cruise Control for that."""
+"""`rayka balance`: replicas and leaders moved so that every broker has its share. Kafka has Cruise Control for that.
+
+The cluster carries the balance out, whether the command waits or not.
+"""
 
 import time
-from itertools import islice
 from typing import TYPE_CHECKING
 
 import click
 
-from rayka.cli import catch_up
+from rayka.cli.catch_up import LOOK_EVERY_S, showing
 from rayka.cli.output import Count, counted, ids, print_json, print_table, size
-from rayka.cli.shared_options import Target, dry_run_option, is_dry_run, target_options
-from rayka.errors import InvalidRequest
-from rayka.ids import TopicPartition
+from rayka.cli.shared_options import Target, dry_run_option, is_dry_run, target_options, wait_options
+from rayka.errors import NoReassignmentInProgress, RequestTimedOut
 
 if TYPE_CHECKING:
     from rayka.client.admin.admin import Admin
-    from rayka.client.admin.admin_load_results import BalanceMoveInfo, BalancePlan
-    from rayka.client.admin.drain_plan import Plan
+    from rayka.client.admin.admin_load_results import BalanceMoveInfo, BalancePlan, BalanceStatus
 
 _MOVES_SHOWN = 20
+_GOES_ON = (
+    "the balance goes on in the cluster; `rayka balance` follows it again, `rayka balance --cancel` ends it"
+)
 
 
 @click.command()
 @click.option(
     "--moves",
     type=click.IntRange(1, 100),
-    default=10,
-    show_default=True,
-    help="How many partitions may move at once.",
+    help="How many partitions may move at once.  [default: balancer.moves.max]",
 )
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=click.FloatRange(min=0),
-    metavar="SECONDS",
-    help="Go on no longer than this.",
-)
+@click.option("--cancel", "is_cancelled", is_flag=True, help="End the balance that is under way.")
+@wait_options
 @dry_run_option
 @target_options
-def balance(moves: int, timeout_s: float | None, target: Target) -> None:
+def balance(
+    moves: int | None, is_cancelled: bool, is_waiting: bool, timeout_s: float | None, target: Target
+) -> None:
     """Move replicas and leaders so that every broker has its share: of racks, of bytes, of leaders, of traffic.
 
-    One plan, a few partitions at a time. Ctrl-C begins no more of them; those under way end in the
-    cluster, or `rayka partition cancel` cancels them.
+    The cluster does it, a few partitions at a time; Ctrl-C ends the waiting only. While a balance is under way, also
+    one that began by itself, the command follows that.
     """
     with target.admin() as admin:
         if is_dry_run():
             print_balance(admin.balance(dry_run=True), target.as_json)
             return
-        moved = carry_out(admin, moves=moves, timeout_s=timeout_s)
-    listed = [{"topic": tp.topic, "partition": tp.partition, "replicas": to} for tp, to in moved.items()]
-    done = (
-        f"moved {counted(len(moved), 'partition')}; every broker has its share"
-        if moved
-        else "nothing to move"
-    )
-    target.report({"moved": listed}, done)
+        if is_cancelled:
+            was_there = admin.cancel_balance()
+            done = "the balance is cancelled" if was_there else "no balance is under way"
+            target.report({"cancelled": was_there}, done)
+            return
+        plan = admin.balance(moves=moves)
+        if is_waiting and (plan.moves or plan.is_joined):
+            status = follow(admin, len(plan.moves), timeout_s=timeout_s)
+        else:
+            status = admin.describe_balance()
+    moved = f"moved {counted(status.moved_count, 'partition')}; every broker has its share"
+    if status.is_under_way:
+        moved = f"{counted(status.planned_count - status.moved_count, 'partition')} to move; {_GOES_ON}"
+    target.report(status.to_dict(), moved if plan.moves or plan.is_joined else "nothing to move")
 
 
-def carry_out(admin: "Admin", *, moves: int = 10, timeout_s: float | None = None) -> "Plan":
-    """Makes one plan and carries it out, so many moves at a time; the partitions that have moved, with their replicas.
+def follow(admin: "Admin", planned_count: int, *, timeout_s: float | None = None) -> "BalanceStatus":
+    """Returns what came of the balance when it has ended.
 
-    Raises what `Admin.balance` does, RequestTimedOut after `timeout_s`, NoReassignmentInProgress when another caller
-    cancelled or changed a move, and InvalidRequest when another caller has begun one: then no more begin.
+    Raises RequestTimedOut after `timeout_s`, and NoReassignmentInProgress when another caller cancelled it or the
+    controller that knew of it has gone.
     """
     end_s = None if timeout_s is None else time.monotonic() + timeout_s
-    plan = admin.balance(moves=moves)
-    targets = {TopicPartition(each.topic, each.partition): each.new_replicas for each in plan.moves}
-    moved: Plan = {}
-    batch = plan.begun
-    while batch:
-        left_s = None if end_s is None else max(0.0, end_s - time.monotonic())
-        catch_up.wait_until_moved(admin, batch, timeout_s=left_s)
-        admin.elect_leaders(list(batch))  # each has an outcome of its own; most lead already
-        moved |= batch
-        batch = dict(islice(((tp, to) for tp, to in targets.items() if tp not in moved), moves))
-        if batch:
-            _check_alone(admin)
-            admin.alter_partition_reassignments(batch)
-    return moved
+    try:
+        with showing(planned_count) as show:
+            while True:
+                status = admin.describe_balance()
+                show(status.moved_count, _doing(status))
+                if not status.is_under_way:
+                    break
+                if end_s is not None and time.monotonic() >= end_s:
+                    raise RequestTimedOut(f"the balance did not end within {timeout_s:g} s; {_GOES_ON}")
+                time.sleep(LOOK_EVERY_S)
+    except KeyboardInterrupt:
+        click.echo(_GOES_ON, err=True)
+        raise
+    if status.state != "ended":
+        why = status.reason or "the controller changed, and the next one does not know of it"
+        raise NoReassignmentInProgress(f"the balance did not come to its end: {why}; see `rayka events`")
+    return status
 
 
-def _check_alone(admin: "Admin") -> None:
-    others = admin.list_partition_reassignments()
-    if others:
-        raise InvalidRequest(
-            f"another reassignment has begun, of {others[0].topic_partition}; no more moves begin; `rayka balance` goes"
-            " on when it is over"
-        )
+def _doing(status: "BalanceStatus") -> str:
+    waits = f", waits: {status.waits_for}" if status.waits_for else ""
+    return f"{status.under_way_count} on their way, {size(status.moved_bytes)} copied{waits}"
 
 
 def print_balance(plan: "BalancePlan", as_json: bool) -> None:

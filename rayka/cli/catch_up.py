@@ -40,7 +40,7 @@ def wait_until_moved(admin: "Admin", plan: "Plan", *, timeout_s: float | None) -
     """Returns when each partition has exactly the replicas of the plan. Raises as `move`."""
     end_s = None if timeout_s is None else time.monotonic() + timeout_s
     try:
-        with _showing(len(plan)) as show:
+        with showing(len(plan)) as show:
             while True:
                 ongoing = {each.topic_partition: each for each in admin.list_partition_reassignments(plan)}
                 show(len(plan) - len(ongoing), _to_go(admin, ongoing))
@@ -107,7 +107,8 @@ class _Show(Protocol):
 
 
 @contextmanager
-def _showing(count: int) -> Iterator[_Show]:
+def showing(count: int) -> Iterator[_Show]:
+    """Shows how many of so many partitions have moved, and what is to be done."""
     if sys.stderr.isatty():
         with _bar(count) as show:
             yield show

@@ -18,10 +18,12 @@ import msgspec
 from rayka.config import BrokerConfig
 from rayka.controller.alter_partition import alter_partitions
 from rayka.controller.assigned_directories import assign_replicas
-from rayka.controller.balancer.balance_requests import balance
+from rayka.controller.balancer.badly_off import BadlyOff
+from rayka.controller.balancer.balance_requests import balance, cancel_balance, describe_balance
+from rayka.controller.balancer.balance_run import BalanceRun
 from rayka.controller.balancer.gone_brokers import GoneBrokers
-from rayka.controller.balancer.heal_requests import look_after_replicas
 from rayka.controller.balancer.heal_story import HealStory
+from rayka.controller.balancer.looks import look_after_replicas
 from rayka.controller.balancer.planned_moves import PlannedMoves
 from rayka.controller.balancing import balance_brokers, balance_leaders, balance_returned, elect_leaderless
 from rayka.controller.broker_loads import BrokerLoads
@@ -76,7 +78,7 @@ from rayka.metadata.metadata_records import (
     RegisterBrokerRecord,
 )
 from rayka.metadata.response import metadata_response
-from rayka.protocol.balance import BalanceRequest
+from rayka.protocol.balance import BalanceRequest, CancelBalanceRequest, DescribeBalanceRequest
 from rayka.protocol.configs import DescribeConfigsRequest, IncrementalAlterConfigsRequest
 from rayka.protocol.events import DescribeEventsRequest, RecordEventRequest
 from rayka.protocol.load import DescribeLoadRequest
@@ -135,6 +137,8 @@ class Controller:
         self._gone = GoneBrokers()
         self._moves = PlannedMoves()
         self._heal_story = HealStory()
+        self._balance = BalanceRun()
+        self._badly_off = BadlyOff()
 
     def __repr__(self) -> str:
         return f"<Controller {self._node_id} of {self._cluster_id} {self._delta!r}>"
@@ -145,7 +149,7 @@ class Controller:
         context = RequestContext(
             self.image(next_offset), now_ms, self._wall_clock_ms, self._cluster_id, self._node_id, self._config,
             self._random, self._replicas, self._sessions, self._returned, self._timers, self._sizes, self._loads,
-            self._gone, self._moves, self._heal_story,
+            self._gone, self._moves, self._heal_story, self._balance, self._badly_off,
         )  # fmt: skip
         return _HANDLERS[type(request)](context, request)
 
@@ -185,6 +189,7 @@ class Controller:
         self._returned.on_active(brokers)
         self._gone.on_active(now_ms)
         self._moves = PlannedMoves.of_reassigned(image, self._replicas.reassigned)
+        self._balance, self._badly_off = BalanceRun.resumed(image), BadlyOff.of(image)
         self._sessions.sweep(brokers, late_ms=0, now_ms=now_ms)
         return [*self._timers.first(now_ms, next_offset), *self._timers.shares(brokers.values(), now_ms)]
 
@@ -268,6 +273,8 @@ _HANDLERS: Mapping[type[Any], _Handler] = {
     DescribeEventsRequest: describe_events,
     RecordEventRequest: record_event,
     BalanceRequest: balance,
+    DescribeBalanceRequest: describe_balance,
+    CancelBalanceRequest: cancel_balance,
     IncrementalAlterConfigsRequest: alter_configs,
     AllocateProducerIdsRequest: allocate_producer_ids,
     MetadataRequest: _metadata,

@@ -14,7 +14,7 @@ from rayka.shard.timers import Timer
 
 SWEEPS_PER_SESSION = 8  # H6
 RETURNED_CHECK_INTERVAL_MS = 1_000
-LOOK_INTERVAL_MS, BUSY_LOOK_INTERVAL_MS = 5_000, 1_000
+LOOK_INTERVAL_MS, BUSY_LOOK_INTERVAL_MS = 5_000, 250
 _LOOKS_PER_TIMEOUT = 4
 
 
@@ -55,8 +55,8 @@ class ShareWithCoordinators(msgspec.Struct, frozen=True):
 
 
 class LookAfterReplicas(msgspec.Struct, frozen=True):
-    """Look for brokers and directories that are gone, and have what they held made anew; `due_ms` is when that was to
-    be done. The response: how many moves have begun.
+    """Look for brokers and directories that are gone, and have what they held made anew; then go on with a balance.
+    `due_ms` is when that was to be done. The response: how many moves of healing have begun.
     """
 
     due_ms: int
@@ -124,6 +124,11 @@ class ControllerTimers:
         """The next look for what is gone: soon, while moves are under way."""
         interval_ms = LOOK_INTERVAL_MS if is_idle else BUSY_LOOK_INTERVAL_MS
         due_ms = now_ms + max(1, min(interval_ms, timeout_ms // _LOOKS_PER_TIMEOUT))
+        return [Timer("look", due_ms, LookAfterReplicas(due_ms))]
+
+    def look_soon(self, now_ms: int) -> list[Timer]:
+        """The next look, where one is not due sooner."""
+        due_ms = now_ms + BUSY_LOOK_INTERVAL_MS
         return [Timer("look", due_ms, LookAfterReplicas(due_ms))]
 
     def shares(self, brokers: Iterable[BrokerImage], now_ms: int) -> list[Timer]:

@@ -30,6 +30,9 @@ class EventKind(StrEnum):
     HEAL_BEGUN = "heal-begun"
     HEAL_ENDED = "heal-ended"
     HEAL_STOPPED = "heal-stopped"
+    BALANCE_BEGUN = "balance-begun"
+    BALANCE_ENDED = "balance-ended"
+    BALANCE_CANCELLED = "balance-cancelled"
 
 
 class Decision(NamedTuple):

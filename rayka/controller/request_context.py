@@ -7,6 +7,8 @@ from random import Random
 from typing import NamedTuple
 
 from rayka.config import BrokerConfig
+from rayka.controller.balancer.badly_off import BadlyOff
+from rayka.controller.balancer.balance_run import BalanceRun
 from rayka.controller.balancer.gone_brokers import GoneBrokers
 from rayka.controller.balancer.heal_story import HealStory
 from rayka.controller.balancer.planned_moves import PlannedMoves
@@ -23,8 +25,8 @@ from rayka.metadata.image import MetadataImage
 
 class RequestContext(NamedTuple):
     """`now_ms` is monotonic; the wall clock is for timestamps in records. `image` and `replicas` are of everything
-    replayed before the request; `sessions`, `returned`, `sizes`, `loads`, `gone`, `moves` and `heal_story` are soft
-    state, which a decision may change.
+    replayed before the request; from `sessions` to `sizes` and from `loads` on it is soft state, which a
+    decision may change.
     """
 
     image: MetadataImage
@@ -43,6 +45,8 @@ class RequestContext(NamedTuple):
     gone: GoneBrokers
     moves: PlannedMoves
     heal_story: HealStory
+    balance: BalanceRun
+    badly_off: BadlyOff
 
     def elections(self) -> Elections:
         return Elections(self.image, self.config, self.replicas)

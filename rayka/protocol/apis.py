@@ -139,6 +139,8 @@ APIS: tuple[Api, ...] = (
     ),
     Api("unregister_broker", partition_admin.UnregisterBrokerRequest, CONTROLLER),
     Api("balance", balance.BalanceRequest, CONTROLLER, balance.check_balance),
+    Api("describe_balance", balance.DescribeBalanceRequest, CONTROLLER),
+    Api("cancel_balance", balance.CancelBalanceRequest, CONTROLLER),
     Api("describe_events", events.DescribeEventsRequest, CONTROLLER, events.check_describe_events),
     Api("record_event", events.RecordEventRequest, CONTROLLER, events.check_record_event),
     Api("describe_load", load.DescribeLoadRequest, CONTROLLER, load.check_describe_load),

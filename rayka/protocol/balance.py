@@ -1,10 +1,13 @@
 """A balance asked for: what should move so that all brokers have their share, and the first of it. Rayka's own."""
 
+from enum import StrEnum
+
 from rayka.ids import NO_OFFSET
 from rayka.ports import Message, Request
 from rayka.protocol.request_checks import require
 
 MOVES_AT_ONCE_MAX = 100
+MOVES_AS_CONFIGURED = -1
 
 
 class BalanceMove(Message, frozen=True, array_like=True, gc=False):
@@ -35,7 +38,8 @@ class BalanceShare(Message, frozen=True, array_like=True, gc=False):
 
 class BalanceResponse(Message, frozen=True, array_like=True):
     """The plan: moves in their order, of which the first `begun_count` have begun, and shares before and after all of
-    them. `is_whole`: more would not improve it. Metadata from before `metadata_offset` are older.
+    them. `is_whole`: more would not improve it. Metadata from before `metadata_offset` are older. `is_joined`: a
+    balance was under way already, and this is its plan, without moves where it is yet to be made.
     """
 
     moves: tuple[BalanceMove, ...]
@@ -44,14 +48,54 @@ class BalanceResponse(Message, frozen=True, array_like=True):
     is_whole: bool
     begun_count: int = 0
     metadata_offset: int = NO_OFFSET
+    is_joined: bool = False
 
 
 class BalanceRequest(Request[BalanceResponse], frozen=True, array_like=True):
-    """Plans a balance and begins its first `moves` moves; with 0, none."""
+    """Plans a balance, and begins it with so many moves at a time, -1: as configured; with 0 it only plans."""
 
     moves: int = 0
 
 
 def check_balance(request: BalanceRequest) -> None:
-    is_bounded = 0 <= request.moves <= MOVES_AT_ONCE_MAX
-    require(is_bounded, "moves", f"0 to {MOVES_AT_ONCE_MAX}", request.moves)
+    is_bounded = MOVES_AS_CONFIGURED <= request.moves <= MOVES_AT_ONCE_MAX
+    require(is_bounded, "moves", f"-1 to {MOVES_AT_ONCE_MAX}", request.moves)
+
+
+class BalanceState(StrEnum):
+    """How far the balance is that is under way, or what became of the last one."""
+
+    NONE = "none"
+    PLANNING = "planning"
+    MOVING = "moving"
+    ENDED = "ended"
+    CANCELLED = "cancelled"
+
+
+class DescribeBalanceResponse(Message, frozen=True, array_like=True):
+    """A balance: why it began or what came of it, why no move begins now (or nothing), how many moves are planned, have
+    been made and are under way, and how many bytes were copied.
+    """
+
+    state: BalanceState
+    reason: str
+    waits_for: str
+    planned_count: int
+    moved_count: int
+    under_way_count: int
+    moved_bytes: int
+
+
+class DescribeBalanceRequest(Request[DescribeBalanceResponse], frozen=True, array_like=True):
+    """How far the balance is; a new active controller knows of the last one only if it is under way."""
+
+
+class CancelBalanceResponse(Message, frozen=True, array_like=True):
+    """Whether one was under way. Metadata from before `metadata_offset` are older."""
+
+    is_cancelled: bool
+    metadata_offset: int = NO_OFFSET
+
+
+class CancelBalanceRequest(Request[CancelBalanceResponse], frozen=True, array_like=True):
+    """Ends the balance that is under way; what its moves have not done goes back."""

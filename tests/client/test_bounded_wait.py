@@ -76,6 +76,8 @@ CALLS = {
     "alter_replica_log_dirs": as_admin(lambda admin: admin.alter_replica_log_dirs(1, {_TP: "/two"})),
     "balance": as_admin(lambda admin: admin.balance(dry_run=True)),
     "describe_load": as_admin(lambda admin: admin.describe_load()),
+    "describe_balance": as_admin(lambda admin: admin.describe_balance()),
+    "cancel_balance": as_admin(lambda admin: admin.cancel_balance()),
     "events": as_admin(lambda admin: admin.events()),
     "unregister_broker": as_admin(lambda admin: admin.unregister_broker(1)),
     "describe_quorum": as_admin(lambda admin: admin.describe_quorum()),

@@ -6,8 +6,9 @@ from rayka.errors import BrokerNotAvailable, InvalidRequest
 from rayka.protocol.balance import BalanceRequest, BalanceResponse
 from rayka.protocol.load import LoadReport, PartitionLoad
 from rayka.protocol.topics import CreateTopicsRequest, NewTopic
-from tests.controller.admin_support import cluster, create, fence, report_isr
+from tests.controller.admin_support import cluster, create, fence
 from tests.controller.support import Machine
+from tests.controller.test_healing import reassign
 
 MB = 1_000_000
 
@@ -39,27 +40,19 @@ def test_a_plan_alone_writes_nothing(machine: Machine) -> None:
     assert (plan.begun_count, len(machine.records)) == (0, count)
 
 
-def test_so_many_moves_begin_and_the_next_balance_goes_on(machine: Machine) -> None:
-    first = balance(machine, moves=2)
-    assert first.begun_count == 2
-    for each in first.moves[:2]:
-        partition = machine.partition(number=each.partition)
-        assert (partition.adding_replicas, partition.removing_replicas) == ((4,), each.replicas)
-        report_isr(machine, *partition.replicas, number=each.partition)
-    held = machine.controller.image(len(machine.records)).topics["orders"].partitions
-    for broker_id in (1, 2, 3, 4):
-        count = sum(each.replicas == (broker_id,) for each in held)
-        machine.heartbeat(broker_id, load=LoadReport(1_000, 0, 0, count * MB, count, count))
-    assert balance(machine, moves=2).begun_count == 1
-
-
 def test_beside_a_reassignment_nothing_begins_and_its_name_is_told(machine: Machine) -> None:
-    begun = balance(machine, moves=1).moves[0]
-    with pytest.raises(
-        InvalidRequest, match=rf"reassignment of orders-{begun.partition} to \[4\] is under way"
-    ):
+    reassign(machine, (4,), number=5)
+    with pytest.raises(InvalidRequest, match=r"reassignment of orders-5 is under way"):
         balance(machine, moves=1)
     assert len(balance(machine).moves) == 2  # a plan alone counts on its end
+
+
+def test_a_balance_asked_for_again_is_the_one_under_way(machine: Machine) -> None:
+    first = balance(machine, moves=2)
+    count = len(machine.records)
+    again = balance(machine, moves=2)
+    assert (first.is_joined, first.begun_count, again.is_joined, again.begun_count) == (False, 2, True, 2)
+    assert (again.moves, len(machine.records)) == (first.moves, count)
 
 
 def test_brokers_that_are_fenced_or_cordoned_get_nothing(machine: Machine) -> None:

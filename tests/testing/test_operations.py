@@ -270,6 +270,13 @@ def test_a_broker_is_drained(cluster: InProcessCluster, admin: Admin, name: str)
     assert (drained.replica_count, drained.leader_count) == (0, 0)
     assert plan
     assert admin.drain_broker(3) == {}
+    assert admin.describe_configs(broker=3)["cordoned.log.dirs"].value == "*"
+    with pytest.raises(
+        InvalidReplicationFactor, match="2 active brokers remain"
+    ):  # a drained one takes nothing
+        admin.drain_broker(4)
+    assert admin.describe_configs(broker=4)["cordoned.log.dirs"].value == ""
+    admin.alter_configs({"cordoned.log.dirs": None}, broker=3)
     assert values(cluster, name) == list(range(50))
 
 

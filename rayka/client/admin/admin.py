@@ -195,10 +195,12 @@ class Admin(GroupAdmin, LoadAdmin):
         """Gives every replica on the broker to others; returns the new replicas of each partition, nothing when it had
         none. With `dry_run` it returns them and changes nothing.
 
-        Each replica goes to an active broker that has none of the partition, in a rack that has none if there is one,
-        with the fewest replicas by then. Returns when the new replicas are known; `list_partition_reassignments` says
-        which still catch up. Raises BrokerIdNotRegistered, and InvalidReplicationFactor that names the topics for which
-        too few brokers remain.
+        The broker is cordoned first (`cordoned.log.dirs=*`): it gets no replica of a new topic, and no balance fills it
+        again; `alter_configs({"cordoned.log.dirs": None}, broker=broker_id)` takes that back. Each replica goes to an
+        active broker that is not cordoned and has none of the partition, in a rack that has none if there is one, with
+        the fewest replicas by then. Returns when the new replicas are known; `list_partition_reassignments` says which
+        still catch up. Raises BrokerIdNotRegistered, and InvalidReplicationFactor that names the topics for which too
+        few brokers remain.
         """
         return self._run(self._brain.drain_broker, int_of(broker_id, "node_id"), dry_run=dry_run)
 

@@ -103,11 +103,18 @@ class AsyncAdmin(AdminPart):
     async def drain_broker(
         self, broker_id: int, *, dry_run: bool = False
     ) -> dict[TopicPartition, tuple[int, ...]]:
-        cluster = await self.describe_cluster()
-        plan = drain_plan(broker_id, cluster.brokers, await self.describe_topics(None))
-        if plan and not dry_run:
-            await self.partitions.alter_reassignments(plan)
+        plan = await self._drain_plan(broker_id)
+        if not dry_run:
+            await self.configs.cordon(broker_id)  # so that nothing is placed there or moved back
+            plan = await self._drain_plan(broker_id)
+            if plan:
+                await self.partitions.alter_reassignments(plan)
         return plan
+
+    async def _drain_plan(self, broker_id: int) -> dict[TopicPartition, tuple[int, ...]]:
+        brokers = (await self.describe_cluster()).brokers
+        cordoned = await self.configs.cordoned({each.node_id: each.data_dirs for each in brokers})
+        return drain_plan(broker_id, brokers, await self.describe_topics(None), cordoned)
 
     async def unregister_broker(self, broker_id: int) -> None:
         await self._registered((broker_id,))

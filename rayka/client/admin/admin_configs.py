@@ -3,7 +3,7 @@
 Kafka: KafkaAdminClient's describeConfigs, incrementalAlterConfigs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rayka.client.admin.admin_part import AdminPart
@@ -23,6 +23,7 @@ from rayka.protocol.configs import (
 )
 
 ALL_BROKERS = "all"
+CORDONED = "cordoned.log.dirs"
 
 
 class AsyncConfigAdmin(AdminPart):
@@ -35,6 +36,22 @@ class AsyncConfigAdmin(AdminPart):
         await self._check(_what(resource), name, code, message)
         entries = sorted(described.entries, key=lambda each: each.name)
         return {each.name: ConfigValue.taken_from(each) for each in entries}
+
+    async def cordoned(self, data_dirs: Mapping[int, Sequence[str]]) -> set[int]:
+        """Which of these brokers, given with their directories, take no new replica in any of them."""
+        resources = tuple(ConfigResourceName(ResourceType.BROKER, str(each)) for each in data_dirs)
+        found: set[int] = set()
+        for each in (await self._ask(DescribeConfigsRequest(resources))).resources:
+            values = {entry.name: entry.value for entry in each.entries if entry.name == CORDONED}
+            own = BrokerConfig.parse(values, what=f"broker {each.resource_name}")
+            if all(map(own.is_cordoned, data_dirs[int(each.resource_name)])):
+                found.add(int(each.resource_name))
+        return found
+
+    async def cordon(self, broker_id: int) -> None:
+        """The broker takes no new replica any more."""
+        change = ConfigChange(CORDONED, AlterConfigOp.SET, "*")
+        await self.alter(resource_of(None, broker_id), (change,))
 
     async def alter(self, resource: ConfigResourceName, changes: tuple[ConfigChange, ...]) -> None:
         """Makes all changes or none; returns when every broker has them."""

@@ -4,9 +4,9 @@ from collections.abc import Iterable
 
 from rayka.client.admin.admin_arguments import names_of
 from rayka.client.admin.admin_face import AdminFace
-from rayka.client.admin.admin_load_results import BalancePlan, ClusterLoad, EventInfo
+from rayka.client.admin.admin_load_results import BalancePlan, BalanceStatus, ClusterLoad, EventInfo
 from rayka.client.arguments import int_of
-from rayka.protocol.balance import MOVES_AT_ONCE_MAX
+from rayka.protocol.balance import MOVES_AS_CONFIGURED, MOVES_AT_ONCE_MAX
 from rayka.protocol.events import EVENTS_MAX, NO_EVENT
 
 
@@ -23,19 +23,31 @@ class LoadAdmin(AdminFace):
         """
         return self._run(self._brain.load.describe, names_of(topics))
 
-    def balance(self, *, dry_run: bool = False, moves: int = 10) -> BalancePlan:
-        """Plans how replicas and preferred leaders should move so that every broker has its share, and begins the first
-        `moves` moves of the plan (1 to 100); with `dry_run` it changes nothing.
+    def balance(self, *, dry_run: bool = False, moves: int | None = None) -> BalancePlan:
+        """Plans how replicas and preferred leaders should move so that every broker has its share, and has the cluster
+        carry the plan out, `moves` partitions at a time (1 to 100; None: `balancer.moves.max`); with `dry_run` it
+        changes nothing.
 
         Goals in their order: replicas on distinct racks and machines, no disk above 80 %, evenness of bytes, of
-        leaders, of traffic. A cluster that is even to within 10 % has an empty plan. `rayka balance` carries out the
-        rest of the plan. A new plan counts moved replicas right once their brokers have reported again (5 s). Internal
-        topics stay where they are. Raises InvalidRequest, naming it, while any reassignment is under way;
-        UnavailableError when not all brokers have reported their load in time.
+        leaders, of traffic. A cluster that is even to within 10 % has an empty plan. Returns when the first moves have
+        begun; `describe_balance` says how far it is, and `cancel_balance` ends it. While one is under way that is the
+        balance which is returned. The active controller carries it out, and another one takes it up. Internal topics
+        stay where they are. Raises InvalidRequest, naming it, while another reassignment is under way; UnavailableError
+        when not all brokers have reported their load in time.
         """
-        if not 1 <= int_of(moves, "moves") <= MOVES_AT_ONCE_MAX:
+        if moves is not None and not 1 <= int_of(moves, "moves") <= MOVES_AT_ONCE_MAX:
             raise ValueError(f"moves: expected 1 to {MOVES_AT_ONCE_MAX}, found {moves}")
-        return self._run(self._brain.load.balance, 0 if dry_run else moves)
+        return self._run(self._brain.load.balance, 0 if dry_run else moves or MOVES_AS_CONFIGURED)
+
+    def describe_balance(self) -> BalanceStatus:
+        """How far the balance is that is under way, or what came of the last one."""
+        return self._run(self._brain.load.describe_balance)
+
+    def cancel_balance(self) -> bool:
+        """Ends the balance that is under way, whether it was asked for or began by itself: nothing more begins, and
+        partitions on their way go back. Returns whether there was one.
+        """
+        return self._run(self._brain.load.cancel_balance)
 
     def events(self, *, since: int | None = None, count: int = EVENTS_MAX) -> list[EventInfo]:
         """What the cluster decided by itself, and why: the newest `count` events, the oldest of them first.

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from rayka.client.admin.admin_results import Result
-from rayka.ids import TopicPartition
-from rayka.protocol.balance import BalanceResponse
+from rayka.protocol.balance import BalanceResponse, BalanceState
 from rayka.protocol.load import BrokerLoad, DescribeLoadResponse
 
 
@@ -114,7 +113,8 @@ class BrokerShareInfo(Result):
 @dataclass(frozen=True)
 class BalancePlan(Result):
     """What should move, in this order; the first `begun_count` moves have begun. `before` and `after`: all brokers, by
-    id. `is_whole`: more moves than these would not improve it.
+    id. `is_whole`: more moves than these would not improve it. `is_joined`: this balance was under way already; its
+    plan is empty while it is yet to be made.
     """
 
     moves: tuple[BalanceMoveInfo, ...]
@@ -122,12 +122,7 @@ class BalancePlan(Result):
     after: tuple[BrokerShareInfo, ...]
     is_whole: bool
     begun_count: int
-
-    @property
-    def begun(self) -> dict[TopicPartition, tuple[int, ...]]:
-        """The new replicas of the partitions that have begun to move."""
-        moves = self.moves[: self.begun_count]
-        return {TopicPartition(each.topic, each.partition): each.new_replicas for each in moves}
+    is_joined: bool = False
 
     @classmethod
     def of(cls, response: BalanceResponse) -> Self:
@@ -140,11 +135,31 @@ class BalancePlan(Result):
 
 
 @dataclass(frozen=True)
+class BalanceStatus(Result):
+    """A balance: `none` that this controller knows of, `planning`, `moving`, `ended` or `cancelled`. `reason`: why it
+    began, or what came of it; `waits_for`: why no move begins now, or nothing. The counts are of moves.
+    """
+
+    state: BalanceState
+    reason: str
+    waits_for: str
+    planned_count: int
+    moved_count: int
+    under_way_count: int
+    moved_bytes: int
+
+    @property
+    def is_under_way(self) -> bool:
+        return self.state in (BalanceState.PLANNING, BalanceState.MOVING)
+
+
+@dataclass(frozen=True)
 class EventInfo(Result):
     """What the cluster decided by itself, and why. Later events have higher numbers; `timestamp_ms` is of the clock of
     the node that decided.
 
-    `kind`: `heal-begun`, `heal-ended`, `heal-stopped` of replicas that are made anew. `subjects` are the nodes
+    `kind`: `heal-begun`, `heal-ended`, `heal-stopped` of replicas that are made anew; `balance-begun`, `balance-ended`,
+    `balance-cancelled`, about the brokers that were badly off where it began by itself. `subjects` are the nodes
     (`broker-4`), topics or partitions (`orders-0`) that it is about, of many the first ones.
     """
 

@@ -10,14 +10,17 @@ Plan = dict[TopicPartition, tuple[int, ...]]
 
 
 def drain_plan(
-    broker_id: int, brokers: Sequence[BrokerDescription], topics: Sequence[TopicDescription]
+    broker_id: int,
+    brokers: Sequence[BrokerDescription],
+    topics: Sequence[TopicDescription],
+    cordoned: Collection[int] = (),
 ) -> Plan:
     """New replicas of each partition that has one on the broker: another broker takes its place in the order.
 
-    Each goes to an active broker that has none of the partition, in a rack that has none if there is one, with the
-    fewest replicas by then. Users' partitions go to brokers only, internal ones to coordinators before brokers, and the
-    coordinators among their replicas come first. Raises BrokerIdNotRegistered, and InvalidReplicationFactor naming the
-    topics for which there are not enough brokers.
+    Each goes to an active broker that is not cordoned and has none of the partition, in a rack that has none if there
+    is one, with the fewest replicas by then. Users' partitions go to brokers only, internal ones to coordinators before
+    brokers, and the coordinators among their replicas come first. Raises BrokerIdNotRegistered, and
+    InvalidReplicationFactor naming the topics for which there are not enough brokers.
     """
     known = [each.node_id for each in brokers]
     if broker_id not in known:
@@ -27,7 +30,7 @@ def drain_plan(
     counts = {
         each.node_id: each.replica_count
         for each in brokers
-        if each.state == "active" and each.node_id != broker_id
+        if each.state == "active" and each.node_id != broker_id and each.node_id not in cordoned
     }
     plan: Plan = {}
     homeless: dict[str, int] = {}

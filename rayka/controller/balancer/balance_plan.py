@@ -78,14 +78,21 @@ class Plan(NamedTuple):
     is_whole: bool
 
 
-def plan_balance(brokers: Iterable[BrokerShape], partitions: Iterable[PartitionShape]) -> Planning:
-    """Makes a plan, step by step."""
-    return _Planner(brokers, partitions).run()
+def plan_balance(
+    brokers: Iterable[BrokerShape],
+    partitions: Iterable[PartitionShape],
+    last_goal: Goal = Goal.BYTES_OUT,
+) -> Planning:
+    """Makes a plan, step by step, for the goals up to the last one."""
+    return _Planner(brokers, partitions, last_goal).run()
 
 
 class _Planner:
-    def __init__(self, brokers: Iterable[BrokerShape], partitions: Iterable[PartitionShape]) -> None:
+    def __init__(
+        self, brokers: Iterable[BrokerShape], partitions: Iterable[PartitionShape], last_goal: Goal
+    ) -> None:
         self._holders = Holders(brokers)
+        self._last_goal = last_goal
         self._partitions = partitions
         self._changed: dict[int, None] = {}
 
@@ -97,12 +104,17 @@ class _Planner:
         yield from holders.settle()
         before = self._shares()
         if len(holders.usable) > 1:
-            yield from self._spread()
-            yield from self._relieve_disks()
-            yield from self._even_sizes()
-            yield from self._even_leaders()
-            yield from self._even_bytes_in()
-            yield from self._even_bytes_out()
+            goals = {
+                Goal.SPREAD: self._spread,
+                Goal.CAPACITY: self._relieve_disks,
+                Goal.SIZE: self._even_sizes,
+                Goal.LEADERS: self._even_leaders,
+                Goal.BYTES_IN: self._even_bytes_in,
+                Goal.BYTES_OUT: self._even_bytes_out,
+            }
+            for goal, reach in goals.items():
+                if goal <= self._last_goal:
+                    yield from reach()
         moves, after, is_whole = (yield from self._moves()), self._shares(), not self._is_full
         yield from holders.dismantle()
         return Plan(moves, before, after, is_whole)

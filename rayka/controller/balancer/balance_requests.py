@@ -1,59 +1,104 @@
-"""A balance asked for: the plan, and its first moves begun as reassignments (B45), unless one is under way already.
+"""What operators ask of a balance: its plan, that it begins, how far it is, and that it ends.
 
-The controller keeps nothing of it: the caller has the plan and goes on with it when these moves have ended. So a
-controller that dies in between leaves reassignments and no half-known plan.
+Asked for while one is under way, a balance is that one: so a request may be repeated.
 """
 
-from rayka.controller.balancer.balance_plan import Move, plan_balance
+from rayka.controller.balancer.balance_looks import begin_moves, cancel, other_reassignment, start
+from rayka.controller.balancer.balance_plan import Move, Plan, Planning, plan_balance
+from rayka.controller.balancer.balance_run import Cause
 from rayka.controller.balancer.cluster_shapes import ClusterShapes
 from rayka.controller.balancer.holders import BrokerShare
-from rayka.controller.reassignment import Reassigning
+from rayka.controller.decided_events import DecidedEvents
 from rayka.controller.request_context import RequestContext
-from rayka.errors import ErrorCode, InvalidRequest
+from rayka.errors import InvalidRequest
+from rayka.ids import NO_OFFSET
+from rayka.metadata.effective_configs import broker_config
 from rayka.metadata.metadata_records import MetadataRecord
-from rayka.protocol.balance import BalanceMove, BalanceRequest, BalanceResponse, BalanceShare
-from rayka.protocol.partition_admin import Reassignment
+from rayka.protocol.balance import (
+    MOVES_AS_CONFIGURED,
+    BalanceMove,
+    BalanceRequest,
+    BalanceResponse,
+    BalanceShare,
+    CancelBalanceRequest,
+    CancelBalanceResponse,
+    DescribeBalanceRequest,
+    DescribeBalanceResponse,
+)
 from rayka.shard.shard import Result, Steps
 
 
 def balance(context: RequestContext, request: BalanceRequest) -> Steps[MetadataRecord, BalanceResponse]:
     """Raises InvalidRequest, naming a reassignment that is under way, where moves are to begin; BrokerNotAvailable."""
-    if request.moves:
-        yield from _check_quiet(context)
-    shapes = ClusterShapes(context)
-    plan = yield from plan_balance(shapes.brokers, shapes.partitions())
-    reassigning = Reassigning(context)
-    begun_count = 0
-    for move in plan.moves[: request.moves]:
-        tp = move.topic_partition
-        record, result = reassigning.try_alter(Reassignment(tp.topic, tp.partition, move.after))
-        if result.error_code is not ErrorCode.NONE:
-            break
-        begun_count += 1
-        yield record
+    run = context.balance
+    if request.moves == 0:
+        plan = yield from _planned(context)
+        return Result((), _response(plan, 0))
+    if not run.is_idle:
+        plan = run.plan or Plan((), (), (), is_whole=False)
+        return Result((), _response(plan, len(plan.moves) - len(run.waiting), is_joined=True))
+    other = other_reassignment(context)
+    if other:
+        raise InvalidRequest(
+            f"the reassignment of {other} is under way; wait until no reassignment is left, or cancel it (`rayka "
+            "partition cancel`), and balance then"
+        )
+    plan = yield from _planned(context)
+    moves_max = 0 if request.moves == MOVES_AS_CONFIGURED else request.moves
+    run.begin(Cause((), "an operator asked for it", moves_max=moves_max))
+    yield from start(context, plan, DecidedEvents(context))
+    yield from begin_moves(context, broker_config(context.image, context.config))
     next_offset = yield None
-    response = BalanceResponse(
+    timers = context.timers.look_soon(context.now_ms)
+    return Result((), _response(plan, len(run.under_way), metadata_offset=next_offset), timers)
+
+
+def _planned(context: RequestContext) -> Planning:
+    shapes = ClusterShapes(context)
+    return (yield from plan_balance(shapes.brokers, shapes.partitions()))
+
+
+def describe_balance(
+    context: RequestContext, _: DescribeBalanceRequest
+) -> Result[MetadataRecord, DescribeBalanceResponse]:
+    """The one that is under way, or what came of the last one that this controller knows."""
+    run = context.balance
+    reason = run.outcome[1] if run.cause is None else run.cause.reason
+    response = DescribeBalanceResponse(
+        run.state,
+        reason,
+        run.waits_for,
+        run.planned_count,
+        run.moved_count,
+        len(run.under_way),
+        run.moved_bytes,
+    )
+    return Result((), response)
+
+
+def cancel_balance(
+    context: RequestContext, _: CancelBalanceRequest
+) -> Steps[MetadataRecord, CancelBalanceResponse]:
+    """Whether there was one to cancel."""
+    if context.balance.is_idle:
+        return Result((), CancelBalanceResponse(is_cancelled=False))
+    yield from cancel(context, DecidedEvents(context))
+    next_offset = yield None
+    return Result((), CancelBalanceResponse(True, next_offset))
+
+
+def _response(
+    plan: Plan, begun_count: int, *, is_joined: bool = False, metadata_offset: int = NO_OFFSET
+) -> BalanceResponse:
+    return BalanceResponse(
         tuple(map(_move, plan.moves)),
         tuple(map(_share, plan.before)),
         tuple(map(_share, plan.after)),
         plan.is_whole,
         begun_count,
-        next_offset,
+        metadata_offset,
+        is_joined,
     )
-    return Result((), response)
-
-
-def _check_quiet(context: RequestContext) -> Steps[MetadataRecord, None]:
-    """What a caller has begun goes first: no plan is made on replicas that are on their way."""
-    for topic in context.image.topics.values():
-        for number, partition in enumerate(topic.partitions):
-            if partition.is_reassigned:
-                raise InvalidRequest(
-                    f"the reassignment of {topic.name}-{number} to {list(partition.target_replicas)} is under way; wait"
-                    " until no reassignment is left, or cancel it (`rayka partition cancel`), and balance then"
-                )
-            yield None
-    return Result((), None)
 
 
 def _move(move: Move) -> BalanceMove:

@@ -17,25 +17,24 @@ from rayka.controller.balancer.balance_plan import Move
 from rayka.controller.balancer.cluster_shapes import ClusterShapes
 from rayka.controller.balancer.gone_brokers import Gone
 from rayka.controller.balancer.heal_plan import Loss, plan_healing
-from rayka.controller.controller_timers import LookAfterReplicas
 from rayka.controller.decided_events import DecidedEvents, Decision
 from rayka.controller.reassignment import Reassigning
 from rayka.controller.request_context import RequestContext
 from rayka.errors import ErrorCode, UnknownTopicOrPartition
 from rayka.ids import TopicIdPartition, TopicPartition
-from rayka.metadata.effective_configs import broker_config
 from rayka.metadata.image import PartitionImage, named_partition
 from rayka.metadata.metadata_records import MetadataRecord, PartitionChangeRecord
 from rayka.protocol.partition_admin import Reassignment
-from rayka.shard.shard import Result, Steps
 
 
-def look_after_replicas(context: RequestContext, request: LookAfterReplicas) -> Steps[MetadataRecord, int]:
-    """Begins the moves that are due. The response: how many."""
-    config, moves, now_ms = broker_config(context.image, context.config), context.moves, context.now_ms
-    context.gone.look(context.image.brokers, due_ms=request.due_ms, now_ms=now_ms)
+def heal(
+    context: RequestContext, config: BrokerConfig, events: DecidedEvents, *, due_ms: int
+) -> Generator[MetadataRecord | list[MetadataRecord] | None, int, tuple[Gone, int]]:
+    """Begins the moves that are due. What is gone, and how many have begun."""
+    moves, now_ms = context.moves, context.now_ms
+    context.gone.look(context.image.brokers, due_ms=due_ms, now_ms=now_ms)
     moves.settle(context.image)
-    gone, events = _gone(context, config), DecidedEvents(context)
+    gone = _gone(context, config)
     yield events.records(
         context.heal_story.on_gone(gone, context.image.brokers, is_enabled=config.self_healing_enable)
     )
@@ -44,13 +43,10 @@ def look_after_replicas(context: RequestContext, request: LookAfterReplicas) -> 
         decision = yield from _plan(context, gone, config.broker_unavailable_timeout_ms)
         yield events.records(decision)
     begun_count = 0
-    for record in _begin(context, gone, config.balancer_moves_max):
+    for record in _begin(context, gone, config.balancer_moves_max - len(context.balance.under_way)):
         begun_count += 1
         yield record
-    timers = context.timers.after_look(
-        now_ms, timeout_ms=config.broker_unavailable_timeout_ms, is_idle=moves.is_idle
-    )
-    return Result((), begun_count, timers)
+    return gone, begun_count
 
 
 def _gone(context: RequestContext, config: BrokerConfig) -> Gone:

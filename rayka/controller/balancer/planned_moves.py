@@ -47,6 +47,10 @@ class PlannedMoves:
     def is_idle(self) -> bool:
         return not self.waiting and not self._under_way
 
+    @property
+    def under_way_count(self) -> int:
+        return len(self._under_way)
+
     def settle(self, image: MetadataImage) -> None:
         """Forgets the moves that have ended, and those that another caller has changed."""
         for key, after in list(self._under_way.items()):

@@ -1,0 +1,181 @@
+"""A balance goes on at each look of the controller: moves that have ended, the next ones, the end (decision 067).
+
+Moves are reassignments as any other (B45), so many at a time, ranked by the plan. None begins while another caller's
+reassignment is under way or replicas are made anew: the plan is dropped, and made again when that is over and the
+brokers have reported what they hold since. So is a plan whose next move is not legal any more.
+"""
+
+from collections.abc import Generator, Iterator
+
+from rayka.config import BrokerConfig
+from rayka.controller.balancer.badly_off import away_brokers
+from rayka.controller.balancer.balance_plan import Move, Plan, plan_balance
+from rayka.controller.balancer.balance_run import BalanceRun, Cause
+from rayka.controller.balancer.cluster_shapes import ClusterShapes
+from rayka.controller.decided_events import DecidedEvents, Decision, EventKind
+from rayka.controller.partition_change import Election
+from rayka.controller.reassignment import Reassigning
+from rayka.controller.request_context import RequestContext
+from rayka.errors import BrokerNotAvailable, ErrorCode, UnknownTopicOrPartition
+from rayka.ids import TopicIdPartition
+from rayka.metadata.image import named_partition
+from rayka.metadata.metadata_records import MetadataRecord, PartitionChangeRecord
+from rayka.protocol.balance import BalanceState
+from rayka.protocol.partition_admin import Reassignment
+
+REPLAN_MS = 10_000
+_LATE_MS = 500  # of a heartbeat that brings a report
+_Records = Generator[MetadataRecord | list[MetadataRecord] | None, int, None]
+
+
+def go_on_balancing(
+    context: RequestContext, config: BrokerConfig, events: DecidedEvents, *, is_healing: bool
+) -> _Records:
+    """One look at the balance that is under way, or at whether one is to begin. What has ended is settled."""
+    run = context.balance
+    if run.is_idle:
+        cause = None if is_healing else context.badly_off.look(context, config)
+        if cause is None:
+            return
+        run.begin(cause)
+    if run.is_cancelled:
+        yield from cancel(context, events)
+        return
+    run.waits_for = _obstacle(context, config, is_healing=is_healing)
+    if run.waits_for:
+        run.replan()
+        return
+    if run.is_over:
+        yield from _end(run, events)
+        return
+    if not run.waiting and not run.under_way:
+        yield from _plan(context, config, events)
+    yield from begin_moves(context, config)
+
+
+def lead_again(
+    context: RequestContext, keys: list[TopicIdPartition]
+) -> Iterator[PartitionChangeRecord | None]:
+    """The first replicas of partitions that have moved lead them."""
+    elections = context.elections()
+    for key in keys:
+        partition = elections.partition(key)
+        is_led = partition.leader_id == partition.replicas[0]
+        yield None if is_led else elections.change(key).election(Election.PREFERRED).build()
+
+
+def _obstacle(context: RequestContext, config: BrokerConfig, *, is_healing: bool) -> str:
+    if is_healing:
+        return "replicas of what is gone are made anew"
+    other = other_reassignment(context)
+    if other:
+        return f"the reassignment of {other} is under way"
+    run, away = context.balance, away_brokers(context)
+    if away:
+        return f"brokers {away} are away"
+    if run.under_way or run.waiting or run.is_over:
+        return ""
+    now_ms, heartbeat_ms = context.now_ms, config.broker_heartbeat_interval_ms
+    if run.planned_ms is not None and now_ms - run.planned_ms < REPLAN_MS:
+        return "the next plan is made soon"
+    active = [
+        each for each in context.image.brokers.values() if each.is_active and each.takes_user_partitions
+    ]
+    wanted_ms = run.settled_ms + heartbeat_ms + _LATE_MS
+    late = [each.broker_id for each in active if run.moved_count and context.loads.last_ms(each) < wanted_ms]
+    return f"brokers {late} have not reported what they hold since the last move" if late else ""
+
+
+def other_reassignment(context: RequestContext) -> str:
+    """The name of a partition that is reassigned, and not for the balance; or nothing."""
+    for key in context.replicas.reassigned:
+        if key not in context.balance.under_way:
+            return f"{context.image.topics_by_id[key.topic_id].name}-{key.partition}"
+    return ""
+
+
+def _plan(context: RequestContext, config: BrokerConfig, events: DecidedEvents) -> _Records:
+    run = context.balance
+    assert run.cause is not None
+    try:
+        shapes = ClusterShapes(context)
+    except BrokerNotAvailable as error:
+        run.waits_for = str(error)
+        return
+    plan = yield from plan_balance(shapes.brokers, shapes.partitions(), run.cause.last_goal)
+    yield from start(context, plan, events)
+
+
+def start(context: RequestContext, plan: Plan, events: DecidedEvents) -> _Records:
+    """The plan is the one that goes on from now on; the first one of a balance is told of, unless there is nothing to
+    move at all: then there was no balance.
+    """
+    run = context.balance
+    assert run.cause is not None
+    run.on_planned(plan, context.now_ms)
+    if plan.moves and not run.is_told:
+        run.is_told = True
+        yield events.records(Decision(EventKind.BALANCE_BEGUN, run.cause.subjects, _told(run.cause, plan)))
+    elif not plan.moves:
+        yield from _end(run, events)
+
+
+def _told(cause: Cause, plan: Plan) -> str:
+    copied = sum(each.copied_bytes for each in plan.moves) / 1e6
+    return f"{cause.reason}; {len(plan.moves):,} partitions are to move, copying {copied:,.1f} MB"
+
+
+def _end(run: BalanceRun, events: DecidedEvents) -> _Records:
+    assert run.cause is not None
+    moved = f"{run.moved_count:,} partitions have moved, {run.moved_bytes / 1e6:,.1f} MB were copied"
+    if run.is_told:
+        yield events.records(Decision(EventKind.BALANCE_ENDED, run.cause.subjects, moved))
+    run.end(BalanceState.ENDED, moved)
+
+
+def cancel(context: RequestContext, events: DecidedEvents) -> _Records:
+    """Nothing more begins, and what is under way goes back, where it can."""
+    run, reassigning = context.balance, Reassigning(context)
+    assert run.cause is not None
+    for move, _ in run.under_way.values():
+        tp = move.topic_partition
+        yield reassigning.try_alter(Reassignment(tp.topic, tp.partition, None))[0]
+    moved = f"an operator cancelled it after {run.moved_count:,} of {run.planned_count:,} moves"
+    if run.is_told:
+        yield events.records(Decision(EventKind.BALANCE_CANCELLED, run.cause.subjects, moved))
+    context.badly_off.decline(run.cause)
+    run.end(BalanceState.CANCELLED, moved)
+
+
+def begin_moves(context: RequestContext, config: BrokerConfig) -> Iterator[PartitionChangeRecord]:
+    """As many as may be under way at a time."""
+    run, reassigning = context.balance, Reassigning(context)
+    moves_max = (run.cause.moves_max if run.cause is not None else 0) or config.balancer_moves_max
+    while run.waiting and len(run.under_way) + context.moves.under_way_count < moves_max:
+        move = run.waiting.popleft()
+        found = _still_due(context, move)
+        if found is None:
+            run.replan()
+            return
+        tp = move.topic_partition
+        record, result = reassigning.try_alter(Reassignment(tp.topic, tp.partition, move.after))
+        if record is None or result.error_code is not ErrorCode.NONE:
+            run.replan()
+            return
+        run.on_begun(*found)
+        yield record
+
+
+def _still_due(context: RequestContext, move: Move) -> tuple[TopicIdPartition, Move, int] | None:
+    """The partition, the move and the partition's epoch, if it is as it was when the move was planned and the brokers
+    that it is to go to run.
+    """
+    try:
+        key, partition = named_partition(context.image, move.topic_partition)
+    except UnknownTopicOrPartition:
+        return None
+    brokers = context.image.brokers
+    added = [brokers.get(each) for each in move.after if each not in move.before]
+    is_there = all(each is not None and each.is_active for each in added)
+    is_free = not partition.is_reassigned and partition.replicas == move.before and partition.has_leader
+    return (key, move, partition.partition_epoch) if is_free and is_there else None

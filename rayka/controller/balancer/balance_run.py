@@ -1,0 +1,142 @@
+"""One balance that the active controller carries out: why, what waits, what is under way, what has come of it.
+
+Soft state: a new active controller knows from the events that a balance had begun and not ended, and plans anew when
+everything under way has ended and every broker has reported. Invariant: what is under way are reassignments that this
+controller began for the balance and that no other caller has changed since the last look.
+"""
+
+from collections import deque
+from typing import NamedTuple
+
+from rayka.controller.balancer.balance_plan import Goal, Move, Plan
+from rayka.controller.decided_events import EventKind
+from rayka.ids import TopicIdPartition
+from rayka.metadata.image import MetadataImage
+from rayka.protocol.balance import BalanceState
+
+PLANS_MAX = 50
+_OPEN = (EventKind.BALANCE_BEGUN,)
+_OVER = (EventKind.BALANCE_ENDED, EventKind.BALANCE_CANCELLED)
+
+
+class Cause(NamedTuple):
+    """Why a balance begins. `subjects`: the brokers that are badly off, none where an operator asks for it.
+    `last_goal`: the last of the goals that it looks after; `moves_max`: how many moves at a time, 0: as configured.
+    """
+
+    subjects: tuple[str, ...]
+    reason: str
+    last_goal: Goal = Goal.BYTES_OUT
+    moves_max: int = 0
+
+
+class _Begun(NamedTuple):
+    """A move under way, and the epoch that its partition had before."""
+
+    move: Move
+    partition_epoch: int
+
+
+class BalanceRun:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self.outcome = BalanceState.NONE, ""
+        self._clear(None)
+
+    def _clear(self, cause: Cause | None) -> None:
+        self.cause = cause
+        self.plan: Plan | None = None  # None: one is to be made
+        self.plan_count = 0
+        self.waiting: deque[Move] = deque()
+        self.under_way: dict[TopicIdPartition, _Begun] = {}
+        self.is_told = False  # the event that it has begun is written
+        self.is_cancelled = False  # another caller has cancelled one of its moves
+        self.waits_for = ""
+        self.planned_count = self.moved_count = self.moved_bytes = 0
+        self.settled_ms = 0  # when a move of it ended last
+        self.planned_ms: int | None = None
+
+    @classmethod
+    def resumed(cls, image: MetadataImage) -> "BalanceRun":
+        """Of a new active controller."""
+        run = cls()
+        last = last_balance_event(image)
+        if last is not None and last[0] in _OPEN:
+            goal = Goal.LEADERS if last[1] else Goal.BYTES_OUT
+            run.begin(Cause(last[1], "it had begun under an earlier controller", goal))
+            run.is_told = True
+        return run
+
+    def __repr__(self) -> str:
+        return f"<BalanceRun {self.cause} waiting={len(self.waiting)} under_way={len(self.under_way)}>"
+
+    @property
+    def state(self) -> BalanceState:
+        if self.cause is None:
+            return self.outcome[0]
+        return BalanceState.PLANNING if self.plan is None else BalanceState.MOVING
+
+    @property
+    def is_idle(self) -> bool:
+        return self.cause is None
+
+    def begin(self, cause: Cause) -> None:
+        """A balance is to be planned and carried out."""
+        self._clear(cause)
+
+    def settle(self, image: MetadataImage, now_ms: int) -> list[TopicIdPartition]:
+        """Forgets the moves that have ended, and gives those that ended as planned. After one that another caller has
+        changed the plan is to be made anew.
+        """
+        ended = []
+        for key, (move, partition_epoch) in list(self.under_way.items()):
+            partition = image.partition(key)
+            if partition is not None and partition.target_replicas == move.after:
+                if partition.is_reassigned:
+                    continue
+                ended.append(key)
+                self.moved_count += 1
+                self.moved_bytes += move.copied_bytes
+                self.settled_ms = now_ms
+            else:
+                self.replan()
+                is_as_before = partition is not None and partition.replicas == move.before
+                has_begun = partition is not None and partition.partition_epoch > partition_epoch
+                self.is_cancelled |= is_as_before and has_begun  # else the log did not take its record
+            del self.under_way[key]
+        return ended
+
+    def replan(self) -> None:
+        """What waits does not begin any more."""
+        self.waiting.clear()
+        self.plan = None
+
+    def on_planned(self, plan: Plan, now_ms: int) -> None:
+        self.plan, self.planned_ms = plan, now_ms
+        self.plan_count += 1
+        self.waiting = deque(plan.moves)
+        self.planned_count = self.moved_count + len(plan.moves)
+
+    def on_begun(self, key: TopicIdPartition, move: Move, partition_epoch: int) -> None:
+        self.under_way[key] = _Begun(move, partition_epoch)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether everything planned has moved, and more would not improve it."""
+        is_done = self.plan is not None and not self.waiting and not self.under_way
+        return is_done and self.plan is not None and (self.plan.is_whole or self.plan_count >= PLANS_MAX)
+
+    def end(self, state: BalanceState, reason: str) -> None:
+        """Its counts stay, for what asks what came of it."""
+        self.replan()
+        self.under_way.clear()
+        self.cause, self.waits_for, self.outcome = None, "", (state, reason)
+
+
+def last_balance_event(image: MetadataImage) -> tuple[str, tuple[str, ...]] | None:
+    """The kind and the subjects of the newest event of a balance."""
+    kinds = (*_OPEN, *_OVER)
+    found = (each for each in reversed(image.events) if each.kind in kinds)
+    event = next(found, None)
+    return None if event is None else (event.kind, event.subjects)
