@@ -58,9 +58,13 @@ class RaykaGroups:
 
             return on_commit
 
+        def begin() -> None:
+            """On the IO thread, as what follows is: a consumer is not for two threads at once."""
+            for consumer in self._consumers:
+                consumer.commit_async({self._partition: 1}, next_of(consumer))
+
         started = time.perf_counter()
-        for consumer in self._consumers:
-            consumer.commit_async({self._partition: 1}, next_of(consumer))
+        io_thread.call_soon(begin)
         assert done.wait(_TIMEOUT_S)
         return commits / (time.perf_counter() - started)
 

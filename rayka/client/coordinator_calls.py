@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import TypeVar
 
 from rayka.client.call_watch import CallWatch, Patience
@@ -32,6 +33,7 @@ from rayka.errors import (
 from rayka.ids import NO_NODE, node_name
 from rayka.ports import Request
 from rayka.protocol.groups import FindCoordinatorRequest
+from rayka.protocol.later import Later
 
 ResponseT = TypeVar("ResponseT")
 _PATIENCE = Patience(0.1, 1.0)
@@ -43,6 +45,10 @@ logger = logging.getLogger(__name__)
 
 def _accept(response: object) -> None:
     pass
+
+
+def _what(group_id: str) -> str:
+    return f"the coordinator of group {group_id!r}"
 
 
 class CoordinatorCalls:
@@ -80,7 +86,7 @@ class CoordinatorCalls:
         """
         retry = Retry(timeout_ms, self._nodes.backoff)
         problem: RaykaError | None = None
-        what = f"the coordinator of group {group_id!r}"
+        what = _what(group_id)
         with nullcontext() if may_park else telling(lambda: self._nodes.awaited(what, problem)):
             while True:
                 try:
@@ -94,6 +100,29 @@ class CoordinatorCalls:
                     self._on_problem(group_id, error)
                 if not await retry.pause():
                     raise self._too_late(what, problem) from problem
+
+    def begin(
+        self,
+        group_id: str,
+        request: Request[ResponseT],
+        timeout_ms: int,
+        on_end: Callable[[ResponseT | BaseException], object],
+    ) -> Later[ResponseT] | None:
+        """The first attempt of a `call`, without a task: `on_end` is told how it ends, unless what this returns is
+        cancelled before. None where the coordinator has yet to be found.
+        """
+        node_id = self._known.get(group_id)
+        if node_id is None:
+            return None
+        attempt_ms = min(timeout_ms, self._nodes.request_timeout_ms)
+        call = self._nodes.network.call(node_id, request, attempt_ms)
+        answer = self._calls.answer(node_id, group_id, call)
+        answer.then(partial(self._on_first, group_id, node_id, on_end))
+        return answer
+
+    def awaited(self, group_id: str) -> str:
+        """What a caller of `begin` waits for, in words for a log."""
+        return self._nodes.awaited(_what(group_id), None)
 
     def abandon(self) -> "list[asyncio.Task[int]]":
         """Cancels what looks for coordinators; returns the tasks that are ending."""
@@ -118,6 +147,19 @@ class CoordinatorCalls:
         except _NO_ANSWER:
             self._nodes.doubt(node_id)
             raise
+
+    def _on_first(
+        self,
+        group_id: str,
+        node_id: int,
+        on_end: Callable[[ResponseT | BaseException], object],
+        outcome: ResponseT | BaseException,
+    ) -> None:
+        if isinstance(outcome, _NO_ANSWER):
+            self._nodes.doubt(node_id)
+        if isinstance(outcome, ApiError) and outcome.retriable:
+            self._on_problem(group_id, outcome)
+        on_end(outcome)
 
     async def _find(self, group_id: str, timeout_ms: int) -> int:
         try:

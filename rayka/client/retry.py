@@ -11,7 +11,7 @@ from random import Random
 from rayka.client.bootstrap import ClientConfig
 
 JITTER = 0.2
-_TELL_AFTER_S = 3.0
+TELL_AFTER_S = 3.0
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class telling:  # noqa: N801 - read as what a `with` does
         self._timer: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(_TELL_AFTER_S, self._tell)
+        self._timer = asyncio.get_running_loop().call_later(TELL_AFTER_S, self._tell)
 
     def __exit__(self, *_: object) -> None:
         if self._timer is not None:

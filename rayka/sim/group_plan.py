@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 _SHARE = 0.5  # of the seeds; runs without topics, or with compacted ones, have no group
+_DEATHS = 0.25  # of the groups
 _PARTITIONS_MAX = 6  # of a topic that grows
 
 
@@ -20,6 +21,7 @@ class GroupPlan:
     is_automatic: bool = False  # members commit by themselves, every second
     grows: bool = False  # its topics get more partitions
     has_zombies: bool = False  # members stand still, and a dead one's last commit comes late
+    has_death: bool = False  # members do not come and go; one of them dies, and does not come back
 
     def next_partition_count(self, partition_count: int) -> int:
         """How many partitions a topic gets next; as many as it has when it is large enough."""
@@ -39,5 +41,6 @@ def draw_group(seed: int) -> dict[str, Any]:
             is_automatic=random.random() < 0.5,
             grows=random.random() < 0.5,
             has_zombies=random.random() < 0.5,
+            has_death=Random(f"group death {seed}").random() < _DEATHS,
         ),
     }

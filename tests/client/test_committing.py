@@ -18,6 +18,7 @@ from rayka.errors import ErrorCode, IllegalGeneration, OffsetMetadataTooLarge, U
 from rayka.ids import TopicPartition
 from rayka.protocol.group_offsets import OffsetCommitRequest, OffsetCommitResponse
 from rayka.protocol.groups import FindCoordinatorRequest, FindCoordinatorResponse, GroupCoordinator
+from rayka.protocol.later import Later
 from rayka.protocol.membership import (
     MetadataBroker,
     MetadataPartition,
@@ -202,3 +203,87 @@ def test_what_is_asked_for_after_the_end_is_given_up_at_once_and_never_sent() ->
 
     play(coordinator, scene)
     assert coordinator.commits == []
+
+
+class DirectCoordinator(Coordinator):
+    """Answers commits as a direct lane does: what the call gives ends in the step that brings the answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers: list[Later[OffsetCommitResponse]] = []
+
+    def call(self, node_id: int, request: Any, timeout_ms: int) -> Any:
+        if not isinstance(request, OffsetCommitRequest):
+            return super().call(node_id, request, timeout_ms)
+        self.commits.append(request)
+        self.answers.append(Later())
+        return self.answers[-1]
+
+    def answer(self) -> None:
+        results = tuple(self._result(each.partition) for each in self.commits[-1].partitions)
+        self.answers[-1].end(OffsetCommitResponse(results))
+
+
+async def begin_known(offsets: GroupOffsets, coordinator: DirectCoordinator) -> "asyncio.Task[None]":
+    """A first commit has found the coordinator and the topic; the second one is under way."""
+    first = commit(offsets, 0, 1)
+    await asyncio.sleep(1)
+    coordinator.answer()
+    await first
+    return commit(offsets, 0, 2)
+
+
+def test_where_coordinator_and_partitions_are_known_a_commit_is_sent_at_once_and_needs_no_task() -> None:
+    coordinator = DirectCoordinator()
+
+    async def scene(offsets: GroupOffsets) -> None:
+        await begin_known(offsets, coordinator)
+        await asyncio.sleep(0)
+        coordinator.answer()
+        await offsets.settle()
+        before = asyncio.all_tasks()
+        third = offsets.begin({at(0): OffsetAndMetadata(3)}, GroupMetadata("g"))
+        fourth = offsets.begin({at(0): OffsetAndMetadata(4)}, GroupMetadata("g"))
+        assert coordinator.offsets() == [[1], [2], [3]]
+        coordinator.answer()
+        assert coordinator.offsets() == [[1], [2], [3], [4]]
+        coordinator.answer()
+        assert asyncio.all_tasks() == before
+        assert (await third, await fourth) == ({}, {})
+
+    play(coordinator, scene)
+
+
+def test_a_commit_whose_coordinator_says_nothing_is_told_of_after_seconds(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    coordinator = DirectCoordinator()
+
+    async def scene(offsets: GroupOffsets) -> None:
+        second = await begin_known(offsets, coordinator)
+        await asyncio.sleep(2.9)
+        assert not caplog.records
+        await asyncio.sleep(3)
+        assert "the coordinator of group 'g'" in caplog.text
+        coordinator.answer()
+        await second
+
+    play(coordinator, scene)
+
+
+def test_what_is_under_way_at_once_is_given_up_with_the_rest() -> None:
+    coordinator = DirectCoordinator()
+
+    async def scene(offsets: GroupOffsets) -> None:
+        second = await begin_known(offsets, coordinator)
+        await asyncio.sleep(0)
+        third = commit(offsets, 0, 3)
+        await asyncio.sleep(0)
+        assert offsets.abandon() == []
+        assert coordinator.answers[-1].cancelled()
+        told = await asyncio.gather(second, third, return_exceptions=True)
+        assert [type(each) for each in told] == [asyncio.CancelledError] * 2
+        await offsets.settle()
+
+    play(coordinator, scene)
+    assert coordinator.offsets() == [[1], [2]]

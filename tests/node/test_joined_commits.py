@@ -54,12 +54,12 @@ def test_commits_of_one_turn_are_begun_together_and_answered_each() -> None:
         shards = Shards()
         commits = JoinedCommits(shards.begin)
         asked = [
-            asyncio.create_task(commits.commit(number, commit(group_id)))
+            asyncio.ensure_future(commits.commit(number, commit(group_id)))
             for number, group_id in ((0, "a"), (1, "b"), (0, "c"))
         ]
         await asyncio.sleep(0.01)
         assert shards.begun == [(0, ["a", "c"]), (1, ["b"])]
-        late = asyncio.create_task(commits.commit(0, commit("d")))
+        late = asyncio.ensure_future(commits.commit(0, commit("d")))
         await asyncio.sleep(0.01)
         assert shards.begun[2:] == [(0, ["d"])]
         asked[0].cancel()  # whoever gives up takes no answer from the others
@@ -79,8 +79,7 @@ def test_what_comes_behind_a_commit_is_handled_behind_it() -> None:
     async def scenario() -> None:
         shards = Shards()
         commits = JoinedCommits(shards.begin)
-        waiting = asyncio.create_task(commits.commit(0, commit("a")))
-        await asyncio.sleep(0)
+        waiting = commits.commit(0, commit("a"))
         commits.begin_those_of(1)
         assert shards.begun == []
         commits.begin_those_of(0)
@@ -104,7 +103,7 @@ def test_no_more_are_written_together_than_one_turn_replays_and_one_batch_takes(
         shards = Shards()
         commits = JoinedCommits(shards.begin)
         for each in (commit("a", metadata="y"), commit("a"), larger, commit("c", metadata="z")):
-            asyncio.create_task(commits.commit(0, each))  # noqa: RUF006
+            asyncio.ensure_future(commits.commit(0, each))  # noqa: RUF006
         await asyncio.sleep(0.01)
         (_, first), (_, second), *rest = shards.begun
         assert (first, second[0]) == (["a", "a"], "b")

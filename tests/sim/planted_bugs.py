@@ -34,6 +34,7 @@ from rayka.raft.votes import LogPosition, VoteTally
 from rayka.shard.runtime import ShardRuntime
 from rayka.sim.world.faults import FaultKind
 from tests.sim.planted_compaction_bugs import COMPACTION_BUGS
+from tests.sim.planted_group_bugs import GROUP_BUGS
 from tests.sim.planted_lane_bugs import LANE_BUGS
 from tests.sim.planted_replication_bugs import REPLICATION_BUGS
 from tests.sim.planted_retention_bugs import RETENTION_BUGS
@@ -380,7 +381,16 @@ PLANTED_BUGS = [
 
 
 def main(wanted: str = "", last_seed: str = str(SEARCHED_MAX)) -> None:
-    for bug in (*PLANTED_BUGS, *REPLICATION_BUGS, *SHARD_BUGS, *LANE_BUGS, *COMPACTION_BUGS, *RETENTION_BUGS):
+    parts = (
+        PLANTED_BUGS,
+        REPLICATION_BUGS,
+        SHARD_BUGS,
+        LANE_BUGS,
+        GROUP_BUGS,
+        COMPACTION_BUGS,
+        RETENTION_BUGS,
+    )
+    for bug in itertools.chain.from_iterable(parts):
         if wanted in bug.name:
             print(bug.name, bug.checker, *search(bug, int(last_seed)), flush=True)
 

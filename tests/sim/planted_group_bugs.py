@@ -208,12 +208,17 @@ def answers_before_the_high_watermark(original: Any) -> Any:
     return finish
 
 
+def begins_no_sessions(_: Any) -> Any:
+    return lambda self, **moment: iter(())
+
+
 def with_plan(**fields: Any) -> dict[str, Any]:
     """A run with another group."""
     return GROUP | {"group": GroupPlan(**fields)}
 
 
 STATIC = with_plan(static_count=3, has_zombies=True)
+DYING = with_plan(has_death=True)
 EXPIRING = GROUP | {"config": GROUP["config"] | {"offsets_retention_check_interval_ms": 2_000}}
 
 
@@ -255,6 +260,9 @@ GROUP_BUGS = [
          gives_the_share_of_the_leader, 6),
     _bug("an early sync is given the last generation's assignment", "group-owners", GroupMembers, "sync",
          answers_an_early_sync, 10),
+    _bug("a session never ends", "group-unsettled", Rebalances, "end_session", does_nothing, chosen=DYING),
+    _bug("a new coordinator begins no sessions", "group-unsettled", GroupShard, "on_active", begins_no_sessions, 3,
+         chosen=DYING),
     _bug("a coordinator answers before its records are committed", "group-fenced", ShardRuntime, "_finish",
          answers_before_the_high_watermark, 9),
 ]  # fmt: skip

@@ -1,15 +1,18 @@
 """The offsets that one consumer commits and reads: one commit at a time, in the order in which they were asked for.
 
 A commit that has to wait for the one before takes in those that are asked for meanwhile: of each partition the newest
-offset counts, and all of them end with the one request. Invariants: an older commit never overwrites a newer one, also
-when it is retried; a commit is made as the member that asked for it, so that one of a former generation is refused
-instead of overwriting what the partition's new owner has committed; a member that its group goes on without commits
-nothing. Kafka: ConsumerCoordinator (E10).
+offset counts, and all of them end with the one request. The first attempt of one needs no task where its partitions and
+its coordinator are known; a task goes on with what that did not end. Invariants: an older commit never overwrites a
+newer one, also when it is retried; a commit is made as the member that asked for it, so that one of a former generation
+is refused instead of overwriting what the partition's new owner has committed; a member that its group goes on without
+commits nothing. Kafka: ConsumerCoordinator (E10).
 """
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from itertools import islice
 from uuid import UUID
 
@@ -18,7 +21,8 @@ from rayka.client.group.member_requests import GroupMetadata
 from rayka.client.group.offset_values import OffsetAndMetadata
 from rayka.client.loop_time import now_s
 from rayka.client.metadata import ClusterMetadata, check_partition
-from rayka.errors import ErrorCode, RaykaError, UnavailableError, UnknownMemberId, error_for
+from rayka.client.retry import TELL_AFTER_S
+from rayka.errors import ApiError, ErrorCode, RaykaError, UnavailableError, UnknownMemberId, error_for
 from rayka.ids import NO_OFFSET, ZERO_ID, TopicPartition
 from rayka.protocol.consumer_protocol import NO_GENERATION
 from rayka.protocol.group_offsets import (
@@ -30,9 +34,13 @@ from rayka.protocol.group_offsets import (
     OffsetFetchRequest,
     OffsetFetchResponse,
 )
+from rayka.protocol.later import Later
+
+logger = logging.getLogger(__name__)
 
 Offsets = Mapping[TopicPartition, OffsetAndMetadata]
 Problems = dict[TopicPartition, RaykaError]
+_TELL_AGAIN_S = 0.1  # no timer rings for the last microsecond of a wait again and again
 
 
 class _Commit:
@@ -56,6 +64,10 @@ class GroupOffsets:
         self._metadata = metadata
         self._timeout_ms = timeout_ms
         self._waiting: deque[_Commit] = deque()
+        self._current: _Commit | None = None  # on its way: by an attempt, or by the sender
+        self._attempt: Later[OffsetCommitResponse] | None = None
+        self._attempt_s = 0.0  # when it began
+        self._tells: asyncio.TimerHandle | None = None
         self._sender: asyncio.Task[None] | None = None
         self._is_abandoned = False
 
@@ -100,21 +112,62 @@ class GroupOffsets:
         commit.offsets.update(offsets)
         if self._is_abandoned:
             self._drop_waiting()
-        elif self._sender is None:
-            self._sender = asyncio.get_running_loop().create_task(self._send_all())
+        elif self._current is None:
+            self._begin_next()
         return commit
 
-    async def _send_all(self) -> None:
-        commit: _Commit | None = None
+    def _begin_next(self) -> None:
+        commit = self._current = self._waiting.popleft() if self._waiting else None
+        if commit is not None and not self._begin_attempt(commit):
+            self._send_on(commit)
+
+    def _begin_attempt(self, commit: _Commit) -> bool:
+        """Whether the commit is under way, without a task."""
+        if len(commit.offsets) > PARTITIONS_PER_COMMIT_MAX or any(self._unseen(commit)):
+            return False
+        loop, on_answer = asyncio.get_running_loop(), partial(self._on_answer, commit)
+        self._attempt_s = loop.time()
+        request = self._request(commit, tuple(commit.offsets))
+        attempt = self._coordinators.begin(commit.group.group_id, request, self._timeout_ms, on_answer)
+        if attempt is None:
+            return False
+        if self._current is commit and self._sender is None:  # it has not ended yet
+            self._attempt = attempt
+            if self._tells is None:
+                self._tells = loop.call_later(TELL_AFTER_S, self._tell)
+        return True
+
+    def _tell(self) -> None:
+        """One timer for many attempts, which are short: it rings when the oldest that may be under way is late."""
+        self._tells = None
+        if self._attempt is None:
+            return
+        loop = asyncio.get_running_loop()
+        left_s = self._attempt_s + TELL_AFTER_S - loop.time()
+        if left_s <= 0:
+            logger.warning("%s", self._coordinators.awaited(self._group_id))
+            left_s = self._timeout_ms / 1000
+        self._tells = loop.call_later(max(left_s, _TELL_AGAIN_S), self._tell)
+
+    def _on_answer(self, commit: _Commit, outcome: OffsetCommitResponse | BaseException) -> None:
+        self._attempt = None
+        problems = _problems_of(commit, outcome)
+        if problems is None:
+            self._send_on(commit)
+        else:
+            commit.done.set_result(problems)
+            self._begin_next()
+
+    def _send_on(self, commit: _Commit) -> None:
+        self._sender = asyncio.get_running_loop().create_task(self._send_until_done(commit))
+
+    async def _send_until_done(self, commit: _Commit) -> None:
         try:
-            while self._waiting:
-                commit = self._waiting.popleft()
-                problems = await self._send(commit)
-                commit.done.set_result(problems)
+            commit.done.set_result(await self._send(commit))
         finally:
-            self._sender = None
-            if commit is not None:
-                commit.done.cancel()  # does nothing, unless this was cancelled
+            self._sender = self._current = None
+            commit.done.cancel()  # does nothing, unless this was cancelled
+        self._begin_next()
 
     async def _send(self, commit: _Commit) -> Problems:
         problems = await self._unknown(commit)
@@ -129,12 +182,8 @@ class GroupOffsets:
 
     async def _unknown(self, commit: _Commit) -> Problems:
         """The partitions that do not exist."""
-        topics = {name: self._metadata.cached(name) for name in {tp.topic: None for tp in commit.offsets}}
-        counts = {name: len(topic.partitions) for name, topic in topics.items() if topic is not None}
         problems: Problems = {}
-        for tp in commit.offsets:
-            if 0 <= tp.partition < counts.get(tp.topic, 0):
-                continue
+        for tp in list(self._unseen(commit)):
             try:
                 found = await self._metadata.topic_with(tp.topic, tp.partition, _remaining_ms(commit))
                 check_partition(found, tp.partition)
@@ -142,26 +191,36 @@ class GroupOffsets:
                 problems[tp] = error
         return problems
 
+    def _unseen(self, commit: _Commit) -> Iterator[TopicPartition]:
+        """The partitions that the metadata has yet to know."""
+        counts: dict[str, int] = {}
+        for tp in commit.offsets:
+            if (count := counts.get(tp.topic)) is None:
+                topic = self._metadata.cached(tp.topic)
+                count = counts[tp.topic] = 0 if topic is None else len(topic.partitions)
+            if not 0 <= tp.partition < count:
+                yield tp
+
     async def _send_some(self, commit: _Commit, partitions: tuple[TopicPartition, ...]) -> Problems:
         """The partitions that were refused, which no retry mends."""
-        group, problems = commit.group, Problems()
-        instance_id = group.group_instance_id if group.member_id else ""
-        offsets = tuple(self._committed(tp, commit.offsets[tp]) for tp in partitions)
-        request = OffsetCommitRequest(
-            group.group_id, offsets, group.generation_id, group.member_id, instance_id
-        )
+        problems = Problems()
 
         def check(response: OffsetCommitResponse) -> None:
             problems.clear()
-            for each in response.partitions:
-                if each.error_code is not ErrorCode.NONE:
-                    tp = TopicPartition(each.topic, each.partition)
-                    error = problems[tp] = error_for(each.error_code, f"{tp}: {each.error_message}")
-                    if error.retriable:
-                        raise error
+            problems.update(_refused(response))
+            for error in problems.values():
+                if isinstance(error, ApiError) and error.retriable:
+                    raise error
 
-        await self._coordinators.call(group.group_id, request, _remaining_ms(commit), check=check)
+        request, group_id = self._request(commit, partitions), commit.group.group_id
+        await self._coordinators.call(group_id, request, _remaining_ms(commit), check=check)
         return problems
+
+    def _request(self, commit: _Commit, partitions: tuple[TopicPartition, ...]) -> OffsetCommitRequest:
+        group = commit.group
+        instance_id = group.group_instance_id if group.member_id else ""
+        offsets = tuple(self._committed(tp, commit.offsets[tp]) for tp in partitions)
+        return OffsetCommitRequest(group.group_id, offsets, group.generation_id, group.member_id, instance_id)
 
     def _committed(self, topic_partition: TopicPartition, offset: OffsetAndMetadata) -> CommittedOffset:
         tp = topic_partition
@@ -200,8 +259,8 @@ class GroupOffsets:
 
     async def settle(self) -> None:
         """Returns when all that was asked for has ended."""
-        if self._sender is not None:
-            await asyncio.gather(asyncio.shield(self._sender), return_exceptions=True)
+        while self._current is not None:
+            await asyncio.gather(asyncio.shield(self._current.done), return_exceptions=True)
 
     # ---- End ---------------------------------------------------------------------------------------------------------
 
@@ -209,6 +268,12 @@ class GroupOffsets:
         """Cancels what is under way; returns the task that is ending. What it was about may be committed or not."""
         self._is_abandoned = True
         self._drop_waiting()
+        if self._tells is not None:
+            self._tells.cancel()
+        if self._attempt is not None and self._current is not None:
+            self._attempt.cancel()
+            self._current.done.cancel()
+            self._attempt = self._current = None
         if self._sender is None:
             return []
         self._sender.cancel()
@@ -218,6 +283,32 @@ class GroupOffsets:
         for each in self._waiting:
             each.done.cancel()
         self._waiting.clear()
+
+
+def _refused(response: OffsetCommitResponse) -> Problems:
+    """The partitions that the coordinator has not committed."""
+    return {
+        (tp := TopicPartition(each.topic, each.partition)): error_for(
+            each.error_code, f"{tp}: {each.error_message}"
+        )
+        for each in response.partitions
+        if each.error_code is not ErrorCode.NONE
+    }
+
+
+def _problems_of(commit: _Commit, outcome: OffsetCommitResponse | BaseException) -> Problems | None:
+    """What came of the first attempt; None where the commit has to go on."""
+    if isinstance(outcome, OffsetCommitResponse):
+        refused = _refused(outcome)
+        return None if any(map(_passes, refused.values())) else refused
+    if isinstance(outcome, RaykaError) and not _passes(outcome):
+        return dict.fromkeys(commit.offsets, outcome)
+    return None
+
+
+def _passes(error: RaykaError) -> bool:
+    """Whether asking again may mend it."""
+    return isinstance(error, UnavailableError) or (isinstance(error, ApiError) and error.retriable)
 
 
 def first_problem(problems: Problems, offsets: Offsets) -> RaykaError | None:

@@ -43,6 +43,7 @@ from rayka.protocol.groups import (
     ListGroupsRequest,
     ListGroupsResponse,
 )
+from rayka.protocol.later import Later
 from rayka.protocol.topics import NewTopic
 
 _METADATA_TIMEOUT_MS = 5_000
@@ -118,9 +119,9 @@ class GroupHandler:
         """The answer of the shard of `request.group_id`. Raises NotCoordinator where that is elsewhere."""
         return await self._submit(self._number(request.group_id), request)
 
-    async def commit(self, request: OffsetCommitRequest) -> OffsetCommitResponse:
-        """As `of_group`; commits that come in one turn of the event loop are written together."""
-        return await self._commits.commit(self._number(request.group_id), request)
+    def commit(self, request: OffsetCommitRequest) -> Later[OffsetCommitResponse]:
+        """As `of_group`; those that come in one turn of the event loop are written together, with no task for each."""
+        return self._commits.commit(self._number(request.group_id), request)
 
     async def list_groups(self, request: ListGroupsRequest) -> ListGroupsResponse:
         """Those of all shards that are active here."""
@@ -175,15 +176,21 @@ class GroupHandler:
     async def _submit(self, number: int, request: Any) -> Any:
         """After the commits that came before it."""
         self._commits.begin_those_of(number)
-        return await self._begin(number, request)
+        answer = self._begin(number, request)
+        return await answer if isinstance(answer, Coroutine) else answer
 
-    def _begin(self, number: int, request: Any) -> Coroutine[Any, Any, Any]:
-        """Runs the request on the shard; what is to be awaited for its answer."""
+    def _begin(self, number: int, request: Any) -> Any:
+        """Runs the request on the shard: its answer, or the coroutine that waits for that."""
         with _told_to_members(number):
             if number < 0:
                 raise NotCoordinator(f"there is no {OFFSETS_TOPIC} yet; find_coordinator creates it")
             shard = self._shards.get(OFFSETS_TOPIC, number)
-            return _answer(number, shard.answer_of(shard.run_request(request)))
+            pending = shard.run_request(request)
+            if not pending.is_done:
+                return _answer(number, shard.answer_of(pending))
+            if pending.error is not None:
+                raise pending.error
+            return pending.response
 
 
 async def _answer(number: int, answering: Coroutine[Any, Any, Any]) -> Any:

@@ -13,11 +13,12 @@ from typing import Any
 from rayka.coordinator.group_effects import CommitTogether
 from rayka.errors import ApiError
 from rayka.protocol.group_offsets import OffsetCommitRequest, OffsetCommitResponse
+from rayka.protocol.later import Later
 from rayka.shard.runtime import STEPS_PER_TURN
 
 _METADATA_CHARS_MAX = 1 << 20  # at most 4 MB of a batch that may have 16
-_Answer = asyncio.Future[OffsetCommitResponse]
-_Begin = Callable[[int, Any], Coroutine[Any, Any, Any]]
+_Answer = Later[OffsetCommitResponse]
+_Begin = Callable[[int, Any], Any]
 
 
 class _Together:
@@ -30,7 +31,7 @@ class _Together:
         self._metadata_chars = 0
 
     def add(self, request: OffsetCommitRequest) -> _Answer:
-        answer: _Answer = asyncio.get_running_loop().create_future()
+        answer: _Answer = Later()
         self.requests.append(request)
         self.answers.append(answer)
         self._record_count += len(request.partitions)
@@ -43,7 +44,7 @@ class _Together:
 
 
 class JoinedCommits:
-    """See the module. `begin` runs a request on the shard of a partition, and gives what is to be awaited for it."""
+    """See the module. `begin` runs a request on a partition's shard: its answer, or a coroutine that waits for it."""
 
     def __init__(self, begin: _Begin) -> None:
         self._begin = begin
@@ -53,8 +54,10 @@ class JoinedCommits:
     def __repr__(self) -> str:
         return f"<JoinedCommits open={ {number: len(each.requests) for number, each in self._open.items()} }>"
 
-    async def commit(self, number: int, request: OffsetCommitRequest) -> OffsetCommitResponse:
-        """The answer of the shard, once it is committed. Raises as `begin`, and what refuses this commit alone."""
+    def commit(self, number: int, request: OffsetCommitRequest) -> Later[OffsetCommitResponse]:
+        """The answer of the shard, once it is committed. Ends in what `begin` raises, and in what refuses this commit
+        alone.
+        """
         together = self._open.get(number)
         if together is not None and not together.has_room(request):
             self.begin_those_of(number)
@@ -62,7 +65,7 @@ class JoinedCommits:
         if together is None:
             together = self._open[number] = _Together()
             asyncio.get_running_loop().call_soon(self._begin_these, number, together)
-        return await together.add(request)
+        return together.add(request)
 
     def begin_those_of(self, number: int) -> None:
         """The shard of this partition has handled all commits that came before, when this returns."""
@@ -79,6 +82,9 @@ class JoinedCommits:
         except Exception as error:  # also one that no code expected: the callers' requests fail with it
             _refuse(together.answers, error)
             return
+        if not isinstance(answering, Coroutine):
+            _tell(together.answers, answering)
+            return
         task = asyncio.get_running_loop().create_task(_answer(answering, together.answers))
         self._tasks[task] = None
         task.add_done_callback(self._tasks.pop)
@@ -88,23 +94,23 @@ async def _answer(answering: Coroutine[Any, Any, Any], answers: Sequence[_Answer
     try:
         found = await answering
     except asyncio.CancelledError:  # the process ends: no caller is told anything
-        for future in answers:
-            future.cancel()
+        for answer in answers:
+            answer.cancel()
         raise
     except Exception as error:
         _refuse(answers, error)
         return
-    for future, answer in zip(answers, found, strict=True):
-        if isinstance(answer, ApiError):
-            _refuse([future], answer)
-        elif not future.done():  # its caller may have given up
-            future.set_result(answer)
+    _tell(answers, found)
+
+
+def _tell(answers: Sequence[_Answer], found: Sequence[OffsetCommitResponse | ApiError]) -> None:
+    for answer, outcome in zip(answers, found, strict=True):
+        answer.end(outcome)
 
 
 def _refuse(answers: Sequence[_Answer], error: Exception) -> None:
-    for future in answers:
-        if not future.done():
-            future.set_exception(error)
+    for answer in answers:
+        answer.end(error)
 
 
 def _metadata_chars(request: OffsetCommitRequest) -> int:

@@ -32,6 +32,7 @@ _SESSION_MS = 3_000
 _MAX_POLL_MS = 6_000
 _TIMEOUT_MS = 5_000
 _AUTO_COMMIT_S = 1.0
+_NEVER_S = float("inf")
 _Offsets = dict[TopicPartition, OffsetAndMetadata]
 
 
@@ -49,6 +50,8 @@ class GroupClients:
             _Member(self, client_id, instance_id=f"place-{number}" * (number < statics))
             for number, client_id in enumerate(data.options.group_member_ids)
         ]
+        if data.options.group.has_death and len(self.members) > 1:
+            self.members[0].doom()
 
     def start(self, topics: Sequence[TopicPlan]) -> None:
         """Topics that have been created: the group reads them from now on."""
@@ -74,8 +77,9 @@ class GroupClients:
         """What keeps the members from reading all partitions, each by one member."""
         if not self.topics or not self.members:
             return []
-        found = [f"{each.life} is not settled" for each in self.members if not each.is_settled]
-        owned = sorted(each for member in self.members for each in member.owned)
+        members = [each for each in self.members if not each.is_gone]
+        found = [f"{each.life} is not settled" for each in members if not each.is_settled]
+        owned = sorted(each for member in members for each in member.owned)
         if not found and owned != sorted(self.partitions):
             found.append(f"members own {owned} of {self.partitions}")
         return found
@@ -111,13 +115,19 @@ class _Member(DataClient):
         # By partition without a record yet: the generation that added it, and what was committed then.
         self._added: dict[TopicPartition, tuple[int, int]] = {}
         self._commit_due_s = 0.0
+        self._dies_s = _NEVER_S
+        self.is_gone = False
+
+    def doom(self) -> None:
+        """It dies within the time of the faults, and does not come back: only its session tells the group."""
+        self._dies_s = self.random.random() * self.owner.options.seconds
 
     @property
     def is_settled(self) -> bool:
         return self._member is not None and self._member.is_settled
 
     async def run(self) -> None:
-        while True:
+        while not self.is_gone:
             self.life = Life(self.life.node_id, self.life.number + 1, self.life.instance_id)
             config = ConsumerConfig.parse(self._options(), what="simulated member")
             fetcher = Fetcher(SimHandle(self.owner.network, self.process), config, self.random)
@@ -160,14 +170,18 @@ class _Member(DataClient):
         """Until it leaves or dies; once clients stop asking, for ever."""
         topics, polls = tuple(self._group.topics), self.random.randint(5, _POLLS_MAX)
         await reading.member.subscribe(topics)
-        while polls > 0 or not self.owner.is_asking:
+        while polls > 0 or self._plan.has_death or not self.owner.is_asking:
             polls -= 1
+            if now_s() >= self._dies_s:
+                self.is_gone = True
+                self.tell("dies", "for good")
+                return
             if len(self._group.topics) > len(topics):
                 topics = tuple(self._group.topics)
                 await reading.member.subscribe(topics)
             await self._poll(reading)
             await self._maybe_commit(reading)
-            if self.owner.is_asking and self.random.random() < 0.01:
+            if self.owner.is_asking and not self._plan.has_death and self.random.random() < 0.01:
                 await asyncio.sleep(_MAX_POLL_MS * 1.5 / 1000)  # its code is slow
             if self.owner.is_asking and self._plan.has_zombies and self.random.random() < 0.01:
                 await self._stand_still(reading)

@@ -18,6 +18,7 @@ from rayka.errors import (
     ClosedError,
     ConfigError,
     FencedInstanceId,
+    GroupMaxSizeReached,
     InconsistentGroupProtocol,
     InvalidGroupId,
     InvalidSessionTimeout,
@@ -351,6 +352,18 @@ def test_a_session_timeout_that_the_cluster_does_not_allow_is_told_by_poll(
     with pytest.raises(InvalidSessionTimeout, match="expected 100 to"):
         made.poll(5_000)
     made.consumer.close()
+
+
+def test_a_member_too_many_is_told_by_poll_and_joins_when_there_is_room() -> None:  # E3
+    with rayka.testing.cluster(config={**QUICK, "group.max.size": 1}) as small:
+        topic = new_topic(small)
+        first, second = Told(small, topic, topic=topic), Told(small, topic, topic=topic)
+        poll_until(lambda: len(first.owned) == 4, first)
+        with pytest.raises(GroupMaxSizeReached, match="has 1 members"):
+            second.poll(5_000)
+        first.consumer.close()
+        poll_until(lambda: len(second.owned) == 4, second)
+        second.consumer.close()
 
 
 # ---- The end of a member ---------------------------------------------------------------------------------------------
