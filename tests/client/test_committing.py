@@ -43,6 +43,7 @@ class Coordinator:
         self.commits: list[OffsetCommitRequest] = []
         self.problems: list[ErrorCode] = []  # of the next commits
         self.too_large: list[int] = []  # partitions
+        self.topic_id = UUID(int=1)
 
     async def node_ids(self) -> Sequence[int]:
         return [BROKER]
@@ -52,7 +53,7 @@ class Coordinator:
             partitions = tuple(
                 MetadataPartition(each, BROKER, 1, (BROKER,), (BROKER,)) for each in range(PARTITIONS)
             )
-            topics = (MetadataTopic("orders", UUID(int=1), partitions),) if request.topics else ()
+            topics = (MetadataTopic("orders", self.topic_id, partitions),) if request.topics else ()
             return MetadataResponse("id", BROKER, (MetadataBroker(BROKER, "here", False, ()),), topics, 7)
         if isinstance(request, FindCoordinatorRequest):
             return FindCoordinatorResponse((GroupCoordinator("g", BROKER),))
@@ -159,6 +160,27 @@ def test_each_caller_is_told_of_its_own_partitions() -> None:
         assert [type(each) for each in told] == [type(None), type(None), OffsetMetadataTooLarge]
 
     play(coordinator, scene)
+
+
+def test_what_was_read_of_a_topic_is_not_committed_of_its_successor() -> None:  # E17
+    """Not when the commit waits, nor when it is repeated: of the new topic these records were never read."""
+    coordinator = Coordinator()
+
+    async def scene(offsets: GroupOffsets) -> None:
+        await commit(offsets, 0, 1)
+        coordinator.problems = [ErrorCode.NOT_COORDINATOR]
+        repeated = commit(offsets, 0, 2)
+        await asyncio.sleep(0.05)
+        waiting = commit(offsets, 0, 3)
+        await asyncio.sleep(0)
+        coordinator.topic_id = UUID(int=2)
+        await offsets._metadata.refresh(("orders",))
+        await asyncio.gather(repeated, waiting)
+        await commit(offsets, 0, 1)
+
+    play(coordinator, scene)
+    ids = [(each.partitions[0].offset, each.partitions[0].topic_id.int) for each in coordinator.commits]
+    assert ids == [(1, 1), (2, 1), (2, 1), (3, 1), (1, 2)]
 
 
 def test_a_commit_ends_with_its_time() -> None:

@@ -4,8 +4,8 @@ A commit that has to wait for the one before takes in those that are asked for m
 offset counts, and all of them end with the one request. The first attempt of one needs no task where its partitions and
 its coordinator are known; a task goes on with what that did not end. Invariants: an older commit never overwrites a
 newer one, also when it is retried; a commit is made as the member that asked for it, so that one of a former generation
-is refused instead of overwriting what the partition's new owner has committed; a member that its group goes on without
-commits nothing. Kafka: ConsumerCoordinator (E10).
+is refused instead of overwriting what the partition's new owner has committed, and of the topic that was read then; a
+member that its group goes on without commits nothing. Kafka: ConsumerCoordinator (E10).
 """
 
 import asyncio
@@ -50,6 +50,7 @@ class _Commit:
         self.group = group
         self.deadline_s = 0.0
         self.offsets: dict[TopicPartition, OffsetAndMetadata] = {}
+        self.topic_ids: dict[TopicPartition, UUID] = {}  # of the topics that the offsets are of
         self.done: asyncio.Future[Problems] = asyncio.get_running_loop().create_future()
 
 
@@ -110,6 +111,8 @@ class GroupOffsets:
         commit = self._waiting[-1]
         commit.deadline_s = now_s() + self._timeout_ms / 1000
         commit.offsets.update(offsets)
+        for tp in offsets:
+            commit.topic_ids[tp] = self._topic_id(tp.topic)
         if self._is_abandoned:
             self._drop_waiting()
         elif self._current is None:
@@ -219,12 +222,14 @@ class GroupOffsets:
     def _request(self, commit: _Commit, partitions: tuple[TopicPartition, ...]) -> OffsetCommitRequest:
         group = commit.group
         instance_id = group.group_instance_id if group.member_id else ""
-        offsets = tuple(self._committed(tp, commit.offsets[tp]) for tp in partitions)
+        offsets = tuple(self._committed(commit, tp) for tp in partitions)
         return OffsetCommitRequest(group.group_id, offsets, group.generation_id, group.member_id, instance_id)
 
-    def _committed(self, topic_partition: TopicPartition, offset: OffsetAndMetadata) -> CommittedOffset:
-        tp = topic_partition
-        topic_id = self._topic_id(tp.topic)
+    def _committed(self, commit: _Commit, tp: TopicPartition) -> CommittedOffset:
+        """With the topic as it was known when the commit was asked for: it may have been created again since."""
+        offset, topic_id = commit.offsets[tp], commit.topic_ids[tp]
+        if topic_id == ZERO_ID:
+            topic_id = self._topic_id(tp.topic)
         return CommittedOffset(
             tp.topic, tp.partition, offset.offset, offset.leader_epoch, offset.metadata, topic_id=topic_id
         )
