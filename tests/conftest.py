@@ -2,8 +2,9 @@
 one Ray and the cluster that tests share, which start when the first test asks for them.
 
 Four worker processes of pytest-xdist run the tests, for two cores, as tests on Ray mostly wait: one runs those that
-start clusters on a Ray that they share, one those that start a Ray of their own, one those that share a cluster (with
-Spark), one new seeds of the simulator; then each whatever file is next, or of files marked `apart` whatever test.
+start clusters on a Ray that they share, one those that share a cluster (with Spark), one those that start a Ray of
+their own, one new seeds of the simulator; then each whatever file is next, or of files marked `apart` whatever test.
+What tests share ends as soon as the next test does without: an idle cluster takes as much as a small test.
 `tests/group_times.py` prints how long each took. Temporary files of a worker, those of Ray and of subprocesses
 included, go into one directory; it must be empty at the end, but for what pytest keeps of failed tests.
 Every process that a test starts inherits its worker's mark in its environment; none may be alive at the end.
@@ -41,7 +42,7 @@ os.environ.update(
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 
 _MARK = "RAYKA_TEST_RUN"
-_SHARED_RAY, _OWN_RAY, _SHARED_CLUSTER, _SIM = _GROUPS = ("shared ray", "own ray", "shared cluster", "sim")
+_SHARED_RAY, _SHARED_CLUSTER, _OWN_RAY, _SIM = _GROUPS = ("shared ray", "shared cluster", "own ray", "sim")
 _APART = "apart"  # the mark of files each of whose tests is a group of its own
 _BYTECODE = "bytecode"
 _END_WAIT_S = 90  # a JVM of Spark lingers up to 20 s after its driver
@@ -133,6 +134,20 @@ def _group(item: pytest.Item) -> str:
     if "rays" in fixtures:
         return _SHARED_CLUSTER if "cluster" in fixtures else _SHARED_RAY
     return _OWN_RAY if marks & {"ray", "lane"} else item.path.name
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Ends the shared Ray, and with it the cluster and Spark, once no test in a row is left that stands on it. pytest
+    itself would keep it to the end of the session; a later test would start another one.
+    """
+    if nextitem is not None and _stands_on_rays(item) and not _stands_on_rays(nextitem):
+        for each in item.session._fixturemanager.getfixturedefs("rays", item) or ():
+            each.finish(item._request)  # type: ignore[attr-defined]
+
+
+def _stands_on_rays(item: pytest.Item) -> bool:
+    return "rays" in getattr(item, "fixturenames", ())
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
