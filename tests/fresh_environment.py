@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 from tests.tidy import ROOT
 
 PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+_BUILT_FROM_SOURCE = ("pyspark",)
 
 
 def requirements(*extras: str) -> list[Requirement]:
@@ -62,13 +63,21 @@ def install(wanted: Iterable[str], directory: Path, environment: dict[str, str])
     """Installs what is wanted into the environment that these variables name.
 
     What uv has downloaded already is taken as it is. Asked again, an index that sends no validators has the Spark
-    package built anew from its source, for half a minute.
+    package built anew from its source, for half a minute. So where something else has to be downloaded, Spark is there
+    first.
     """
     command = [uv(), "pip", "install", *wanted]
     offline = subprocess.run(
         [*command, "--offline"], cwd=directory, env=environment, stderr=subprocess.DEVNULL, check=False
     )
     if offline.returncode:
+        subprocess.run(
+            [uv(), "pip", "install", *_BUILT_FROM_SOURCE, "--no-deps", "--offline"],
+            cwd=directory,
+            env=environment,
+            stderr=subprocess.DEVNULL,
+            check=False,
+        )
         subprocess.run(command, cwd=directory, env=environment, check=True)
 
 
