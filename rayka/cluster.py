@@ -117,7 +117,9 @@ class Cluster:
             starting = Starting(cluster, declared, replace)
             starting.execute()
             if starting.is_running or replace:
-                cluster._change = cluster._apply(declared, starting.added, force, on_restarted or _ignore)
+                cluster._change = cluster._apply(
+                    starting.spec, starting.added, force, on_restarted or _ignore
+                )
         return cluster
 
     @classmethod
@@ -204,9 +206,8 @@ class Cluster:
         from rayka.actors.spec_applying import SpecApplying
         from rayka.actors.starting import Starting
 
-        declared = _spec_of(spec, fields)
-        starting = Starting(self, declared, ())
-        return SpecApplying(self, starting.record, starting.processes, declared).plan()
+        starting = Starting(self, _spec_of(spec, fields), ())
+        return SpecApplying(self, starting.record, starting.processes, starting.spec).plan()
 
     def plan_restart(self, *node_ids: int) -> "tuple[RestartStep, ...]":
         """What `restart` would do, in its order. Raises what that raises before the first node is stopped."""
@@ -251,6 +252,7 @@ class Cluster:
         ClusterNotFound when the cluster was stopped already.
         """
         from rayka.actors.format_jobs import remove_directories
+        from rayka.actors.scaling.rooms import drop_all
         from rayka.actors.starting import made_from
 
         self._node_ids()  # ClusterNotFound
@@ -258,6 +260,7 @@ class Cluster:
         with suppress(UnavailableError):  # it may be away; a cluster can be stopped all the same
             kept = kept_record(self._name)
         wait_for(partial(supervise.stop, self._name), ANSWER_TIMEOUT_S)
+        ask_ray(drop_all, self._name, timeout_s=ANSWER_TIMEOUT_S)
         unplaced = ask_ray(launch.end_unplaced, self._name, timeout_s=ANSWER_TIMEOUT_S)
         handles, processes = processes_of(self._name, besides=unplaced)
         roles = _roles(handles, processes)

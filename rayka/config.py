@@ -35,6 +35,7 @@ from rayka.config_clients import (
     WorkersConfig,
 )
 from rayka.config_model import ConfigModel
+from rayka.config_scaling import CountRange, Scaling
 from rayka.config_topics import FlushPolicy, MessageTimestampType, TopicConfig
 from rayka.errors import ConfigError
 from rayka.ids import (
@@ -56,9 +57,11 @@ __all__ = [
     "AdminConfig",
     "BrokerConfig",
     "ConsumerConfig",
+    "CountRange",
     "FlushPolicy",
     "MessageTimestampType",
     "ProducerConfig",
+    "Scaling",
     "TopicConfig",
     "WorkersConfig",
 ]
@@ -104,6 +107,12 @@ def _data_dir(value: Any) -> Any:
 
 NODES_MAX = FIRST_COORDINATOR_ID - FIRST_BROKER_ID  # of one role
 _COUNTS = ("controllers", "brokers", "coordinators")
+_SECTIONS: Mapping[str, type[ConfigModel]] = {
+    "config": BrokerConfig,
+    "ray": RaySpec,
+    "brokers": CountRange,
+    "scaling": Scaling,
+}
 
 
 class NodeSpec(ConfigModel):
@@ -158,6 +167,13 @@ def _check_controllers(count: int) -> int:
     return count
 
 
+def _count_or_range(value: Any) -> Any:
+    is_count = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= NODES_MAX
+    if not is_count and not isinstance(value, CountRange):
+        raise ValueError(f"expected a count from 1 to {NODES_MAX}, or min and max")
+    return value
+
+
 def _check_ports(ports: tuple[int, int]) -> tuple[int, int]:
     first, last = ports
     if not 0 < first <= last < 1 << 16:
@@ -186,7 +202,17 @@ class ClusterSpec(ConfigModel):
         strict=True,
         description="How many controllers: an odd number, of which less than half may fail.",
     )
-    brokers: int = Field(default=1, ge=1, le=NODES_MAX, strict=True, description="How many brokers.")
+    brokers: Annotated[int | CountRange, BeforeValidator(_count_or_range)] = Field(
+        default=1,
+        description=(
+            "How many brokers; or `{min: 3, max: 12}`: between these, by the load. Those from 1 to min stay, the others"
+            " come and go."
+        ),
+    )
+    scaling: Scaling | None = Field(
+        default=None,
+        description="When brokers between min and max come and go, by the keys of the table below.",
+    )
     coordinators: int = Field(
         default=0,
         ge=0,
@@ -225,6 +251,8 @@ class ClusterSpec(ConfigModel):
     def _has_brokers_enough(cls, config: BrokerConfig, info: ValidationInfo) -> BrokerConfig:
         """Else no topic could be created without a count of its own."""
         nodes, count = info.data.get("nodes"), info.data.get("brokers", NODES_MAX)
+        if isinstance(count, CountRange):
+            count = count.min
         broker_count = sum(Role.BROKER in each.roles for each in nodes) if nodes else count
         factor = config.default_replication_factor
         if factor > broker_count:
@@ -239,7 +267,8 @@ class ClusterSpec(ConfigModel):
         """What each node does, by id, ascending; the roles of a node in the order of `Role`."""
         if self.nodes is not None:
             return {each.id: each.roles for each in self.nodes}
-        brokers = range(FIRST_BROKER_ID, FIRST_BROKER_ID + self.brokers)
+        count = self.brokers.min if isinstance(self.brokers, CountRange) else self.brokers
+        brokers = range(FIRST_BROKER_ID, FIRST_BROKER_ID + count)
         coordinators = range(FIRST_COORDINATOR_ID, FIRST_COORDINATOR_ID + self.coordinators)
         controllers = range(FIRST_CONTROLLER_ID, FIRST_CONTROLLER_ID + self.controllers)
         return {
@@ -273,14 +302,25 @@ class ClusterSpec(ConfigModel):
     def of(cls, values: Mapping[str, Any], *, what: str = "cluster spec") -> Self:
         """The spec from plain values, its sections parsed with their own keys."""
         sections: dict[str, Any] = dict(values)
-        for key, section in (("config", BrokerConfig), ("ray", RaySpec)):
+        for key, section in _SECTIONS.items():
             if isinstance(sections.get(key), Mapping):
                 sections[key] = section.parse(sections[key], what=f"{what}, {key}")
         if sections.get("nodes") is not None and any(sections.get(each) is not None for each in _COUNTS):
             raise ConfigError(
                 f"{what}: expected either nodes or the counts ({', '.join(_COUNTS)}), found both"
             )
-        return cls.parse(sections, what=what)
+        spec = cls.parse(sections, what=what)
+        if spec.scaling is not None and spec.broker_range is None:
+            raise ConfigError(
+                f"{what}: scaling: expected brokers: {{min: …, max: …}} beside it, found brokers {spec.brokers}, which "
+                "never change"
+            )
+        return spec
+
+    @property
+    def broker_range(self) -> CountRange | None:
+        """Between which counts brokers come and go by themselves; None where they do not."""
+        return self.brokers if isinstance(self.brokers, CountRange) else None
 
     @property
     def data_dirs(self) -> tuple[str, ...]:

@@ -351,6 +351,13 @@ class BrokerConfig(ConfigModel):
             " What is in them stays and serves."
         ),
     )
+    scaling_leaving: bool = Field(
+        default=False,
+        description=(
+            "Set of one broker, with `cordoned.log.dirs`, while brokers between min and max shrink: it is emptied, then"
+            " removed. Deleted: it stays. Nothing for a broker from 1 to min."
+        ),
+    )
     num_replica_alter_log_dirs_threads: int = Field(
         default=0,
         ge=0,
@@ -454,6 +461,7 @@ DYNAMIC_BROKER_KEYS = (
     "log_cleaner_io_max_bytes_per_second",
     "replica_alter_log_dirs_io_max_bytes_per_second",
     "cordoned_log_dirs",
+    "scaling_leaving",
     "self_healing_enable",
     "broker_unavailable_timeout_ms",
     "balancer_moves_max",

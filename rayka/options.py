@@ -127,7 +127,8 @@ class ClusterFields(TypedDict, total=False):
 
     name: str
     controllers: int
-    brokers: int
+    brokers: int | Mapping[str, int]
+    scaling: Mapping[str, Any] | None
     coordinators: int
     nodes: Sequence[Mapping[str, Any]] | None
     data_dir: str | list[str]

@@ -20,6 +20,7 @@ from rayka.config import (
     ClusterSpec,
     ConsumerConfig,
     ProducerConfig,
+    Scaling,
     TopicConfig,
     WorkersConfig,
 )
@@ -51,6 +52,9 @@ _TYPES = {
     "on_poison": "`stop`, `skip`, function",
     "ray_options": "mapping",
     "nodes": "list of mappings",
+    "brokers": "int or mapping",
+    "scaling": "mapping",
+    "never": "list of `out`, `in`",
     "data_dir": "str or list",
     "ray": "mapping",
     "resources": "mapping",
@@ -97,6 +101,13 @@ def sections() -> Iterator[Section]:
         "Keys of `cluster.yaml`, and keyword arguments of `rayka.Cluster.start`.",
         ClusterSpec,
         ClusterSpec.model_fields,
+    )
+    yield Section(
+        "Scaling",
+        "Keys below `scaling` in `cluster.yaml`, where `brokers` has a min and a max:"
+        " [growing and shrinking](scale.md#growing-and-shrinking).",
+        Scaling,
+        Scaling.model_fields,
     )
     yield Section(
         "Topics",

@@ -5,7 +5,15 @@ from typing import Any
 
 import pytest
 
-from rayka.config import AdminConfig, BrokerConfig, ClusterSpec, ConsumerConfig, ProducerConfig, TopicConfig
+from rayka.config import (
+    AdminConfig,
+    BrokerConfig,
+    ClusterSpec,
+    ConsumerConfig,
+    CountRange,
+    ProducerConfig,
+    TopicConfig,
+)
 from rayka.errors import ConfigError
 from rayka.ids import Role
 
@@ -160,6 +168,24 @@ def test_a_producer_option_that_cannot_work_is_refused(options: dict[str, Any], 
             "config: {num.partitons: 3}",
             "config: unknown key 'num.partitons'; the nearest known key is 'num.partitions'",
         ),
+        ("brokers: 0", "brokers: expected a count from 1 to 1000, or min and max, found 0"),
+        ("brokers: {min: 5, max: 3}", "brokers: max: expected min, which is 5, or more, found 3"),
+        ("brokers: {min: 0, max: 3}", "brokers: min: .* found 0"),
+        ("brokers: {min: 3, mx: 5}", "brokers: unknown key 'mx'; the nearest known key is 'max'"),
+        (
+            "brokers: {min: 2, max: 9}\nconfig: {default.replication.factor: 3}",
+            "config: expected a default.replication.factor of 2 at most, or more brokers than that, found 3",
+        ),
+        ("scaling: {bytes_in: 5}", "scaling: expected brokers: {min: …, max: …} beside it, found brokers 1"),
+        (
+            "{brokers: {min: 2, max: 9}, scaling: {bytes_inn: 5}}",
+            "scaling: unknown key 'bytes_inn'; the nearest known key is 'bytes_in'",
+        ),
+        ("{brokers: {min: 2, max: 9}, scaling: {disk_share: 7}}", "scaling: disk_share: .* found 7"),
+        (
+            "{brokers: {min: 1, max: 9}, nodes: [{id: 1, roles: [broker, controller]}]}",
+            "expected either nodes or the counts .*, found both",
+        ),
         ("a: b: c", "not YAML"),
         ("\udcff", "not YAML"),
     ],
@@ -196,6 +222,15 @@ def test_coordinators_have_ids_of_their_own():
 def test_counts_declare_nodes_of_one_role_each():
     roles = ClusterSpec(brokers=2, controllers=1).roles
     assert roles == {1: (Role.BROKER,), 2: (Role.BROKER,), 3001: (Role.CONTROLLER,)}
+
+
+def test_a_range_of_brokers_declares_the_least(tmp_path: Path):
+    path = tmp_path / "cluster.yaml"
+    path.write_text("brokers: {min: 2, max: 9}\nscaling: {bytes_in: 5, never: [in]}\n")
+    spec = ClusterSpec.load(path)
+    assert list(spec.roles) == [1, 2, 3001]
+    assert (spec.broker_range, ClusterSpec(brokers=2).broker_range) == (CountRange(min=2, max=9), None)
+    assert ClusterSpec.of(spec.model_dump(exclude_unset=True)) == spec
 
 
 def test_a_data_directory_is_relative_to_where_the_specification_is_read(

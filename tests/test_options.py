@@ -32,6 +32,8 @@ TAKEN_AS = {
     "acks",
     "compression_type",
     "nodes",
+    "brokers",
+    "scaling",
     "data_dir",
     "ray",
     "resources",

@@ -139,6 +139,7 @@ def test_an_upward_import_is_found(tmp_path: Path) -> None:
         "config_topics",
         "config_brokers",
         "config_clients",
+        "config_scaling",
         "errors",
         "forks",
         "options",

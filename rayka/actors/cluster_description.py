@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from rayka.actors.names import NAMESPACE, actor_name, node_directories
 from rayka.actors.ray_network import RayNetwork
 from rayka.actors.ray_records import LastPlace, last_places
+from rayka.actors.scaling.planner import ScalingStatus
 from rayka.client.admin.admin_quorum import ask_quorum
 from rayka.client.admin.admin_results import BrokerDescription, QuorumInfo
 from rayka.config import ClusterSpec
@@ -58,7 +59,7 @@ class ClusterDescription:
     """A cluster as it is now; the counts are 0 and the id empty while no node knows them.
 
     `controller_id` is the active controller, the leader of the metadata in `leader_epoch`; both are -1 while there is
-    none.
+    none. `scaling`: how many brokers there should be, where they come and go by the load.
     """
 
     name: str
@@ -70,6 +71,7 @@ class ClusterDescription:
     topic_count: int
     partition_count: int
     nodes: tuple[NodeDescription, ...]
+    scaling: ScalingStatus | None = None
 
     @property
     def is_running(self) -> bool:
@@ -82,11 +84,12 @@ async def describe(network: RayNetwork, ray_address: str, node_ids: Collection[i
     registered broker but has no actor, is `unreachable`.
     """
     nodes = await describe_nodes(network, node_ids)
-    metadata, quorum, spec, troubles = await asyncio.gather(
+    metadata, quorum, spec, troubles, scaling = await asyncio.gather(
         ask_metadata(network, nodes),
         _quorum(network, nodes),
         _kept_spec(network.cluster_name),
         _troubles(network.cluster_name),
+        _scaling(network.cluster_name),
     )
     members = set(spec.roles) if spec else set[int]()
     members |= {each.node_id for each in metadata.brokers} if metadata else set()
@@ -110,6 +113,7 @@ async def describe(network: RayNetwork, ray_address: str, node_ids: Collection[i
         topic_count=len(metadata.topics) if metadata else 0,
         partition_count=sum(len(topic.partitions) for topic in metadata.topics) if metadata else 0,
         nodes=nodes,
+        scaling=scaling,
     )
 
 
@@ -160,6 +164,12 @@ async def _troubles(cluster_name: str) -> dict[int, str]:
     from rayka.actors.supervise import troubles
 
     return await troubles(cluster_name, _TIMEOUT_MS / 1000)
+
+
+async def _scaling(cluster_name: str) -> ScalingStatus | None:
+    from rayka.actors.supervise import scaling
+
+    return await scaling(cluster_name, _TIMEOUT_MS / 1000)
 
 
 def _with_trouble(node: NodeDescription, trouble: str | None) -> NodeDescription:

@@ -8,7 +8,7 @@ cut off is not dead. Reports name the incarnation, so that one which comes late 
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -47,19 +47,32 @@ class BrokerProcess:
 class ExitWatch:
     """Watches the brokers of one cluster. Made and run on one event loop."""
 
-    def __init__(self, spec: ClusterSpec, broker_ids: Collection[int]) -> None:
+    def __init__(self, spec: ClusterSpec) -> None:
         self._spec = spec
-        self._broker_ids = broker_ids
+        self._watches: dict[int, asyncio.Task[None]] = {}
         self._network = RayNetwork(spec.name)
         self._link = ControllerLink(self._network)
-        self._look_s = max(_LOOK_S, _LOOK_COST_S * len(broker_ids))
 
     def __repr__(self) -> str:
-        return f"<ExitWatch {self._spec.name} {list(self._broker_ids)}>"
+        return f"<ExitWatch {self._spec.name} {list(self._watches)}>"
 
-    async def run(self) -> None:
-        """Watches for ever."""
-        await asyncio.gather(*(self._watch(each) for each in self._broker_ids))
+    async def run(self, broker_ids: Callable[[], Collection[int]]) -> None:
+        """Watches for ever those that are named whenever it asks."""
+        try:
+            while True:
+                wanted = broker_ids()
+                for each in self._watches.keys() - set(wanted):
+                    self._watches.pop(each).cancel()
+                for each in wanted:
+                    if each not in self._watches:
+                        self._watches[each] = asyncio.create_task(self._watch(each))
+                await asyncio.wait(self._watches.values(), timeout=_ASK_AGAIN_S)
+                for task in self._watches.values():
+                    if task.done():
+                        task.result()
+        finally:
+            for task in self._watches.values():
+                task.cancel()
 
     async def _watch(self, broker_id: int) -> None:
         before: BrokerProcess | None = None
@@ -85,7 +98,7 @@ class ExitWatch:
         while True:
             if await asyncio.to_thread(has_left, worker_id):
                 return
-            await asyncio.sleep(self._look_s)
+            await asyncio.sleep(max(_LOOK_S, _LOOK_COST_S * len(self._watches)))
 
     async def _serving_process(self, broker_id: int) -> BrokerProcess:
         """The process that is this broker, once it serves: only then it can lead, and its incarnation stays."""

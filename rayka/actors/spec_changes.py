@@ -81,9 +81,11 @@ def united(specs: Collection[ClusterSpec]) -> ClusterSpec | None:
 
 
 def _with_roles(spec: ClusterSpec, roles: Mapping[int, Collection[Role]], what: str) -> ClusterSpec:
-    values = spec.model_dump(exclude_unset=True, exclude={"nodes", "controllers", "brokers", "coordinators"})
+    counted = {"nodes", "controllers", "brokers", "coordinators", "scaling"}
+    values = spec.model_dump(exclude_unset=True, exclude=counted)
     nodes = [{"id": each, "roles": list(found)} for each, found in roles.items()]
-    return ClusterSpec.of({**values, "nodes": nodes}, what=what)
+    whole = ClusterSpec.of({**values, "nodes": nodes}, what=what)
+    return whole.model_copy(update={"brokers": spec.brokers, "scaling": spec.scaling})
 
 
 def _named(node_ids: Collection[int]) -> str:

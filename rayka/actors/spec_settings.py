@@ -13,6 +13,7 @@ from rayka.ids import Role, role_of
 
 MIN_ISR = "min.insync.replicas"
 _RESOURCES = "resources."
+_OF_SCALING = ("brokers", "scaling")  # the supervisor goes by them
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,8 @@ def outdated_settings(made_from: ClusterSpec, wanted: ClusterSpec, node_id: int)
 
 
 def _concerns(key: str, node_id: int, spec: ClusterSpec) -> bool:
+    if key in _OF_SCALING:
+        return False
     if key.startswith(_RESOURCES):
         return key == f"{_RESOURCES}{role_of(node_id)}"
     return key not in _CONTROLLERS or Role.CONTROLLER in spec.roles.get(node_id, (role_of(node_id),))
@@ -58,8 +61,17 @@ def _settings(spec: ClusterSpec) -> Mapping[str, str]:
         "transport": spec.transport,
         "transport_ports": _as_text(spec.transport_ports and list(spec.transport_ports)),
     }
+    scaling = (
+        spec.broker_range and str(spec.broker_range),
+        spec.scaling and spec.scaling.model_dump(mode="json"),
+    )
     config = spec.config.model_dump(mode="json")
-    return {**resources, **transport, **{dotted(key): _as_text(value) for key, value in config.items()}}
+    return {
+        **dict(zip(_OF_SCALING, map(_as_text, scaling), strict=True)),
+        **resources,
+        **transport,
+        **{dotted(key): _as_text(value) for key, value in config.items()},
+    }
 
 
 def _as_text(value: object) -> str:

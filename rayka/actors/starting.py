@@ -20,6 +20,8 @@ from rayka.actors.cluster_record import ClusterRecord, Identities
 from rayka.actors.names import actor_name, running_node_ids, wanted_node_ids
 from rayka.actors.ray_records import has_process
 from rayka.actors.replacing import end, without_disk
+from rayka.actors.scaling.found_brokers import with_found_brokers
+from rayka.actors.scaling.grown_spec import as_it_is
 from rayka.actors.spec_changes import added_nodes, refusal, united, with_nodes
 from rayka.actors.spec_settings import changed_settings
 from rayka.actors.start_plan import execute, plan_start
@@ -34,15 +36,16 @@ if TYPE_CHECKING:
 
 
 class Starting:
-    """One start of a cluster that may run already, whole or in part."""
+    """One start of a cluster that may run already, whole or in part; `spec` has the brokers that came by the load."""
 
     def __init__(self, cluster: "Cluster", spec: ClusterSpec, replace: Collection[int]) -> None:
         """Asks Ray and the nodes there are. Raises ClusterExists for a spec that the running cluster cannot get."""
         self._cluster = cluster
-        self._spec = spec
         self._replace = replace
         self.handles, self.processes = processes_of(cluster.name)
         self.record = kept_record(cluster.name) if self.handles else None
+        known = (*self.handles, *(self.record.spec.roles if self.record else ()))
+        self.spec = as_it_is(spec, known) if known else with_found_brokers(spec)
         self._refuse_other_spec()
 
     def __repr__(self) -> str:
@@ -56,7 +59,7 @@ class Starting:
     @property
     def added(self) -> tuple[int, ...]:
         """The nodes that the running cluster does not have yet."""
-        return added_nodes(self.record.spec, self._spec) if self.record else ()
+        return added_nodes(self.record.spec, self.spec) if self.record else ()
 
     def execute(self) -> None:
         """Makes what is missing, and waits until it runs. Raises what `Cluster.start` raises."""
@@ -65,14 +68,14 @@ class Starting:
         running = [each for each in running_node_ids(name) if each not in lost]
         if not running and not lost:  # a supervisor whose nodes have all gone would go on with its own spec
             wait_for(partial(supervise.stop, name), ANSWER_TIMEOUT_S)
-        missing = [each for each in wanted_node_ids(self._spec) if each not in running]
+        missing = [each for each in wanted_node_ids(self.spec) if each not in running]
         new = [each for each in missing if each in added]
         is_partial = bool(running and (self._replace or added))  # the others are left to the supervisor
         chosen = [each for each in missing if each in (*self._replace, *new)] if is_partial else missing
         if record and not (chosen or self._replace or added):
             return bring_up(record, ())
         plan = plan_start(
-            self._spec,
+            self.spec,
             chosen,
             replace=self._replace,
             new=new,
@@ -92,10 +95,10 @@ class Starting:
 
     def _spec_of_all(self) -> ClusterSpec:
         """With the nodes that come and the settings in force: other settings take effect when all nodes run."""
-        running = self.record.spec if self.record else self._spec
-        if not changed_settings(running, self._spec):
-            return self._spec
-        return with_nodes(running, {each: self._spec.roles[each] for each in self.added})
+        running = self.record.spec if self.record else self.spec
+        if not changed_settings(running, self.spec):
+            return self.spec
+        return with_nodes(running, {each: self.spec.roles[each] for each in self.added})
 
     def _lost(self) -> list[int]:
         """Those to be replaced that have a process but no disk. Ends those without a process."""
@@ -119,7 +122,7 @@ class Starting:
         running = self.record.spec if self.record else made_from(self.processes)
         if running is None:
             return
-        difference = refusal(running, self._spec, () if self.record else self._gone(running))
+        difference = refusal(running, self.spec, () if self.record else self._gone(running))
         if difference:
             cluster = self._cluster
             raise ClusterExists(

@@ -10,6 +10,7 @@ import ray
 from rayka.actors import launch
 from rayka.actors.cluster_record import ClusterRecord
 from rayka.actors.names import NAMESPACE, named, supervisor_name
+from rayka.actors.scaling.planner import ScalingStatus
 from rayka.errors import UnavailableError
 
 _STOP_TIMEOUT_S = 15.0
@@ -87,18 +88,29 @@ async def _answer(method: Any) -> Any:
 
 
 async def troubles(cluster_name: str, timeout_s: float) -> dict[int, str]:
-    """Why the supervisor could not bring nodes back, by node; nothing where it does not answer in time, or cannot: one
-    that was made by an older version has no such method, and `status` is to describe that cluster too.
+    """Why the supervisor could not bring nodes back, by node; nothing where it does not say so."""
+    told: dict[int, str] | None = await _told(cluster_name, "troubles", timeout_s)
+    return told or {}
+
+
+async def scaling(cluster_name: str, timeout_s: float) -> ScalingStatus | None:
+    """How many brokers there should be and are; None where they do not come and go, or it is not said."""
+    told: ScalingStatus | None = await _told(cluster_name, "scaling", timeout_s)
+    return told
+
+
+async def _told(cluster_name: str, method: str, timeout_s: float) -> Any:
+    """What the supervisor says; None where it does not answer in time, or cannot: one that was made by an older version
+    may have no such method, and `status` is to describe that cluster too.
     """
     handle = await asyncio.to_thread(find, cluster_name)
     if handle is None:
-        return {}
+        return None
     try:
         async with asyncio.timeout(timeout_s):
-            told: dict[int, str] = await handle.troubles.remote()
-            return told
+            return await getattr(handle, method).remote()
     except (TimeoutError, AttributeError, ray.exceptions.RayError):
-        return {}
+        return None
 
 
 async def keep(record: ClusterRecord, timeout_s: float) -> None:

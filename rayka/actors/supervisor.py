@@ -40,6 +40,10 @@ from rayka.actors.node_placement import Placement, Site, able_ray_nodes, is_able
 from rayka.actors.on_ray_node import Answers, live_ray_nodes, run_on_all
 from rayka.actors.pending import PendingTimes
 from rayka.actors.ray_records import PendingActor, free_resources, has_process, last_places, pending_actors
+from rayka.actors.scaling.grown_spec import as_it_is
+from rayka.actors.scaling.planner import ScalingStatus
+from rayka.actors.scaling.scaled_cluster import ScaledCluster
+from rayka.actors.scaling.scaler import Scaler
 from rayka.actors.start_lock import is_starting
 from rayka.config import ClusterSpec
 from rayka.ids import node_name
@@ -76,9 +80,12 @@ class Supervisor:
         self._pending_times = PendingTimes()
         self._troubles: dict[int, str] = {}
         self._move_again_s = 0.0
-        watch = ExitWatch(spec, partition_nodes(spec))
+        self._scaler = _scaler(record, self._acting)
+        watch = ExitWatch(spec)
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._keep()), loop.create_task(watch.run())]
+        works = [self._keep(), watch.run(lambda: partition_nodes(self._spec))]
+        works += [self._scaler.run()] if self._scaler is not None else []
+        self._tasks = [loop.create_task(each) for each in works]
         for task in self._tasks:
             task.add_done_callback(self._on_done)
 
@@ -89,9 +96,18 @@ class Supervisor:
         """The process that it is now."""
         return os.getpid()
 
-    def record(self) -> ClusterRecord:
-        """What it keeps the nodes as, on which disks; a cluster that changes gets another supervisor."""
-        return self._record
+    async def record(self) -> ClusterRecord:
+        """What it keeps the nodes as, on which disks; a cluster that changes gets another supervisor, but for brokers
+        that come and go by the load.
+        """
+        spec = self._kept_spec
+        if self._scaler is not None and self._scaler.status is None:  # it has not looked yet
+            spec = as_it_is(spec, await asyncio.to_thread(running_node_ids, spec.name))
+        return ClusterRecord(spec, self._record.identities)
+
+    def scaling(self) -> ScalingStatus | None:
+        """How many brokers there should be and are; None where they do not come and go, and before the first look."""
+        return None if self._scaler is None else self._scaler.status
 
     def troubles(self) -> dict[int, str]:
         """Why nodes have no process, as far as it cannot help."""
@@ -104,12 +120,17 @@ class Supervisor:
             for task in self._tasks:
                 task.cancel()
 
+    @property
+    def _kept_spec(self) -> ClusterSpec:
+        return self._record.spec if self._scaler is None else self._scaler.spec
+
     async def _keep(self) -> None:
         loop = asyncio.get_running_loop()
         searched: tuple[Collection[int], Collection[str]] = ((), ())
         again_s = 0.0
         while not self._is_stopping:
             async with self._acting:
+                self._spec = self._kept_spec
                 missing = await asyncio.to_thread(_missing, self._spec)
                 pending = await asyncio.to_thread(_pending, self._spec)
                 ray_nodes = await asyncio.to_thread(live_ray_nodes) if missing or pending else {}
@@ -220,6 +241,14 @@ class Supervisor:
             _logger.critical("%s ends: an exception that no code expected", self, exc_info=error)
             sys.stderr.flush()
             os._exit(1)
+
+
+def _scaler(record: ClusterRecord, acting: asyncio.Lock) -> Scaler | None:
+    """What lets brokers come and go, where the spec says that they do. It looks as often as brokers report."""
+    if record.spec.broker_range is None:
+        return None
+    look_s = max(_LOOK_S, record.spec.config.broker_load_report_interval_ms / 1000)
+    return Scaler(record.spec, ScaledCluster(record), look_s, acting)
 
 
 def place_found(

@@ -23,6 +23,7 @@ from rayka.cli.shared_options import (
 if TYPE_CHECKING:
     from rayka.actors.cluster_description import ClusterDescription, NodeDescription
     from rayka.actors.restart_plan import RestartStep
+    from rayka.actors.scaling.planner import ScalingStatus
     from rayka.cluster import Cluster
     from rayka.config import ClusterSpec
 
@@ -251,7 +252,10 @@ def print_description(description: "ClusterDescription") -> None:
         f"Ray {description.ray_address}  topics {description.topic_count}  "
         f"partitions {description.partition_count}"
     )
-    click.echo(f"active controller {describe_leader(description)}\n")
+    click.echo(f"active controller {describe_leader(description)}")
+    if description.scaling is not None:
+        click.echo(describe_scaling(description.scaling))
+    click.echo()
     nodes = description.nodes
     rows = [
         (
@@ -307,6 +311,11 @@ def print_start_plan(spec: "ClusterSpec", replace: tuple[int, ...], as_json: boo
     if change:
         print_change(change)
     click.echo("nothing was changed")
+
+
+def describe_scaling(scaling: "ScalingStatus") -> str:
+    """`brokers 3, desired 4 (3 to 12): broker 4 waits for a Ray node`."""
+    return f"brokers {scaling.actual}, desired {scaling.desired} ({scaling.min} to {scaling.max}): {scaling.reason}"
 
 
 def describe_leader(description: "ClusterDescription") -> str:

@@ -19,7 +19,7 @@ class Sender(threading.Thread):
         super().__init__(name="sender")
         self._cluster = cluster
         self.topic = topic
-        self._pause_s = pause_s
+        self.pause_s = pause_s
         self._producer = rayka.Producer(cluster=cluster, acks="all", linger_ms=2)
         self._has_new = threading.Condition()
         self._is_stopping = False
@@ -33,8 +33,8 @@ class Sender(threading.Thread):
             while not self._is_stopping:
                 self._send(number)
                 number += 1
-                if self._pause_s:
-                    time.sleep(self._pause_s)
+                if self.pause_s:
+                    time.sleep(self.pause_s)
                 elif number % 200 == 0:
                     self._producer.flush(timeout=_WAIT_S)
 

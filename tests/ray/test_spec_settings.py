@@ -31,6 +31,8 @@ def config(**values: Any) -> dict[str, Any]:
         (config(num_partitions=7), ["num.partitions"], [BROKER, COORDINATOR, CONTROLLER]),
         (config(broker_session_timeout_ms=5_000), ["broker.session.timeout.ms"], [CONTROLLER]),
         (config(min_insync_replicas=2), ["min.insync.replicas"], []),
+        ({"brokers": {"min": 1, "max": 3}}, ["brokers"], []),
+        ({"brokers": {"min": 1, "max": 3}, "scaling": {"bytes_in": 5}}, ["brokers", "scaling"], []),
         ({"transport": "ray"}, ["transport"], [BROKER, COORDINATOR, CONTROLLER]),
         ({"transport_ports": [7000, 7009]}, ["transport_ports"], [BROKER, COORDINATOR, CONTROLLER]),
         ({"resources": {"broker": {"num_cpus": 1}}}, ["resources.broker"], [BROKER]),

@@ -1,0 +1,149 @@
+"""What there is of a cluster whose brokers come and go: asked of the active controller and of Ray."""
+
+import asyncio
+from collections.abc import Collection, Mapping
+from typing import TypeVar
+
+from rayka.actors.names import running_node_ids
+from rayka.actors.pending import OVERDUE_S
+from rayka.actors.ray_records import free_resources
+from rayka.actors.scaling import rooms
+from rayka.actors.scaling.decision import Load
+from rayka.actors.scaling.grown_spec import come_and_gone
+from rayka.actors.scaling.planner import Room, Seen, Standing
+from rayka.config import ClusterSpec
+from rayka.ids import FIRST_COORDINATOR_ID, Role, is_internal
+from rayka.node.clock import now_ms
+from rayka.node.controller_link import ControllerLink
+from rayka.ports import Request
+from rayka.protocol.configs import ConfigResourceName, DescribeConfigsRequest, ResourceType
+from rayka.protocol.load import BrokerLoad, DescribeLoadRequest
+from rayka.protocol.membership import (
+    MetadataBroker,
+    MetadataPartition,
+    MetadataRequest,
+    MetadataResponse,
+    MetadataTopic,
+)
+from rayka.protocol.partition_admin import ListPartitionReassignmentsRequest
+
+LEAVING = "scaling.leaving"
+CALL_TIMEOUT_MS = 2_000
+_ANSWER_TIMEOUT_S = 10.0
+_NO_TOPIC = ("",)  # so that no partition is named
+ResponseT = TypeVar("ResponseT")
+
+
+class ClusterLooks:
+    """Looks at one cluster, on one event loop."""
+
+    def __init__(self, spec: ClusterSpec, link: ControllerLink) -> None:
+        self._spec = spec
+        self._link = link
+        self._room_since_s: dict[int, float] = {}
+        self.cluster_id = ""
+
+    def __repr__(self) -> str:
+        return f"<ClusterLooks {self._spec.name}>"
+
+    async def see(self) -> Seen:
+        """What there is now. All topics are asked for only where a broker goes, or is away. Raises TimeoutError while
+        no controller answers.
+        """
+        cluster = await self.ask(MetadataRequest(()))
+        self.cluster_id = cluster.cluster_id
+        brokers = {each.node_id: each for each in cluster.brokers if Role.BROKER in each.roles}
+        leaving = await self._leaving(come_and_gone(self._spec, brokers))
+        topics: tuple[MetadataTopic, ...] | None = None
+        if leaving or not all(is_active(each) for each in brokers.values()):
+            topics = (await self.ask(MetadataRequest())).topics
+        loads = {each.broker_id: each for each in (await self.ask(DescribeLoadRequest(_NO_TOPIC))).brokers}
+        moves = (await self.ask(ListPartitionReassignmentsRequest())).reassignments
+        running, asked_for = await asyncio.to_thread(self._ask_ray)
+        return Seen(
+            now_ms(),
+            {
+                id: Standing(is_active(each), id in leaving, _load(loads.get(id)), _count(topics, id))
+                for id, each in brokers.items()
+            },
+            self._with_lacking(asked_for),
+            [each for each in running if each < FIRST_COORDINATOR_ID],
+            len(moves),
+            factor_max(topics or (), cluster),
+        )
+
+    async def ask(self, request: Request[ResponseT]) -> ResponseT:
+        """What the active controller answers. Raises TimeoutError where none does in time."""
+        async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+            return await self._link.call_until_answered(request, CALL_TIMEOUT_MS)
+
+    async def topics(self) -> MetadataResponse:
+        """All topics and brokers."""
+        return await self.ask(MetadataRequest())
+
+    async def _leaving(self, broker_ids: Collection[int]) -> set[int]:
+        if not broker_ids:
+            return set()
+        names = tuple(ConfigResourceName(ResourceType.BROKER, str(each)) for each in broker_ids)
+        described = (await self.ask(DescribeConfigsRequest(names))).resources
+        return {
+            broker_id
+            for broker_id, each in zip(broker_ids, described, strict=True)
+            if any(entry.name == LEAVING and entry.value == "true" for entry in each.entries)
+        }
+
+    def _ask_ray(self) -> tuple[Collection[int], dict[int, tuple[Room, str]]]:
+        name = self._spec.name
+        found = rooms.find(name)
+        has_waiting = any(not each.ray_node_id for each in found.values())
+        lacking = rooms.lacking(self._spec, free_resources()) if has_waiting else ""
+        return running_node_ids(name), {id: (each, lacking) for id, each in found.items()}
+
+    def _with_lacking(self, found: Mapping[int, tuple[Room, str]]) -> dict[int, Room]:
+        now_s = asyncio.get_running_loop().time()
+        waiting = [id for id, (room, _) in found.items() if not room.ray_node_id]
+        self._room_since_s = {each: self._room_since_s.get(each, now_s) for each in waiting}
+        overdue = [each for each in waiting if now_s - self._room_since_s[each] >= OVERDUE_S]
+        return {id: Room(lacking=lacking) if id in overdue else room for id, (room, lacking) in found.items()}
+
+
+def is_active(broker: MetadataBroker) -> bool:
+    """Whether it serves, and goes on to."""
+    return not broker.is_fenced and not broker.is_in_controlled_shutdown
+
+
+def factor_max(topics: Collection[MetadataTopic], cluster: MetadataResponse) -> int:
+    """The most replicas of one partition that brokers have to hold; of an internal one coordinators hold some."""
+    coordinators = sum(Role.BROKER not in each.roles for each in cluster.brokers)
+    return max(
+        (
+            len(_target(each)) - (coordinators if is_internal(topic.name) else 0)
+            for topic in topics
+            for each in topic.partitions[:1]
+        ),
+        default=1,
+    )
+
+
+def _target(partition: MetadataPartition) -> list[int]:
+    return [each for each in partition.replicas if each not in partition.removing_replicas]
+
+
+def _count(topics: Collection[MetadataTopic] | None, broker_id: int) -> int | None:
+    if topics is None:
+        return None
+    return sum(broker_id in each.replicas for topic in topics for each in topic.partitions)
+
+
+def _load(found: BrokerLoad | None) -> Load | None:
+    if found is None or found.age_ms < 0:
+        return None
+    report = found.report
+    return Load(
+        size_bytes=report.size_bytes,
+        free_bytes=report.free_bytes,
+        bytes_in=report.bytes_in,
+        bytes_out=report.bytes_out,
+        partition_count=report.partition_count,
+        processor_share=report.processor_permille / 1000,
+    )

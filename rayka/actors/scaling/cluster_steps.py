@@ -1,0 +1,177 @@
+"""The planner's steps, taken on Ray, in the metadata and on disks. Each may be repeated, by whoever plans next."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
+from random import SystemRandom
+from typing import Any
+
+from rayka.actors import launch
+from rayka.actors.format_jobs import format_brokers, remove_directories
+from rayka.actors.found_directories import look_at
+from rayka.actors.names import NAMESPACE, actor_name, node_directories
+from rayka.actors.node_placement import Placement
+from rayka.actors.on_ray_node import live_ray_nodes, run_on
+from rayka.actors.ray_records import last_places
+from rayka.actors.scaling import rooms
+from rayka.actors.scaling.cluster_looks import LEAVING, ClusterLooks
+from rayka.actors.scaling.grown_spec import grown
+from rayka.actors.scaling.planner import (
+    AskForRoom,
+    DropRoom,
+    Forget,
+    Leave,
+    Make,
+    Move,
+    ReturnRoom,
+    Stay,
+    Step,
+    Stop,
+)
+from rayka.client.admin.admin_results import BrokerDescription, TopicDescription
+from rayka.client.admin.drain_plan import Plan, drain_plan
+from rayka.config import ClusterSpec
+from rayka.errors import ErrorCode, InvalidReplicationFactor, StorageError, error_for
+from rayka.ids import node_name, random_uuid
+from rayka.protocol.configs import (
+    AlterConfigOp,
+    AlteredResource,
+    ConfigChange,
+    IncrementalAlterConfigsRequest,
+    ResourceType,
+)
+from rayka.protocol.partition_admin import (
+    AlterPartitionReassignmentsRequest,
+    Reassignment,
+    UnregisterBrokerRequest,
+)
+
+CORDONED = "cordoned.log.dirs"
+_ANSWER_TIMEOUT_S = 15.0
+_GOES = {LEAVING: "true", CORDONED: "*"}
+_STAYS = {LEAVING: None, CORDONED: None}
+_logger = logging.getLogger(__name__)
+
+
+class ClusterSteps:
+    """Takes steps for one cluster, one at a time."""
+
+    def __init__(self, spec: ClusterSpec, looks: ClusterLooks) -> None:
+        self._spec = spec
+        self._looks = looks
+        self._takers: Mapping[type[Step], Callable[[int], Coroutine[Any, Any, str]]] = {
+            AskForRoom: self._ask_for_room,
+            DropRoom: self._drop_room,
+            ReturnRoom: self._drop_room,
+            Make: self._make,
+            Leave: self._leave,
+            Stay: partial(self._configure, _STAYS),
+            Move: self._move,
+            Stop: self._stop,
+            Forget: self._forget,
+        }
+
+    def __repr__(self) -> str:
+        return f"<ClusterSteps {self._spec.name}>"
+
+    async def take(self, step: Step) -> str:
+        """Why the step was not taken; empty where it was. Raises RaykaError, TimeoutError and what Ray raises: the next
+        look shows how far it came.
+        """
+        return await self._takers[type(step)](step.broker_id)
+
+    # ---- One that comes ----
+
+    async def _ask_for_room(self, broker_id: int) -> str:
+        await asyncio.to_thread(rooms.ask, self._spec, broker_id)
+        return ""
+
+    async def _drop_room(self, broker_id: int) -> str:
+        await asyncio.to_thread(rooms.drop, self._spec.name, broker_id)
+        return ""
+
+    async def _make(self, broker_id: int) -> str:
+        """The actor waits for what its room holds until that is given back."""
+        room = (await asyncio.to_thread(rooms.find, self._spec.name)).get(broker_id)
+        if room is None or not room.ray_node_id:
+            return "its room has gone"
+        placement = Placement(grown(self._spec, [broker_id]), broker_id, room.ray_node_id)
+        await asyncio.to_thread(run_on, room.ray_node_id, make_directories, placement, self._looks.cluster_id)
+        await asyncio.to_thread(launch.create, placement)
+        return await self._drop_room(broker_id)
+
+    # ---- One that goes ----
+
+    async def _leave(self, broker_id: int) -> str:
+        try:
+            await self._drain_plan(broker_id)
+        except InvalidReplicationFactor as error:
+            return str(error)
+        return await self._configure(_GOES, broker_id)
+
+    async def _move(self, broker_id: int) -> str:
+        try:
+            plan = await self._drain_plan(broker_id)
+        except InvalidReplicationFactor as error:
+            await self._configure(_STAYS, broker_id)
+            return str(error)
+        chosen = sorted(plan.items())[: self._spec.config.balancer_moves_max]
+        wanted = tuple(Reassignment(tp.topic, tp.partition, to) for tp, to in chosen)
+        results = (await self._looks.ask(AlterPartitionReassignmentsRequest(wanted))).partitions
+        refused = [each for each in results if each.error_code is not ErrorCode.NONE]
+        return "; ".join(f"{each.topic}-{each.partition}: {each.error_message}" for each in refused)
+
+    async def _stop(self, broker_id: int) -> str:
+        handle = await asyncio.to_thread(launch.find, self._spec.name, broker_id)
+        if handle is not None:
+            process = await launch.process_of(handle, _ANSWER_TIMEOUT_S)
+            await launch.stop(self._spec.name, {broker_id: handle})
+            if process is not None:
+                await asyncio.to_thread(run_on, process.ray_node_id, launch.await_exit, process.pid)
+        return ""
+
+    async def _forget(self, broker_id: int) -> str:
+        """Its directories first: while it is registered it is marked, so whoever comes next removes them again."""
+        name, spec = actor_name(self._spec.name, broker_id), grown(self._spec, [broker_id])
+        place = (await asyncio.to_thread(last_places, NAMESPACE, [name])).get(name)
+        ray_nodes = await asyncio.to_thread(live_ray_nodes)
+        home = place.processes[-1].ray_node_id if place is not None and place.processes else ""
+        directories = node_directories(spec, broker_id)
+        if home in ray_nodes:
+            await asyncio.to_thread(run_on, home, remove_directories, directories)
+        else:
+            _logger.warning(
+                "%s: %s went with its Ray node %s", name, ", ".join(directories), home or "unknown"
+            )
+        await self._looks.ask(UnregisterBrokerRequest(broker_id))
+        return ""
+
+    async def _configure(self, values: Mapping[str, str | None], broker_id: int) -> str:
+        changes = tuple(
+            ConfigChange(name, AlterConfigOp.DELETE if value is None else AlterConfigOp.SET, value or "")
+            for name, value in values.items()
+        )
+        altered = AlteredResource(ResourceType.BROKER, str(broker_id), changes)
+        (result,) = (await self._looks.ask(IncrementalAlterConfigsRequest((altered,)))).resources
+        if result.error_code is not ErrorCode.NONE:
+            raise error_for(result.error_code, result.error_message)
+        return ""
+
+    async def _drain_plan(self, broker_id: int) -> Plan:
+        cluster = await self._looks.topics()
+        brokers = [BrokerDescription.of(each, cluster.topics) for each in cluster.brokers]
+        return drain_plan(broker_id, brokers, [TopicDescription.of(each) for each in cluster.topics])
+
+
+def make_directories(placement: Placement, cluster_id: str) -> None:
+    """Makes the directories of a broker that comes, on the machine; those that an interrupted step made stay. Raises
+    StorageError where another disk is there.
+    """
+    for path, found in look_at(placement.directories).items():
+        is_own = found.node_id == placement.node_id and found.cluster_id in ("", cluster_id)
+        if found.problem or (found.is_formatted and not is_own):
+            said = found.problem or f"belongs to {node_name(found.node_id)} of cluster {found.cluster_id}"
+            raise StorageError(f"{path} is to be made for {node_name(placement.node_id)}, but {said}")
+    random = SystemRandom()
+    format_brokers([(placement, [random_uuid(random) for _ in placement.directories])])

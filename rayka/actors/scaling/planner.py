@@ -1,0 +1,265 @@
+"""What is done next so that there are as many brokers as the load asks for. A core: no clock, no IO.
+
+Level-triggered: what was begun is where everyone finds it, so whoever plans next goes on with it or undoes it. A broker
+that is to come is a room that Ray is asked for (`rooms`), then an actor, then a registration; one that is to go is
+marked in the metadata (`scaling.leaving`), loses its replicas, its actor, its directories, its registration. Nothing of
+this is remembered here. Only one comes or goes at a time. Brokers from 1 to min stay: they are what the spec declares.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+from rayka.actors.scaling.decision import Decider, Load
+from rayka.actors.scaling.grown_spec import free_id
+from rayka.config import ClusterSpec, Scaling
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A registered broker. `load` is None before its first report; `replica_count` where it was not asked for, as of
+    one that is active and stays.
+    """
+
+    is_active: bool
+    is_leaving: bool = False
+    load: Load | None = None
+    replica_count: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """A place for a broker that Ray is asked for; it has none yet while `ray_node_id` is empty. `lacking`: what Ray
+    says it has not, once that has lasted.
+    """
+
+    ray_node_id: str = ""
+    lacking: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What there is. `actors`: the brokers that have one; `move_count`: reassignments under way; `factor_max`: the
+    largest replication factor that brokers have to hold, 1 where that was not asked for.
+    """
+
+    now_ms: int
+    brokers: Mapping[int, Standing] = field(default_factory=dict)
+    rooms: Mapping[int, Room] = field(default_factory=dict)
+    actors: Collection[int] = ()
+    move_count: int = 0
+    factor_max: int = 1
+
+
+# ---- Steps ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Something to do for one broker, and why."""
+
+    broker_id: int
+    reason: str
+
+
+class AskForRoom(Step):
+    """Ray is asked for what the broker needs."""
+
+
+class DropRoom(Step):
+    """Ray is not asked any more: the broker is not wanted."""
+
+
+class ReturnRoom(Step):
+    """The broker's actor is there, so its room goes back to Ray."""
+
+
+class Make(Step):
+    """The broker's room has a Ray node: its directories and its actor are made there."""
+
+
+class Leave(Step):
+    """The broker takes no new replicas, and is to be emptied."""
+
+
+class Stay(Step):
+    """The broker does not go."""
+
+
+class Move(Step):
+    """Some of the replicas of a broker that goes get other places."""
+
+
+class Stop(Step):
+    """A broker that holds nothing any more is stopped, and its actor ended."""
+
+
+class Forget(Step):
+    """The directories of a broker that was stopped are removed, and the controller forgets it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingStatus:
+    """How many brokers there should be and are, between which counts, and why that differs or stays as it is."""
+
+    desired: int
+    actual: int
+    min: int
+    max: int
+    reason: str
+
+
+class Planner:
+    """Plans for one cluster; `status` says what came of the last look."""
+
+    def __init__(self, spec: ClusterSpec) -> None:
+        assert spec.broker_range is not None, spec
+        self._spec = spec
+        self._range = spec.broker_range
+        self._targets = spec.scaling or Scaling()
+        self._decider = Decider(self._range, self._targets)
+        self._ghost_since_ms: dict[int, int] = {}
+        self.status: ScalingStatus | None = None
+
+    def __repr__(self) -> str:
+        return f"<Planner {self._range} {self.status}>"
+
+    def next(self, seen: Seen) -> Step | None:
+        """The next step; None where there is nothing to do but wait."""
+        step, reason = self._next(seen)
+        desired = len(self._staying(seen)) + len(_coming(seen))
+        desired += isinstance(step, AskForRoom) - isinstance(step, Leave)
+        actual = sum(each.is_active for each in seen.brokers.values())
+        self.status = ScalingStatus(desired, actual, self._range.min, self._range.max, reason)
+        return step
+
+    def failed(self, reason: str) -> None:
+        """The step was not taken, for this reason: nothing is decided before the windows are whole again."""
+        self._decider.begin_anew()
+        if self.status is not None:
+            self.status = replace(self.status, reason=reason)
+
+    def _next(self, seen: Seen) -> tuple[Step | None, str]:
+        leftover = [each for each in seen.rooms if each in seen.brokers or each in seen.actors]
+        if leftover:
+            return _with_reason(ReturnRoom(leftover[0], "it has an actor"))
+        placed = [each for each, room in seen.rooms.items() if room.ray_node_id]
+        if placed:
+            return _with_reason(
+                Make(placed[0], f"Ray node {seen.rooms[placed[0]].ray_node_id} has room for it")
+            )
+        leaving = [each for each, found in seen.brokers.items() if self._is_leaving(each, found)]
+        if leaving:
+            self._decider.begin_anew()
+            return self._go_on_leaving(leaving[0], seen)
+        return self._decide(seen)
+
+    def _is_leaving(self, broker_id: int, found: Standing) -> bool:
+        return found.is_leaving and broker_id > self._range.min
+
+    # ---- One that goes ----
+
+    def _go_on_leaving(self, broker_id: int, seen: Seen) -> tuple[Step | None, str]:
+        found, name = seen.brokers[broker_id], f"broker {broker_id}"
+        if found.replica_count:
+            active = [each for each in self._staying(seen) if seen.brokers[each].is_active]
+            if len(active) < max(self._range.min, seen.factor_max):
+                return _with_reason(Stay(broker_id, f"without it only {len(active)} brokers are there"))
+            left = f"{name} goes: {found.replica_count:,} replicas to move"
+            return (None, left) if seen.move_count else (Move(broker_id, left), left)
+        if broker_id in seen.actors:
+            return _with_reason(Stop(broker_id, "it holds no replica any more"))
+        if found.is_active:
+            return None, f"{name} goes: it has stopped, and its session ends"
+        return _with_reason(Forget(broker_id, "it has stopped, and held no replica"))
+
+    # ---- Whether one comes or goes ----
+
+    def _decide(self, seen: Seen) -> tuple[Step | None, str]:
+        ghost = self._long_gone(seen)
+        if ghost is not None:
+            return _with_reason(Leave(ghost, "its machine is gone, and it holds no replica"))
+        obstacle = self._obstacle(seen)
+        if obstacle:
+            self._decider.begin_anew()
+            return None, obstacle
+        staying, coming = self._staying(seen), _coming(seen)
+        loads = [load for each in staying if (load := seen.brokers[each].load) is not None]
+        count = len(staying) + len(coming)
+        advice = self._decider.advise(loads, count, seen.factor_max, seen.now_ms)
+        if advice.count < count:
+            return self._shrink(seen, advice.reason)
+        if coming:
+            return None, _why_it_does_not_come(coming[0], seen)
+        if advice.count > count:
+            taken = {*seen.brokers, *seen.actors, *seen.rooms}
+            return _with_reason(AskForRoom(free_id(self._spec, taken), advice.reason))
+        return None, advice.reason
+
+    def _obstacle(self, seen: Seen) -> str:
+        """Why nothing is decided now."""
+        if seen.move_count:
+            return f"{seen.move_count:,} reassignments are under way"
+        for each in self._staying(seen):
+            found = seen.brokers[each]
+            if not found.is_active and found.replica_count != 0:
+                return f"broker {each} is away, and holds replicas"
+            if found.is_active and found.load is None:
+                return f"broker {each} has not reported its load yet"
+        return ""
+
+    def _shrink(self, seen: Seen, reason: str) -> tuple[Step | None, str]:
+        """The one that is not there yet, else the one that is the least to move."""
+        for each in seen.rooms:
+            return _with_reason(DropRoom(each, reason))
+        loads = {
+            each: load
+            for each in self._staying(seen)
+            if each > self._range.min and (load := seen.brokers[each].load) is not None
+        }
+        if _coming(seen) or not loads:
+            return None, reason
+        cheapest = min(loads, key=lambda each: (loads[each].size_bytes, loads[each].partition_count, -each))
+        free_bytes = sum(
+            found.load.free_bytes
+            for each, found in seen.brokers.items()
+            if found.load is not None and each != cheapest
+        )
+        asked = loads[cheapest].size_bytes
+        if 2 * asked > free_bytes:
+            return None, f"{reason}; but the disks of the others have {free_bytes:,} bytes free for {asked:,}"
+        return _with_reason(Leave(cheapest, reason))
+
+    def _long_gone(self, seen: Seen) -> int | None:
+        """A broker beyond the declared ones whose machine did not come back in time; what it held was made anew."""
+        ghosts = {each for each, found in seen.brokers.items() if self._is_ghost(each, found, seen.actors)}
+        self._ghost_since_ms = {each: self._ghost_since_ms.get(each, seen.now_ms) for each in ghosts}
+        for each, since_ms in self._ghost_since_ms.items():
+            if seen.now_ms - since_ms >= self._targets.in_window_s * 1000:
+                return each
+        return None
+
+    def _is_ghost(self, broker_id: int, found: Standing, actors: Collection[int]) -> bool:
+        is_empty = not found.is_active and found.replica_count == 0
+        return is_empty and broker_id > self._range.min and broker_id not in actors
+
+    def _staying(self, seen: Seen) -> list[int]:
+        return [
+            each
+            for each, found in seen.brokers.items()
+            if not self._is_leaving(each, found) and not self._is_ghost(each, found, seen.actors)
+        ]
+
+
+def _coming(seen: Seen) -> list[int]:
+    return [each for each in sorted({*seen.rooms, *seen.actors}) if each not in seen.brokers]
+
+
+def _why_it_does_not_come(broker_id: int, seen: Seen) -> str:
+    room = seen.rooms.get(broker_id)
+    if room is None:
+        return f"broker {broker_id} starts"
+    return f"broker {broker_id} waits for a Ray node" + (f": {room.lacking}" if room.lacking else "")
+
+
+def _with_reason(step: Step) -> tuple[Step, str]:
+    return step, f"broker {step.broker_id}: {step.reason}"

@@ -1,0 +1,84 @@
+"""Room for a broker, asked of Ray: a placement group of one bundle, which is what the spec sets aside for a broker.
+
+Ray's autoscaler starts a machine for a placement group as for an actor. A broker's actor is pinned to the Ray node that
+has its disk, so before it can be made there has to be a Ray node; Ray says which one when it has placed the group. The
+group is detached and has a name, so that it outlives the supervisor that asked for it and the next one finds it.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+
+from rayka.actors.names import actor_name
+from rayka.actors.node_placement import needs, shortage
+from rayka.actors.ray_internals import part
+from rayka.actors.scaling.planner import Room
+from rayka.config import ClusterSpec
+from rayka.ids import FIRST_BROKER_ID
+
+_GONE = "REMOVED"
+_PLACED = "CREATED"
+
+
+def ask(spec: ClusterSpec, broker_id: int) -> None:
+    """Asks Ray for room. Returns at once."""
+    bundle = {name: amount for name, amount in needs(spec, FIRST_BROKER_ID).items() if amount}
+    placement_group([bundle], name=_name(spec.name, broker_id), lifetime="detached")
+
+
+def drop(cluster_name: str, broker_id: int) -> None:
+    """Gives the room back, or asks no more; nothing where there is none."""
+    for group_id in _groups(cluster_name).get(broker_id, {}):
+        remove_placement_group(_handle(group_id))
+
+
+def drop_all(cluster_name: str) -> None:
+    """Gives back all rooms of the cluster."""
+    for each in _groups(cluster_name):
+        drop(cluster_name, each)
+
+
+def find(cluster_name: str) -> dict[int, Room]:
+    """The rooms that are asked for, by broker."""
+    return {
+        broker_id: Room(next(filter(None, found.values()), ""))
+        for broker_id, found in _groups(cluster_name).items()
+    }
+
+
+def lacking(spec: ClusterSpec, free: Mapping[str, Mapping[str, float]]) -> str:
+    """What the Ray node that could give most has too little of."""
+    short = [each for has in free.values() if (each := shortage(spec, FIRST_BROKER_ID, has))]
+    closest = min(short, key=lambda each: (each.count(","), each), default="")
+    if not closest:
+        return ""
+    return f"none of {len(free)} Ray nodes has it free; the closest has {closest}, and Ray adds none"
+
+
+def _groups(cluster_name: str) -> dict[int, dict[str, str]]:
+    """By broker, the Ray node that each placement group is on; empty while Ray has none for it."""
+    start, _, end = _name(cluster_name, FIRST_BROKER_ID).rpartition(str(FIRST_BROKER_ID))
+    found: dict[int, dict[str, str]] = {}
+    table: dict[str, Any] = placement_group_table()
+    for group_id, group in table.items():
+        number = group["name"].removeprefix(start).removesuffix(end)
+        if number.isdigit() and group["name"] == f"{start}{number}{end}" and group["state"] != _GONE:
+            broker_id = int(number)
+            home = group["bundles_to_node_id"].get(0, "") if group["state"] == _PLACED else ""
+            found.setdefault(broker_id, {})[group_id] = home
+    return found
+
+
+def _handle(group_id: str) -> PlacementGroup:
+    id_of: Any = part("ray._raylet", "PlacementGroupID")
+    return PlacementGroup(id_of(bytes.fromhex(group_id)))
+
+
+def _name(cluster_name: str, broker_id: int) -> str:
+    return f"{actor_name(cluster_name, broker_id)} room"

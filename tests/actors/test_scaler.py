@@ -1,0 +1,164 @@
+"""What the supervisor keeps and says while brokers come and go, with fakes behind the port. Needs no Ray."""
+
+import asyncio
+from collections import deque
+
+from rayka.actors.scaling.decision import Load
+from rayka.actors.scaling.planner import (
+    AskForRoom,
+    Forget,
+    Leave,
+    Move,
+    Room,
+    Seen,
+    Standing,
+    Step,
+    Stop,
+)
+from rayka.actors.scaling.scaler import Scaler
+from rayka.config import ClusterSpec
+from rayka.errors import UnavailableError
+
+TARGETS = {"disk_share": None, "processor_share": None, "partitions": None, "bytes_in": 100}
+SPEC = ClusterSpec.of(
+    {
+        "brokers": {"min": 3, "max": 5},
+        "scaling": {**TARGETS, "out_window_s": 0, "in_window_s": 0},
+    }
+)
+
+
+class FakePort:
+    """Shows what it is told to, and keeps what was done."""
+
+    def __init__(self) -> None:
+        self.shown = deque[Seen | Exception | None]()
+        self.is_looked_at = asyncio.Event()
+        self.refusal = ""
+        self.taken: list[Step] = []
+        self.recorded: list[tuple[str, int, str]] = []
+
+    async def see(self) -> Seen | None:
+        self.is_looked_at.set()
+        shown = self.shown.popleft()
+        if isinstance(shown, Exception):
+            raise shown
+        return shown
+
+    async def take(self, step: Step) -> str:
+        self.taken.append(step)
+        return self.refusal
+
+    async def record(self, kind: str, broker_id: int, reason: str) -> None:
+        self.recorded.append((kind, broker_id, reason))
+
+
+def standing(bytes_in: int, *, is_leaving: bool = False, replica_count: int | None = None) -> Standing:
+    return Standing(True, is_leaving, Load(bytes_in=bytes_in, free_bytes=10), replica_count)
+
+
+def seen(
+    bytes_in: int, *extra: int, rooms: dict[int, Room] | None = None, actors: tuple[int, ...] = ()
+) -> Seen:
+    brokers = {each: standing(bytes_in) for each in (1, 2, 3, *extra)}
+    return Seen(0, brokers, rooms or {}, (*brokers, *actors))
+
+
+def leaving(replica_count: int) -> Seen:
+    found = seen(0, 4)
+    gone = {4: standing(0, is_leaving=True, replica_count=replica_count)}
+    return Seen(0, {**found.brokers, **gone}, {}, found.actors)
+
+
+def scaler(port: FakePort, spec: ClusterSpec = SPEC) -> Scaler:
+    return Scaler(spec, port, 1.0, asyncio.Lock())
+
+
+def look(scaler: Scaler, port: FakePort, *shown: Seen | None) -> list[bool]:
+    port.shown.extend(shown)
+
+    async def looks() -> list[bool]:
+        return [await scaler.look() for _ in shown]
+
+    return asyncio.run(looks())
+
+
+def test_every_decision_is_recorded_with_its_reason() -> None:
+    port = FakePort()
+    assert look(scaler(port), port, seen(150)) == [False]
+    assert port.taken == [AskForRoom(4, "bytes_in 150 a broker, target 100")]
+    assert port.recorded == [("scale-out-begun", 4, "bytes_in 150 a broker, target 100")]
+
+
+def test_a_broker_is_kept_from_its_actor_until_it_is_empty_and_going() -> None:
+    port = FakePort()
+    mine = scaler(port)
+    kept = []
+    for each in (seen(60), seen(60, actors=(4,)), seen(60, 4), leaving(7), leaving(0), seen(60)):
+        look(mine, port, each)
+        kept.append(4 in mine.spec.roles)
+    assert kept == [False, True, True, True, False, False]
+    assert [type(each) for each in port.taken] == [Move, Stop]
+
+
+def test_brokers_that_had_come_are_kept_before_the_first_look() -> None:
+    port = FakePort()
+    again = scaler(port, SPEC.model_copy(update={"nodes": _nodes(1, 2, 3, 4)}))
+    assert 4 in again.spec.roles
+    look(again, port, None)
+    assert 4 in again.spec.roles, "another process changes the cluster"
+    look(again, port, seen(60))
+    assert 4 not in again.spec.roles
+
+
+def test_a_step_that_is_refused_is_no_event_and_says_why() -> None:
+    port = FakePort()
+    port.refusal = "too few brokers for topic clicks"
+    mine = scaler(port)
+    look(mine, port, seen(10, 4))
+    assert [type(each) for each in port.taken] == [Leave]
+    assert port.recorded == []
+    assert mine.status is not None
+    assert mine.status.reason == "broker 4: too few brokers for topic clicks"
+
+
+def test_what_ray_lacks_is_recorded_once() -> None:
+    port = FakePort()
+    mine = scaler(port)
+    calm = seen(85, rooms={4: Room(lacking="machine 0 free of 1 asked")})
+    look(mine, port, calm, calm, calm)
+    assert port.recorded == [("scale-out-waits", 4, "machine 0 free of 1 asked")]
+
+
+def test_an_error_is_said_and_the_next_look_goes_on() -> None:
+    port = FakePort()
+    mine = scaler(port)
+    look(mine, port, seen(90))
+
+    async def until_asked_again() -> None:
+        task = asyncio.get_running_loop().create_task(mine.run())
+        await port.is_looked_at.wait()
+        await asyncio.sleep(0)
+        task.cancel()
+
+    port.shown.append(UnavailableError("no controller"))
+    port.is_looked_at.clear()
+    asyncio.run(until_asked_again())
+    assert mine.status is not None
+    assert mine.status.reason == "not done yet: no controller"
+    look(mine, port, seen(150))
+    assert [type(each) for each in port.taken] == [AskForRoom]
+
+
+def test_one_that_has_gone_is_forgotten_and_recorded() -> None:
+    port = FakePort()
+    gone = {4: Standing(False, True, None, 0)}
+    found = seen(60)
+    look(scaler(port), port, Seen(0, {**found.brokers, **gone}, {}, found.actors))
+    assert [type(each) for each in port.taken] == [Forget]
+    assert port.recorded == [("scale-in-ended", 4, "it has stopped, and held no replica")]
+
+
+def _nodes(*broker_ids: int) -> tuple[object, ...]:
+    values = [{"id": each, "roles": ["broker"]} for each in broker_ids]
+    return ClusterSpec.of({"nodes": [*values, {"id": 3001, "roles": ["controller"]}]}).nodes or ()

@@ -1,0 +1,276 @@
+"""Brokers come and go step by step, whoever takes the next step. Needs no Ray."""
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rayka.actors.scaling.decision import Load
+from rayka.actors.scaling.grown_spec import as_it_is, free_id, grown
+from rayka.actors.scaling.planner import (
+    AskForRoom,
+    DropRoom,
+    Forget,
+    Leave,
+    Make,
+    Move,
+    Planner,
+    ReturnRoom,
+    Room,
+    Seen,
+    Standing,
+    Stay,
+    Step,
+    Stop,
+)
+from rayka.config import ClusterSpec
+
+TARGET, IN_S = 100, 5
+FACTOR = 2
+
+
+def spec(**scaling: object) -> ClusterSpec:
+    targets = {"disk_share": None, "processor_share": None, "partitions": None, "bytes_in": TARGET}
+    return ClusterSpec.of(
+        {
+            "brokers": {"min": 3, "max": 6},
+            "scaling": {**targets, "out_window_s": 2, "in_window_s": IN_S, **scaling},
+        }
+    )
+
+
+@dataclass
+class FakeBroker:
+    replicas: int = 0
+    has_actor: bool = True
+    is_registered: bool = True
+    is_leaving: bool = False
+    is_lost: bool = False  # its machine
+    has_directory: bool = True
+
+
+@dataclass
+class FakeCluster:
+    """Ray, the metadata and the disks, in which each step does what it says."""
+
+    load: int = 0
+    machines_max: int = 9
+    brokers: dict[int, FakeBroker] = field(
+        default_factory=lambda: {each: FakeBroker(replicas=10) for each in (1, 2, 3)}
+    )
+    rooms: dict[int, Room] = field(default_factory=dict)
+    moves: int = 0
+    now_ms: int = 0
+    steps: list[Step] = field(default_factory=list)
+
+    def seen(self) -> Seen:
+        registered = {id: each for id, each in self.brokers.items() if each.is_registered}
+        active = [id for id, each in registered.items() if each.has_actor and not each.is_lost]
+        bytes_in = self.load // max(1, len(active))
+        return Seen(
+            self.now_ms,
+            {
+                id: Standing(
+                    id in active,
+                    each.is_leaving,
+                    Load(bytes_in=bytes_in, size_bytes=each.replicas, free_bytes=1000),
+                    each.replicas if each.is_leaving or id not in active else None,
+                )
+                for id, each in registered.items()
+            },
+            dict(self.rooms),
+            {id for id, each in self.brokers.items() if each.has_actor and not each.is_lost},
+            self.moves,
+            FACTOR,
+        )
+
+    def go_on(self, planner: Planner, seconds: int = 1) -> None:
+        for _ in range(seconds):
+            step = planner.next(self.seen())
+            assert planner.status is not None
+            assert planner.status.reason
+            if step is not None:
+                self.steps.append(step)
+                self.do(step)
+            self.happen()
+
+    def happen(self) -> None:
+        """What goes on by itself in a second."""
+        self.now_ms += 1_000
+        self.moves = 0
+        used = sum(not each.is_lost for each in self.brokers.values())
+        for id in self.rooms:
+            if used < self.machines_max:
+                self.rooms[id] = Room(f"machine-{id}")
+        for each in self.brokers.values():
+            each.is_registered |= each.has_actor
+        new = [each for each in self.brokers.values() if each.is_registered and not each.replicas]
+        for each in new:
+            if not each.is_leaving and not each.is_lost and self.brokers[1].replicas > 2:
+                each.replicas, self.brokers[1].replicas = 2, self.brokers[1].replicas - 2
+
+    def do(self, step: Step) -> None:
+        id = step.broker_id
+        match step:
+            case AskForRoom():
+                assert id not in self.brokers
+                assert not self.rooms, "one at a time"
+                self.rooms[id] = Room()
+            case DropRoom() | ReturnRoom():
+                del self.rooms[id]
+            case Make():
+                assert self.rooms[id].ray_node_id
+                self.brokers[id] = FakeBroker(is_registered=False)
+            case Leave():
+                assert not any(each.is_leaving for each in self.brokers.values()), "one at a time"
+                self.brokers[id].is_leaving = True
+            case Stay():
+                self.brokers[id].is_leaving = False
+            case Move():
+                moved = min(3, self.brokers[id].replicas)
+                self.brokers[id].replicas -= moved
+                self.brokers[1].replicas += moved
+                self.moves = moved
+            case Stop():
+                assert self.brokers[id].replicas == 0
+                self.brokers[id].has_actor = False
+            case Forget():
+                assert self.brokers[id].replicas == 0
+                assert not self.brokers[id].has_actor or self.brokers[id].is_lost
+                del self.brokers[id]
+            case _:
+                raise AssertionError(step)
+
+
+def taken(cluster: FakeCluster) -> list[str]:
+    return [f"{type(each).__name__} {each.broker_id}" for each in cluster.steps]
+
+
+def test_a_broker_comes_and_goes_again() -> None:
+    cluster, planner = FakeCluster(load=390), Planner(spec())
+    cluster.go_on(planner, 15)
+    assert taken(cluster) == ["AskForRoom 4", "Make 4", "ReturnRoom 4"]
+    assert cluster.steps[0].reason == "bytes_in 130 a broker, target 100"
+    assert sorted(cluster.brokers) == [1, 2, 3, 4]
+    cluster.steps.clear()
+    cluster.load = 60
+    cluster.go_on(planner, 30)
+    assert taken(cluster) == ["Leave 4", "Move 4", "Stop 4", "Forget 4"]
+    assert sorted(cluster.brokers) == [1, 2, 3]
+    assert sum(each.replicas for each in cluster.brokers.values()) == 30
+
+
+@settings(max_examples=30)
+@given(
+    loads=st.lists(st.integers(0, 700), min_size=1, max_size=6),
+    deaths=st.sets(st.integers(0, 200), max_size=20),
+    losses=st.dictionaries(st.integers(0, 200), st.integers(4, 6), max_size=2),
+)
+def test_whoever_plans_next_goes_on_and_the_cluster_comes_to_rest(
+    loads: list[int], deaths: set[int], losses: dict[int, int]
+) -> None:
+    cluster, planner, second = FakeCluster(), Planner(spec()), 0
+    for cluster.load in loads:
+        for _ in range(30):
+            if second in deaths:
+                planner = Planner(spec())
+            lost = cluster.brokers.get(losses.get(second, 0))
+            if lost is not None:
+                lost.is_lost, lost.has_actor = True, False
+                cluster.brokers[1].replicas += lost.replicas
+                lost.replicas = 0  # healed
+            cluster.go_on(planner)
+            second += 1
+    cluster.go_on(planner, 150)
+    cluster.steps.clear()
+    cluster.go_on(planner, 50)
+    assert cluster.steps == []
+    assert cluster.rooms == {}
+    assert not any(each.is_leaving or each.is_lost for each in cluster.brokers.values())
+    count = len(cluster.brokers)
+    assert 3 <= count <= 6
+    assert count == 6 or cluster.load // count <= TARGET
+    assert sum(each.replicas for each in cluster.brokers.values()) == 30
+    assert planner.status is not None
+    assert planner.status.desired == planner.status.actual == count
+
+
+def test_a_room_that_never_comes_is_said_and_given_up_when_the_load_has_gone() -> None:
+    cluster, planner = FakeCluster(load=390, machines_max=3), Planner(spec())
+    cluster.go_on(planner, 10)
+    assert taken(cluster) == ["AskForRoom 4"]
+    cluster.rooms[4] = replace(cluster.rooms[4], lacking="machine 0 free of 1 asked")
+    cluster.go_on(planner)
+    status = planner.status
+    assert status is not None
+    assert (status.desired, status.actual) == (4, 3)
+    assert status.reason == "broker 4 waits for a Ray node: machine 0 free of 1 asked"
+    cluster.load = 60
+    cluster.go_on(planner, 20)
+    assert taken(cluster) == ["AskForRoom 4", "DropRoom 4"]
+
+
+@pytest.mark.parametrize(
+    ("seen", "reason"),
+    [
+        (Seen(0, move_count=3), "3 reassignments are under way"),
+        (
+            Seen(0, {1: Standing(False, replica_count=1)}),
+            "broker 1 is away, and holds replicas",
+        ),
+        (Seen(0, {1: Standing(True)}), "broker 1 has not reported its load yet"),
+    ],
+    ids=["moves", "away", "unknown"],
+)
+def test_nothing_is_decided_while_the_cluster_changes(seen: Seen, reason: str) -> None:
+    cluster, planner = FakeCluster(load=900), Planner(spec())
+    for _ in range(5):
+        found = cluster.seen()
+        shown = replace(seen, now_ms=found.now_ms, brokers={**found.brokers, **seen.brokers})
+        assert planner.next(shown) is None
+        assert planner.status is not None
+        assert planner.status.reason == reason
+        cluster.now_ms += 1_000
+
+
+def test_a_broker_stays_when_the_others_became_too_few() -> None:
+    cluster, planner = FakeCluster(), Planner(spec())
+    cluster.brokers[4] = FakeBroker(replicas=5, is_leaving=True)
+    cluster.brokers[2].is_lost = True
+    step = planner.next(cluster.seen())
+    assert step == Stay(4, "without it only 2 brokers are there")
+
+
+def test_the_one_with_the_least_to_move_goes_and_only_where_there_is_room_for_it() -> None:
+    cluster, planner = FakeCluster(), Planner(spec(in_window_s=0))
+    cluster.brokers |= {4: FakeBroker(replicas=9), 5: FakeBroker(replicas=4), 6: FakeBroker(replicas=7)}
+    step = planner.next(cluster.seen())
+    assert isinstance(step, Leave)
+    assert step.broker_id == 5
+    seen = cluster.seen()
+    full = {
+        id: replace(each, load=Load(size_bytes=100, free_bytes=10, bytes_in=1))
+        for id, each in seen.brokers.items()
+    }
+    assert planner.next(replace(seen, brokers=full)) is None
+    assert planner.status is not None
+    assert planner.status.reason.endswith("the disks of the others have 50 bytes free for 100")
+
+
+def test_the_declared_brokers_stay_whatever_is_set_of_them() -> None:
+    cluster, planner = FakeCluster(load=200), Planner(spec())
+    cluster.brokers[2].is_leaving = True
+    cluster.go_on(planner, 30)
+    assert cluster.steps == []
+
+
+def test_a_grown_spec_has_its_brokers_and_its_range() -> None:
+    declared = spec()
+    larger = grown(declared, [5])
+    assert list(larger.roles) == [1, 2, 3, 5, 3001]
+    assert larger.broker_range == declared.broker_range
+    assert grown(declared, [2]) is declared
+    assert list(as_it_is(declared, [1, 4, 1001, 3001]).roles) == [1, 2, 3, 4, 3001]
+    assert as_it_is(ClusterSpec(brokers=3), [4]).roles == ClusterSpec(brokers=3).roles
+    assert free_id(declared, [1, 2, 3, 4, 6]) == 5
