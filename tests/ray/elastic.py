@@ -3,8 +3,8 @@
     python -m tests.ray.elastic [--cycles N]
 
 A load that three brokers are too few for ends at five, with data on them; then the load goes down until it is three
-again. A producer and a group run throughout. The last line says what was seen, as JSON; a problem ends it with an
-error.
+again. A producer and a group run throughout, and the supervisor is killed while a broker comes, and while one goes. The
+last line says what was seen, as JSON; a problem ends it with an error.
 """
 
 import argparse
@@ -23,12 +23,15 @@ import ray
 from ray.autoscaler.sdk import request_resources
 
 import rayka
+from rayka.actors import supervise
+from rayka.actors.scaling import rooms
 from rayka.cluster import Cluster
 from rayka.errors import RaykaError
 from tests.ray.autoscaled_ray import HEAD, autoscaled_ray
 from tests.ray.sender import Sender
+from tests.ray.support import kill
 
-TOPIC, PARTITIONS = "clicks", 12
+NAME, TOPIC, PARTITIONS = "elastic", "clicks", 12
 MACHINE = {"CPU": 1.0, "machine": 1.0}
 BROKERS = {"min": 3, "max": 5}
 BUSY_PAUSE_S, IDLE_PAUSE_S = 0.01, 0.2
@@ -39,7 +42,7 @@ _LOOK_S = 0.25
 def spec(data_dir: str) -> dict[str, Any]:
     """Short windows, and a target that a hundred small records a second are above with four brokers."""
     return {
-        "name": "elastic",
+        "name": NAME,
         "data_dir": data_dir,
         "brokers": BROKERS,
         "scaling": {
@@ -151,8 +154,12 @@ def run(data_dir: str, address: str, cycles: int) -> dict[str, Any]:
         try:
             for _ in range(cycles):
                 sender.pause_s = BUSY_PAUSE_S
+                await_that(lambda: bool(rooms.find(NAME)), lambda: told(cluster))
+                kill_supervisor()  # the next one finds what was asked of Ray
                 times.append(await_that(lambda: is_large(admin), lambda: told(cluster)))
                 sender.pause_s = IDLE_PAUSE_S
+                await_that(lambda: is_shrinking(cluster), lambda: told(cluster))
+                kill_supervisor()  # the next one finds which broker is to go
                 times.append(await_that(lambda: is_small(cluster, admin), lambda: told(cluster)))
         finally:
             sender.stop()
@@ -163,7 +170,7 @@ def run(data_dir: str, address: str, cycles: int) -> dict[str, Any]:
     read = len(sender.check())
     assert {int(each) for each in group.values} >= set(sender.acknowledged)
     assert min(watch.factors) == spec(data_dir)["config"]["default.replication.factor"], watch.factors
-    left = sorted(os.listdir(os.path.join(data_dir, "elastic")))
+    left = sorted(os.listdir(os.path.join(data_dir, NAME)))
     cluster.stop()
     gap_s = round(sender.longest_gap_s(sender.times[0], sender.times[-1]), 1)
     return {
@@ -180,6 +187,19 @@ def is_large(admin: rayka.Admin) -> bool:
         with suppress(RaykaError):
             admin.balance()
     return len(leaders) == BROKERS["max"]
+
+
+def is_shrinking(cluster: Cluster) -> bool:
+    """Whether a broker is being emptied."""
+    scaling = cluster.describe().scaling
+    return scaling is not None and scaling.desired < scaling.actual
+
+
+def kill_supervisor() -> None:
+    """Ends its process; Ray starts another one."""
+    handle = supervise.find(NAME)
+    assert handle is not None
+    kill(ray.get(handle.pid.remote(), timeout=_STEP_TIMEOUT_S))
 
 
 def is_small(cluster: Cluster, admin: rayka.Admin) -> bool:

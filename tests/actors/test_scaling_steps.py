@@ -1,0 +1,82 @@
+"""The steps' parts that need no Ray: what Ray lacks, and the directories of a broker that comes."""
+
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from rayka.actors.found_directories import look_at
+from rayka.actors.names import node_directories
+from rayka.actors.node_placement import Placement
+from rayka.actors.scaling import rooms
+from rayka.actors.scaling.cluster_steps import make_directories
+from rayka.actors.scaling.grown_spec import grown
+from rayka.actors.scaling.planner import ScalingStatus
+from rayka.cli.cluster_commands import describe_scaling
+from rayka.config import ClusterSpec
+from rayka.errors import StorageError
+from rayka.log.meta_properties import META_PROPERTIES_FILE, MetaProperties, encode_meta_properties
+
+OURS, MACHINE = "the-cluster", {"broker": {"resources": {"machine": 1}}}
+
+
+def spec(data_dir: Path) -> ClusterSpec:
+    return ClusterSpec.of(
+        {"data_dir": str(data_dir), "brokers": {"min": 1, "max": 3}, "resources": MACHINE},
+    )
+
+
+def placed(data_dir: Path) -> Placement:
+    return Placement(grown(spec(data_dir), [2]), 2, "here")
+
+
+def leave_disk(placement: Placement, node_id: int, cluster_id: str) -> Path:
+    path = Path(placement.directories[0])
+    path.mkdir(parents=True)
+    owner = MetaProperties(node_id, UUID(int=5), cluster_id)
+    (path / META_PROPERTIES_FILE).write_bytes(encode_meta_properties(owner))
+    return path
+
+
+def test_the_ray_node_that_could_give_most_says_what_is_lacking(tmp_path: Path) -> None:
+    free = {"head": {"CPU": 0.01}, "first": {"CPU": 1.0, "machine": 0.0}}
+    assert rooms.lacking(spec(tmp_path), free) == (
+        "none of 2 Ray nodes has it free; the closest has machine 0 free of 1 asked, and Ray adds none"
+    )
+    assert rooms.lacking(spec(tmp_path), {}) == ""
+
+
+def test_directories_are_made_once_whoever_makes_them(tmp_path: Path) -> None:
+    placement = placed(tmp_path)
+    make_directories(placement, OURS)
+    first = look_at(node_directories(placement.spec, 2))
+    make_directories(placement, OURS)
+    assert look_at(node_directories(placement.spec, 2)) == first
+    assert [each.node_id for each in first.values()] == [2]
+
+
+def test_a_disk_that_an_earlier_broker_of_that_id_left_is_used_again(tmp_path: Path) -> None:
+    placement = placed(tmp_path)
+    path = leave_disk(placement, 2, OURS)
+    make_directories(placement, OURS)
+    assert look_at([str(path)])[str(path)].directory_id == UUID(int=5)
+
+
+@pytest.mark.parametrize(
+    ("node_id", "cluster_id", "says"),
+    [
+        (2, "another", "belongs to broker-2 of cluster another"),
+        (1, OURS, "belongs to broker-1 of cluster the-cluster"),
+    ],
+    ids=["cluster", "broker"],
+)
+def test_another_disk_is_not_made_a_brokers(tmp_path: Path, node_id: int, cluster_id: str, says: str) -> None:
+    placement = placed(tmp_path)
+    leave_disk(placement, node_id, cluster_id)
+    with pytest.raises(StorageError, match=f"broker-2 is to be made for broker-2, but {says}"):
+        make_directories(placement, OURS)
+
+
+def test_the_status_says_how_many_there_should_be_and_why() -> None:
+    status = ScalingStatus(4, 3, 3, 12, "broker 4 waits for a Ray node")
+    assert describe_scaling(status) == "brokers 3, desired 4 (3 to 12): broker 4 waits for a Ray node"
