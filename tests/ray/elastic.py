@@ -1,13 +1,12 @@
 """A cluster that grows with its load and shrinks again, on a Ray with its own autoscaler.
 
-    python -m tests.ray.elastic [--cycles N]
+    python -m tests.ray.elastic
 
 A load that three brokers are too few for ends at five, with data on them; then the load goes down until it is three
 again. A producer and a group run throughout, and the supervisor is killed while a broker comes, and while one goes. The
 last line says what was seen, as JSON; a problem ends it with an error.
 """
 
-import argparse
 import json
 import logging
 import os
@@ -16,7 +15,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import ray
@@ -61,6 +59,7 @@ def spec(data_dir: str) -> dict[str, Any]:
             "default.replication.factor": 2,
             "min.insync.replicas": 1,
             "broker.load.report.interval.ms": 300,
+            "balancer.settle.ms": 500,
         },
     }
 
@@ -138,7 +137,7 @@ def await_that(holds: Callable[[], bool], said: Callable[[], object]) -> float:
     return round(time.monotonic() - began_s, 1)
 
 
-def run(data_dir: str, address: str, cycles: int) -> dict[str, Any]:
+def run(data_dir: str, address: str) -> dict[str, Any]:
     """See the module."""
     request_resources(
         bundles=[{"machine": 1.0}] * BROKERS["min"]
@@ -152,15 +151,14 @@ def run(data_dir: str, address: str, cycles: int) -> dict[str, Any]:
             each.start()
         times = []
         try:
-            for _ in range(cycles):
-                sender.pause_s = BUSY_PAUSE_S
-                await_that(lambda: bool(rooms.find(NAME)), lambda: told(cluster))
-                kill_supervisor()  # the next one finds what was asked of Ray
-                times.append(await_that(lambda: is_large(admin), lambda: told(cluster)))
-                sender.pause_s = IDLE_PAUSE_S
-                await_that(lambda: is_shrinking(cluster), lambda: told(cluster))
-                kill_supervisor()  # the next one finds which broker is to go
-                times.append(await_that(lambda: is_small(cluster, admin), lambda: told(cluster)))
+            sender.pause_s = BUSY_PAUSE_S
+            await_that(lambda: bool(rooms.find(NAME)), lambda: told(cluster))
+            kill_supervisor()  # the next one finds what was asked of Ray
+            times.append(await_that(lambda: is_large(admin), lambda: told(cluster)))
+            sender.pause_s = IDLE_PAUSE_S
+            await_that(lambda: is_shrinking(cluster), lambda: told(cluster))
+            kill_supervisor()  # the next one finds which broker is to go
+            times.append(await_that(lambda: is_small(cluster, admin), lambda: told(cluster)))
         finally:
             sender.stop()
         group.stop_after(len(sender.acknowledged))
@@ -183,9 +181,6 @@ def run(data_dir: str, address: str, cycles: int) -> dict[str, Any]:
 def is_large(admin: rayka.Admin) -> bool:
     """Whether there are as many brokers as may be, and each leads partitions."""
     leaders = [each.node_id for each in admin.describe_cluster().brokers if each.leader_count]
-    if len(leaders) < BROKERS["max"] and not admin.list_partition_reassignments():
-        with suppress(RaykaError):
-            admin.balance()
     return len(leaders) == BROKERS["max"]
 
 
@@ -220,16 +215,13 @@ def told(cluster: Cluster) -> str:
 
 def main() -> None:
     """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cycles", type=int, default=1)
-    cycles = parser.parse_args().cycles
     logging.basicConfig(level=logging.ERROR)
     data_dir = tempfile.mkdtemp()
     try:
         with autoscaled_ray(MACHINE, machines_max=BROKERS["max"], idle_s=6) as address:
             ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
             try:
-                result = run(data_dir, address, cycles)
+                result = run(data_dir, address)
             finally:
                 ray.shutdown()
     finally:
