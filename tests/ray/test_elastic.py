@@ -3,18 +3,21 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
 
 pytestmark = pytest.mark.ray
+_TIMEOUT_S = 800  # longer than its own waits together, whose errors say more
 
 
 def test_a_cluster_grows_with_its_load_and_shrinks_again_without_a_failed_request(
-    run: Callable[..., subprocess.CompletedProcess[str]],
+    environment: dict[str, str],
 ) -> None:
     """What is sent is there once, and no partition ever has fewer replicas: `tests.ray.elastic` checks that."""
-    ended = run(sys.executable, "-m", "tests.ray.elastic")
+    command = [sys.executable, "-m", "tests.ray.elastic"]
+    ended = subprocess.run(
+        command, capture_output=True, text=True, env=environment, timeout=_TIMEOUT_S, check=False
+    )
     assert ended.returncode == 0, f"{ended.stdout}{ended.stderr}"
     seen = json.loads(ended.stdout.splitlines()[-1])
     counts = [brokers for _, brokers, _ in seen["seen"]]
