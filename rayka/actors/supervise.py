@@ -6,10 +6,12 @@ from contextlib import suppress
 from typing import Any
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayka.actors import launch
 from rayka.actors.cluster_record import ClusterRecord
 from rayka.actors.names import NAMESPACE, named, supervisor_name
+from rayka.actors.on_ray_node import own_ray_node_id
 from rayka.actors.scaling.planner import ScalingStatus
 from rayka.errors import UnavailableError
 
@@ -20,8 +22,9 @@ _POLL_S = 0.02
 def create(record: ClusterRecord) -> Any:
     """The cluster's supervisor; one that is there is left as it is. Returns at once: construction goes on.
 
-    It is pinned nowhere, so that Ray starts it again on another machine when its own has gone. It asks for no CPU: if
-    there is no room for it, room is to be made for the nodes.
+    It is pinned nowhere, so that Ray starts it again on another machine when its own has gone. As long as the caller's
+    is there it runs there: for it Ray would keep a machine that came by the load. It asks for no CPU: if there is no
+    room for it, room is to be made for the nodes.
     """
     from rayka.actors.supervisor import Supervisor
 
@@ -35,6 +38,7 @@ def create(record: ClusterRecord) -> Any:
             max_restarts=-1,
             max_task_retries=0,
             num_cpus=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(own_ray_node_id(), soft=True),
             # It may be restarted on a Ray node that joined later, whose workers run another Python.
             runtime_env={"py_executable": sys.executable},
         )
