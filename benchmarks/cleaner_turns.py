@@ -1,19 +1,21 @@
-"""How long one slice of a compaction holds the event loop up: the processor time of the longest one of a cleaning.
+"""How long one turn of a compaction holds the event loop up: the processor time of the longest one of a cleaning.
 
-What the broker gives to a thread, the unpacking of large batches, is performed in between and not counted; so are
-syncs. The first cleaning of the process counts, too: what it imports, the broker would wait for.
+What the broker gives to another process is done in between and not counted; so are syncs. The first cleaning of the
+process counts, too: what it imports, the broker would wait for.
 """
 
 import asyncio
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
 from benchmarks.harness import Row
 from rayka.cleaner.cleanable import cleanable
-from rayka.cleaner.compaction import CleaningSettings, Compaction, SyncNeeded, Work
+from rayka.cleaner.compaction import Compaction, SyncNeeded
+from rayka.cleaner.file_cleaning import CleaningSettings, GroupPlan, Step, Steps
 from rayka.config import TopicConfig
 from rayka.log.local_disk import LocalDisk
 from rayka.log.log import Log
@@ -47,7 +49,7 @@ def _row(settings: str, config: TopicConfig, records: int, batches: int, *, code
             longest_s = longest_turn_s(disk, log)
     finally:
         disk.close()
-    return Row.allowed("longest slice of a compaction", longest_s, "s", ALLOWED_S, settings=settings)
+    return Row.allowed("longest turn of a compaction", longest_s, "s", ALLOWED_S, settings=settings)
 
 
 def _filled(
@@ -69,18 +71,38 @@ def _filled(
 
 
 def longest_turn_s(disk: LocalDisk, log: Log) -> float:
-    """The processor time of the longest slice of a cleaning of the log, the choice of what to clean being the first."""
-    begin_s = time.thread_time()
-    settings = CleaningSettings(MAP_BYTES, 1, b"a secret of the benchmark")
-    steps = Compaction(log, cleanable(log, log.log_end_offset, 1), settings, lambda: True).run()
-    longest_s = time.thread_time() - begin_s
-    while True:
+    """The processor time of the longest turn of a cleaning of the log, the choice of what to clean being the first."""
+    longest_s = 0.0
+
+    @contextmanager
+    def measured() -> Iterator[None]:
+        nonlocal longest_s
         begin_s = time.thread_time()
-        step = next(steps, None)
+        yield
         longest_s = max(longest_s, time.thread_time() - begin_s)
-        if step is None:
-            return longest_s
-        if isinstance(step, SyncNeeded):
-            asyncio.run(disk.sync(step.files, step.directories))
-        elif isinstance(step, Work):
-            asyncio.run(disk.work(step.perform))
+
+    with measured():
+        settings = CleaningSettings(MAP_BYTES, 1, b"a secret of the benchmark")
+        compaction = Compaction(log, cleanable(log, log.log_end_offset, 1), settings, lambda: True)
+    steps, answer = compaction.job.run(disk), None
+    while (step := _next_of(steps, answer)) is not None:
+        turns = compaction.on_step(step)
+        while True:
+            try:
+                with measured():
+                    turn = next(turns)
+            except StopIteration as end:
+                answer = end.value
+                break
+            if isinstance(turn, SyncNeeded):
+                asyncio.run(disk.sync(turn.files, turn.directories))
+    with measured():
+        compaction.finish()
+    return longest_s
+
+
+def _next_of(steps: Steps, answer: GroupPlan | None) -> Step | None:
+    try:
+        return steps.send(answer)
+    except StopIteration:
+        return None

@@ -6,8 +6,8 @@ faulty disk. Real ones: `rayka.actors.ray_network`, `rayka.log.local_disk`; in-p
 
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Awaitable, Generator, Sequence
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -97,6 +97,40 @@ class Lock(Protocol):
     def release(self) -> None: ...
 
 
+class Slice(NamedTuple):
+    """A step of a job: so many bytes were read and written since the last one."""
+
+    size_bytes: int
+
+
+class Job(Protocol):
+    """Work on files that takes long. It may run in another process, so it pickles, and so do its steps and answers."""
+
+    def run(self, disk: "Disk") -> Generator[Any, Any, None]:
+        """Yields its steps, each `Slice` after some milliseconds, and takes the answer to each; that to a `Slice` is
+        None. It may be ended at any step, and in another process anywhere.
+        """
+        ...
+
+
+class JobDied(Exception):
+    """The process that ran a job ended, or could not be started; what it wrote may be there in part."""
+
+
+class RunningJob(Protocol):
+    """One job under way."""
+
+    async def next(self, answer: object) -> Any:
+        """Takes the answer to the last step, None for the first, and returns the next step; None at the end. Raises
+        what the job raises, and JobDied.
+        """
+        ...
+
+    async def end(self) -> None:
+        """Afterwards the job writes nothing more. Costs nothing where it has come to its end."""
+        ...
+
+
 class Disk(Protocol):
     """Files by path. All calls but `sync`, `copy_prefix` and `discard` are synchronous and buffered by the page cache;
     only what was synced survives a power cut, and a created, renamed or removed name only after a sync of its
@@ -183,8 +217,8 @@ class Disk(Protocol):
         """Changes when the machine restarts, and with it what the page cache held is gone."""
         ...
 
-    async def work(self, call: Callable[[], None]) -> None:
-        """Makes a call that takes long and touches no file, away from the event loop. Raises what it raises."""
+    def start(self, job: Job) -> RunningJob:
+        """Runs a job on these files away from the event loop, at a low priority. Several slices may be told as one."""
         ...
 
     async def sync(self, files: Sequence[str], directories: Sequence[str]) -> None:

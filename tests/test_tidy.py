@@ -36,6 +36,7 @@ DURABLE_STATE = (*CORES, "rayka/node/")  # what decides which bytes are on a dis
 # What in the cores may wait, and for what; the disk port is a shell and not a core.
 ASYNC_EXCEPTIONS = {
     "rayka/log/local_disk.py": "the disk port: its sync runs in a thread",
+    "rayka/log/job_process.py": "the disk port: its jobs run in other processes",
     "rayka/log/durable.py": "the disk port's sync",
     "rayka/log/log_directory.py": "the disk port's sync",
     "rayka/log/offset_checkpoints.py": "the disk port's sync",
@@ -53,6 +54,7 @@ BANNED = (
 )  # fmt: skip
 BANNED_EXCEPTIONS = {
     "rayka/log/local_disk.py": "the disk port: its sync runs in a thread",
+    "rayka/log/job_process.py": "the disk port: its jobs run in other processes",
     "rayka/client/io_thread.py": "the clients' shell: their thread, and the wall clock of their records",
 }
 

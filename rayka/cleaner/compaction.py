@@ -1,34 +1,32 @@
 """One cleaning of one log: the map of its newest offsets, then its segments anew, group by group (F21-F26).
 
-Written as a generator: it works in slices of a few milliseconds, and asks its driver for what takes time. Invariants:
-offsets never change; the log is as it was, or holds the new segment, after each slice; a log that is truncated, closed
-or given up meanwhile is left alone, and what was written aside is removed. Kafka: `Cleaner.clean`.
+The files are the business of a job (`file_cleaning`), which may run elsewhere; the log is changed here, between two of
+its steps. Invariants: offsets never change; the log is as it was, or holds the new segment, after each step; a log that
+is truncated, closed or given up meanwhile is left alone, and what was written aside is removed. Kafka: `Cleaner.clean`.
 """
 
-from collections.abc import Callable, Generator, Sequence
-from functools import partial
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import NamedTuple
 
 from rayka.cleaner.cleanable import Cleanable
-from rayka.cleaner.kept_records import CleaningCounts, Horizon, KeptRecords
-from rayka.cleaner.key_hashes import KeyHasher
-from rayka.cleaner.map_builder import MapBuilder
-from rayka.cleaner.offset_map import OffsetMap
-from rayka.cleaner.segment_chunks import chunks
+from rayka.cleaner.file_cleaning import (
+    CleaningAborted,
+    CleaningSettings,
+    Copied,
+    FileCleaning,
+    FilePlan,
+    GroupPlan,
+    MapBuilt,
+    SegmentPlan,
+    Step,
+)
+from rayka.cleaner.kept_records import CleaningCounts
 from rayka.cleaner.segment_groups import grouped
-from rayka.errors import ApiError, CorruptRecord, StorageError
+from rayka.errors import ApiError, StorageError
 from rayka.log.log import Log
-from rayka.log.segment import MAX_RELATIVE_OFFSET, Segment
-from rayka.log.segment_file import BatchPosition
+from rayka.log.segment import Segment
 from rayka.log.swap import CLEANED_SUFFIX, remove_cleaned
-from rayka.protocol.batch_contents import parse_contents
-from rayka.protocol.batch_header import HEADER_BYTES, Codec, RecordBatch
-
-
-class Slice(NamedTuple):
-    """So many bytes were read and written since the last slice."""
-
-    size_bytes: int
+from rayka.ports import Disk, JobDied, Slice
 
 
 class SyncNeeded(NamedTuple):
@@ -38,96 +36,113 @@ class SyncNeeded(NamedTuple):
     directories: tuple[str, ...]
 
 
-ResultT = TypeVar("ResultT")
-# More of columns, or of batches, is no slice for an event loop: each keeps the requests that come meanwhile waiting.
-HEAVY_BYTES = 64 << 10
-HEAVY_BATCHES = 10
-
-
-class Work(Generic[ResultT]):
-    """A call that takes long and touches no file. The driver may perform it away from its event loop before it goes on;
-    else it is performed when its outcome is wanted.
-    """
-
-    def __init__(self, call: Callable[[], ResultT]) -> None:
-        self._call = call
-        self._outcome: ResultT | Exception | None = None
-        self._is_performed = False
-
-    def __repr__(self) -> str:
-        return f"<Work performed={self._is_performed}>"
-
-    def perform(self) -> None:
-        """Raises nothing: what the call raises is part of its outcome."""
-        try:
-            self._outcome = self._call()
-        except Exception as error:
-            self._outcome = error
-        self._is_performed = True
-
-    def outcome(self) -> ResultT:
-        """What the call returned. Raises what it raised."""
-        if not self._is_performed:
-            return self._call()
-        if isinstance(self._outcome, Exception):
-            raise self._outcome
-        return self._outcome  # type: ignore[return-value]
-
-
-Step = Slice | SyncNeeded | Work[bool] | Work[None] | Work[list[RecordBatch]]
-Steps = Generator[Step, None, None]
-
-
-class CleaningAborted(Exception):
-    """The log has changed under the cleaning, or is not to be cleaned any more; nothing is wrong."""
-
-
-class CleaningSettings(NamedTuple):
-    """What a cleaning needs besides its log. The secret is random, 16 bytes or more (`key_hashes`)."""
-
-    map_bytes: int
-    timestamp_ms: int
-    secret: bytes
+Turns = Generator[Slice | SyncNeeded, None, GroupPlan | None]
+Failure = CleaningAborted | ApiError | StorageError | JobDied
+FAILURES = (CleaningAborted, ApiError, StorageError, JobDied)
 
 
 class Compaction:
-    """One cleaning. `is_wanted` is asked after each slice."""
+    """One cleaning. `is_wanted` is asked after each step.
+
+    Its driver runs `job` and makes the turns of `on_step` for each of its steps, `on_failed` when one of `FAILURES`
+    ends it, `finish` at its end.
+    """
 
     def __init__(
         self, log: Log, part: Cleanable, settings: CleaningSettings, is_wanted: Callable[[], bool]
     ) -> None:
         self._log = log
         self._part = part
-        self._settings = settings
         self._is_wanted = is_wanted
-        self._hasher = KeyHasher(settings.secret)
         self._truncation_count = log.truncation_count
+        self._current: Sequence[Segment] = [
+            each
+            for each in log.segments.all[:-1]
+            if each.next_offset > part.first_dirty_offset and each.base_offset < part.end_offset
+        ]  # the dirty ones, then the group that is copied
+        self._groups: Iterator[Sequence[Segment]] = iter(())
+        self._aside: Segment | None = None
         self.counts = CleaningCounts()
-        self.offsets = OffsetMap(settings.map_bytes, part.end_offset - part.first_dirty_offset)
         self.end_offset = part.first_dirty_offset  # how far the map reaches
-        self._builder = MapBuilder(self._hasher, self.offsets, part.first_dirty_offset)
+        self.key_count = 0
+        self.job = FileCleaning(self._file_plan(), settings)
 
     def __repr__(self) -> str:
-        return f"<Compaction of {self._log.name} {self._part!r} {self.offsets!r}>"
+        return f"<Compaction of {self._log.name} {self._part!r} keys={self.key_count}>"
 
-    def run(self) -> Steps:
-        """All of it. Raises CleaningAborted, CorruptRecord and what the disk fails with."""
-        yield from self._build_map()
-        yield from self._seal_map()
-        below = [each for each in self._log.segments.all[:-1] if each.base_offset < self.end_offset]
-        kept = KeptRecords(self._hasher, self.offsets, self._horizon(), _needed_ends(self._log), self.counts)
-        for group in grouped(below, self._log.config):
-            yield from self._clean(group, kept)
+    def run(self, disk: Disk) -> Generator[Slice | SyncNeeded, None, None]:
+        """All of it in one place. Raises CleaningAborted, CorruptRecord and what the disk fails with."""
+        steps, answer = self.job.run(disk), None
+        try:
+            while True:
+                try:
+                    step = steps.send(answer)
+                except StopIteration:
+                    break
+                answer = yield from self.on_step(step)
+        except FAILURES as error:
+            raise self.on_failed(error) from error
+        self.finish()
+
+    def on_step(self, step: Step) -> Turns:
+        """What is to be done before the job goes on, and the answer to it. Raises CleaningAborted and what the disk
+        fails with.
+        """
+        if isinstance(step, Slice):
+            self._check(self._current if self._aside is not None else ())
+            yield step
+            return None
+        self._check_open()
+        if isinstance(step, MapBuilt):
+            self.end_offset, self.key_count = step.end_offset, step.key_count
+            below = [each for each in self._log.segments.all[:-1] if each.base_offset < self.end_offset]
+            self._groups = grouped(below, self._log.config)
+        else:
+            yield from self._swap(step)
+        return self._next_group()
+
+    def on_failed(self, error: Failure) -> Exception:
+        """Removes what was written aside. Returns what the failure comes to: CleaningAborted where the log has changed
+        meanwhile, for the job does not know of that.
+        """
+        if self._aside is not None:
+            remove_cleaned(self._aside)
+        try:
+            self._check(self._current)
+        except CleaningAborted as aborted:
+            return aborted
+        return error
+
+    def finish(self) -> None:
+        """The log is clean as far as the map reached. Raises CleaningAborted."""
         self._check(())
         self._log.cleaned_offset = self.end_offset
 
-    def _horizon(self) -> Horizon:
-        return Horizon(
-            self._part.first_dirty_offset,
-            self.end_offset,
-            self._settings.timestamp_ms,
-            self._log.config.delete_retention_ms,
+    # ---- Plans ---------------------------------------------------------------------------------------------
+
+    def _file_plan(self) -> FilePlan:
+        part, config = self._part, self._log.config
+        return FilePlan(
+            self._log.directory,
+            _plans(self._current),
+            part.first_dirty_offset,
+            part.end_offset,
+            config.delete_retention_ms,
+            config.index_interval_bytes,
         )
+
+    def _next_group(self) -> GroupPlan | None:
+        group = next(self._groups, None)
+        if group is None:
+            return None
+        self._check(group)
+        self._current = group
+        self._aside = self._log.swaps.new_segment(
+            group[0], CLEANED_SUFFIX, self._log.config.index_interval_bytes
+        )
+        return GroupPlan(_plans(group), _needed_ends(self._log))
+
+    # ---- Checks --------------------------------------------------------------------------------------------
 
     def _check(self, segments: Sequence[Segment]) -> None:
         """After each pause: raises CleaningAborted when the log is not the one that the cleaning began with, or does
@@ -143,104 +158,28 @@ class Compaction:
         if self._log.failure is not None or not self._is_wanted():
             raise CleaningAborted(f"{self._log.name} is not to be cleaned any more")
 
-    # ---- The map -------------------------------------------------------------------------------------------
+    # ---- The swap ------------------------------------------------------------------------------------------
 
-    def _build_map(self) -> Steps:
-        part = self._part
-        dirty = [
-            each
-            for each in self._log.segments.all[:-1]
-            if each.next_offset > part.first_dirty_offset and each.base_offset < part.end_offset
-        ]
-        for segment in dirty:
-            self._check([segment])
-            for batches in chunks(segment.file, segment.size_bytes):
-                put = Work(partial(self._builder.put, batches))
-                if is_heavy(batches):
-                    yield put
-                    self._check([segment])
-                is_full = not put.outcome()
-                self.end_offset = self._builder.end_offset
-                if is_full:
-                    return
-                yield Slice(sum(each.size_bytes for each in batches))
-                self._check([segment])
-            self.end_offset = segment.next_offset
-
-    def _seal_map(self) -> Steps:
-        seal = Work(self.offsets.seal)
-        if self.offsets.size_bytes > HEAVY_BYTES:
-            yield seal
-        seal.outcome()
-
-    # ---- The copy ------------------------------------------------------------------------------------------
-
-    def _clean(self, group: Sequence[Segment], kept: KeptRecords) -> Steps:
-        """The group as one segment, and that in the place of the group."""
+    def _swap(self, step: Copied) -> Generator[SyncNeeded, None, None]:
+        """The copy of the group takes its place."""
+        group, new, directory = self._current, self._aside, (self._log.directory,)
+        assert new is not None, f"{self!r} has no group that is copied"
+        self.counts = step.counts
         self._check(group)
-        new = self._log.swaps.new_segment(group[0], CLEANED_SUFFIX, self._log.config.index_interval_bytes)
-        try:
-            yield from self._copy(group, new, kept)
-            new.next_offset = group[-1].next_offset
-            new.indexes.write()
-            directory = (self._log.directory,)
-            yield SyncNeeded((new.path, *new.indexes.paths), directory)
-            self._check(group)
-            swap = self._log.swaps.swap_in(group, new)
-        except (CleaningAborted, ApiError, StorageError):
-            remove_cleaned(new)
-            raise
+        yield SyncNeeded((new.path, *new.indexes.paths), directory)
+        self._check(group)
+        new.open_sealed(group[-1].next_offset)
+        swap = self._log.swaps.swap_in(group, new)
+        self._current, self._aside = (), None
         for act in (swap.remove_old, swap.end):
             yield SyncNeeded((), directory)
             self._check_open()
             act()
         yield SyncNeeded((), directory)
 
-    def _copy(self, group: Sequence[Segment], new: Segment, kept: KeptRecords) -> Steps:
-        new.file.create()
-        for segment in group:
-            position = 0
-            for batches in chunks(segment.file, segment.size_bytes):
-                position += sum(each.size_bytes for each in batches)
-                is_end = segment is group[-1] and position == segment.size_bytes
-                work = Work(partial(kept.of, batches, batches[-1] if is_end else None))
-                if is_heavy(batches):
-                    yield work
-                    self._check(group)
-                written = _append(new, work.outcome())
-                yield Slice(sum(each.size_bytes for each in batches) + written)
-                self._check(group)
 
-
-def is_heavy(batches: Sequence[RecordBatch]) -> bool:
-    """Whether decoding these, hashing and looking up their keys takes longer than a thread takes to be asked."""
-    return len(batches) > HEAVY_BATCHES or sum(_decoded_bytes(each) for each in batches) > HEAVY_BYTES
-
-
-def _decoded_bytes(batch: RecordBatch) -> int:
-    if batch.codec is Codec.NONE:
-        return batch.size_bytes
-    try:
-        return parse_contents(batch.view[HEADER_BYTES:]).uncompressed_bytes
-    except CorruptRecord:  # `decode` says what is wrong with which batch
-        return batch.size_bytes
-
-
-def _append(segment: Segment, batches: Sequence[RecordBatch]) -> int:
-    """How many bytes were written."""
-    places, position = [], segment.size_bytes
-    for each in batches:
-        places.append(
-            BatchPosition(
-                position, each.size_bytes, each.base_offset, each.last_offset, each.max_timestamp_ms
-            )
-        )
-        position += each.size_bytes
-    if position > MAX_RELATIVE_OFFSET:
-        raise CleaningAborted(f"{segment!r} would outgrow its index")
-    if places:
-        segment.append([each.view for each in batches], places)
-    return position - (places[0].position if places else position)
+def _plans(segments: Sequence[Segment]) -> list[SegmentPlan]:
+    return [SegmentPlan(each.base_offset, each.next_offset, each.size_bytes) for each in segments]
 
 
 def _needed_ends(log: Log) -> frozenset[tuple[int, int]]:

@@ -3,9 +3,8 @@
 Invariants: no bytes are overwritten, and only `cut` takes some off (design §3), so what a reader was given of a file
 never changes. Appends and reads are synchronous and go to the page cache; what would hold the event loop up runs on
 threads, each with descriptors of its own: `sync` on one, copies on another, and on a third the removal of directories
-and the end of large files (`OpenFile`). A fourth makes the calls of `work`, at a lower priority than the process has:
-it takes the processor time that requests leave. Every OSError becomes a StorageError that names the
-path and the cause. Kafka has no such layer (FileRecords, `Utils.flushDir`).
+and the end of large files (`OpenFile`). Jobs run in other processes (`job_process`). Every OSError becomes a
+StorageError that names the path and the cause. Kafka has no such layer (FileRecords, `Utils.flushDir`).
 """
 
 import asyncio
@@ -15,23 +14,21 @@ import mmap
 import os
 import shutil
 import struct
-import sys
-import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from types import TracebackType
 
 from rayka.errors import DiskFull, StorageError
+from rayka.log.job_process import JobProcesses
 from rayka.log.open_file import LocalSlice, OpenFile
-from rayka.ports import Buffer, FileIdentity, FileSlice, Lock
+from rayka.ports import Buffer, FileIdentity, FileSlice, Job, Lock, RunningJob
 
 TEMPORARY_SUFFIX = ".tmp"  # written aside, then renamed; one that is left over is removed when a log opens
 _BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 _BUFFERS_PER_WRITE = 1024  # Linux's IOV_MAX
 _LOCK_NOTE_BYTES = 64
-_WORK_NICENESS = 10  # above the process's own
 _COPY_BYTES = 64 << 20
 _FICLONERANGE = 0x4020940D
 _NO_COPY_FILE_RANGE = (errno.ENOSYS, errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP)
@@ -75,9 +72,7 @@ class LocalDisk:
         self._sync_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rayka-sync")
         self._removal_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rayka-removal")
         self._copy_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rayka-copy")
-        self._work_thread = ThreadPoolExecutor(
-            max_workers=1, thread_name_prefix="rayka-work", initializer=_lower_own_priority
-        )
+        self._jobs = JobProcesses()
 
     def __repr__(self) -> str:
         return f"<LocalDisk open={len(self._files)}/{self._max_open_files}>"
@@ -88,7 +83,7 @@ class LocalDisk:
         self._sync_thread.shutdown()
         self._removal_thread.shutdown()
         self._copy_thread.shutdown()
-        self._work_thread.shutdown()
+        self._jobs.close()
 
     # ---- Looking -------------------------------------------------------------------------------------------
 
@@ -201,8 +196,8 @@ class LocalDisk:
             os.pwrite(descriptor, f"process {os.getpid()}".ljust(_LOCK_NOTE_BYTES).encode(), 0)
             return _DescriptorLock(descriptor)
 
-    async def work(self, call: Callable[[], None]) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._work_thread, call)
+    def start(self, job: Job) -> RunningJob:
+        return self._jobs.start(job)
 
     # ---- Durability ----------------------------------------------------------------------------------------
 
@@ -372,12 +367,3 @@ def _sync_one(path: str, flags: int) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-def _lower_own_priority() -> None:
-    """That of the calling thread. Linux alone gives each thread a priority of its own."""
-    if sys.platform == "linux":
-        with suppress(OSError):  # where a sandbox forbids it, the work competes with the requests
-            thread_id = threading.get_native_id()
-            niceness = os.getpriority(os.PRIO_PROCESS, thread_id) + _WORK_NICENESS
-            os.setpriority(os.PRIO_PROCESS, thread_id, niceness)

@@ -12,7 +12,7 @@ Invariants: `synced_bytes <= len(data)`; what a `map` returned never changes.
 import asyncio
 import errno
 import posixpath
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from random import Random
 from typing import Literal, NamedTuple
 
@@ -20,7 +20,8 @@ import numpy as np
 
 from rayka.errors import StorageError
 from rayka.log.local_disk import TEMPORARY_SUFFIX, storage_error
-from rayka.ports import Buffer, FileIdentity, FileSlice, Lock
+from rayka.ports import Buffer, FileIdentity, FileSlice, Job, Lock, RunningJob
+from rayka.testing.inline_job import InlineJob
 from rayka.testing.memory_tree import Entry, Inode, MemoryDirectory, MemoryTree
 
 Operation = Literal["write", "read", "sync"]
@@ -175,8 +176,8 @@ class MemoryDisk:
             raise
         self.rename(aside, path)
 
-    async def work(self, call: Callable[[], None]) -> None:
-        call()
+    def start(self, job: Job) -> RunningJob:
+        return InlineJob(job, self)
 
     async def copy_prefix(self, source: str, target: str, size_bytes: int) -> None:
         await self._while_syncing()

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 
 from rayka.cleaner.cleanable import Cleanable, cleanable
-from rayka.cleaner.compaction import CleaningSettings, Compaction, SyncNeeded
+from rayka.cleaner.compaction import Compaction, SyncNeeded
+from rayka.cleaner.file_cleaning import CleaningSettings
 from rayka.config import TopicConfig
 from rayka.log.log import Log
 from rayka.protocol.batch_decode import decode
@@ -60,7 +61,7 @@ def clean(
 ) -> Compaction:
     """Cleans the log as a node does, all in one go; `on_step` is called after each."""
     compaction = Compaction(log, part_of(disk, log, settings.timestamp_ms), settings, lambda: True)
-    for step in compaction.run():
+    for step in compaction.run(disk):
         if isinstance(step, SyncNeeded):
             disk.sync_now(step.files, step.directories)
         on_step()

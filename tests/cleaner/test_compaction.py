@@ -1,6 +1,6 @@
 """What a cleaning keeps of a log, and what it never changes (F21-F25)."""
 
-from rayka.cleaner.compaction import CleaningSettings
+from rayka.cleaner.file_cleaning import CleaningSettings
 from rayka.cleaner.kept_records import CleaningCounts, Horizon, KeptRecords
 from rayka.cleaner.key_hashes import KeyHasher
 from rayka.cleaner.map_builder import MapBuilder

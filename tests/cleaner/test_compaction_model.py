@@ -5,7 +5,8 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayka.cleaner.compaction import CleaningAborted, Compaction, SyncNeeded
+from rayka.cleaner.compaction import Compaction, SyncNeeded
+from rayka.cleaner.file_cleaning import CleaningAborted
 from rayka.log.log import Log
 from rayka.log.recovery import Tearing
 from rayka.log.swap import has_swap
@@ -42,7 +43,7 @@ class Model:
         settings_now = SETTINGS._replace(map_bytes=24 * slots, timestamp_ms=self.timestamp_ms)
         compaction = Compaction(self.log, part_of(self.disk, self.log), settings_now, lambda: True)
         try:
-            for number, step in enumerate(compaction.run()):
+            for number, step in enumerate(compaction.run(self.disk)):
                 if number == stop:
                     break
                 if isinstance(step, SyncNeeded):

@@ -4,7 +4,8 @@ from random import Random
 
 import pytest
 
-from rayka.cleaner.compaction import CleaningAborted, Compaction, SyncNeeded
+from rayka.cleaner.compaction import Compaction, SyncNeeded
+from rayka.cleaner.file_cleaning import CleaningAborted
 from rayka.errors import CorruptRecord, DiskFull, StorageError
 from rayka.log.log import Log
 from rayka.log.recovery import Tearing
@@ -38,7 +39,7 @@ def crash_after(step_count: int, *, is_power_cut: bool, seed: int) -> tuple[list
     disk, log = filled()
     part = part_of(disk, log)
     before, flushed_offset = records_of(log), log.flushed_offset
-    for done, step in enumerate(Compaction(log, part, SETTINGS, lambda: True).run(), 1):
+    for done, step in enumerate(Compaction(log, part, SETTINGS, lambda: True).run(disk), 1):
         if done == step_count:
             break
         if isinstance(step, SyncNeeded):
@@ -101,7 +102,7 @@ def test_the_log_can_be_read_after_each_step() -> None:
     disk, log = filled()
     before = table_of(records_of(log))
     part = part_of(disk, log)
-    for step in Compaction(log, part, SETTINGS, lambda: True).run():
+    for step in Compaction(log, part, SETTINGS, lambda: True).run(disk):
         assert table_of(records_of(log)) == before
         assert log.log_end_offset == 3 * ROUNDS
         if isinstance(step, SyncNeeded):
@@ -141,7 +142,18 @@ def test_a_corrupt_batch_is_named_and_nothing_changes() -> None:  # F27
     path = log.segments.first.path
     disk.flip_bit(path, 200)
     with pytest.raises(CorruptRecord, match=path):
-        list(Compaction(log, part, SETTINGS, lambda: True).run())
+        list(Compaction(log, part, SETTINGS, lambda: True).run(disk))
+    assert not [each for each in disk.list(log.directory) if each.endswith(".cleaned")]
+
+
+def test_what_a_killed_cleaning_left_is_in_no_later_ones_way() -> None:  # F26
+    disk, log = filled()
+    for suffix in (".log", ".index", ".timeindex"):
+        disk.append(f"{log.directory}/{0:020d}{suffix}.cleaned", [b"a part"])
+    before = table_of(records_of(log))
+    clean(disk, log)
+    assert table_of(records_of(log)) == before
+    assert table_of(records_of(open_log(disk, config=COMPACTED))) == before
     assert not [each for each in disk.list(log.directory) if each.endswith(".cleaned")]
 
 
@@ -154,7 +166,7 @@ def test_a_truncation_at_any_step_of_a_cleaning_wins(offset: int) -> None:
         part, done = part_of(disk, log), 0
         before = records_of(log)
         try:
-            for step in Compaction(log, part, SETTINGS, lambda: True).run():
+            for step in Compaction(log, part, SETTINGS, lambda: True).run(disk):
                 done += 1
                 if isinstance(step, SyncNeeded):
                     disk.sync_now(step.files, step.directories)
@@ -176,7 +188,7 @@ def test_segments_that_retention_removed_meanwhile_stay_removed() -> None:
         disk, log = filled()
         part, done = part_of(disk, log), 0
         try:
-            for step in Compaction(log, part, SETTINGS, lambda: True).run():
+            for step in Compaction(log, part, SETTINGS, lambda: True).run(disk):
                 done += 1
                 if isinstance(step, SyncNeeded):
                     disk.sync_now(step.files, step.directories)

@@ -1,12 +1,9 @@
 """What every `Disk` promises, proven on the real one and on the one in memory."""
 
 import asyncio
-import os
 import shutil
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -42,35 +39,6 @@ def test_append_makes_the_file_and_returns_where_each_write_begins(place: tuple[
     assert disk.append(path, [b"one", memoryview(b"two"), np.frombuffer(b"three", np.uint8)]) == 0
     assert disk.append(path, [bytearray(b"four")]) == 11
     assert disk.read_at(path, 0, 100) == b"onetwothreefour"
-
-
-def test_work_is_done_when_the_call_returns_and_raises_what_it_raised(place: tuple[Disk, str]) -> None:
-    disk, _ = place
-    done: list[int] = []
-    asyncio.run(disk.work(lambda: done.append(1)))
-    assert done == [1]
-    with pytest.raises(ValueError, match="wrong"):
-        asyncio.run(disk.work(partial(int, "wrong")))
-
-
-def test_the_real_disk_works_away_from_the_event_loop() -> None:
-    disk, threads = LocalDisk(), list[int]()
-    asyncio.run(disk.work(lambda: threads.append(threading.get_ident())))
-    disk.close()
-    assert threads[0] != threading.get_ident()
-
-
-def test_the_real_disks_work_leaves_the_processors_to_requests_and_nothing_else_does() -> None:
-    disk, niceness = LocalDisk(), list[int]()
-    before = os.getpriority(os.PRIO_PROCESS, 0)
-
-    def note() -> None:
-        niceness.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
-
-    asyncio.run(disk.work(note))
-    disk.close()
-    note()
-    assert niceness == [min(19, before + 10), before]
 
 
 def test_an_append_of_nothing_makes_an_empty_file(place: tuple[Disk, str]) -> None:

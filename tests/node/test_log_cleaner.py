@@ -1,7 +1,6 @@
 """How a broker compacts its logs: which, when, and what clients and followers see of it (F20, F26-F28)."""
 
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -15,9 +14,10 @@ import rayka.testing
 from rayka.config import BrokerConfig, TopicConfig
 from rayka.coordinator.group_shard import group_shard_type
 from rayka.errors import ErrorCode
+from rayka.ports import Job, JobDied, RunningJob
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_encode import encode_batch
-from rayka.protocol.batch_header import Codec, split_batches
+from rayka.protocol.batch_header import split_batches
 from rayka.protocol.configs import (
     AlterConfigOp,
     AlteredResource,
@@ -28,6 +28,7 @@ from rayka.protocol.configs import (
 from rayka.protocol.membership import StatusRequest
 from rayka.protocol.partition_admin import DescribeLogDirsRequest, ReplicaLog
 from rayka.testing import InProcessCluster, MemoryDisk
+from rayka.testing.inline_job import InlineJob
 from tests.node.broker_support import CONTROLLER, Topic, create_topic, memory_cluster, run
 
 CLEANING = {"log_cleaner_backoff_ms": 5}
@@ -191,28 +192,41 @@ def test_a_full_disk_stops_a_cleaning_until_there_is_room(caplog: pytest.LogCapt
         until(lambda: (cleaning := described(topic)[0].cleaning) is not None and not cleaning.problem)
 
 
-class WorkingDisk(MemoryDisk):
-    """Counts what it is given to do away from the event loop."""
+class DyingJob(InlineJob):
+    """Its process dies at the third step."""
 
-    work_count = 0
+    steps = 0
 
-    async def work(self, call: Callable[[], None]) -> None:
-        self.work_count += 1
-        await super().work(call)
+    async def next(self, answer: object) -> Any:
+        self.steps += 1
+        if self.steps == 3:
+            raise JobDied("process 7 ended with -9")
+        return await super().next(answer)
 
 
-def test_a_broker_unpacks_large_batches_off_its_event_loop() -> None:
-    disk = WorkingDisk()
+class KillingDisk(MemoryDisk):
+    """Kills what runs its jobs, as long as it is told to."""
+
+    kills = True
+
+    def start(self, job: Job) -> RunningJob:
+        return DyingJob(job, self) if self.kills else super().start(job)
+
+
+def test_a_cleaning_whose_process_dies_is_named_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    disk = KillingDisk()
     with memory_cluster(disk, **CLEANING) as cluster:
-        topic = create_topic(cluster, **{**COMPACTED, "segment_bytes": 1 << 20})
-        large = encode_batch([bytes(1 << 22)] * 2, keys=[b"a", b"b"], timestamps_ms=1, codec=Codec.ZSTD)
-        for _ in range(2):
-            run(topic.a_produce({0: large}))
-        alter(topic, "segment.bytes", "1024")
+        topic = create_topic(cluster, **COMPACTED)
         fill(topic)
+        until(lambda: "is tried again: process 7 ended with -9" in caplog.text)
+        dying = described(topic)[0].cleaning
+        assert dying is not None
+        assert "is tried again: process 7 ended with -9" in dying.problem
+        assert table(topic) == (NEWEST, KEYS * ROUNDS)
+        disk.kills = False
         until(lambda: table(topic)[1] < KEYS * ROUNDS / 2)
-        assert disk.work_count > 0
-        assert table(topic)[0] == NEWEST | {b"a": bytes(1 << 22), b"b": bytes(1 << 22)}
+        assert table(topic)[0] == NEWEST
+        until(lambda: (cleaning := described(topic)[0].cleaning) is not None and not cleaning.problem)
 
 
 def test_a_deleted_topic_ends_its_cleaning() -> None:

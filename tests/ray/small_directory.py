@@ -1,6 +1,6 @@
 """Writes for a long time what is kept for seconds only, into a directory that is small: does it ever fill up?
 
-    python -m tests.ray.small_directory --minutes 60 --megabytes 200
+    python -m tests.ray.small_directory --minutes 60 --megabytes 200 --megabytes-per-second 2
 
 Three topics: one whose records expire by time, one that is kept at its bytes, and one that is compacted and expires.
 Retention is accelerated so that many times the directory passes through it. A record is refused, the directory is
@@ -40,6 +40,23 @@ class Passed:
     written_bytes: int = 0
     largest_bytes: int = 0
     waits: int = 0  # for retention, because half of the directory was in use
+
+
+class Pace:
+    """Goes on for so many seconds, at no more than this rate."""
+
+    def __init__(self, seconds: float, megabytes_per_second: float) -> None:
+        self._begin_s = time.monotonic()
+        self._end_s = self._begin_s + seconds
+        self._bytes_per_s = megabytes_per_second * 2**20
+
+    def __repr__(self) -> str:
+        return f"<Pace {self._bytes_per_s:.0f} bytes/s>"
+
+    def goes_on(self, passed: Passed) -> bool:
+        due_s = self._begin_s + passed.written_bytes / self._bytes_per_s
+        time.sleep(max(0.0, due_s - time.monotonic()))
+        return time.monotonic() < self._end_s
 
 
 def topics(limit_bytes: int) -> dict[str, dict[str, Any]]:
@@ -114,12 +131,12 @@ def _await_room(directory: Path, limit_bytes: int, passed: Passed) -> None:
 
 def bytes_in(directory: Path) -> int:
     """Of all files; one may go while this looks."""
-    return sum(_blocks(each) for each in directory.rglob("*"))
+    return sum(_blocks(f"{path}/{name}") for path, _, names in os.walk(directory) for name in names)
 
 
-def _blocks(path: Path) -> int:
+def _blocks(path: str) -> int:
     try:
-        return path.lstat().st_blocks * 512
+        return os.lstat(path).st_blocks * 512
     except FileNotFoundError:
         return 0
 
@@ -130,12 +147,13 @@ def main() -> int:
     )
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--megabytes", type=int, default=200)
+    parser.add_argument("--megabytes-per-second", type=float, default=float("inf"))
     given = parser.parse_args()
     limit_bytes = given.megabytes << 20
     with tempfile.TemporaryDirectory(prefix="rayka-small-") as name, connected_ray(head_cpus=4):
         with Cluster.start(name="small-directory", data_dir=name, config=CONFIG) as cluster:
-            end_s = time.monotonic() + given.minutes * 60
-            passed = write_while(lambda _: time.monotonic() < end_s, cluster, Path(name), limit_bytes)
+            pace = Pace(given.minutes * 60, given.megabytes_per_second)
+            passed = write_while(pace.goes_on, cluster, Path(name), limit_bytes)
             check_kept(cluster, limit_bytes)
     print(
         f"{passed.written_bytes / 2**20:,.0f} MiB were written; the directory held {passed.largest_bytes / 2**20:,.0f}"

@@ -67,10 +67,17 @@ def has_every_key(_: Any) -> Any:
 
 
 def swaps_without_a_sync(original: Any) -> Any:
-    def run(self: Compaction) -> Any:
-        return (step for step in original(self) if not isinstance(step, SyncNeeded))
+    def on_step(self: Compaction, step: Any) -> Any:
+        turns = original(self, step)
+        while True:
+            try:
+                turn = next(turns)
+            except StopIteration as end:
+                return end.value
+            if not isinstance(turn, SyncNeeded):
+                yield turn
 
-    return run
+    return on_step
 
 
 COMPACTION_BUGS = [
@@ -112,7 +119,7 @@ COMPACTION_BUGS = [
     PlantedBug(
         "a swap without a sync",
         "liveness",
-        planted(Compaction, "run", swaps_without_a_sync),
+        planted(Compaction, "on_step", swaps_without_a_sync),
         1,
         COMPACTING
         | {

@@ -11,13 +11,14 @@ once, and share
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import closing
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from rayka.cleaner.cleanable import Cleanable, cleanable
-from rayka.cleaner.compaction import CleaningAborted, CleaningSettings, Compaction, SyncNeeded, Work
+from rayka.cleaner.compaction import FAILURES, Compaction, SyncNeeded, Turns
+from rayka.cleaner.file_cleaning import CleaningAborted, CleaningSettings, GroupPlan
 from rayka.config import BrokerConfig
-from rayka.errors import ApiError, DiskFull, StorageError
+from rayka.errors import DiskFull, StorageError
 from rayka.ids import TopicPartition
 from rayka.log.log import Log
 from rayka.log.log_directory import LogDirectory
@@ -26,6 +27,7 @@ from rayka.node.repeats import Repeats
 from rayka.node.replication.replica import Replica
 from rayka.node.settings import NodeSettings
 from rayka.node.turns import in_turns
+from rayka.ports import JobDied
 from rayka.protocol.partition_admin import LastCleaning, LogCleaning
 
 _SECRET_BYTES = 32
@@ -60,6 +62,12 @@ class _Chosen(NamedTuple):
         return directory.failure is None and directory.logs.get(self.topic_partition) is self.log
 
 
+@dataclass
+class _Pace:
+    begin_ms: int
+    done_bytes: int = 0
+
+
 class LogCleaner:
     """The cleanings of one broker. `config` may change at any time."""
 
@@ -74,7 +82,7 @@ class LogCleaner:
         self._on_failed = on_failed
         self._repeats = Repeats(_logger)
         self._uncleanable: dict[Log, str] = {}
-        self._waiting: dict[Log, str] = {}  # until the disk has room
+        self._waiting: dict[Log, str] = {}  # until the disk has room, or a process lives
         self._last: dict[Log, LastCleaning] = {}
         self.config: BrokerConfig = settings.config
         self.paused: set[TopicPartition] = set()  # their logs are copied, and the copies take their places
@@ -143,35 +151,53 @@ class LogCleaner:
             secret=self._settings.random.randbytes(_SECRET_BYTES),
         )
         compaction = Compaction(chosen.log, chosen.part, settings, chosen.is_wanted)
-        try:
-            await self._perform(compaction)
-        except CleaningAborted as error:
-            _logger.info("%s", error)
-            return False
-        except (ApiError, StorageError) as error:
-            return self._on_refused(chosen, error)
+        failure = await self._perform(compaction)
+        if failure is not None:
+            return self._on_refused(chosen, failure)
         self._repeats.succeeded(chosen.log)
         self._on_cleaned(chosen, compaction, settings.timestamp_ms)
         return True
 
-    async def _perform(self, compaction: Compaction) -> None:
-        begin_ms, done_bytes = clock.now_ms(), 0
-        with closing(compaction.run()) as steps:
-            for step in steps:
-                if isinstance(step, SyncNeeded):
-                    await self._settings.disk.sync(step.files, step.directories)
-                elif isinstance(step, Work):
-                    await self._settings.disk.work(step.perform)
-                else:
-                    done_bytes += step.size_bytes
-                    due_ms = done_bytes * 1000 / self.config.log_cleaner_io_max_bytes_per_second
-                    await asyncio.sleep(max(0.0, begin_ms + due_ms - clock.now_ms()) / 1000)
+    async def _perform(self, compaction: Compaction) -> Exception | None:
+        """All of it; returns what it failed with."""
+        job, pace = self._settings.disk.start(compaction.job), _Pace(clock.now_ms())
+        answer = failure = None
+        try:
+            while (step := await job.next(answer)) is not None:
+                answer = await self._make(compaction.on_step(step), pace)
+            compaction.finish()
+        except FAILURES as error:
+            failure = error
+        finally:
+            await job.end()
+        return None if failure is None else compaction.on_failed(failure)
 
-    def _on_refused(self, chosen: _Chosen, error: ApiError | StorageError) -> bool:
-        """What was met counts for the log, or for its directory; a full disk is tried again."""
+    async def _make(self, turns: Turns, pace: _Pace) -> GroupPlan | None:
+        while True:
+            try:
+                turn = next(turns)
+            except StopIteration as end:
+                answer: GroupPlan | None = end.value
+                return answer
+            if isinstance(turn, SyncNeeded):
+                await self._settings.disk.sync(turn.files, turn.directories)
+            else:
+                pace.done_bytes += turn.size_bytes
+                due_ms = (
+                    pace.begin_ms + pace.done_bytes * 1000 / self.config.log_cleaner_io_max_bytes_per_second
+                )
+                await asyncio.sleep(max(0.0, due_ms - clock.now_ms()) / 1000)
+
+    def _on_refused(self, chosen: _Chosen, error: Exception) -> bool:
+        """What was met counts for the log, or for its directory; a full disk is tried again, and so is a process."""
         name = chosen.topic_partition
-        if not chosen.is_wanted():
+        if isinstance(error, CleaningAborted):
+            _logger.info("%s", error)
+        elif not chosen.is_wanted():
             _logger.info("%s is gone: its cleaning ended with %s", name, error)
+        elif isinstance(error, JobDied):
+            self._waiting[chosen.log] = f"{name} is not compacted, and is tried again: {error}"
+            self._repeats.failed(chosen.log, self._waiting[chosen.log])
         elif isinstance(error, DiskFull):
             self._waiting[chosen.log] = f"{name} is not compacted until there is room: {error}"
             self._repeats.failed(chosen.log, self._waiting[chosen.log])
@@ -194,5 +220,5 @@ class LogCleaner:
             "%s is compacted up to offset %d: %d of %d records, %d of %d bytes are left; %d keys in the map, %d"
             " records without a key removed",
             chosen.topic_partition, compaction.end_offset, counts.kept_records, counts.input_records,
-            counts.output_bytes, counts.input_bytes, compaction.offsets.key_count, counts.invalid_records,
+            counts.output_bytes, counts.input_bytes, compaction.key_count, counts.invalid_records,
         )  # fmt: skip

@@ -1,0 +1,161 @@
+"""Jobs of the real disk run in processes of their own, so that nothing of them waits for, or takes, the interpreter's
+lock of the node.
+
+A process (`job_server`) is started for the first job, serves one at a time, and ends when it had none for a minute. The
+two talk over a socket that only they have: the job, then step and answer in turn. Kafka has threads instead
+(`LogCleaner.CleanerThread`).
+"""
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from enum import IntEnum
+from multiprocessing.connection import Connection
+from typing import Any
+
+from rayka.ports import Job, JobDied
+
+_JOBS_MAX = 16  # at once; more wait
+_BEGIN = "import sys; sys.path[:] = {path!r}; from rayka.log.job_server import serve; serve({descriptor}, {parent})"
+
+
+class Word(IntEnum):
+    """What a process says with each value."""
+
+    STEP = 0
+    FAILED = 1
+    ENDED = 2
+
+
+class JobProcesses:
+    """The processes of one disk."""
+
+    def __init__(self) -> None:
+        # A process dies with the thread that started it; these live as long as the pool.
+        self._threads = ThreadPoolExecutor(max_workers=_JOBS_MAX, thread_name_prefix="rayka-job")
+        self._alive: dict[int, _Process] = {}
+        self._idle: list[_Process] = []
+
+    def __repr__(self) -> str:
+        return f"<JobProcesses {list(self._alive)} idle={len(self._idle)}>"
+
+    def start(self, job: Job) -> "ProcessJob":
+        return ProcessJob(self, job)
+
+    def close(self) -> None:
+        """Kills what runs."""
+        for process in list(self._alive.values()):
+            process.kill()
+        self._threads.shutdown()
+        for process in list(self._alive.values()):  # started meanwhile
+            process.kill()
+
+    async def call(self, function: Any, *given: object) -> Any:
+        """Makes the call on a thread of the pool."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *given)
+
+    def begin(self, job: Job) -> "tuple[_Process, tuple[Word, Any]]":
+        """Gives the job to a process that is idle, or to a new one; returns its first word. Raises JobDied."""
+        while self._idle:
+            with suppress(JobDied):  # it had none for long, and ended
+                return self._asked(self._idle.pop(), job)
+        process = _Process()
+        self._alive[process.pid] = process
+        return self._asked(process, job)
+
+    def _asked(self, process: "_Process", job: Job) -> "tuple[_Process, tuple[Word, Any]]":
+        try:
+            return process, process.ask(job)
+        except JobDied:
+            self.forget(process)
+            raise
+
+    def give_back(self, process: "_Process") -> None:
+        """It has no job any more."""
+        self._idle.append(process)
+
+    def forget(self, process: "_Process") -> None:
+        """Kills it, unless it is dead."""
+        process.kill()
+        self._alive.pop(process.pid, None)
+
+
+class ProcessJob:
+    """See `RunningJob`."""
+
+    def __init__(self, processes: JobProcesses, job: Job) -> None:
+        self._processes = processes
+        self._job = job
+        self._process: _Process | None = None
+
+    def __repr__(self) -> str:
+        return f"<ProcessJob {self._job!r} in {self._process!r}>"
+
+    async def next(self, answer: object) -> Any:
+        return await self._processes.call(self._next, answer)
+
+    def _next(self, answer: object) -> Any:
+        if self._process is None:
+            self._process, (word, value) = self._processes.begin(self._job)
+        else:
+            word, value = self._process.ask(answer)
+        if word is Word.STEP:
+            return value
+        self._processes.give_back(self._process)
+        self._process = None
+        if word is Word.FAILED:
+            raise value
+        return None
+
+    async def end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            await self._processes.call(self._processes.forget, process)
+
+
+class _Process:
+    """The node's end of one process. Its calls wait."""
+
+    def __init__(self) -> None:
+        own, its = socket.socketpair()
+        with its:
+            begin = _BEGIN.format(path=sys.path, descriptor=its.fileno(), parent=os.getpid())
+            environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # each of them takes memory
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", begin],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[its.fileno()],
+                    env=environment,
+                )
+            except OSError as error:
+                own.close()
+                raise JobDied(f"cannot start a process: {error}") from error
+        self._connection = Connection(own.detach())
+        self.pid = self._process.pid
+
+    def __repr__(self) -> str:
+        return f"<_Process {self.pid}>"
+
+    def ask(self, message: object) -> tuple[Word, Any]:
+        """Its answer. Raises JobDied."""
+        try:
+            self._connection.send(message)
+            word, value = self._connection.recv()
+        except (EOFError, OSError) as error:
+            self.kill()
+            raise JobDied(
+                f"process {self.pid} ended with {self._process.returncode}; the node's log may say why"
+            ) from error
+        return word, value
+
+    def kill(self) -> None:
+        """Returns when it is gone."""
+        self._process.kill()
+        self._process.wait()
+        with suppress(OSError):
+            self._connection.close()
