@@ -73,11 +73,14 @@ class KeptRecords:
 
         Raises CorruptRecord for a batch whose body is broken.
         """
-        decoded = [self._decoded(each) for each in batches]
+        decoded = [None if self._is_settled(each) else decode(each, check_crc=False) for each in batches]
         newest = self._newest([each for each in decoded if each is not None])
         kept: list[RecordBatch] = []
         for batch, records in zip(batches, decoded, strict=True):
-            each = batch if records is None else self._kept(records, next(newest), is_needed=batch is last)
+            if records is not None:
+                each = self._kept(records, next(newest), is_needed=batch is last)
+            else:
+                each = self._settled(batch, is_needed=batch is last)
             self._counts.input_records += batch.record_count
             if each is not None:
                 kept.append(each)
@@ -87,11 +90,25 @@ class KeptRecords:
         self._counts.output_bytes += sum(each.size_bytes for each in kept)
         return kept
 
-    def _decoded(self, batch: RecordBatch) -> DecodedBatch | None:
-        """The records to decide about; None for a batch that stays as it is."""
-        if batch.is_control or batch.base_offset >= self._horizon.end_offset:
-            return None
-        return decode(batch, check_crc=False)
+    def _is_settled(self, batch: RecordBatch) -> bool:
+        """Whether the header and the map say what becomes of the batch."""
+        return self._stays(batch) or self._is_superseded(batch)
+
+    def _stays(self, batch: RecordBatch) -> bool:
+        return batch.is_control or batch.base_offset >= self._horizon.end_offset
+
+    def _is_superseded(self, batch: RecordBatch) -> bool:
+        """Whether all its records were put into the map, and all keys have newer ones."""
+        horizon = self._horizon
+        is_in_map = (
+            horizon.first_dirty_offset <= batch.base_offset and batch.next_offset <= horizon.end_offset
+        )
+        if not is_in_map or batch.has_null_key:
+            return False
+        return not len(self._offsets.newest_in(batch.base_offset, batch.next_offset))
+
+    def _settled(self, batch: RecordBatch, *, is_needed: bool) -> RecordBatch | None:
+        return batch if self._stays(batch) else self._emptied(batch, is_needed=is_needed)
 
     def _newest(self, decoded: Sequence[DecodedBatch]) -> Iterator[np.ndarray]:
         """For each batch which of its records the map knows no newer one of, those before its end."""
@@ -147,6 +164,9 @@ class KeptRecords:
             if is_kept.all() and horizon_ms == batch.delete_horizon_ms:
                 return batch
             return RecordBatch(with_records(decoded, is_kept, horizon_ms))
+        return self._emptied(batch, is_needed=is_needed)
+
+    def _emptied(self, batch: RecordBatch, *, is_needed: bool) -> RecordBatch | None:
         if is_needed or (batch.producer_id, batch.last_offset) in self._needed_ends:
             return RecordBatch(without_records(batch)) if batch.record_count else batch
         return None

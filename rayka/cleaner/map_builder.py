@@ -40,8 +40,12 @@ class MapBuilder:
         """Hash and offset of each record that belongs in the map: it has a key, and is not clean yet."""
         keys = [each.keys for each in decoded]
         hashes = hashes_of(self._hasher, keys)
-        offsets = np.concatenate([each.offsets for each in decoded])
+        columns = [each.offsets for each in decoded]
+        offsets = columns[0] if len(columns) == 1 else np.concatenate(columns)
+        has_nulls = any(each.null_count for each in keys)
+        if len(offsets) and offsets[0] >= self._first_offset and not has_nulls:
+            return hashes, offsets
         is_wanted = offsets >= self._first_offset
-        if any(each.null_count for each in keys):
+        if has_nulls:
             is_wanted &= np.concatenate([is_valid(each) for each in keys])
-        return (hashes, offsets) if is_wanted.all() else (hashes[is_wanted], offsets[is_wanted])
+        return hashes[is_wanted], offsets[is_wanted]

@@ -34,7 +34,8 @@ class OffsetMap:
         slot_count = max(1, min(size_bytes // SLOT_BYTES, int(keys_max / _LOAD_WANTED) + 2))
         self._hashes = np.zeros((slot_count, 2), np.uint64)
         self._whole_hashes = self._hashes.view(_ONE_MOVE).ravel()
-        self._offsets = np.zeros(slot_count, np.int64)
+        self._slot_count = slot_count
+        self._offsets = np.zeros(slot_count + 1, np.int64)  # the last is no slot's
         self._newest: np.ndarray | None = None
         self.capacity = int(slot_count * _LOAD_MAX)
         self.key_count = 0
@@ -44,7 +45,7 @@ class OffsetMap:
 
     @property
     def size_bytes(self) -> int:
-        return int(self._hashes.nbytes + self._offsets.nbytes)
+        return self._slot_count * SLOT_BYTES
 
     # ---- Filling it ----------------------------------------------------------------------------------------
 
@@ -59,32 +60,40 @@ class OffsetMap:
         return put
 
     def _put(self, hashes: np.ndarray, offsets: np.ndarray) -> None:
+        """Most keys are found where their search begins; the others' goes on until each has a slot."""
         positions = self._first(hashes)
-        while len(offsets):
+        found = self._at(positions)
+        others = np.flatnonzero(~_same(found, hashes))
+        own = positions.copy()
+        own[others] = self._slot_count  # the slot of nothing: cheaper than to pick the rest
+        self._offsets[own] = offsets
+        while len(others):
+            positions, offsets = positions.take(others), offsets.take(others)
+            hashes, found = _rows(hashes, others), _rows(found, others)
+            is_empty = found[:, 1] == 0
+            self._claim(positions[is_empty], hashes[is_empty], offsets[is_empty])
+            positions = (
+                positions + ~is_empty
+            ) % self._slot_count  # what has claimed a slot looks at it again
             found = self._at(positions)
             is_own = _same(found, hashes)
             self._offsets[positions[is_own]] = offsets[is_own]
             others = np.flatnonzero(~is_own)
-            positions, offsets, hashes = positions[others], offsets[others], hashes.take(others, axis=0)
-            is_empty = found[others, 1] == 0
-            self._claim(positions[is_empty], hashes[is_empty], offsets[is_empty])
-            positions = (positions + ~is_empty) % len(
-                self._offsets
-            )  # what has claimed a slot looks at it again
 
     def _claim(self, positions: np.ndarray, hashes: np.ndarray, offsets: np.ndarray) -> None:
         """Of several records that want one empty slot the last gets it, for its key."""
-        self._whole_hashes[positions] = hashes.view(_ONE_MOVE).ravel()
-        self._offsets[positions] = offsets
-        self.key_count += int((self._offsets[positions] == offsets).sum())
+        if len(positions):
+            self._whole_hashes[positions] = hashes.view(_ONE_MOVE).ravel()
+            self._offsets[positions] = offsets
+            self.key_count += int((self._offsets[positions] == offsets).sum())
 
     # ---- Asking it -----------------------------------------------------------------------------------------
 
     def seal(self) -> None:
         """Ends the filling. Takes no memory more; of a large map it takes some 10 ns a key, and lets the lock go."""
-        count = 0
-        for begin in range(0, len(self._offsets), _SEALED_AT_ONCE):
-            piece = self._offsets[begin : begin + _SEALED_AT_ONCE]
+        count, slots = 0, self._offsets[:-1]
+        for begin in range(0, self._slot_count, _SEALED_AT_ONCE):
+            piece = slots[begin : begin + _SEALED_AT_ONCE]
             used = piece[self._hashes[begin : begin + _SEALED_AT_ONCE, 1] != 0]
             self._offsets[count : count + len(used)] = used
             count += len(used)
@@ -108,18 +117,18 @@ class OffsetMap:
             is_own = _same(found, hashes[wanted])
             has[wanted[is_own]] = True
             goes_on = ~is_own & (found[:, 1] != 0)
-            wanted, positions = wanted[goes_on], (positions[goes_on] + 1) % len(self._offsets)
+            wanted, positions = wanted[goes_on], (positions[goes_on] + 1) % self._slot_count
         return has
 
     # ---- Slots ---------------------------------------------------------------------------------------------
 
     def _first(self, hashes: np.ndarray) -> np.ndarray:
-        """Where the search for each begins: a mixture of the hash, scaled to the number of slots.
+        """Where the search for each begins: a mixture of the hash's first half, scaled to the number of slots.
 
         Mixed, because hashes of keys in a row lie at equal distances, of which many can be in the same few places.
         """
-        mixed = (hashes[:, 0] ^ (hashes[:, 1] >> _HALF)) * _MIXER
-        first: np.ndarray = (((mixed >> _HALF) * np.uint64(len(self._offsets))) >> _HALF).astype(np.int64)
+        mixed = hashes[:, 0] * _MIXER
+        first: np.ndarray = (((mixed >> _HALF) * np.uint64(self._slot_count)) >> _HALF).astype(np.int64)
         return first
 
     def _at(self, positions: np.ndarray) -> np.ndarray:
@@ -131,3 +140,8 @@ def _same(found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """Whether each slot is of that hash; one that is empty is of none."""
     same: np.ndarray = (found[:, 0] == wanted[:, 0]) & (found[:, 1] == wanted[:, 1])
     return same
+
+
+def _rows(hashes: np.ndarray, places: np.ndarray) -> np.ndarray:
+    rows: np.ndarray = hashes.view(_ONE_MOVE).ravel().take(places).view(np.uint64).reshape(-1, 2)
+    return rows

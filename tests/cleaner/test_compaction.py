@@ -1,5 +1,7 @@
 """What a cleaning keeps of a log, and what it never changes (F21-F25)."""
 
+import numpy as np
+
 from rayka.cleaner.file_cleaning import CleaningSettings
 from rayka.cleaner.kept_records import CleaningCounts, Horizon, KeptRecords
 from rayka.cleaner.key_hashes import KeyHasher
@@ -8,7 +10,8 @@ from rayka.cleaner.offset_map import OffsetMap
 from rayka.config import TopicConfig
 from rayka.log.log import Log
 from rayka.protocol.batch_decode import decode
-from rayka.protocol.batch_header import Codec, ProducerSequence, RecordBatch, split_batches
+from rayka.protocol.batch_header import HEADER_BYTES, Codec, ProducerSequence, RecordBatch, split_batches
+from rayka.protocol.batch_rebuild import without_records
 from rayka.testing.memory_disk import MemoryDisk
 from tests.cleaner.support import COMPACTED, SETTINGS, clean, keyed, newest_of, put, records_of, table_of
 from tests.log.support import new_log, open_log, read_batches, sync
@@ -205,3 +208,25 @@ def test_reading_goes_on_behind_a_gap_from_every_offset() -> None:  # G4
             found += [int(each) for batch in split_batches(read.records) for each in decode(batch).offsets]
             position = read.next_offset
         assert [each for each in found if each >= offset] == [each for each in (33, 34, 35) if each >= offset]
+
+
+def test_a_batch_of_which_all_keys_have_newer_records_is_not_taken_apart() -> None:  # F22
+    """Its body is broken here, and nothing looks at it."""
+    offsets = OffsetMap(1 << 10, 100)
+    assert offsets.put(np.array([[1, 1]], np.uint64), np.array([50])) == 1
+    offsets.seal()
+    encoded = bytearray(keyed([(b"a", b"1"), (b"b", b"2")]).view)
+    encoded[HEADER_BYTES:] = bytes(len(encoded) - HEADER_BYTES)
+    old = RecordBatch(encoded)
+    kept = KeptRecords(KeyHasher(b"0" * 16), offsets, Horizon(0, 51, 0, 0), frozenset(), CleaningCounts())
+    assert kept.of([old], None) == []
+    (last,) = kept.of([old], old)
+    assert (last.record_count, last.last_offset) == (0, 1)
+
+
+def test_batches_without_records_may_be_all_that_is_put_into_the_map() -> None:
+    """As where a restart forgot how far the log was cleaned."""
+    empty = RecordBatch(without_records(keyed([(b"a", b"1"), (b"b", b"2")])))
+    builder = MapBuilder(KeyHasher(b"0" * 16), OffsetMap(1 << 10, 100), 0)
+    assert builder.put([empty])
+    assert (builder.end_offset, builder.offsets.key_count) == (2, 0)

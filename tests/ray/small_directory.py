@@ -41,6 +41,10 @@ class Passed:
     largest_bytes: int = 0
     waits: int = 0  # for retention, because half of the directory was in use
 
+    def __str__(self) -> str:
+        written, largest = (f"{each / 2**20:,.0f} MiB" for each in (self.written_bytes, self.largest_bytes))
+        return f"{written} were written; waited {self.waits} times for retention; the directory held {largest} at most"
+
 
 class Pace:
     """Goes on for so many seconds, at no more than this rate."""
@@ -154,11 +158,8 @@ def main() -> int:
         with Cluster.start(name="small-directory", data_dir=name, config=CONFIG) as cluster:
             pace = Pace(given.minutes * 60, given.megabytes_per_second)
             passed = write_while(pace.goes_on, cluster, Path(name), limit_bytes)
+            print(f"{passed} of {given.megabytes} MiB", flush=True)
             check_kept(cluster, limit_bytes)
-    print(
-        f"{passed.written_bytes / 2**20:,.0f} MiB were written; the directory held {passed.largest_bytes / 2**20:,.0f}"
-        f" MiB at most, of {given.megabytes}; waited {passed.waits} times for retention"
-    )
     return int(passed.largest_bytes > limit_bytes)
 
 
