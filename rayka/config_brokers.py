@@ -170,6 +170,14 @@ class BrokerConfig(ConfigModel):
             "Bytes a second that a broker fetches of the replicas that its topics name as throttled."
         ),
     )
+    reassignment_replication_throttled_rate: int = Field(
+        default=100_000_000,
+        ge=0,
+        description=(
+            "Rayka's own: bytes a second that a broker sends, and that it fetches, of replicas that reassignments add:"
+            " by hand, by a drain, a balance or healing."
+        ),
+    )
     group_initial_rebalance_delay_ms: int = Field(
         default=3_000,
         ge=0,
@@ -455,6 +463,7 @@ DYNAMIC_BROKER_KEYS = (
     "log_retention_check_interval_ms",
     "leader_replication_throttled_rate",
     "follower_replication_throttled_rate",
+    "reassignment_replication_throttled_rate",
     "log_cleaner_threads",
     "log_cleaner_backoff_ms",
     "log_cleaner_dedupe_buffer_size",

@@ -2,13 +2,15 @@
 
 The rate is what was recorded in the last 11 samples of a second, over the time since the oldest of them, at least one
 second. Nothing is refused in the middle: a reader or fetcher asks first, and goes without while the rate is exceeded.
-Replicas in the ISR are exempt; the caller knows which those are. Kafka: `ReplicationQuotaManager`, `SimpleRate`,
-`ReplicaManager.shouldLeaderThrottle`.
+Replicas in the ISR are exempt; the caller knows which those are. What a reassignment adds has a quota of its own, which
+follows from the metadata: it begins and ends with the reassignment, whichever controller leads. That is Rayka's own.
+Kafka: `ReplicationQuotaManager`, `SimpleRate`, `ReplicaManager.shouldLeaderThrottle`.
 """
 
 from collections import deque
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 SAMPLE_MS = 1_000
 SAMPLES_MAX = 11
@@ -54,6 +56,17 @@ class ReplicationQuota:
     def _forget(self, now_ms: int) -> None:
         while self._samples and now_ms - self._samples[0].start_ms >= SAMPLES_MAX * SAMPLE_MS:
             self._samples.popleft()
+
+
+class ReplicationQuotas(NamedTuple):
+    """Those of one direction: of replicas that their topics name, and of those that a reassignment adds."""
+
+    named: ReplicationQuota
+    added: ReplicationQuota
+
+    def of(self, *, is_named: bool, is_added: bool) -> tuple[ReplicationQuota, ...]:
+        """Those that count a replica."""
+        return (self.named,) * is_named + (self.added,) * is_added
 
 
 def is_throttled(throttled_replicas: str, partition: int, broker_id: int) -> bool:

@@ -35,8 +35,10 @@ def striped(count: int, over: Sequence[int], factor: int = 1, size_bytes: int = 
     ]
 
 
-def made(nodes: Sequence[BrokerShape], partitions: Sequence[PartitionShape]) -> Plan:
-    planning = plan_balance(nodes, partitions)
+def made(
+    nodes: Sequence[BrokerShape], partitions: Sequence[PartitionShape], last_goal: Goal = Goal.BYTES_OUT
+) -> Plan:
+    planning = plan_balance(nodes, partitions, last_goal)
     try:
         next(planning)
         while True:
@@ -104,6 +106,16 @@ def test_a_disk_that_is_too_full_is_relieved_first() -> None:
     plan = made(nodes, partitions)
     assert plan.moves[0].goal is Goal.CAPACITY
     assert sizes(plan)[1] <= DISK_USE_MAX * 10 * MB
+
+
+def test_a_disk_below_80_percent_is_left_as_it_is_and_one_above_is_brought_to_75() -> None:
+    nodes = brokers(1, 2, 3, capacity_bytes=100 * MB)
+    others = [*striped(70, (2,)), *(partition(each, 3) for each in range(200, 270))]
+    below = [*others, *(partition(each, 1) for each in range(300, 380))]
+    above = [*below, partition(400, 1)]
+    made_below, made_above = (made(nodes, each, Goal.CAPACITY) for each in (below, above))
+    assert made_below.moves == ()
+    assert (sizes(made_above)[1], len(made_above.moves)) == (75 * MB, 6)
 
 
 def test_disks_of_very_different_sizes_get_shares_in_proportion() -> None:

@@ -6,9 +6,10 @@ import pytest
 
 from rayka.errors import ErrorCode
 from rayka.ids import NO_EPOCH, NO_NODE, OffsetAndEpoch
-from rayka.metadata.metadata_records import BrokerRegistrationChangeRecord, RemoveTopicRecord
+from rayka.metadata.metadata_records import BrokerRegistrationChangeRecord, ConfigRecord, RemoveTopicRecord
 from rayka.node.answering import completed
 from rayka.node.handlers.fetch_handler import FetchHandler, ListOffsetsHandler
+from rayka.protocol.configs import ResourceType
 from rayka.protocol.fetch import (
     LATEST_TIMESTAMP,
     MAX_TIMESTAMP,
@@ -544,6 +545,32 @@ def test_a_throttled_follower_gets_nothing_while_the_rate_is_exceeded() -> None:
     run(main)
 
 
+def test_what_a_reassignment_adds_is_given_at_its_own_rate_which_can_be_changed() -> None:
+    async def main() -> None:
+        broker, handler = await led(0, reassignment_replication_throttled_rate=100)
+        await broker.apply(new_led(broker, isr=(BROKER,), adding_replicas=(FOLLOWER,)))
+        for _ in range(2):
+            append(broker, b"x" * 1000)
+        session = Session(handler)
+        assert len(values((await session.fetch(at(0, max_bytes=10))).partitions[0])) == 1
+        began_ms = now_ms()
+        held_back = await session.fetch(at(1), max_wait_ms=WAIT_MS)
+        assert ([values(each) for each in held_back.partitions], now_ms() - began_ms) == ([], WAIT_MS)
+        assert len(values(await follow(handler, at(0), replica_id=OTHER))) == 2  # not added: exempt
+        await broker.apply(
+            ConfigRecord(
+                resource_type=ResourceType.BROKER,
+                resource_name="",
+                name="reassignment.replication.throttled.rate",
+                value="1000000",
+            )
+        )
+        assert len(values((await session.fetch()).partitions[0])) == 1
+        await broker.stop()
+
+    run(main)
+
+
 def test_a_throttled_follower_still_tells_where_it_is() -> None:  # G13, G17
     async def main() -> None:
         broker, handler = await led(0, leader_replication_throttled_rate=0)
@@ -551,7 +578,7 @@ def test_a_throttled_follower_still_tells_where_it_is() -> None:  # G13, G17
             new_led(broker, isr=(BROKER,)), *configured(leader_replication_throttled_replicas="*")
         )
         append(broker, b"x" * 1000)
-        broker.replicas.leader_quota.record(1, now_ms())
+        broker.replicas.leader_quotas.named.record(1, now_ms())
         await follow(handler, at(0))
         (state,) = [each for each in followers(broker.partition()) if each.replica_id == FOLLOWER]
         assert state.log_end_offset == 0

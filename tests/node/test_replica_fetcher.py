@@ -629,3 +629,23 @@ def test_a_throttled_replica_that_is_behind_waits_while_the_rate_is_exceeded() -
         await broker.stop()
 
     run(main)
+
+
+def test_a_replica_that_a_reassignment_adds_has_a_rate_of_its_own() -> None:
+    async def main() -> None:
+        broker = await Broker.start(reassignment_replication_throttled_rate=100)
+        await broker.apply(
+            broker.new_partition(0, adding_replicas=(BROKER,), isr=(LEADER,)), broker.new_partition(1)
+        )
+        first = batch(b"a" * 500)
+        began_ms = now_ms()
+        asked = await broker.begin_session(
+            given(0, first, high_watermark=9), given(1, first, high_watermark=9)
+        )
+        assert [each.partition for each in asked.request.forgotten] == [0]
+        assert positions(asked.request) == {1: 1}  # no reassignment adds it
+        assert positions((await broker.next_fetch()).request) == {0: 1}
+        assert now_ms() - began_ms >= first.size * 1000 / 100
+        await broker.stop()
+
+    run(main)

@@ -122,3 +122,12 @@ def test_an_empty_broker_gets_its_share_while_clients_go_on(cluster: InProcessCl
     described = admin.describe_topic("orders").partitions
     assert all(len(each.isr) == len(each.replicas) == 2 for each in described)
     assert len(list(rayka.read("orders", cluster=cluster))) == PARTITIONS * RECORDS + sent[0]
+
+
+def test_an_empty_broker_is_filled_by_itself() -> None:
+    config = {**CONFIG, "balancer.enable": True, "balancer.settle.ms": 0}
+    with rayka.testing.cluster(brokers=2, name="joined", config=config) as joined, Admin(joined) as admin:
+        admin.create_topic("orders", assignments=[[1]] * 4)
+        wait_until(lambda: held(admin) == Counter({1: 2, 2: 2}))
+        wait_until(lambda: [each.kind for each in admin.events()] == ["balance-begun", "balance-ended"])
+        assert {each.subjects for each in admin.events()} == {("broker-2",)}

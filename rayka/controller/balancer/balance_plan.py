@@ -3,7 +3,7 @@
 Goals in their order; none undoes what an earlier one has reached:
 
 1. each partition on as many racks and machines as it can be (with as many replicas as it has, always);
-2. no disk above 80 % of its capacity;
+2. no disk above 80 % of its capacity; one that is, is brought to 75 %, on disks that stay below that;
 3. evenness of bytes on disk;
 4. evenness of preferred leaders, by another order of the same replicas, which copies nothing;
 5. evenness of bytes in, by replicas of much traffic and few bytes, and of bytes out, by preferred leaders.
@@ -33,7 +33,7 @@ from rayka.controller.balancer.holders import (
 from rayka.ids import TopicPartition
 
 MOVES_MAX = 1_000
-DISK_USE_MAX = 0.8
+DISK_USE_MAX, DISK_USE_AIM = 0.8, 0.75
 SIZE_TRIGGER, TRAFFIC_TRIGGER = 0.10, 0.20
 TRAFFIC_BYTES_MIN = (
     1_000_000  # a second, on average of the brokers: below that traffic is no reason to move anything
@@ -184,9 +184,12 @@ class _Planner:
 
     def _relieve_disks(self) -> Generator[None, int, None]:
         for source in sorted(self._holders.usable, key=_by_fill, reverse=True):
-            limit = source.shape.capacity_bytes * DISK_USE_MAX
-            while source.shape.capacity_bytes and source.size_bytes > limit and not self._is_full:
-                if not (yield from self._give(source, source.size_bytes - limit, Goal.CAPACITY)):
+            capacity = source.shape.capacity_bytes
+            if not capacity or source.size_bytes <= capacity * DISK_USE_MAX:
+                continue
+            while source.size_bytes > capacity * DISK_USE_AIM and not self._is_full:
+                wanted_bytes = source.size_bytes - capacity * DISK_USE_AIM
+                if not (yield from self._give(source, wanted_bytes, Goal.CAPACITY)):
                     break
 
     def _even_sizes(self) -> Generator[None, int, None]:
@@ -212,7 +215,7 @@ class _Planner:
             most = _improving_bytes(source, target)
             if most <= 0 and wanted_bytes is None:
                 return False
-            room = _room(target)
+            room = _room(target, DISK_USE_MAX if wanted_bytes is None else DISK_USE_AIM)
             ideal = most / 2 if wanted_bytes is None else wanted_bytes
             end = min(room, most) if wanted_bytes is None else room
             found: Placed | None = yield from self._candidate(source, target, ideal, end)
@@ -366,10 +369,10 @@ def _improving_bytes(source: Holder, target: Holder) -> float:
     return bytes_between - 1  # what is equal but for a rounding would go to and fro for ever
 
 
-def _room(target: Holder) -> float:
+def _room(target: Holder, use_max: float = DISK_USE_MAX) -> float:
     """How many bytes its disks may take more."""
     capacity = target.shape.capacity_bytes
-    return capacity * DISK_USE_MAX - target.size_bytes if capacity else float("inf")
+    return capacity * use_max - target.size_bytes if capacity else float("inf")
 
 
 def has_room(target: Holder, size_bytes: int) -> bool:

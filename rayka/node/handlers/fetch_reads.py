@@ -18,7 +18,7 @@ from rayka.node.replication.replica_manager import ReplicaManager
 from rayka.partition.follower_states import FollowerFetch
 from rayka.partition.partition import Partition
 from rayka.partition.partition_reads import ReadResult
-from rayka.partition.quota import is_throttled
+from rayka.partition.quota import ReplicationQuota, is_throttled
 from rayka.protocol.fetch import FetchPartition, FetchPartitionResult, FetchRequest
 
 
@@ -94,8 +94,8 @@ class FetchReads:
             traffic.records_out += given.next_offset - self._context.fetch_offset(given)
             return
         traffic.replication_bytes_out += size_bytes
-        if self._is_counted(partition):
-            self._leader.replicas.leader_quota.record(size_bytes, self._now_ms)
+        for each in self._counting(partition):
+            each.record(size_bytes, self._now_ms)
 
     # ---- One partition -------------------------------------------------------------------------------------
 
@@ -169,20 +169,20 @@ class FetchReads:
     # ---- Throttle ------------------------------------------------------------------------------------------
 
     def _is_throttled(self, partition: Partition) -> bool:
-        return (
-            self._is_follower
-            and self._is_counted(partition)
-            and self._leader.replicas.leader_quota.is_exceeded(self._now_ms)
-        )
+        return self._is_follower and any(each.is_exceeded(self._now_ms) for each in self._counting(partition))
 
-    def _is_counted(self, partition: Partition) -> bool:
+    def _counting(self, partition: Partition) -> tuple[ReplicationQuota, ...]:
+        """The quotas that what the follower is given of the partition counts for (G17)."""
+        follower_id = self._request.replica_id
+        if follower_id in partition.isr:
+            return ()
         named, number = (
             partition.config.leader_replication_throttled_replicas,
             partition.topic_partition.partition,
         )
-        return (
-            is_throttled(named, number, self._leader.broker_id)
-            and self._request.replica_id not in partition.isr
+        return self._leader.replicas.leader_quotas.of(
+            is_named=is_throttled(named, number, self._leader.broker_id),
+            is_added=follower_id in partition.role.state.adding_replicas,
         )
 
 

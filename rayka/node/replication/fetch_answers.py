@@ -25,7 +25,7 @@ from rayka.node.settings import NodeSettings
 from rayka.node.storage.data_directories import DataDirectories
 from rayka.node.tasks import Tasks
 from rayka.node.turns import in_turns
-from rayka.partition.quota import ReplicationQuota
+from rayka.partition.quota import ReplicationQuotas
 from rayka.protocol.fetch import (
     EARLIEST_TIMESTAMP,
     LATEST_TIMESTAMP,
@@ -56,7 +56,7 @@ class Shared(NamedTuple):
     directories: DataDirectories
     tasks: Tasks
     host: Host
-    quota: ReplicationQuota
+    quotas: ReplicationQuotas
     truncations: Truncations
     brokers: Callable[[int], BrokerImage | None]
     local: LocalDirectories | None

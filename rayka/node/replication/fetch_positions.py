@@ -14,7 +14,7 @@ from rayka.node import clock
 from rayka.node.replication.replica import PartitionKey, Replica, key_of
 from rayka.partition.partition import Partition
 from rayka.partition.partition_follower import PartitionFollower
-from rayka.partition.quota import SAMPLE_MS, ReplicationQuota, is_throttled
+from rayka.partition.quota import SAMPLE_MS, ReplicationQuota, ReplicationQuotas, is_throttled
 from rayka.protocol.fetch import FetchPartition
 from rayka.protocol.fetch_session import SessionRequest
 from rayka.protocol.fetch_stream import FetchStream
@@ -76,11 +76,11 @@ class FetchPositions:
     """All that is followed from one leader. `on_ready` is told when there is something to ask for."""
 
     def __init__(
-        self, broker_id: int, max_bytes: int, quota: ReplicationQuota, on_ready: Callable[[], None]
+        self, broker_id: int, max_bytes: int, quotas: ReplicationQuotas, on_ready: Callable[[], None]
     ) -> None:
         self._broker_id = broker_id
         self._max_bytes = max_bytes
-        self._quota = quota
+        self._quotas = quotas
         self._on_ready = on_ready
         self._followed: dict[PartitionKey, Followed] = {}
         self.stream = FetchStream()
@@ -162,22 +162,28 @@ class FetchPositions:
         if partition.needs_sync:
             followed.hold = Hold.SYNC
             followed.replica.flusher.request(partition)
-        elif followed.is_behind and self.is_throttled(partition) and self._quota.is_exceeded(clock.now_ms()):
+        elif followed.is_behind and any(
+            each.is_exceeded(clock.now_ms()) for each in self._counting(partition)
+        ):
             followed.hold = Hold.QUOTA
             self._release_later(SAMPLE_MS, (followed,), Hold.QUOTA)
 
-    def is_throttled(self, partition: Partition) -> bool:
-        """Whether what is fetched of the partition counts for the quota (G17)."""
+    def _counting(self, partition: Partition) -> tuple[ReplicationQuota, ...]:
+        """The quotas that what is fetched of the partition counts for (G17)."""
         named, number = (
             partition.config.follower_replication_throttled_replicas,
             partition.topic_partition.partition,
         )
-        return is_throttled(named, number, self._broker_id)
+        return self._quotas.of(
+            is_named=is_throttled(named, number, self._broker_id),
+            is_added=self._broker_id in partition.role.state.adding_replicas,
+        )
 
     def on_fetched(self, followed: Followed, size_bytes: int) -> None:
         """So much of it was fetched."""
-        if size_bytes and self.is_throttled(followed.partition):
-            self._quota.record(size_bytes, clock.now_ms())
+        if size_bytes:
+            for each in self._counting(followed.partition):
+                each.record(size_bytes, clock.now_ms())
 
     # ---- Holding and releasing -------------------------------------------------------------------------
 

@@ -184,8 +184,11 @@ class ReplicaChanges:
         if delta.is_reconfigured(self._node_id):
             names = image.topics
             own = broker_config(image, settings.config, self._node_id)
-            self._replicas.leader_quota.bytes_per_second = own.leader_replication_throttled_rate
-            self._replicas.follower_quota.bytes_per_second = own.follower_replication_throttled_rate
+            leading, following = self._replicas.leader_quotas, self._replicas.follower_quotas
+            leading.named.bytes_per_second = own.leader_replication_throttled_rate
+            following.named.bytes_per_second = own.follower_replication_throttled_rate
+            for each in (leading.added, following.added):
+                each.bytes_per_second = own.reassignment_replication_throttled_rate
             self._logs.cleaner.config = self._logs.retention.config = own
             self._replicas.moves.config = own
         for topic in [image.topics[name] for name in names if name in image.topics]:

@@ -34,7 +34,7 @@ class ReplicaFetcher:
         self._shared = shared
         self._config = shared.settings.config
         self.positions = FetchPositions(
-            shared.settings.node_id, self._config.replica_fetch_max_bytes, shared.quota, self._on_ready
+            shared.settings.node_id, self._config.replica_fetch_max_bytes, shared.quotas, self._on_ready
         )
         self._results = FetchAnswers(leader_id, shared, self.positions)
         self._wake = asyncio.Event()

@@ -40,7 +40,7 @@ from rayka.node.storage.measured_directories import measure_directories
 from rayka.node.tasks import Tasks
 from rayka.partition.partition import Partition
 from rayka.partition.partition_leader import FollowerUpdate
-from rayka.partition.quota import ReplicationQuota
+from rayka.partition.quota import ReplicationQuota, ReplicationQuotas
 
 _logger = logging.getLogger(__name__)
 
@@ -56,12 +56,18 @@ class ReplicaManager:
         self._directories = directories
         self._hosted: dict[PartitionKey, Replica | Unusable] = {}
         self.image: MetadataImage | None = None
-        self.leader_quota = ReplicationQuota(settings.config.leader_replication_throttled_rate)
-        self.follower_quota = ReplicationQuota(settings.config.follower_replication_throttled_rate)
+        config = settings.config
+        added = config.reassignment_replication_throttled_rate
+        self.leader_quotas = ReplicationQuotas(
+            ReplicationQuota(config.leader_replication_throttled_rate), ReplicationQuota(added)
+        )
+        self.follower_quotas = ReplicationQuotas(
+            ReplicationQuota(config.follower_replication_throttled_rate), ReplicationQuota(added)
+        )
         local = LocalDirectories() if isinstance(settings.disk, LocalDisk) else None
         truncations = Truncations(settings.disk)
         self.fetchers = ReplicaFetcherManager(
-            Shared(settings, directories, tasks, self, self.follower_quota, truncations, self.broker, local)
+            Shared(settings, directories, tasks, self, self.follower_quotas, truncations, self.broker, local)
         )
         self._isr_changes = IsrChanges(settings, link, directories, self.wake)
         self.parked: Parked[PartitionKey] = Parked()
