@@ -29,7 +29,7 @@ from rayka.client.bootstrap import ClusterHandle
 from rayka.errors import BrokerIdNotRegistered, InvalidRequest, UnavailableError
 
 _ANSWER_TIMEOUT_S = 15.0
-FORGET_SLACK_S = 10.0
+_SLACK_S = 10.0
 _POLL_S = 0.1
 _logger = logging.getLogger(__name__)
 
@@ -44,12 +44,12 @@ def remove_broker(cluster: ClusterHandle, record: ClusterRecord, broker_id: int)
         broker = _find(admin, broker_id, is_known=broker_id in spec.roles or handle is not None)
         whole = with_broker(spec, broker_id)
         rest = ClusterRecord(without_broker(whole, broker_id), record.identities.without(broker_id))
-        refuse_in_use(broker)
+        _refuse_in_use(broker)
         try:
             wait_for(partial(supervise.keep, rest, MAKE_TIMEOUT_S), MAKE_TIMEOUT_S)
             if handle is not None:
                 stop_node(spec.name, broker_id, handle)
-            forget(admin, broker_id, spec.config.broker_session_timeout_ms / 1000 + FORGET_SLACK_S)
+            _forget(admin, broker_id, spec.config.broker_session_timeout_ms / 1000 + _SLACK_S)
         except BaseException:
             former = ClusterRecord(whole, record.identities)
             wait_for(partial(supervise.keep, former, MAKE_TIMEOUT_S), MAKE_TIMEOUT_S)
@@ -78,7 +78,7 @@ def _find(admin: Admin, broker_id: int, *, is_known: bool) -> BrokerDescription 
     return brokers.get(broker_id)
 
 
-def refuse_in_use(broker: BrokerDescription | None) -> None:
+def _refuse_in_use(broker: BrokerDescription | None) -> None:
     if broker is not None and broker.replica_count:
         raise InvalidRequest(
             f"broker {broker.node_id}: expected no replica, found {broker.replica_count:,}; move them with `rayka "
@@ -87,7 +87,7 @@ def refuse_in_use(broker: BrokerDescription | None) -> None:
 
 
 def stop_node(cluster_name: str, broker_id: int, handle: Any) -> None:
-    """Stops the broker; one that has no process, as its machine is gone, is ended at once."""
+    """Stops the node; one that has no process, as its machine is gone, is ended at once."""
     if not has_process(handle):
         launch.end(handle)
         return
@@ -97,7 +97,7 @@ def stop_node(cluster_name: str, broker_id: int, handle: Any) -> None:
         run_on(process.ray_node_id, launch.await_exit, process.pid)
 
 
-def forget(admin: Admin, broker_id: int, timeout_s: float) -> None:
+def _forget(admin: Admin, broker_id: int, timeout_s: float) -> None:
     """Has the controller forget the broker once it is fenced: at its stop, or when its session ends."""
     deadline = time.monotonic() + timeout_s
     while (broker := _registered(admin, broker_id)) is not None:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Container, Mapping
 
 from rayka.config import ClusterSpec
 from rayka.errors import ConfigError
-from rayka.ids import Role, role_of
+from rayka.ids import Role, is_combined, role_of
 
 
 def refusal(running: ClusterSpec, wanted: ClusterSpec, gone: Container[int] = ()) -> str:
@@ -26,20 +26,25 @@ def refusal(running: ClusterSpec, wanted: ClusterSpec, gone: Container[int] = ()
         return f"node {changed[0]} as {found_roles}, not as {expected_roles}; {stop}"
     surplus = [each for each in running.roles if each not in wanted.roles and each not in gone]
     if surplus:
-        return f"{role_of(surplus[0])} {surplus[0]}, which the spec does not have; {_how_to_end(running, surplus)}"
+        end = (
+            _how_to_end(running, surplus)
+            or f"{stop}: a node that is broker and controller goes with a stop only"
+        )
+        return (
+            f"{role_of(surplus[0])} {surplus[0]}, which the spec does not have; keep it in the spec, or {end}"
+        )
     return ""
 
 
 def _how_to_end(running: ClusterSpec, surplus: Collection[int]) -> str:
-    controllers = [each for each in surplus if Role.CONTROLLER in running.roles[each]]
+    """The commands; empty where there are none."""
     first = next(iter(surplus))
-    if first in controllers:
-        names = " ".join(map(str, controllers))
-        return f"keep it in the spec, or end it for good with `rayka quorum remove {names}`"
-    return (
-        f"keep it in the spec, or end it for good with `rayka broker drain {first}`, then `rayka broker remove "
-        f"{first}`"
-    )
+    if is_combined(running.roles[first]):
+        return ""
+    if running.roles[first] == (Role.CONTROLLER,):
+        names = " ".join(str(each) for each in surplus if running.roles[each] == (Role.CONTROLLER,))
+        return f"end it for good with `rayka quorum remove {names}`"
+    return f"end it for good with `rayka broker drain {first}`, then `rayka broker remove {first}`"
 
 
 def added_nodes(running: ClusterSpec, wanted: ClusterSpec) -> tuple[int, ...]:

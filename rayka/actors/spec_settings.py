@@ -7,7 +7,7 @@ spec leaves to be restarted are found by looking at them, and a change that brok
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rayka.config import CONTROLLER_KEYS, ClusterSpec
+from rayka.config import CONTROLLER_KEYS, BrokerConfig, ClusterSpec
 from rayka.config_model import dotted
 from rayka.ids import Role, role_of
 
@@ -55,7 +55,7 @@ def _concerns(key: str, node_id: int, spec: ClusterSpec) -> bool:
 
 
 def _settings(spec: ClusterSpec) -> Mapping[str, str]:
-    """By key, as text."""
+    """By key, as text. A spec that a process of another version holds may lack keys of this one, and have others."""
     resources = {f"{_RESOURCES}{role}": _as_text(getattr(spec.resources, role).model_dump()) for role in Role}
     transport = {
         "transport": spec.transport,
@@ -65,12 +65,12 @@ def _settings(spec: ClusterSpec) -> Mapping[str, str]:
         spec.broker_range and str(spec.broker_range),
         spec.scaling and spec.scaling.model_dump(mode="json"),
     )
-    config = spec.config.model_dump(mode="json")
+    given = {**BrokerConfig().model_dump(mode="json"), **spec.config.model_dump(mode="json")}
     return {
         **dict(zip(_OF_SCALING, map(_as_text, scaling), strict=True)),
         **resources,
         **transport,
-        **{dotted(key): _as_text(value) for key, value in config.items()},
+        **{dotted(key): _as_text(given[key]) for key in BrokerConfig.model_fields},
     }
 
 

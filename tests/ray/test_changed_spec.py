@@ -13,6 +13,7 @@ import yaml
 
 import rayka
 from rayka.actors import supervise
+from rayka.actors.cluster_record import ClusterRecord
 from rayka.client import io_thread
 from rayka.cluster import Cluster
 from rayka.config import ClusterSpec
@@ -30,10 +31,15 @@ class CallerDied(Exception):
     """Ends a start as the end of its process would."""
 
 
-def spec_in_force() -> ClusterSpec:
+def record_in_force() -> ClusterRecord:
     record = io_thread.run(partial(supervise.kept_record, NAME, 60), 60)
     assert record is not None
-    return record.spec
+    return record
+
+
+def forget(record: ClusterRecord) -> None:
+    """The supervisor knows no more than that, as when a start died before it told it more."""
+    io_thread.run(partial(supervise.keep, record, 90), 90)
 
 
 def voters(admin: rayka.Admin) -> list[int]:
@@ -80,7 +86,7 @@ def test_settings_and_controllers_change_under_a_producer_and_no_request_fails(
 
 def _come(cluster: Cluster, admin: rayka.Admin, command: Callable[..., Said], wanted: str) -> None:
     """Two controllers come and get their votes, then the brokers restart; the first caller dies after one of them."""
-    before = pids(cluster, *BROKERS, 3001)
+    before, former = pids(cluster, *BROKERS, 3001), record_in_force()
     plan = json.loads(command("start", wanted, "--dry-run", "--json").out)
     assert [each["key"] for each in plan["settings"]] == ["resources.broker"]
     assert plan["new_voters"] == [3002, 3003]
@@ -93,12 +99,19 @@ def _come(cluster: Cluster, admin: rayka.Admin, command: Callable[..., Said], wa
     with pytest.raises(CallerDied):
         Cluster.start(wanted, on_restarted=die)
     assert voters(admin) == VOTERS
-    assert spec_in_force().resources.broker.num_cpus == 0.06, "from then on the supervisor makes nodes by it"
+    assert record_in_force().spec.resources.broker.num_cpus == 0.06, (
+        "from then on the supervisor makes nodes by it"
+    )
     first, second, controller = pids(cluster, *BROKERS, 3001)
     assert (first != before[0], second, controller) == (True, *before[1:])
 
+    forget(former)
     done = command("start", wanted)
     assert done.code == 0, done.err
+    assert (record_in_force().spec.roles, record_in_force().spec.resources.broker.num_cpus) == (
+        ClusterSpec.load(wanted).roles,
+        0.06,
+    )
     assert f"{NAME}/broker-2 is back" in done.out
     assert f"{NAME}/broker-1 is back" not in done.out
     assert pids(cluster, 1, 3001) == [first, controller]
@@ -134,7 +147,7 @@ def _go(
     assert left not in (leader_id, other_id)
     assert [each.node_id for each in cluster.describe().nodes] == [*BROKERS, left]
     assert sorted(each.name for each in directory.iterdir()) == ["broker-1", "broker-2", f"controller-{left}"]
-    assert list(spec_in_force().roles) == [*BROKERS, left]
+    assert list(record_in_force().spec.roles) == [*BROKERS, left]
     assert admin.create_topic("later", replication_factor=2).partitions[0].leader_id in BROKERS
     assert command(*remove).code == 0, "what is done is done"
 

@@ -58,6 +58,16 @@ def test_a_change_says_what_is_and_what_will_be() -> None:
     assert (change.key, change.before, change.after) == ("log.retention.ms", "none", "5")
 
 
+def test_a_spec_of_a_process_of_another_version_lacks_keys_and_has_others() -> None:
+    former = spec()
+    del former.config.__dict__["num_partitions"]
+    former.config.__dict__["gone_since"] = 1
+    assert changed_settings(former, spec()) == changed_settings(spec(), former) == ()
+    assert [each.key for each in changed_settings(former, spec(**config(num_partitions=2)))] == [
+        "num.partitions"
+    ]
+
+
 def test_no_broker_reads_a_key_of_controllers() -> None:
     """Else a broker would go on with the former value."""
     elsewhere = ("rayka/config", "rayka/raft/", "rayka/controller/", "rayka/node/quorum/", "rayka/sim/")
