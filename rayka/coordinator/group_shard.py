@@ -116,11 +116,14 @@ class GroupShard:
 
     def _replay_offset(self, key: OffsetKey, value: OffsetValue | GroupValue | None) -> None:
         partition = TopicPartition(key.topic, key.partition)
+        offsets = self.known.offsets.get(key.group_id)
         if isinstance(value, OffsetValue):
-            self.known.make(key.group_id)
-            self.known.offsets.setdefault(key.group_id, {})[partition] = value
+            if offsets is None:
+                self.known.make(key.group_id)
+                offsets = self.known.offsets[key.group_id] = {}
+            offsets[partition] = value
             return
-        offsets = self.known.offsets.get(key.group_id, {})
+        offsets = offsets or {}
         offsets.pop(partition, None)
         if not offsets:
             self.known.offsets.pop(key.group_id, None)

@@ -38,7 +38,10 @@ class KnownGroups:
 
     def make(self, group_id: str) -> Group:
         """The group, also if it was not known; it is forgotten when nothing becomes of it."""
-        return self.groups.setdefault(group_id, Group(group_id))
+        group = self.groups.get(group_id)
+        if group is None:
+            group = self.groups[group_id] = Group(group_id)
+        return group
 
     def forget_if_nothing(self, group: Group) -> None:
         """A group without members, offsets or a record does not exist."""
