@@ -14,10 +14,10 @@ from rayka.actors import launch, supervise
 from rayka.actors.bring_up import MAKE_TIMEOUT_S, wait_for
 from rayka.actors.cluster_record import ClusterRecord
 from rayka.actors.names import node_directories, nodes_with
+from rayka.actors.quorum_votes import change_votes
 from rayka.actors.removal import remove_everywhere, stop_node
 from rayka.actors.spec_changes import without_nodes
 from rayka.actors.voter_steps import unvoted
-from rayka.actors.votes import change_votes
 from rayka.client.admin.admin import Admin
 from rayka.client.bootstrap import ClusterHandle
 from rayka.errors import ConfigError

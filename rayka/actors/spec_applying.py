@@ -19,13 +19,13 @@ from rayka.actors.bring_up import MAKE_TIMEOUT_S, START_TIMEOUT_S, wait_for
 from rayka.actors.cluster_record import ClusterRecord
 from rayka.actors.names import nodes_with
 from rayka.actors.node_placement import Placement, needs, shortage
+from rayka.actors.quorum_votes import change_votes, look_at_quorum
 from rayka.actors.ray_records import free_resources
 from rayka.actors.restart_plan import RestartStep, refuse_below_min_isr
 from rayka.actors.restarting import OnRestarted, Restarting
 from rayka.actors.spec_changes import added_nodes
 from rayka.actors.spec_settings import MIN_ISR, SettingChange, changed_settings, outdated_settings
 from rayka.actors.voter_steps import unvoted
-from rayka.actors.votes import change_votes, look_at_quorum
 from rayka.client.admin.admin import Admin
 from rayka.config import ClusterSpec
 from rayka.errors import UnavailableError

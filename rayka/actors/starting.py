@@ -18,6 +18,7 @@ from rayka.actors.bring_up import (
 )
 from rayka.actors.cluster_record import ClusterRecord, Identities
 from rayka.actors.names import actor_name, running_node_ids, wanted_node_ids
+from rayka.actors.quorum_votes import look_at_quorum
 from rayka.actors.ray_records import has_process
 from rayka.actors.replacing import end, without_disk
 from rayka.actors.scaling.found_brokers import with_found_brokers
@@ -25,7 +26,6 @@ from rayka.actors.scaling.grown_spec import as_it_is
 from rayka.actors.spec_changes import added_nodes, refusal, united, with_nodes
 from rayka.actors.spec_settings import changed_settings
 from rayka.actors.start_plan import execute, plan_start
-from rayka.actors.votes import look_at_quorum
 from rayka.config import ClusterSpec
 from rayka.errors import ClusterExists, ConfigError
 from rayka.ids import Role

@@ -178,6 +178,19 @@ def run(data_dir: str, address: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def check(result: dict[str, Any]) -> None:
+    """Raises AssertionError unless the cluster followed its load and nothing was refused."""
+    counts = [brokers for _, brokers, _ in result["seen"]]
+    assert (counts[0], max(counts), counts[-1]) == (3, 5, 3), result
+    assert result["seen"][-1][2] == 3, f"Ray takes the machines of brokers that have gone: {result}"
+    assert (result["failed"], result["problems"]) == (0, []), result
+    assert result["directories"] == ["broker-1", "broker-2", "broker-3", "controller-3001"], result
+    begun = [tuple(each) for each in result["decided"] if each[0] == "scale-out-begun"]
+    assert begun == [("scale-out-begun", "broker-4"), ("scale-out-begun", "broker-5")], result
+    ended = {name for kind, name in result["decided"] if kind == "scale-in-ended"}
+    assert ended == {"broker-4", "broker-5"}, result
+
+
 def is_large(admin: rayka.Admin) -> bool:
     """Whether there are as many brokers as may be, and each leads partitions."""
     leaders = [each.node_id for each in admin.describe_cluster().brokers if each.leader_count]
@@ -227,6 +240,7 @@ def main() -> None:
     finally:
         shutil.rmtree(data_dir, ignore_errors=True)
     print(json.dumps(result))
+    check(result)
 
 
 if __name__ == "__main__":

@@ -261,7 +261,7 @@ GROUP_BUGS = [
     _bug("an early sync is given the last generation's assignment", "group-owners", GroupMembers, "sync",
          answers_an_early_sync, 10),
     _bug("a session never ends", "group-unsettled", Rebalances, "end_session", does_nothing, chosen=DYING),
-    _bug("a new coordinator begins no sessions", "group-unsettled", GroupShard, "on_active", begins_no_sessions, 3,
+    _bug("a new coordinator begins no sessions", "group-unsettled", GroupShard, "on_active", begins_no_sessions, 5,
          chosen=DYING),
     _bug("a coordinator answers before its records are committed", "group-fenced", ShardRuntime, "_finish",
          answers_before_the_high_watermark, 9),
