@@ -263,6 +263,6 @@ GROUP_BUGS = [
     _bug("a session never ends", "group-unsettled", Rebalances, "end_session", does_nothing, chosen=DYING),
     _bug("a new coordinator begins no sessions", "group-unsettled", GroupShard, "on_active", begins_no_sessions, 5,
          chosen=DYING),
-    _bug("a coordinator answers before its records are committed", "group-fenced", ShardRuntime, "_finish",
-         answers_before_the_high_watermark, 9),
+    _bug("a coordinator answers before its records are committed", "group-went-back", ShardRuntime, "_finish",
+         answers_before_the_high_watermark, 38),
 ]  # fmt: skip
