@@ -56,6 +56,7 @@ def test_the_newest_1000_events_stay_over_a_snapshot_and_a_change_of_the_control
     for number in range(EVENTS_MAX + 7):
         record(machine, str(number))
     machine.change_controller()
+    assert [each.number for each in machine.image.events] == list(range(7, EVENTS_MAX + 7))
     assert [each.number for each in events(machine)] == list(range(7, EVENTS_MAX + 7))
     values = [encode_record(each) for each in image_records(machine.image)]
     assert image_of(map(decode_record, values), machine.image.next_offset) == machine.image
