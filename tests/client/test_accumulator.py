@@ -492,6 +492,26 @@ def test_rows_and_plain_values_make_one_batch():
     assert decoded.timestamps_ms.tolist() == [1, 77]
 
 
+def test_keys_stay_with_their_values_beside_rows_and_values_without_a_key():
+    filling = accumulator()
+    rows = [
+        Row(b"1", b"one"),
+        Row(b"2"),
+        Row(b"3", b"three", [("source", b"x")]),
+        Row(b"4", b"four", None, 9),
+    ]
+    futures = [filling.append("orders", 0, row, 50, Moment(0, 1)) for row in rows]
+    (batch,) = {each.batch for each in futures if each is not None}
+    start_batch(filling, batch)
+    decoded = decode(*split_batches(batch.encode(Codec.NONE, 1 << 20)))
+    assert decoded.values_list() == [b"1", b"2", b"3", b"4"]
+    assert decoded.keys_list() == [b"one", None, b"three", b"four"]
+    assert decoded.headers_list() == [[], [], [("source", b"x")], []]
+    assert decoded.timestamps_ms.tolist() == [1, 1, 1, 9]
+    kept = [(each.slot, each.key) for each in futures if each is not None]
+    assert kept == [(0, None), (1, None), (2, None), (3, None)]  # futures keep no record alive
+
+
 def append_row(to: Accumulator, at_ms: int, timestamp_ms: int | None = None) -> ProducerBatch:
     row = Row(b"row", b"key", None, timestamp_ms)
     future = to.append("orders", 0, row, 50, Moment(at_ms, at_ms))
@@ -632,8 +652,8 @@ class AccumulatorModel(RuleBasedStateMachine):
         size_bytes = len(value) + KEYED_OVERHEAD_BYTES
         if batch is not None and batch.size_bytes + size_bytes <= batch.limit_bytes:
             batch.size_bytes += size_bytes
-            batch.has_rows = True
-            batch.records.append(DeliveryFuture(batch, Row(value, b"")))
+            batch.has_keys = True
+            batch.records.append(DeliveryFuture(batch, value, b""))
             self.accepted[partition].append(value)
 
     @rule(partition=st.integers(0, PARTITIONS - 1))

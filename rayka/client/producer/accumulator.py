@@ -97,15 +97,13 @@ class Accumulator:
             batch = self.topics.for_record(topic, partition, size_bytes, at.now_ms)
             if batch is None:
                 return None
-            if type(slot) is Row:
-                batch.has_rows = True
             if batch.limit_bytes < 0:
                 batch.stamp(at.timestamp_ms, at.now_ms)
             if not batch.records:
                 self.agenda.look_in_time(self.topics.queue_of(batch), batch, self._linger_ms)
             self._appended_ms = at.now_ms
             batch.size_bytes += size_bytes
-            future = DeliveryFuture(batch, slot)
+            future = _future(batch, slot)
             batch.records.append(future)
             if on_delivery is not None:
                 future.report_to(on_delivery)
@@ -321,6 +319,17 @@ class Accumulator:
     def _settle(self, queue: PartitionQueue) -> None:
         self.agenda.look_behind(queue, None)
         self.identity.settle(queue)
+
+
+def _future(batch: ProducerBatch, slot: Any) -> DeliveryFuture:
+    """A record that is only a value and a key needs no `Row` from here on."""
+    if type(slot) is not Row:
+        return DeliveryFuture(batch, slot)
+    if slot.headers or slot.timestamp_ms is not None:
+        batch.has_rows = True
+        return DeliveryFuture(batch, slot)
+    batch.has_keys = True
+    return DeliveryFuture(batch, slot.value, slot.key)
 
 
 def wait_for_memory(accumulator: Accumulator, freed_count: int, timeout_s: float) -> None:

@@ -25,7 +25,8 @@ class DeliveryFuture(msgspec.Struct, eq=False, gc=False):
     """
 
     batch: ProducerBatch
-    slot: Any  # the record, until its batch is sealed; then its index there
+    slot: Any  # a value or a `Row`, until its batch is sealed; then its index there
+    key: bytes | None = None  # of a value, until then
 
     def __repr__(self) -> str:
         state = "pending" if not self.done() else "failed" if self._error() else "acknowledged"

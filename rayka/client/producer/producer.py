@@ -235,8 +235,8 @@ class Producer(ProcessBound):
         if size_bytes > batch.limit_bytes:
             return None
         batch.size_bytes = size_bytes
-        batch.has_rows = True
-        future = DeliveryFuture(batch, Row(value, key))
+        batch.has_keys = True
+        future = DeliveryFuture(batch, value, key)
         batch.records.append(future)
         if not batch.is_sealed or self._accumulator.is_counted(future):
             return future

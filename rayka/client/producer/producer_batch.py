@@ -56,9 +56,9 @@ class ProducerBatch:
     """
 
     __slots__ = (
-        "_callbacks", "_chunks", "_done_count", "_earlier_stamps", "_encoded_as", "_parts", "_placed",
+        "_callbacks", "_chunks", "_done_count", "_earlier_stamps", "_encoded_as", "_keys", "_parts", "_placed",
         "_slots", "_stamp_ms", "_timestamps_ms", "base_offset", "count", "created_ms", "error", "failure_count",
-        "granted_bytes", "has_rows", "is_closed", "is_done", "is_in_flight", "is_sealed", "is_urgent",
+        "granted_bytes", "has_keys", "has_rows", "is_closed", "is_done", "is_in_flight", "is_sealed", "is_urgent",
         "last_error", "limit_bytes", "log_append_time_ms", "may_be_in_log", "number", "partition", "records",
         "sequence", "size_bytes", "stamped_ms", "topic", "was_open", "went_first",
     )  # fmt: skip
@@ -77,7 +77,8 @@ class ProducerBatch:
         self.size_bytes = BATCH_OVERHEAD_BYTES
         self.limit_bytes = NOT_OPEN
         self.records: list[DeliveryFuture] = [] if records is None else records
-        self.has_rows = False
+        self.has_rows = False  # records with more than a value and a key
+        self.has_keys = False
         self.was_open = False
         self.count = 0  # of records in columns; of all, once sealed
         self.is_closed = False  # takes no more records
@@ -100,6 +101,7 @@ class ProducerBatch:
         self._timestamps_ms: Timestamps = NO_TIMESTAMP
         self._chunks: list[Columns] | None = None
         self._slots: list[Any] | None = None  # the records, from when they are sealed until they are encoded
+        self._keys: list[bytes | None] | None = None  # and their keys, if one has a key
         self._callbacks: list[Callback] | None = None
         self._parts: Sequence[np.ndarray] = ()  # encoded, those that are not acknowledged
         self._encoded_as: ProducerSequence | None = None
@@ -166,8 +168,11 @@ class ProducerBatch:
         records = self.records
         self.count = count = len(records)
         self._slots = [each.slot for each in islice(records, count)]
+        if self.has_keys:
+            self._keys = [each.key for each in islice(records, count)]
         for index, each in zip(range(count), records, strict=False):
             each.slot = index
+            each.key = None
         records.clear()  # what an appender adds meanwhile goes into another batch
         if self.was_open:
             return None
@@ -180,9 +185,9 @@ class ProducerBatch:
             assert self._stamp_ms is not None, repr(self)
             timestamps_ms = _each_timestamp([*self._earlier_stamps, len(slots), self._stamp_ms])
         if self.has_rows:
-            return columns_of_rows(slots, timestamps_ms)
+            return columns_of_rows(slots, self._keys, timestamps_ms)
         assert timestamps_ms is not None, repr(self)
-        return Columns(slots, None, None, timestamps_ms)
+        return Columns(slots, self._keys, None, timestamps_ms)
 
     # ---- Sending ----
 
@@ -213,7 +218,7 @@ class ProducerBatch:
             columns = (
                 concatenated(self._chunks or ()) if self._slots is None else self._columns_of(self._slots)
             )
-            self._chunks = self._slots = None
+            self._chunks = self._slots = self._keys = None
             self._timestamps_ms = columns.timestamps_ms
             self._parts = encode_columns(columns, codec, size_bytes_max, sequence)
         elif self._encoded_as != sequence:
@@ -306,7 +311,7 @@ class ProducerBatch:
 
     def _finish(self) -> Sequence[Callback]:
         assert not self.is_done, repr(self)
-        self._parts, self._chunks, self._slots, self._earlier_stamps = (), None, None, None
+        self._parts, self._chunks, self._slots, self._keys, self._earlier_stamps = (), None, None, None, None
         with _completion:
             self.is_done = True
             callbacks, self._callbacks = self._callbacks, None

@@ -5,6 +5,7 @@ Kafka: MemoryRecordsBuilder, which takes rows one by one.
 
 from array import array
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -22,7 +23,7 @@ Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
 
 
 class Row(msgspec.Struct, gc=False, eq=False):
-    """A record that has more than a value. Without a timestamp it gets one when a batch takes it."""
+    """A record as it is given. Without a timestamp it gets one when a batch takes it."""
 
     value: bytes | None
     key: bytes | None = None
@@ -46,13 +47,16 @@ class Columns(NamedTuple):
         return Columns(*(_slice(each, begin, end) for each in self))
 
 
-def columns_of_rows(slots: list[Any], timestamps_ms: Timestamps | None) -> Columns:
-    """Columns from values and `Row`s, mixed; a row's own timestamp goes before the one given for its place, which may
-    be None when all have their own.
+def columns_of_rows(
+    slots: list[Any], keys_of_values: list[bytes | None] | None, timestamps_ms: Timestamps | None
+) -> Columns:
+    """Columns from `Row`s and values with their keys, mixed; a row's own timestamp goes before the one given for its
+    place, which may be None when all have their own.
     """
     rows = slots
     if timestamps_ms is not None:  # else there are no plain values, which have none of their own
-        rows = [slot if type(slot) is Row else Row(slot) for slot in slots]
+        given = zip(slots, keys_of_values or repeat(None), strict=False)
+        rows = [slot if type(slot) is Row else Row(slot, key) for slot, key in given]
     values, keys = [each.value for each in rows], [each.key for each in rows]
     headers, stamps = [each.headers for each in rows], [each.timestamp_ms for each in rows]
     has_keys, has_headers = keys.count(None) < len(keys), any(headers)
