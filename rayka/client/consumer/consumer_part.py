@@ -11,6 +11,7 @@ from functools import partial
 from random import Random
 from typing import Any, ParamSpec, TypeVar
 
+from rayka.client import io_thread
 from rayka.client.arguments import partition_of
 from rayka.client.bootstrap import ClusterHandle, resolve
 from rayka.client.bounded_wait import wait_for
@@ -59,11 +60,15 @@ class ConsumerPart(ProcessBound):
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
-        """A callback of the group, which runs within a poll, may call other methods."""
+        """A callback of the group, which runs within a poll, may call other methods. One on the IO thread may not,
+        whether another thread is in a method just now or not.
+        """
         self._check_open()
         if self._user == threading.get_ident():
             yield
             return
+        if io_thread.is_current():
+            io_thread.refuse(f"a method of {self!r} other than commit_async with offsets")
         if not self._in_use.acquire(blocking=False):
             raise RuntimeError(f"{self!r} is used by two threads at once; give each its own consumer")
         with self._turn():

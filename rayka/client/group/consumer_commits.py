@@ -62,11 +62,21 @@ class ConsumerCommits(ConsumerPart):
         """As `commit`, but does not wait. `callback(offsets, error)` is called on the IO thread when it has ended, with
         None for an error when all went well; without a callback an error is logged.
 
-        It never overwrites a later commit of this consumer.
+        It never overwrites a later commit of this consumer. A callback on the IO thread, its own too, may call it with
+        offsets, also while another thread polls; without them it raises RuntimeError there, since the thread that polls
+        has not processed all up to its positions.
         """
-        with self._exclusive():
-            ask = self._ask("commit_async", None if offsets is None else committable(offsets))
-            io_thread.call_next(ask.commit_and_tell, callback or _log)
+        if not io_thread.is_current():
+            with self._exclusive():
+                self._begin_commit(offsets, callback)
+            return
+        self._check_open()
+        if offsets is None:
+            raise RuntimeError(
+                "commit_async: a callback on rayka's IO thread cannot know what the thread that polls has processed;"
+                " name the offsets, such as those that the callback was given, or commit in the thread that polls"
+            )
+        self._begin_commit(offsets, callback)
 
     def committed(
         self, partitions: Iterable[TopicPartition]
@@ -87,6 +97,10 @@ class ConsumerCommits(ConsumerPart):
         return GroupMetadata(
             self._config.group_id or "", group_instance_id=self._config.group_instance_id or ""
         )
+
+    def _begin_commit(self, offsets: CommittableOffsets | None, callback: OnCommit | None) -> None:
+        ask = self._ask("commit_async", None if offsets is None else committable(offsets))
+        io_thread.call_next(ask.commit_and_tell, callback or _log)
 
     # ---- Automatic commits -------------------------------------------------------------------------------------------
 
