@@ -276,7 +276,11 @@ class ConsumerConfig(_ClientConfig):
         default=True, description="Rayka's own: segments on this machine are mapped instead of being sent."
     )
     client_rack: str = Field(
-        default="", description="Where the consumer is: a replica in this rack is read, if it is in sync."
+        default="",
+        description=(
+            "Where the consumer is: a replica in this rack is read, if it is in sync, and a group prefers to give "
+            "its member partitions with a replica there."
+        ),
     )
     key_deserializer: Any = Field(
         default=None,

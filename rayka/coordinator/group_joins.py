@@ -166,11 +166,12 @@ def _is_unchanged(group: Group, following: Group, old: Member, member: Member) -
 
 
 def _says(protocol_type: str, member: Member, protocol_name: str) -> object:
-    """What matters to the assignment: of a consumer its topics, and not what it had claimed when it joined."""
+    """What matters to the assignment: of a consumer its topics and its rack, and not what it claimed when it joined."""
     metadata = member.metadata(protocol_name)
     if protocol_type == CONSUMER_PROTOCOL_TYPE:
         with suppress(CorruptRecord):
-            return decode_said(ConsumerSubscription, metadata).topics
+            said = decode_said(ConsumerSubscription, metadata)
+            return said.topics, said.rack
     return metadata
 
 

@@ -42,7 +42,10 @@ def owning(
     return [
         each._replace(
             subscription=ConsumerSubscription(
-                each.subscription.topics, tuple(assignment.get(each.member_id, ())), generation_id
+                each.subscription.topics,
+                tuple(assignment.get(each.member_id, ())),
+                generation_id,
+                each.subscription.rack,
             )
         )
         for each in members

@@ -208,8 +208,8 @@ def code(pending: Pending) -> ErrorCode:
     return ErrorCode.NONE if pending.error is None else pending.error.code
 
 
-def offers(*names: str, topics: Sequence[str] = ("t",)) -> tuple[GroupProtocol, ...]:
-    metadata = encode_said(ConsumerSubscription(tuple(topics)))
+def offers(*names: str, topics: Sequence[str] = ("t",), rack: str = "") -> tuple[GroupProtocol, ...]:
+    metadata = encode_said(ConsumerSubscription(tuple(topics), rack=rack))
     return tuple(GroupProtocol(each, metadata) for each in names or ("range",))
 
 

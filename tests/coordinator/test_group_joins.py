@@ -321,10 +321,13 @@ def test_a_place_that_was_taken_is_taken_for_the_next_coordinator_too() -> None:
     assert coordinator.heartbeat(response.member_id, 1, "b") is ErrorCode.NONE
 
 
-def test_a_static_member_that_comes_back_with_another_subscription_begins_a_rebalance() -> None:  # E7 E8
+@pytest.mark.parametrize("other", [offers(topics=["other"]), offers(rack="elsewhere")])
+def test_a_static_member_that_comes_back_with_another_subscription_begins_a_rebalance(
+    other: tuple[GroupProtocol, ...],
+) -> None:  # E7 E8
     coordinator = Coordinator()
     coordinator.stable(instances=["a", "b"])
-    pending = coordinator.join(group_instance_id="b", protocols=offers(topics=["other"]))
+    pending = coordinator.join(group_instance_id="b", protocols=other)
     assert not pending.is_done
     assert coordinator.group().state is PREPARING
     coordinator.join(coordinator.group().statics["a"], group_instance_id="a")

@@ -158,3 +158,28 @@ def test_a_consumer_notices_that_what_it_has_read_was_lost(reset: str) -> None: 
             with pytest.raises(LogTruncation) as caught:
                 read(consumer, 1)
             assert caught.value.divergent_offsets == {PARTITION: 1}
+
+
+def test_members_of_a_group_get_the_partitions_of_their_racks() -> None:  # E9
+    with rayka.testing.cluster(
+        brokers=2, racks={1: "one", 2: "two"}, config={"group.initial.rebalance.delay.ms": 0}
+    ) as cluster:
+        with rayka.Admin(cluster=cluster) as admin:
+            admin.create_topic(TOPIC, assignments=[[1], [2], [1], [2]])
+        with ExitStack() as stack:
+            consumers = [
+                stack.enter_context(
+                    rayka.Consumer(
+                        TOPIC, cluster=cluster, group_id="g", client_rack=rack, heartbeat_interval_ms=50
+                    )
+                )
+                for rack in ("one", "two")
+            ]
+
+            def have_theirs() -> bool:
+                for each in consumers:
+                    each.poll(20)
+                owned = [sorted(tp.partition for tp in each.assignment()) for each in consumers]
+                return owned == [[0, 2], [1, 3]]
+
+            wait_until(have_theirs)

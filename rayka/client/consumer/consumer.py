@@ -66,7 +66,8 @@ class Consumer(ConsumerMembership, Generic[ValueT]):
     Assignors are "range", "roundrobin", "sticky" and "cooperative-sticky". A callable deserializer takes bytes;
     an object with `deserialize(topic, headers, data)` is told where they come from. With
     `local_reads`, which is rayka's own, segments on this machine are mapped instead of being sent. With `client_rack` a
-    replica in that rack is read, if it is in sync; without it, one in the rack of a broker whose files are here.
+    replica in that rack is read, if it is in sync; without it, one in the rack of a broker whose files are here. The
+    assignors but "roundrobin" give a member partitions with a replica in its `client_rack`, as far as loads stay even.
 
     `interceptors` are objects with `on_consume(records)`, which returns the list of records that the application gets
     instead (in a loop each list has one record; `poll_arrow` gives what is stored), `on_commit(offsets)`, called on the

@@ -14,7 +14,7 @@ from typing import Any
 
 from rayka.client.consumer.fetcher import Fetcher
 from rayka.client.coordinator_calls import CoordinatorCalls
-from rayka.client.group.group_membership import CountPartitions, Handover, Membership, MemberState, Step
+from rayka.client.group.group_membership import Handover, LookUpTopics, Membership, MemberState, Step
 from rayka.client.group.handover_offer import HandoverOffer
 from rayka.client.group.member_requests import GroupMetadata, MemberOptions
 from rayka.client.group.topic_watch import TopicWatch
@@ -212,8 +212,8 @@ class GroupMember:
 
     async def _answer(self, step: Step) -> Any:
         group_id, options = self._options.group_id, self._options
-        if isinstance(step, CountPartitions):
-            return await self._topics.counts(step.topics)
+        if isinstance(step, LookUpTopics):
+            return await self._topics.partitions(step.topics, has_racks=step.has_racks)
         if isinstance(step, (JoinGroupRequest, SyncGroupRequest)):
             timeout_ms = options.rebalance_timeout_ms + _PARKED_SLACK_MS
             return await self._calls.call(group_id, step, timeout_ms, may_park=True)
@@ -232,14 +232,14 @@ class GroupMember:
         """Asks for the topics that concern the group: the member may subscribe to others now, the leader may have to
         assign anew, and what is gone is not read, nor asked for, until it is there again.
         """
-        pattern, counted = self._pattern, self._core.leader_counts or {}
+        pattern, led = self._pattern, self._core.leader_topics or {}
         owned = {tp.topic: None for tp in self._core.owned}
-        counts = await self._topics.counts({**owned, **counted})
+        found = await self._topics.partitions({**owned, **led}, has_racks=self._core.has_racks)
         if pattern is not None:
             topics = await self._topics.matching(pattern)
             if pattern is self._pattern:
                 self._core.subscribe(topics)
-        self._core.on_counts({name: counts[name] for name in counted})
+        self._core.on_topics({name: found[name] for name in led})
         self._read_existing()
         self._advance()
 
@@ -266,9 +266,10 @@ class GroupMember:
 
     def _on_topic(self, topic: MetadataTopic) -> None:
         """The leader need not wait for the next look."""
-        counts = self._core.leader_counts
-        if counts is not None and topic.name in counts:
-            self._core.on_counts({**counts, topic.name: len(topic.partitions)})
+        led = self._core.leader_topics
+        if led is not None and topic.name in led:
+            racks = self._topics.racks_of(topic, has_racks=self._core.has_racks)
+            self._core.on_topics({**led, topic.name: racks})
             self._advance()
 
 

@@ -13,7 +13,6 @@ have, give up what moved, and join again. Kafka: AbstractCoordinator, ConsumerCo
 """
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -28,7 +27,7 @@ from rayka.client.group.member_requests import (
     subscribers_of,
     sync_request,
 )
-from rayka.coordinator.assignors.assignor import Subscriber
+from rayka.coordinator.assignors.assignor import RacksByTopic, Subscriber
 from rayka.errors import (
     ErrorCode,
     FencedInstanceId,
@@ -78,13 +77,16 @@ class Handover:
 
 
 @dataclass(frozen=True, slots=True)
-class CountPartitions:
-    """The leader needs the partition counts of these topics, 0 for one that does not exist. The answer is a mapping."""
+class LookUpTopics:
+    """The leader needs the partitions of these topics, none of one that does not exist, and with `has_racks` the racks
+    of their replicas. The answer is a mapping.
+    """
 
     topics: tuple[str, ...]
+    has_racks: bool
 
 
-Step = Request[Any] | CountPartitions
+Step = Request[Any] | LookUpTopics
 
 
 class Membership:
@@ -96,7 +98,8 @@ class Membership:
         self.metadata = GroupMetadata(options.group_id, group_instance_id=options.group_instance_id)
         self.topics: tuple[str, ...] = ()
         self.owned: dict[TopicPartition, None] = {}
-        self.leader_counts: dict[str, int] | None = None  # what it has assigned by; None: it does not lead
+        self.leader_topics: RacksByTopic | None = None  # what it has assigned by; None: it does not lead
+        self.has_racks = False  # whether a member of the group that it leads has named a rack
         self.failure: RaykaError | None = None  # for the application, see `take_failure`
         self._claim = Claim()
         self._assigned: tuple[TopicPartition, ...] | None = None  # of this generation, not yet handed over
@@ -104,7 +107,7 @@ class Membership:
         self._former_counts: dict[str, int] | None = None  # of the assignment that stays as it is
         self._sync: SyncGroupRequest | None = None
         self._leave: LeaveGroupRequest | None = None
-        self._out: Step | None = None  # the join, the sync or the count that is under way
+        self._out: Step | None = None  # the join, the sync or the look-up that is under way
         self._heartbeat: GroupHeartbeatRequest | None = None  # the one that is under way
         self._heartbeat_due_ms = 0
         self._pause_ms = 0  # until the next heartbeat
@@ -189,7 +192,7 @@ class Membership:
     # ---- What is sent ------------------------------------------------------------------------------------------------
 
     def next_step(self, now_ms: int) -> Step | None:
-        """The next request to send, or the partitions to count; each is given once."""
+        """The next request to send, or the topics to look up; each is given once."""
         if self._leave is not None:
             leave, self._leave = self._leave, None
             return leave
@@ -224,7 +227,7 @@ class Membership:
             return join_request(self.options, self.metadata.member_id, self.topics, self._claim)
         if self._subscribers is not None:
             topics = {topic: None for each in self._subscribers for topic in each.subscription.topics}
-            return CountPartitions(tuple(topics))
+            return LookUpTopics(tuple(topics), self.has_racks)
         return self._sync
 
     def _leave_group(self, reason: str) -> None:
@@ -271,12 +274,12 @@ class Membership:
         elif not (isinstance(error, UnavailableError) or error.retriable):
             self.fail(error)
 
-    def on_counts(self, counts: Mapping[str, int]) -> None:
-        """The partitions that the topics of `leader_counts` have now: a leader that has assigned by other counts joins
-        again (E8).
+    def on_topics(self, topics: RacksByTopic) -> None:
+        """The partitions that the topics of `leader_topics` have now: a leader that has assigned by others, or by other
+        racks, joins again (E8).
         """
-        former = self.leader_counts
-        if former is not None and former != counts and former.keys() == counts.keys():
+        former = self.leader_topics
+        if former is not None and former != topics and former.keys() == topics.keys():
             self._must_join = True
 
     def _on_heartbeat(self, response: GroupHeartbeatResponse, now_ms: int) -> None:
@@ -291,26 +294,27 @@ class Membership:
         if response.error_code is ErrorCode.MEMBER_ID_REQUIRED:
             return
         self.metadata = self.metadata._replace(generation_id=response.generation_id)
-        self.state, self.leader_counts = MemberState.SYNCING, None
+        self.state, self.leader_topics = MemberState.SYNCING, None
         self._pause_ms = min(_FIRST_PAUSE_MS, self.options.heartbeat_interval_ms)
         self._heartbeat_due_ms = now_ms + self._pause_ms
         self._sync = sync_request(self.metadata, response.protocol_name)
         if response.leader_id == response.member_id:
             self._subscribers = subscribers_of(response.members)
+            self.has_racks = any(each.subscription.rack for each in self._subscribers)
             self._former_counts = assigned_counts(response.members) if response.skip_assignment else None
 
-    def _assign(self, counts: Mapping[str, int]) -> None:
+    def _assign(self, topics: RacksByTopic) -> None:
         """As the leader. One that took a static member's place is told that all stays as it was (E7); it assigns anew
         when there are partitions by now that the former process had not shared out.
         """
         assert self._subscribers is not None, self
         assert self._sync is not None, self
-        subscribers, self._subscribers, self.leader_counts = self._subscribers, None, dict(counts)
+        subscribers, self._subscribers, self.leader_topics = self._subscribers, None, topics
         if self._former_counts is None:
             name = self._sync.protocol_name
-            self._sync = sync_request(self.metadata, name, assignments_of(name, subscribers, counts))
+            self._sync = sync_request(self.metadata, name, assignments_of(name, subscribers, topics))
         else:
-            self._must_join |= any(self._former_counts.get(name, 0) != counts[name] for name in counts)
+            self._must_join |= any(self._former_counts.get(name, 0) != len(topics[name]) for name in topics)
 
     def _on_synced(self, response: SyncGroupResponse) -> None:
         said = decode_said(ConsumerAssignment, response.assignment or encode_said(ConsumerAssignment(())))
@@ -330,6 +334,6 @@ class Membership:
         member_id = self.metadata.member_id if keeps_id else ""
         self.metadata = self.metadata._replace(generation_id=NO_GENERATION, member_id=member_id)
         self.state, self._out, self._heartbeat = MemberState.UNJOINED, None, None
-        self._assigned = self._subscribers = self.leader_counts = None
+        self._assigned = self._subscribers = self.leader_topics = None
         self._must_join, self._is_lost = True, bool(self.owned)
         self._is_prepared = self._is_prepared and not self.owned

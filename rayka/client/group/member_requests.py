@@ -5,11 +5,11 @@ the partitions that the member has, or had in its last generation where it gives
 `ConsumerCoordinator.metadata`, `ConsumerCoordinator.onLeaderElected` (E9).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import NamedTuple, Self
 
 from rayka.config import ConsumerConfig
-from rayka.coordinator.assignors.assignor import Subscriber
+from rayka.coordinator.assignors.assignor import RacksByTopic, Subscriber
 from rayka.coordinator.assignors.assignor_table import ASSIGNORS
 from rayka.ids import TopicPartition
 from rayka.protocol.consumer_protocol import (
@@ -146,10 +146,11 @@ def assigned_counts(members: Iterable[JoinedMember]) -> dict[str, int]:
 
 
 def assignments_of(
-    protocol_name: str, members: Iterable[Subscriber], partition_counts: Mapping[str, int]
+    protocol_name: str, members: Iterable[Subscriber], topics: RacksByTopic
 ) -> tuple[MemberAssignment, ...]:
     """What the leader brings for all members."""
-    assigned = ASSIGNORS[protocol_name].assign(members, partition_counts)
+    counts = {name: len(partitions) for name, partitions in topics.items()}
+    assigned = ASSIGNORS[protocol_name].assign(members, counts, topics)
     return tuple(
         MemberAssignment(member_id, encode_said(ConsumerAssignment(tuple(partitions))))
         for member_id, partitions in assigned.items()

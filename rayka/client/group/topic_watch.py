@@ -1,4 +1,4 @@
-"""Which topics there are for a member of a group, and how many partitions they have.
+"""Which topics there are for a member of a group, how many partitions they have, and in which racks.
 
 A pattern matches whole names, as Kafka's does, and no internal topic. Kafka: ConsumerMetadata (E8).
 """
@@ -8,9 +8,10 @@ import re
 from collections.abc import Iterable
 
 from rayka.client.metadata import ClusterMetadata
+from rayka.coordinator.assignors.assignor import PartitionRacks
 from rayka.errors import ErrorCode, UnknownTopicOrPartition
 from rayka.ids import TopicPartition, is_internal
-from rayka.protocol.membership import MetadataRequest
+from rayka.protocol.membership import MetadataRequest, MetadataTopic
 
 logger = logging.getLogger(__name__)
 
@@ -36,14 +37,27 @@ class TopicWatch:
         names = (each.name for each in response.topics if each.error_code is ErrorCode.NONE)
         return tuple(sorted(name for name in names if pattern.fullmatch(name) and not is_internal(name)))
 
-    async def counts(self, topics: Iterable[str]) -> dict[str, int]:
-        """How many partitions each topic has now, 0 for one that is not there."""
+    async def partitions(self, topics: Iterable[str], *, has_racks: bool) -> dict[str, PartitionRacks]:
+        """The partitions that each topic has now, none for one that is not there: as `racks_of` says."""
         names = tuple(topics)
         problem = await self._metadata.refresh(names)
         if problem is not None:
             raise problem
         known = {name: self._metadata.cached(name) for name in names}
-        return {name: len(topic.partitions) if topic else 0 for name, topic in known.items()}
+        return {
+            name: self.racks_of(topic, has_racks=has_racks) if topic else () for name, topic in known.items()
+        }
+
+    def racks_of(self, topic: MetadataTopic, *, has_racks: bool) -> PartitionRacks:
+        """By partition: the racks of its replicas. Without `has_racks` all are empty, and only their number counts."""
+        if not has_racks:
+            return ((),) * len(topic.partitions)
+        rack_of = {each.node_id: each.rack for each in self._metadata.nodes.brokers if each.rack}
+        racks_of = {
+            replicas: tuple(sorted({rack_of[each] for each in replicas if each in rack_of}))
+            for replicas in dict.fromkeys(each.replicas for each in topic.partitions)
+        }
+        return tuple(racks_of[each.replicas] for each in topic.partitions)
 
     async def learn(
         self, partitions: tuple[TopicPartition, ...], group_id: str

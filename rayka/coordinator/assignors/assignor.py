@@ -2,16 +2,22 @@
 
 An assignor gives each partition of the topics that some member subscribes to, to exactly one member that subscribes to
 its topic. The result depends on its arguments alone, so any member may be the leader. Topics that do not exist are left
-out. Kafka: `ConsumerPartitionAssignor`, `AbstractPartitionAssignor` (E9). Left out: placement by rack.
+out. `racks`, where they are known, says in which racks the replicas of each partition are. Kafka:
+`ConsumerPartitionAssignor`, `AbstractPartitionAssignor` (E9).
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple, Protocol
 
 from rayka.ids import TopicPartition
 from rayka.protocol.consumer_protocol import ConsumerSubscription
 
 Assignment = dict[str, list[TopicPartition]]
+
+# By partition: the racks of its replicas, each once and in order; none where the brokers name none.
+PartitionRacks = tuple[tuple[str, ...], ...]
+RacksByTopic = Mapping[str, PartitionRacks]
+NO_RACKS: RacksByTopic = {}
 
 
 class Subscriber(NamedTuple):
@@ -27,7 +33,12 @@ class Subscriber(NamedTuple):
         return not self.instance_id, self.instance_id, self.member_id
 
 
-AssignFunction = Callable[[Iterable[Subscriber], Mapping[str, int]], Assignment]
+class AssignFunction(Protocol):
+    """An assignor: the partitions of each member, by its id."""
+
+    def __call__(
+        self, members: Iterable[Subscriber], partition_counts: Mapping[str, int], racks: RacksByTopic = ...
+    ) -> Assignment: ...
 
 
 def ranked(members: Iterable[Subscriber]) -> list[Subscriber]:

@@ -72,7 +72,7 @@ class EvenLoads:
         settled: set[int] = set()
         while (chain := self._next_chain(settled)) is not None:
             for pool, giver, taker in chain:
-                pool.held[taker].append(pool.held[giver].pop())
+                pool.held[taker].append(self._hand_on(pool, giver, taker))
             self._loads[chain[0][1]] -= 1
             self._loads[chain[-1][2]] += 1
 
@@ -83,16 +83,17 @@ class EvenLoads:
         shares = self._shares(pool)
         given: list[TopicPartition] = []
         for member, partitions in pool.held.items():
-            share = shares[member]
-            given += partitions[share:]
-            self._loads[member] -= max(0, len(partitions) - share)
-            del partitions[share:]
-        taken = iter(given)
+            too_many = len(partitions) - shares[member]
+            if too_many > 0:
+                given += self._give_up(member, partitions, too_many)
+                self._loads[member] -= too_many
+        moved = len(given)
         for member, partitions in pool.held.items():
             missing = shares[member] - len(partitions)
-            partitions.extend(next(taken) for _ in range(missing))
-            self._loads[member] += missing
-        return len(given)
+            if missing > 0:
+                partitions.extend(self._take(member, given, missing))
+                self._loads[member] += missing
+        return moved
 
     def _shares(self, pool: Pool) -> dict[int, int]:
         """How many of the pool each is to hold: filled like water, up to a level and for some one more. Those that
@@ -107,6 +108,24 @@ class EvenLoads:
         for member in at_level[:rest]:
             shares[member] += 1
         return shares
+
+    # ---- Which partitions: those of a pool are alike -----------------------------------------------------------------
+
+    def _give_up(self, member: int, partitions: list[TopicPartition], count: int) -> list[TopicPartition]:
+        """Takes so many away from what the member holds of a pool."""
+        given = partitions[-count:]
+        del partitions[-count:]
+        return given
+
+    def _take(self, member: int, given: list[TopicPartition], count: int) -> list[TopicPartition]:
+        """Takes so many for the member of what others have given up."""
+        taken = given[:count]
+        del given[:count]
+        return taken
+
+    def _hand_on(self, pool: Pool, giver: int, taker: int) -> TopicPartition:
+        """Takes one of what the giver holds for the taker."""
+        return pool.held[giver].pop()
 
     # ---- Chains ------------------------------------------------------------------------------------------------------
 

@@ -1,11 +1,13 @@
 """All partitions, by topic and number, dealt out to the members in turn; a member that does not subscribe to a topic
-is passed over. Kafka: `RoundRobinAssignor` (E9).
+is passed over. Racks change nothing, as in Kafka: `RoundRobinAssignor` (E9).
 """
 
 from collections.abc import Iterable, Mapping
 
 from rayka.coordinator.assignors.assignor import (
+    NO_RACKS,
     Assignment,
+    RacksByTopic,
     Subscriber,
     partitions_of,
     ranked,
@@ -13,7 +15,11 @@ from rayka.coordinator.assignors.assignor import (
 )
 
 
-def assign_round_robin(members: Iterable[Subscriber], partition_counts: Mapping[str, int]) -> Assignment:
+def assign_round_robin(
+    members: Iterable[Subscriber],
+    partition_counts: Mapping[str, int],
+    racks: RacksByTopic = NO_RACKS,
+) -> Assignment:
     """The assignment, by member id."""
     order = ranked(members)
     assignment: Assignment = {each.member_id: [] for each in order}

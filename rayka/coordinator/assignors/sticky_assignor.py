@@ -2,37 +2,45 @@
 
 A claim of a newer generation beats an older one; two claims of one generation cancel each other, and the partition is
 dealt out anew. The cooperative assignor computes the same and then holds back each partition that another member may
-still read: that member gives it up first, and the rebalance after that assigns it. Kafka: `AbstractStickyAssignor`,
-`StickyAssignor`, `CooperativeStickyAssignor`, KIP-54, KIP-429 (E9). Unlike Kafka's there is one algorithm for equal and
-for different subscriptions, and its balance is the best there is (`even_loads.py`).
+still read: that member gives it up first, and the rebalance after that assigns it. Where racks matter, a partition
+moves also for a reader near to it, as long as that leaves the loads even. Kafka: `AbstractStickyAssignor`,
+`StickyAssignor`, `CooperativeStickyAssignor`, KIP-54, KIP-429, KIP-881 (E9). Unlike Kafka's there is one algorithm for
+equal and for different subscriptions, its balance is the best there is (`even_loads.py`), and what is far from its
+reader stays there unless another member is nearer (`near_loads.py`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 
 from rayka.coordinator.assignors.assignor import (
+    NO_RACKS,
     Assignment,
+    RacksByTopic,
     Subscriber,
     partitions_of,
     ranked,
     subscribers_by_topic,
 )
 from rayka.coordinator.assignors.even_loads import EvenLoads, Pool
+from rayka.coordinator.assignors.near_loads import NearLoads
+from rayka.coordinator.assignors.racks import minds_racks
 from rayka.ids import TopicPartition
 
 
-def assign_sticky(members: Iterable[Subscriber], partition_counts: Mapping[str, int]) -> Assignment:
+def assign_sticky(
+    members: Iterable[Subscriber], partition_counts: Mapping[str, int], racks: RacksByTopic = NO_RACKS
+) -> Assignment:
     """The assignment, by member id."""
     order = ranked(members)
-    return _assign(order, partition_counts, owners_of(order))
+    return _assign(order, partition_counts, racks, owners_of(order))
 
 
 def assign_cooperative_sticky(
-    members: Iterable[Subscriber], partition_counts: Mapping[str, int]
+    members: Iterable[Subscriber], partition_counts: Mapping[str, int], racks: RacksByTopic = NO_RACKS
 ) -> Assignment:
     """The assignment, by member id, without the partitions that another member claims to read."""
     order = ranked(members)
     owners = owners_of(order)
-    assignment = _assign(order, partition_counts, owners)
+    assignment = _assign(order, partition_counts, racks, owners, is_cooperative=True)
     claims = _claims(order)
     return {
         member_id: [
@@ -69,7 +77,10 @@ def _claims(members: Sequence[Subscriber]) -> dict[TopicPartition, list[str]]:
 def _assign(
     order: Sequence[Subscriber],
     partition_counts: Mapping[str, int],
+    racks: RacksByTopic,
     owners: Mapping[TopicPartition, str],
+    *,
+    is_cooperative: bool = False,
 ) -> Assignment:
     index_of = {each.member_id: index for index, each in enumerate(order)}
     # Topics with the same subscribers are one pool: their partitions weigh the same for the balance.
@@ -80,7 +91,12 @@ def _assign(
         _pool(subscribers, topics, partition_counts, owners, index_of)
         for subscribers, topics in sorted(topics_of_pools.items(), key=lambda each: len(each[0]))
     ]
-    loads = EvenLoads(len(order), pools)
+    topics = [topic for each in topics_of_pools.values() for topic in each]
+    member_racks = [each.subscription.rack for each in order]
+    if minds_racks(member_racks, [racks.get(each, ()) for each in topics]):
+        loads: EvenLoads = NearLoads(member_racks, pools, racks, is_cooperative=is_cooperative)
+    else:
+        loads = EvenLoads(len(order), pools)
     loads.deal_out()
     loads.level()
     held = loads.held()

@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rayka.client.group.group_membership import CountPartitions, Handover, Membership, Step
+from rayka.client.group.group_membership import Handover, LookUpTopics, Membership, Step
 from rayka.client.group.member_requests import MemberOptions
+from rayka.coordinator.assignors.assignor import PartitionRacks
 from rayka.ids import TopicPartition
 from rayka.shard.kept_back import Pending
 from tests.coordinator.group_support import REBALANCE_MS, SESSION_MS, Coordinator
@@ -74,9 +75,9 @@ class CoreMember:
 
     def _send(self) -> bool:
         step = self.core.next_step(self._coordinator.now_ms)
-        if isinstance(step, CountPartitions):
-            counts = {name: self._counts.get(name, 0) for name in step.topics}
-            self.core.on_response(step, counts, self._coordinator.now_ms)
+        if isinstance(step, LookUpTopics):
+            topics = {name: self._partitions(name) for name in step.topics}
+            self.core.on_response(step, topics, self._coordinator.now_ms)
         elif step is not None:
             self.sent.append(step)
             self._pending[id(step)] = step, self._coordinator.ask(step)
@@ -84,8 +85,13 @@ class CoreMember:
 
     def look_at_topics(self) -> None:
         """The member's metadata are renewed."""
-        if self.core.leader_counts is not None:
-            self.core.on_counts({name: self._counts.get(name, 0) for name in self.core.leader_counts})
+        if self.core.leader_topics is not None:
+            self.core.on_topics({name: self._partitions(name) for name in self.core.leader_topics})
+
+    def _partitions(self, name: str) -> PartitionRacks:
+        """Partition n is in rack n, if the leader asks for racks."""
+        rack = "rack-%d" if self.core.has_racks else ""
+        return tuple((rack % number,) if rack else () for number in range(self._counts.get(name, 0)))
 
 
 def _names(partitions: Sequence[TopicPartition]) -> str:

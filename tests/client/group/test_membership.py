@@ -80,6 +80,24 @@ def test_the_leader_assigns_with_the_assignor_that_the_group_has_chosen(groups: 
     assert sorted([first.owned, second.owned]) == ["t-0 t-2", "t-1 t-3"]
 
 
+def test_the_leader_assigns_by_the_racks_of_members_and_replicas(groups: Groups) -> None:  # E9
+    far, near = groups.member(rack="rack-3"), groups.member(rack="rack-0")
+    groups.wait(3 * DELAY_MS)
+    assert "t-3" in far.owned
+    assert "t-0" in near.owned
+
+
+def test_a_leader_joins_again_when_replicas_are_in_other_racks(groups: Groups) -> None:  # E8 E9
+    groups.settled(2, rack="rack-1")
+    leader, _ = groups.by_lead()
+    leader.core.on_topics(dict(leader.core.leader_topics or {}))
+    groups.wait(2 * BEAT_MS)
+    assert leader.core.metadata.generation_id == 1
+    leader.core.on_topics({"t": (("rack-9",),) * 4})
+    groups.wait(2 * BEAT_MS)
+    assert leader.core.metadata.generation_id == 2
+
+
 def test_a_join_that_is_not_answered_is_sent_again(groups: Groups) -> None:
     member = groups.member()
     member.core.on_handed_over(member.core.handover)  # type: ignore[arg-type]
@@ -174,7 +192,7 @@ def test_a_leader_that_came_back_leaves_the_assignment_as_it_was(groups: Groups)
     assert (again.owned, again.core.metadata.generation_id) == (owned, 1)
     syncs = [each for each in again.sent if isinstance(each, SyncGroupRequest)]
     assert [each.assignments for each in syncs] == [()]
-    assert again.core.leader_counts == {"t": 4}
+    assert again.core.leader_topics == {"t": ((),) * 4}
 
 
 def test_a_leader_that_came_back_shares_out_what_its_topic_got_meanwhile(groups: Groups) -> None:  # E7 E8
