@@ -17,8 +17,8 @@ from benchmarks.harness import Row
 from benchmarks.report import README, Report, print_table
 
 NAMES = (
-    "limits", "balance", "batch", "cleaner", "recovery", "client", "direct_lane", "commands", "footprint", "groups",
-    "quorum", "replication", "retention", "scale", "simulator", "spark",
+    "limits", "assignors", "balance", "batch", "cleaner", "recovery", "client", "direct_lane", "commands", "footprint",
+    "groups", "quorum", "replication", "retention", "scale", "simulator", "spark",
 )  # fmt: skip
 WITH_KAFKA = ("cleaner", "client", "direct_lane", "groups", "replication")
 PACKAGES = ("rayka", "ray", "pyarrow", "numpy", "msgspec", "pyspark", "raydp")
@@ -44,8 +44,8 @@ def main(
 ) -> None:
     """Measures rayka beside the limits of this machine. Without NAMES, all of them.
 
-    NAMES: limits, balance, batch, cleaner, recovery, client, direct_lane, commands, footprint, groups, quorum,
-    replication, retention, scale, simulator, spark.
+    NAMES: limits, assignors, balance, batch, cleaner, recovery, client, direct_lane, commands, footprint, groups,
+    quorum, replication, retention, scale, simulator, spark.
     """
     console = Console(width=None if os.isatty(1) else 160)
     about = _about()
