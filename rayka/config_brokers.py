@@ -366,6 +366,15 @@ class BrokerConfig(ConfigModel):
             " removed. Deleted: it stays. Nothing for a broker from 1 to min."
         ),
     )
+    machine_drain_deadline_ms: int = Field(
+        default=-1,
+        ge=-1,
+        description=(
+            "Set of one broker by the supervisor while Ray drains its machine: the wall clock, in ms, at which the"
+            " machine goes, 0 where Ray does not say. The broker gets no new replicas, and leads only what no other"
+            " replica in sync can. -1: its machine stays."
+        ),
+    )
     num_replica_alter_log_dirs_threads: int = Field(
         default=0,
         ge=0,
@@ -471,6 +480,7 @@ DYNAMIC_BROKER_KEYS = (
     "replica_alter_log_dirs_io_max_bytes_per_second",
     "cordoned_log_dirs",
     "scaling_leaving",
+    "machine_drain_deadline_ms",
     "self_healing_enable",
     "broker_unavailable_timeout_ms",
     "balancer_moves_max",

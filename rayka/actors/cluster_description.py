@@ -29,7 +29,8 @@ class NodeDescription:
     are of the partitions on its disks, and `offline_data_dirs` and `full_data_dirs` those of its directories that have
     failed or have no room. `log_path` is a file on its machine. Of a node that is unreachable, `host` and `data_dirs`
     are where it was, and `gone_since_ms` is the wall clock when Ray noticed that its machine or process had gone, 0
-    where that is not known.
+    where that is not known. `drained_until_ms`: Ray drains its machine, which goes at that wall clock, 0 where Ray does
+    not say when; -1: it stays.
 
     Of a controller `quorum_role` is leader, voter or observer, and `lag` how many records of metadata it is behind the
     leader; empty and -1 while there is no leader that knows.
@@ -51,6 +52,7 @@ class NodeDescription:
     offline_data_dirs: tuple[str, ...] = ()
     full_data_dirs: tuple[str, ...] = ()
     gone_since_ms: int = 0
+    drained_until_ms: int = -1
     log_path: str = ""
 
 
@@ -84,12 +86,13 @@ async def describe(network: RayNetwork, ray_address: str, node_ids: Collection[i
     registered broker but has no actor, is `unreachable`.
     """
     nodes = await describe_nodes(network, node_ids)
-    metadata, quorum, spec, troubles, scaling = await asyncio.gather(
+    metadata, quorum, spec, troubles, scaling, draining = await asyncio.gather(
         ask_metadata(network, nodes),
         _quorum(network, nodes),
         _kept_spec(network.cluster_name),
         _troubles(network.cluster_name),
         _scaling(network.cluster_name),
+        _draining(network.cluster_name),
     )
     members = set(spec.roles) if spec else set[int]()
     members |= {each.node_id for each in metadata.brokers} if metadata else set()
@@ -98,6 +101,7 @@ async def describe(network: RayNetwork, ray_address: str, node_ids: Collection[i
     nodes = tuple(sorted((*nodes, *await describe_nodes(network, gone)), key=lambda each: each.node_id))
     nodes = await _with_last_places(nodes, spec)
     nodes = tuple(_with_trouble(each, troubles.get(each.node_id)) for each in nodes)
+    nodes = tuple(replace(each, drained_until_ms=draining.get(each.node_id, -1)) for each in nodes)
     if metadata is not None:
         brokers = {each.node_id: BrokerDescription.of(each, ()) for each in metadata.brokers}
         nodes = tuple(_with_registration(each, brokers.get(each.node_id)) for each in nodes)
@@ -170,6 +174,12 @@ async def _scaling(cluster_name: str) -> ScalingStatus | None:
     from rayka.actors.supervise import scaling
 
     return await scaling(cluster_name, _TIMEOUT_MS / 1000)
+
+
+async def _draining(cluster_name: str) -> dict[int, int]:
+    from rayka.actors.supervise import draining
+
+    return await draining(cluster_name, _TIMEOUT_MS / 1000)
 
 
 def _with_trouble(node: NodeDescription, trouble: str | None) -> NodeDescription:

@@ -19,6 +19,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayka.actors import worker_python
+from rayka.actors.ray_records import draining_ray_nodes
 from rayka.errors import RaykaError, UnavailableError
 
 JOB_TIMEOUT_S = 60.0
@@ -59,6 +60,12 @@ def live_ray_nodes() -> dict[str, dict[str, float]]:
     own = own_ray_node_id()
     alive = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
     return {node_id: alive[node_id] for node_id in sorted(alive, key=lambda each: (each != own, each))}
+
+
+def open_ray_nodes() -> dict[str, dict[str, float]]:
+    """Those of them that Ray does not drain: where a node may be made."""
+    draining = draining_ray_nodes()
+    return {each: resources for each, resources in live_ray_nodes().items() if each not in draining}
 
 
 def host_label(ray_node_id: str) -> str | None:

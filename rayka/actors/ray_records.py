@@ -83,6 +83,18 @@ def free_resources() -> dict[str, dict[str, float]]:
     return {} if ask is None else cast("dict[str, dict[str, float]]", ask())
 
 
+def draining_ray_nodes() -> dict[str, int]:
+    """The live Ray nodes of which Ray has announced that they go, as for a machine that is preempted, and when: a wall
+    clock in ms, 0 where it names none. None in a version of Ray that does not tell.
+    """
+    ask = getattr(_STATE, "get_draining_nodes", None)
+    found: dict[str, int] = {} if ask is None else ask()
+    if not found:
+        return {}
+    alive = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+    return {each: int(found[each]) for each in sorted(found) if each in alive}
+
+
 def has_left(worker_id: str) -> bool:
     """Whether Ray counts this worker, by its id in hexadecimal, among the living no more, for whatever reason."""
     if _accessor() is None or _WORKER is None:

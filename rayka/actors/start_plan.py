@@ -18,8 +18,8 @@ from rayka.actors.found_directories import NOTHING, Found, FoundDirectory, look_
 from rayka.actors.identities import Seen, learn, sift
 from rayka.actors.names import cluster_directories, formatted_directories, wanted_node_ids
 from rayka.actors.node_placement import Placement, Site, able_ray_nodes, place
-from rayka.actors.on_ray_node import Answers, live_ray_nodes, run_on, run_on_all
-from rayka.actors.ray_records import free_resources
+from rayka.actors.on_ray_node import Answers, open_ray_nodes, run_on, run_on_all
+from rayka.actors.ray_records import draining_ray_nodes, free_resources
 from rayka.config import ClusterSpec
 from rayka.errors import RaykaError, StorageError
 from rayka.ids import node_name
@@ -53,8 +53,9 @@ def plan_start(
     `node_ids` run, or are waited for, so their disks may be missing. Raises what `plan_formatting`, `place` and, where
     no node runs, `refuse_undeclared` raise; StorageError where a path is taken by a disk that is not the cluster's.
     """
-    ray_nodes = live_ray_nodes()
+    ray_nodes = open_ray_nodes()
     answers = _look(spec, ray_nodes)
+    answers.failures.update(dict.fromkeys(draining_ray_nodes(), "Ray drains it, so no node is made there"))
     seen = answers.results
     identities = learn(spec, seen, known, homes)
     kept, refused = sift(spec, seen, identities)

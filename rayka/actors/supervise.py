@@ -103,6 +103,12 @@ async def scaling(cluster_name: str, timeout_s: float) -> ScalingStatus | None:
     return told
 
 
+async def draining(cluster_name: str, timeout_s: float) -> dict[int, int]:
+    """The nodes whose machines Ray drains, and when these go, a wall clock in ms or 0; nothing where it is not said."""
+    told: dict[int, int] | None = await _told(cluster_name, "draining", timeout_s)
+    return told or {}
+
+
 async def _told(cluster_name: str, method: str, timeout_s: float) -> Any:
     """What the supervisor says; None where it does not answer in time, or cannot: one that was made by an older version
     may have no such method, and `status` is to describe that cluster too.

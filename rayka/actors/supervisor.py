@@ -23,6 +23,8 @@ from types import MappingProxyType
 
 from rayka.actors import launch
 from rayka.actors.cluster_record import ClusterRecord
+from rayka.actors.draining.drained_cluster import DrainedCluster
+from rayka.actors.draining.drainer import Drainer
 from rayka.actors.exit_watch import ExitWatch
 from rayka.actors.found_directories import FoundDirectory, look_at
 from rayka.actors.identities import Seen, sift
@@ -37,9 +39,16 @@ from rayka.actors.names import (
 )
 from rayka.actors.node_logs import begin_log
 from rayka.actors.node_placement import Placement, Site, able_ray_nodes, is_able, needs, place, shortage
-from rayka.actors.on_ray_node import Answers, live_ray_nodes, run_on_all
+from rayka.actors.on_ray_node import Answers, open_ray_nodes, run_on_all
 from rayka.actors.pending import PendingTimes
-from rayka.actors.ray_records import PendingActor, free_resources, has_process, last_places, pending_actors
+from rayka.actors.ray_records import (
+    PendingActor,
+    draining_ray_nodes,
+    free_resources,
+    has_process,
+    last_places,
+    pending_actors,
+)
 from rayka.actors.scaling.grown_spec import as_it_is
 from rayka.actors.scaling.planner import ScalingStatus
 from rayka.actors.scaling.scaled_cluster import ScaledCluster
@@ -81,9 +90,10 @@ class Supervisor:
         self._troubles: dict[int, str] = {}
         self._move_again_s = 0.0
         self._scaler = _scaler(record, self._acting)
+        self._drainer = Drainer(DrainedCluster(spec), self._acting)
         watch = ExitWatch(spec)
         loop = asyncio.get_running_loop()
-        works = [self._keep(), watch.run(lambda: partition_nodes(self._spec))]
+        works = [self._keep(), self._drainer.run(), watch.run(lambda: partition_nodes(self._spec))]
         works += [self._scaler.run()] if self._scaler is not None else []
         self._tasks = [loop.create_task(each) for each in works]
         for task in self._tasks:
@@ -109,6 +119,10 @@ class Supervisor:
         """How many brokers there should be and are; None where they do not come and go, and before the first look."""
         return None if self._scaler is None else self._scaler.status
 
+    def draining(self) -> dict[int, int]:
+        """The nodes whose machines Ray drains, and when these go: a wall clock in ms, 0 where Ray does not say."""
+        return dict(self._drainer.draining)
+
     def troubles(self) -> dict[int, str]:
         """Why nodes have no process, as far as it cannot help."""
         return dict(self._troubles)
@@ -133,7 +147,7 @@ class Supervisor:
                 self._spec = self._kept_spec
                 missing = await asyncio.to_thread(_missing, self._spec)
                 pending = await asyncio.to_thread(_pending, self._spec)
-                ray_nodes = await asyncio.to_thread(live_ray_nodes) if missing or pending else {}
+                ray_nodes = await asyncio.to_thread(open_ray_nodes) if missing or pending else {}
                 self._forget_all_but({*missing, *pending})
                 situation = (missing, list(ray_nodes))
                 if missing and (situation != searched or loop.time() >= again_s):
@@ -227,7 +241,9 @@ class Supervisor:
         answers = await asyncio.to_thread(_find_disks, self._spec, node_ids, able)
         kept, refused = sift(self._spec, answers.results, self._record.identities)
         skipped = [f"Ray node {each} was skipped: {why}" for each, why in answers.failures.items()]
-        notes = [*(f"refused: {each}" for each in refused), *skipped]
+        drained = await asyncio.to_thread(draining_ray_nodes)
+        closed = [f"Ray node {each} takes no node: Ray drains it" for each in drained]
+        notes = [*(f"refused: {each}" for each in refused), *skipped, *closed]
         for each in notes:
             self._repeats.failed(each, f"{self!r}: {each}")
         free = await asyncio.to_thread(free_resources)
@@ -313,7 +329,7 @@ def _reason(before: str | None, ray_nodes: Collection[str]) -> str:
         return "Ray remembers no process of it"
     if before in ray_nodes:
         return f"its actor, which was on Ray node {before}, was ended"
-    return f"Ray node {before}, where it was, is gone"
+    return f"Ray node {before}, where it was, is gone, or Ray drains it"
 
 
 def _find_disks(

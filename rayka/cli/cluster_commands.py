@@ -275,6 +275,8 @@ def print_description(description: "ClusterDescription") -> None:
             click.echo(describe_place(each))
         if each.detail:
             click.echo(f"{each.actor_name} is {each.state}{_since(each)}: {each.detail}")
+        if each.drained_until_ms >= 0:
+            click.echo(f"{each.actor_name} is on a machine that Ray drains{_until(each)}")
 
 
 def print_start_plan(spec: "ClusterSpec", replace: tuple[int, ...], as_json: bool) -> None:
@@ -345,9 +347,15 @@ def describe_place(node: "NodeDescription") -> str:
 
 
 def _since(node: "NodeDescription") -> str:
-    if not node.gone_since_ms:
-        return ""
-    return f" since {datetime.fromtimestamp(node.gone_since_ms / 1000).astimezone():%Y-%m-%d %H:%M:%S}"
+    return f" since {_clock(node.gone_since_ms)}" if node.gone_since_ms else ""
+
+
+def _until(node: "NodeDescription") -> str:
+    return f" until {_clock(node.drained_until_ms)}" if node.drained_until_ms else ""
+
+
+def _clock(timestamp_ms: int) -> str:
+    return f"{datetime.fromtimestamp(timestamp_ms / 1000).astimezone():%Y-%m-%d %H:%M:%S}"
 
 
 def _print_restarted(step: "RestartStep") -> None:

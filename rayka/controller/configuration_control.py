@@ -1,9 +1,10 @@
 """Configurations of topics and brokers, described and changed while the cluster runs.
 
 All changes of one resource are made or none. What is written is checked by the same classes as what people write into
-files, so nothing is in force that could not stand there. Two keys have consequences at once: a changed
+files, so nothing is in force that could not stand there. Three keys have consequences at once: a changed
 `min.insync.replicas` makes the eligible leader replicas forgotten first, since they were whole under the old one only
-(B42); where unclean elections become allowed, partitions without a leader get one.
+(B42); where unclean elections become allowed, partitions without a leader get one; of a broker whose machine drains
+others lead, also when that is said again, since the controller that was told first may have died on the way.
 
 While there are eligible leader replicas, `min.insync.replicas` has a value for all brokers in the log from the first
 record on: one in the nodes' own configuration could change between two runs, and no broker would forget them.
@@ -22,6 +23,7 @@ from rayka.config import (
     TopicConfig,
 )
 from rayka.config_model import dotted, snake
+from rayka.controller.draining_brokers import DRAIN_DEADLINE, is_draining
 from rayka.controller.request_context import RequestContext
 from rayka.errors import (
     ApiError,
@@ -145,6 +147,7 @@ class _Alteration:
         self._context = context
         self._image = context.image
         self._is_unclean_changed = False
+        self._drains: dict[int, None] = {}  # brokers of which it is said whether their machine drains
         self.records: list[MetadataRecord] = []
 
     def try_alter(self, resource: AlteredResource) -> AlterConfigsResult:
@@ -157,17 +160,25 @@ class _Alteration:
         return AlterConfigsResult(resource.resource_type, resource.resource_name)
 
     def elections(self) -> Iterator[MetadataRecord | None]:
-        """For partitions without a leader, where unclean elections have become allowed."""
-        if not self._is_unclean_changed:
+        """For partitions without a leader, where unclean elections have become allowed; for those that a broker leads
+        whose machine drains. One whose machine drains no more takes its leads back as one that has returned.
+        """
+        if not self._is_unclean_changed and not self._drains:
             return
         delta = MetadataDelta(self._image)
         for record in self.records:
             delta.replay(record)
         image = delta.apply(self._image.next_offset + len(self.records))
         then = self._context._replace(image=image).elections()
-        for key, partition in self._image.partitions():
+        for key, partition in self._image.partitions() if self._is_unclean_changed else ():
             chosen = None if partition.has_leader else then.change(key).build()
             yield chosen if chosen is not None and chosen.leader_id >= 0 else None
+        for broker_id in self._drains:
+            if not is_draining(image, broker_id):
+                self._context.returned.on_unfenced(broker_id)
+                continue
+            for key in self._context.replicas.of(broker_id).held:
+                yield then.change(key).build() if then.partition(key).leader_id == broker_id else None
 
     def _alter(self, resource: AlteredResource) -> None:
         _check_resource(self._image, resource.resource_type, resource.resource_name)
@@ -185,6 +196,10 @@ class _Alteration:
             )
         self.records += records
         self._is_unclean_changed |= UNCLEAN_ELECTION in changed
+        if resource.resource_name and any(
+            dotted(snake(each.name)) == DRAIN_DEADLINE for each in resource.changes
+        ):
+            self._drains[int(resource.resource_name)] = None
 
     def _checked(self, resource: AlteredResource, before: Mapping[str, str]) -> dict[str, str]:
         """The resource's own configuration after the changes, by dotted key. Raises ConfigError, InvalidRequest."""

@@ -75,6 +75,7 @@ def _preferred(
     record = elections.change(key).election(Election.PREFERRED).build()
     if record is None or record.leader_id != preferred:
         why = "is not in sync" if elections.is_electable(partition, preferred) else "does not run"
+        why = "is on a machine that drains" if elections.is_draining(preferred) else why
         raise PreferredLeaderNotAvailable(f"{each!r}: its preferred replica, broker {preferred}, {why}")
     return record
 

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from uuid import UUID
 
 from rayka.config import BrokerConfig, TopicConfig
+from rayka.controller.draining_brokers import is_draining
 from rayka.controller.partition_change import PartitionChangeBuilder
 from rayka.controller.placeable_directories import placeable_directories
 from rayka.controller.replica_index import ReplicaIndex
@@ -56,6 +57,10 @@ class Elections:
             self._directories[broker_id] = directories
         return partition.directory_of(broker_id) in directories
 
+    def is_draining(self, broker_id: int) -> bool:
+        """Whether the broker is to lead only what no other can, because its machine is about to go."""
+        return is_draining(self.image, broker_id)
+
     def change(
         self, key: TopicIdPartition, *, becomes: PartitionImage | None = None
     ) -> PartitionChangeBuilder:
@@ -72,6 +77,7 @@ class Elections:
             key,
             partition,
             is_electable=lambda broker_id: self.is_electable(placed, broker_id),
+            is_draining=self.is_draining,
             min_isr=min(rules.min_insync_replicas, len(partition.replicas)),
             has_elr=self.image.has_eligible_leader_replicas,
             home_of=self._home_of,

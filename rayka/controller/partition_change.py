@@ -42,8 +42,9 @@ class Election(Enum):
 
 
 class PartitionChangeBuilder:
-    """One change of one partition. `is_electable` says whether a broker's replica runs and may lead (B40); `home_of`,
-    where a replica is to be that its broker has in a directory.
+    """One change of one partition. `is_electable` says whether a broker's replica runs and may lead (B40);
+    `is_draining`, whether it leads only where no other can; `home_of`, where a replica is to be that its broker has in
+    a directory.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class PartitionChangeBuilder:
         min_isr: int,
         has_elr: bool,
         home_of: Callable[[int, UUID], UUID] = lambda _, directory_id: directory_id,
+        is_draining: Callable[[int], bool] = lambda _: False,
     ) -> None:
         self._key = key
         self._partition = partition
@@ -63,6 +65,7 @@ class PartitionChangeBuilder:
         self._min_isr = min_isr
         self._has_elr = has_elr
         self._home_of = home_of
+        self._is_draining = is_draining
         self._election = Election.NORMAL
         self._is_unclean_election_allowed = False
         self._unclean_shutdown_replicas: tuple[int, ...] = ()
@@ -148,12 +151,15 @@ class PartitionChangeBuilder:
         )
 
     def _clean_leader(self, target: PartitionImage) -> int:
-        """Of the ISR, or where that is empty of the ELR: the present leader, else the first of the replicas (B40)."""
+        """Of the ISR, or where that is empty of the ELR: the present leader, else the first of the replicas (B40); one
+        that drains only where there is no other.
+        """
         candidates = target.isr or target.eligible_leader_replicas
         order = (self._partition.leader_id, *target.replicas)
         if self._election is Election.PREFERRED:
             order = (target.replicas[0], *order)
-        return next((each for each in order if each in candidates and self._is_electable(each)), NO_LEADER)
+        able = [each for each in order if each in candidates and self._is_electable(each)]
+        return next((each for each in able if not self._is_draining(each)), able[0] if able else NO_LEADER)
 
     def _elected_unclean(self, target: PartitionImage) -> PartitionImage:
         """The leader may lack committed records: it alone is in sync from now on, and is told to recover (B41)."""

@@ -71,6 +71,8 @@ class ReturnedBrokers:
 
 def _can_take(elections: Elections, broker_id: int) -> bool:
     """Whether the broker can lead some partition that it is to lead and does not."""
+    if elections.is_draining(broker_id):
+        return False
     replicas = elections.replicas.of(broker_id)
     missing = (elections.partition(key) for key in chain(replicas.reclaimable, replicas.leaderless))
     return any(broker_id in each.isr and elections.is_electable(each, broker_id) for each in missing)

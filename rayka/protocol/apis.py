@@ -154,6 +154,7 @@ APIS: tuple[Api, ...] = (
     Api("vote", quorum_messages.VoteRequest, QUORUM),
     Api("begin_quorum_epoch", quorum_messages.BeginQuorumEpochRequest, QUORUM),
     Api("end_quorum_epoch", quorum_messages.EndQuorumEpochRequest, QUORUM),
+    Api("resign", quorum_messages.ResignRequest, QUORUM),
     Api("fetch_snapshot", quorum_messages.FetchSnapshotRequest, QUORUM),
     Api("describe_quorum", quorum_messages.DescribeQuorumRequest, QUORUM),
     Api("add_raft_voter", quorum_messages.AddRaftVoterRequest, QUORUM),

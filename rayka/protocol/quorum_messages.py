@@ -3,7 +3,7 @@
 Every answer names the leader and epoch that the answering replica knows, and the asking replica adopts a higher epoch
 from it (A28). A node is reached by its id, so no request carries endpoints. Kafka: VoteRequest,
 BeginQuorumEpochRequest, EndQuorumEpochRequest, FetchSnapshotRequest, DescribeQuorumRequest, AddRaftVoterRequest,
-RemoveRaftVoterRequest, UpdateRaftVoterRequest (A16-A23, A49, A55-A60).
+RemoveRaftVoterRequest, UpdateRaftVoterRequest (A16-A23, A49, A55-A60). ResignRequest is Rayka's own.
 """
 
 from uuid import UUID
@@ -74,6 +74,23 @@ class EndQuorumEpochRequest(Request[EndQuorumEpochResponse], frozen=True, array_
     leader_id: int
     leader_epoch: int
     preferred_successors: tuple[ReplicaKey, ...]
+
+
+class ResignResponse(Message, frozen=True, array_like=True):
+    """What the receiver knows of the epoch; NOT_LEADER_OR_FOLLOWER where it does not lead the one that was meant."""
+
+    leader_id: int
+    leader_epoch: int
+    error_code: ErrorCode = ErrorCode.NONE
+
+
+class ResignRequest(Request[ResignResponse], frozen=True, array_like=True):
+    """The leader of this epoch is to resign; of the voters these nodes should follow it before others. Rayka's own;
+    Kafka's `RaftClient.resign`, which no request reaches.
+    """
+
+    leader_epoch: int
+    successors: tuple[int, ...] = ()
 
 
 # ---- Snapshots -----------------------------------------------------------------------------------------------------

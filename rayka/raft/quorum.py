@@ -10,7 +10,7 @@ durable; the first record of an epoch is its LeaderChange (A24). Kafka: `KafkaRa
 driver reads what is committed), endpoints (a node is reached by its id), and whatever is in the records.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from random import Random
 from typing import Any
 
@@ -225,10 +225,12 @@ class Quorum:
 
     # ---- End ---------------------------------------------------------------------------------------------------------
 
-    def resign(self, now_ms: int) -> None:
-        """A leader gives up its epoch and tells the voters (A22). Nothing happens on a node that does not lead."""
+    def resign(self, now_ms: int, successors: Collection[int] = ()) -> None:
+        """A leader gives up its epoch and tells the voters, of which these nodes are to follow before others (A22).
+        Nothing happens on a node that does not lead.
+        """
         if isinstance(self._state.role, Leader):
-            self._state.become_resigned(now_ms)
+            self._state.become_resigned(now_ms, successors)
 
     def shut_down(self, now_ms: int) -> None:
         """Resigns, and stands for no election any more; it goes on answering until the driver ends it (A23)."""

@@ -5,6 +5,7 @@ It holds the role, the election that must be durable, the log, and what is commi
 the leader, once known, stays, and the vote, once given, stays. Kafka: `QuorumState`.
 """
 
+from collections.abc import Collection
 from random import Random
 
 import msgspec
@@ -218,12 +219,15 @@ class QuorumState:
         voted_key = self.election.voted_key if epoch == self.epoch else None
         self._become(self._follower(leader_id, now_ms), ElectionState(epoch, leader_id, voted_key))
 
-    def become_resigned(self, now_ms: int) -> None:
-        """Leads no more, and tells the voters, the most advanced of which should follow (A22)."""
+    def become_resigned(self, now_ms: int, wanted: Collection[int] = ()) -> None:
+        """Leads no more, and tells the voters, the most advanced of which should follow, first of the wanted ones
+        (A22).
+        """
         leader = self.role
         if not isinstance(leader, Leader):
             raise InvariantBroken(f"{self!r} does not lead")
-        successors = leader.preferred_successors()
+        found = leader.preferred_successors()
+        successors = tuple(sorted(found, key=lambda voter: voter.node_id not in wanted))
         deadline_ms = now_ms + self.random_election_timeout_ms()
         self._become(Resigned(deadline_ms, successors, successors), self.election)
 

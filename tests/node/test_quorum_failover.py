@@ -10,13 +10,14 @@ import pytest
 import rayka
 from rayka.client import io_thread
 from rayka.errors import (
+    ErrorCode,
     NetworkException,
     NotController,
     RetriableApiError,
     UnavailableError,
 )
 from rayka.protocol.membership import MetadataRequest, NodeState
-from rayka.protocol.quorum_messages import DescribeQuorumRequest
+from rayka.protocol.quorum_messages import DescribeQuorumRequest, ResignRequest
 from tests.node.quorum_support import (
     CONTROLLERS,
     QUICK,
@@ -184,6 +185,20 @@ def test_a_controlled_stop_hands_the_lead_over_before_any_timeout() -> None:  # 
         assert successor != active
         assert status(cluster, successor).leader_epoch > epoch
         assert time.monotonic() - began_s < 30  # half of the fetch timeout; 0.1 s on a quiet machine
+
+
+def test_a_leader_that_is_asked_to_resigns_for_the_voter_that_is_named_and_goes_on() -> None:  # A22
+    slow = {"controller_quorum_fetch_timeout_ms": 60_000, "controller_quorum_election_timeout_ms": 2_000}
+    with quorum(brokers=0, controllers=3, **slow) as cluster:
+        active = cluster.await_active_controller()
+        epoch = status(cluster, active).leader_epoch
+        wanted = others(active)[-1]
+        answer = ask(cluster, active, ResignRequest(epoch - 1, (wanted,)))
+        assert answer.error_code is ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert status(cluster, active).leader_epoch == epoch, "it is of another epoch"
+        assert ask(cluster, active, ResignRequest(epoch, (wanted,))).error_code is ErrorCode.NONE
+        wait_for(lambda: status(cluster, active).leader_id == wanted, "the one that was named leads")
+        assert status(cluster, active).state is NodeState.RUNNING
 
 
 def test_all_controllers_are_killed_and_come_back_with_everything() -> None:

@@ -176,6 +176,16 @@ def test_a_resigned_leader_tells_every_voter_until_it_acknowledges() -> None:  #
     assert node.quorum.requests(2_100) == []
 
 
+def test_a_leader_that_resigns_for_others_prefers_these_to_what_voters_hold() -> None:  # A22
+    node = leader()
+    node.fetched_by(THIRD, now_ms=2_000)
+    node.quorum.resign(2_000, [3002])
+    assert node.quorum.requests(2_000) == [
+        (3002, end(3001, 1, OTHER, THIRD)),
+        (3003, end(3001, 1, OTHER, THIRD)),
+    ]
+
+
 def test_a_restarted_leader_tells_them_too() -> None:  # A9 (ii), A22
     node = voter(ElectionState(4, 3001, ME))
     assert node.settle() == [(3002, end(3001, 4)), (3003, end(3001, 4))]

@@ -60,7 +60,9 @@ class Machines:
         lost = [each for each, home in homes(cluster).items() if home == ray_node_id]
         described = {each.node_id: each for each in cluster.describe().nodes}
         raylet = next(iter(self._running[ray_node_id].all_processes["raylet"])).process.pid
-        children = psutil.Process(raylet).children(recursive=True)
+        children: list[psutil.Process] = []
+        with suppress(psutil.NoSuchProcess):  # one that Ray drains ends by itself when nothing is left on it
+            children = psutil.Process(raylet).children(recursive=True)
         self._rays.remove_node(self._running.pop(ray_node_id), allow_graceful=False)
         for each in children:
             with suppress(psutil.NoSuchProcess):

@@ -11,6 +11,7 @@ from rayka.actors.scaling import rooms
 from rayka.actors.scaling.decision import Load
 from rayka.actors.scaling.grown_spec import come_and_gone
 from rayka.actors.scaling.planner import Room, Seen, Standing
+from rayka.client.admin.admin_configs import closed_brokers
 from rayka.config import ClusterSpec
 from rayka.ids import FIRST_COORDINATOR_ID, Role, is_internal
 from rayka.node.clock import now_ms
@@ -80,6 +81,14 @@ class ClusterLooks:
     async def topics(self) -> MetadataResponse:
         """All topics and brokers."""
         return await self.ask(MetadataRequest())
+
+    async def closed(self, brokers: Collection[MetadataBroker]) -> set[int]:
+        """Those of the brokers that take no new replicas: cordoned, or on a machine that Ray drains."""
+        names = tuple(ConfigResourceName(ResourceType.BROKER, str(each.node_id)) for each in brokers)
+        described = (await self.ask(DescribeConfigsRequest(names))).resources
+        return closed_brokers(
+            described, {each.node_id: [path.path for path in each.directories] for each in brokers}
+        )
 
     async def _leaving(self, broker_ids: Collection[int]) -> set[int]:
         if not broker_ids:

@@ -161,7 +161,8 @@ class ClusterSteps:
     async def _drain_plan(self, broker_id: int) -> Plan:
         cluster = await self._looks.topics()
         brokers = [BrokerDescription.of(each, cluster.topics) for each in cluster.brokers]
-        return drain_plan(broker_id, brokers, [TopicDescription.of(each) for each in cluster.topics])
+        topics = [TopicDescription.of(each) for each in cluster.topics]
+        return drain_plan(broker_id, brokers, topics, await self._looks.closed(cluster.brokers))
 
 
 def make_directories(placement: Placement, cluster_id: str) -> None:

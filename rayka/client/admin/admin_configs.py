@@ -3,7 +3,7 @@
 Kafka: KafkaAdminClient's describeConfigs, incrementalAlterConfigs.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rayka.client.admin.admin_part import AdminPart
@@ -18,12 +18,14 @@ from rayka.protocol.configs import (
     ConfigChange,
     ConfigResourceName,
     DescribeConfigsRequest,
+    DescribedConfig,
     IncrementalAlterConfigsRequest,
     ResourceType,
 )
 
 ALL_BROKERS = "all"
 CORDONED = "cordoned.log.dirs"
+_CLOSING = (CORDONED, "machine.drain.deadline.ms")
 
 
 class AsyncConfigAdmin(AdminPart):
@@ -40,13 +42,7 @@ class AsyncConfigAdmin(AdminPart):
     async def cordoned(self, data_dirs: Mapping[int, Sequence[str]]) -> set[int]:
         """Which of these brokers, given with their directories, take no new replica in any of them."""
         resources = tuple(ConfigResourceName(ResourceType.BROKER, str(each)) for each in data_dirs)
-        found: set[int] = set()
-        for each in (await self._ask(DescribeConfigsRequest(resources))).resources:
-            values = {entry.name: entry.value for entry in each.entries if entry.name == CORDONED}
-            own = BrokerConfig.parse(values, what=f"broker {each.resource_name}")
-            if all(map(own.is_cordoned, data_dirs[int(each.resource_name)])):
-                found.add(int(each.resource_name))
-        return found
+        return closed_brokers((await self._ask(DescribeConfigsRequest(resources))).resources, data_dirs)
 
     async def cordon(self, broker_id: int) -> None:
         """The broker takes no new replica any more."""
@@ -61,6 +57,20 @@ class AsyncConfigAdmin(AdminPart):
         name, code, message = resource.resource_name, result.error_code, result.error_message
         await self._check(_what(resource), name, code, message)
         await self._until_applied(response.metadata_offset)
+
+
+def closed_brokers(described: Iterable[DescribedConfig], data_dirs: Mapping[int, Sequence[str]]) -> set[int]:
+    """Those of the brokers described that take no new replica in any of their directories: all are cordoned, or their
+    machine drains.
+    """
+    found: set[int] = set()
+    for each in described:
+        broker_id = int(each.resource_name)
+        values = {entry.name: entry.value for entry in each.entries if entry.name in _CLOSING}
+        own = BrokerConfig.parse(values, what=f"broker {broker_id}")
+        if own.machine_drain_deadline_ms >= 0 or all(map(own.is_cordoned, data_dirs[broker_id])):
+            found.add(broker_id)
+    return found
 
 
 def resource_of(topic: str | None, broker: int | str | None) -> ConfigResourceName:

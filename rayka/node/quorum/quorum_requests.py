@@ -28,6 +28,8 @@ from rayka.protocol.quorum_messages import (
     FetchSnapshotRequest,
     FetchSnapshotResponse,
     RemoveRaftVoterRequest,
+    ResignRequest,
+    ResignResponse,
     UpdateRaftVoterRequest,
     VoterChangeResponse,
     VoteRequest,
@@ -65,6 +67,15 @@ class QuorumRequests:
 
     async def end_quorum_epoch(self, request: EndQuorumEpochRequest) -> EndQuorumEpochResponse:
         return await self._when_durable(self._quorum.elections.handle_end_quorum_epoch(request, now_ms()))
+
+    async def resign(self, request: ResignRequest) -> ResignResponse:
+        """The node leads no more; its successor is elected after the answer. A repeated request ends no later epoch."""
+        leads = self._quorum.leading_epoch == request.leader_epoch
+        if leads:
+            self._driver.resign(request.successors)
+        election = self._quorum.election
+        error = ErrorCode.NONE if leads else ErrorCode.NOT_LEADER_OR_FOLLOWER
+        return await self._when_durable(ResignResponse(election.leader_id, election.leader_epoch, error))
 
     async def fetch_snapshot(self, request: FetchSnapshotRequest) -> FetchSnapshotResponse:
         with self._driver.failing():

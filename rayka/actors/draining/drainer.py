@@ -1,0 +1,79 @@
+"""The supervisor's part that empties machines which Ray drains: looks, plans, takes one step, and looks again."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Protocol
+
+import ray
+
+from rayka.actors.draining.drain_planner import DrainPlanner, Seen, Step
+from rayka.errors import RaykaError
+
+_LOOK_S = 1.0
+_SOON_S = 0.1
+_logger = logging.getLogger(__name__)
+
+
+class DrainPort(Protocol):
+    """The cluster to look at and to change. All raise RaykaError, TimeoutError and what Ray raises."""
+
+    async def see(self) -> Seen | None:
+        """What there is; None where no machine is drained and no broker is marked."""
+        ...
+
+    async def take(self, step: Step) -> str:
+        """Why the step was not taken, or not all of it; empty where it was. It may be repeated."""
+        ...
+
+    async def record(self, kind: str, node_ids: tuple[int, ...], reason: str) -> None:
+        """Has it among the events of the cluster."""
+        ...
+
+
+class Drainer:
+    """Of one cluster. `draining`: the nodes whose machines go, and when, as of the last look: a wall clock in ms, 0
+    where Ray names none.
+    """
+
+    def __init__(self, port: DrainPort, acting: asyncio.Lock) -> None:
+        """`acting` is held while a step is taken: what else keeps the nodes then waits."""
+        self._port = port
+        self._acting = acting
+        self._planner = DrainPlanner()
+        self.draining: Mapping[int, int] = {}
+
+    def __repr__(self) -> str:
+        return f"<Drainer {dict(self.draining)} {self._planner!r}>"
+
+    async def run(self) -> None:
+        """Goes on for ever."""
+        while True:
+            try:
+                has_stepped = await self.look()
+            except (RaykaError, TimeoutError, ray.exceptions.RayError) as error:
+                _logger.warning("%r: %r", self, error)
+                has_stepped = False
+            await asyncio.sleep(_SOON_S if has_stepped else _LOOK_S)
+
+    async def look(self) -> bool:
+        """One look, and one step at most; whether a step was taken."""
+        seen = await self._port.see()
+        self.draining = {} if seen is None else seen.drains
+        step = None if seen is None else self._planner.next(seen)
+        if step is None:
+            return False
+        try:
+            async with self._acting:
+                refusal = await self._port.take(step)
+        except BaseException:
+            self._planner.failed(step)
+            raise
+        if refusal:
+            self._planner.failed(step)
+            _logger.warning("%s of %s: %s", type(step).__name__, list(step.node_ids), refusal)
+            return False
+        _logger.info("%s of %s: %s", type(step).__name__, list(step.node_ids), step.reason)
+        if step.kind:
+            await self._port.record(step.kind, step.node_ids, step.reason)
+        return True

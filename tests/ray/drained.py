@@ -1,0 +1,120 @@
+"""A machine that Ray drains and that then goes, while a producer writes.
+
+    python -m tests.ray.drained [--ignored]
+
+Three machines with a broker and controller each, two replicas of each partition; the machine of the active controller
+goes. The last line says how long no acknowledgement came. `--ignored`: nothing is announced, so the machine just goes.
+"""
+
+import json
+import sys
+import tempfile
+import time
+from typing import Any
+
+import ray
+from ray.cluster_utils import Cluster as RayNodes
+from ray.core.generated import autoscaler_pb2
+
+import rayka
+from rayka.cluster import Cluster
+from tests.ray.machines import Machines, homes
+from tests.ray.sender import Sender
+from tests.ray.support import wait_until
+from tests.rays import connected_ray
+
+NAME, TOPIC, PARTITIONS = "drained", "clicks", 6
+NOTICE_S = 12.0
+COMBINED = [{"id": each, "roles": ["broker", "controller"]} for each in (1, 2, 3)]
+
+
+def spec(data_dir: str) -> dict[str, Any]:
+    return {
+        "name": NAME,
+        "data_dir": data_dir,
+        "nodes": COMBINED,
+        "resources": {"broker": {"resources": {"machine": 0.6}}},
+        "config": {"default.replication.factor": 2},
+    }
+
+
+def drain(ray_node_id: str, notice_s: float) -> int:
+    """Announces by Ray's own means that the machine is preempted; when it goes, a wall clock in ms."""
+    deadline_ms = int((time.time() + notice_s) * 1000)
+    client = ray._raylet.GcsClient(address=ray.get_runtime_context().gcs_address)
+    reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+    is_accepted, why = client.drain_node(ray_node_id, reason, "a test", deadline_ms)
+    assert is_accepted, why
+    return deadline_ms
+
+
+def trial(machines: Machines, data_dir: str, *, is_announced: bool = True) -> dict[str, Any]:
+    """What was seen. Raises AssertionError where an acknowledged record is lost, or the machine was not emptied."""
+    with Cluster.start(**spec(data_dir)) as cluster, rayka.Admin(cluster=cluster) as admin:
+        admin.create_topic(TOPIC, partitions=PARTITIONS)
+        sender = Sender(cluster, TOPIC, pause_s=0.005)
+        sender.start()
+        try:
+            sender.await_acknowledged(200)
+            goes = cluster.describe().controller_id
+            home = homes(cluster)[goes]
+            before = time.monotonic()
+            said = _empty(cluster, admin, goes, home) if is_announced else {}
+            machines.lose(cluster, home)
+            sender.await_acknowledged(500)
+            wait_until(
+                lambda: {each.leader_id for each in admin.describe_topic(TOPIC).partitions}.isdisjoint(
+                    {goes, -1}
+                )
+            )
+            gap_s = sender.longest_gap_s(before)
+        finally:
+            sender.stop()
+        sender.check()
+        return {"longest_gap_s": round(gap_s, 2), **said}
+
+
+def _empty(cluster: Cluster, admin: rayka.Admin, goes: int, home: str) -> dict[str, Any]:
+    """Announces that the machine goes, and waits until it does."""
+    began = time.monotonic()
+    deadline_ms = drain(home, NOTICE_S)
+    wait_until(lambda: goes not in _leaders(cluster, admin))
+    led_s = time.monotonic() - began
+    (node,) = (each for each in cluster.describe().nodes if each.node_id == goes)
+    assert node.drained_until_ms == deadline_ms
+    wait_until(lambda: not _held(admin, goes))
+    moved_s = time.monotonic() - began
+    assert all(len(each.replicas) == 2 for each in admin.describe_topic(TOPIC).partitions)
+    wait_until(lambda: time.time() * 1000 >= deadline_ms - 1_000)
+    kinds = [each.kind for each in admin.events() if each.kind.startswith("drain")]
+    assert kinds[:4] == ["drain-begun", "drain-resigned", "drain-moves", "drain-stopped"], kinds
+    return {"led_elsewhere_s": round(led_s, 2), "moved_s": round(moved_s, 2)}
+
+
+def _leaders(cluster: Cluster, admin: rayka.Admin) -> set[int]:
+    """Of the partitions and of the metadata; while that has no leader, every node."""
+    controller_id = cluster.describe().controller_id
+    if controller_id < 0:
+        return {1, 2, 3}
+    return {controller_id, *(each.leader_id for each in admin.describe_topic(TOPIC).partitions)}
+
+
+def _held(admin: rayka.Admin, broker_id: int) -> int:
+    return sum(broker_id in each.replicas for each in admin.describe_topic(TOPIC).partitions)
+
+
+def main() -> None:
+    with connected_ray(2) as rays, tempfile.TemporaryDirectory() as data_dir:
+        print(json.dumps(_on(rays, data_dir, is_announced="--ignored" not in sys.argv)))
+
+
+def _on(rays: RayNodes, data_dir: str, *, is_announced: bool) -> dict[str, Any]:
+    machines = Machines(rays, 3, labelled=())
+    try:
+        return trial(machines, data_dir, is_announced=is_announced)
+    finally:
+        machines.close()
+
+
+if __name__ == "__main__":
+    main()
