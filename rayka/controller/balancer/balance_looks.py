@@ -9,16 +9,16 @@ from collections.abc import Generator, Iterator
 
 from rayka.config import BrokerConfig
 from rayka.controller.balancer.badly_off import away_brokers
-from rayka.controller.balancer.balance_plan import Move, Plan, plan_balance
+from rayka.controller.balancer.balance_plan import Plan, plan_balance
 from rayka.controller.balancer.balance_run import BalanceRun, Cause
 from rayka.controller.balancer.cluster_shapes import ClusterShapes
+from rayka.controller.balancer.due_moves import still_due
 from rayka.controller.decided_events import DecidedEvents, Decision, EventKind
 from rayka.controller.partition_change import Election
 from rayka.controller.reassignment import Reassigning
 from rayka.controller.request_context import RequestContext
-from rayka.errors import BrokerNotAvailable, ErrorCode, UnknownTopicOrPartition
+from rayka.errors import BrokerNotAvailable, ErrorCode
 from rayka.ids import TopicIdPartition
-from rayka.metadata.image import named_partition
 from rayka.metadata.metadata_records import MetadataRecord, PartitionChangeRecord
 from rayka.protocol.balance import BalanceState
 from rayka.protocol.partition_admin import Reassignment
@@ -153,8 +153,8 @@ def begin_moves(context: RequestContext, config: BrokerConfig) -> Iterator[Parti
     moves_max = (run.cause.moves_max if run.cause is not None else 0) or config.balancer_moves_max
     while run.waiting and len(run.under_way) + context.moves.under_way_count < moves_max:
         move = run.waiting.popleft()
-        found = _still_due(context, move)
-        if found is None:
+        due = still_due(context.image, move)
+        if due is None:
             run.replan()
             return
         tp = move.topic_partition
@@ -162,20 +162,5 @@ def begin_moves(context: RequestContext, config: BrokerConfig) -> Iterator[Parti
         if record is None or result.error_code is not ErrorCode.NONE:
             run.replan()
             return
-        run.on_begun(*found)
+        run.on_begun(due.key, move, due.partition.partition_epoch)
         yield record
-
-
-def _still_due(context: RequestContext, move: Move) -> tuple[TopicIdPartition, Move, int] | None:
-    """The partition, the move and the partition's epoch, if it is as it was when the move was planned and the brokers
-    that it is to go to run.
-    """
-    try:
-        key, partition = named_partition(context.image, move.topic_partition)
-    except UnknownTopicOrPartition:
-        return None
-    brokers = context.image.brokers
-    added = [brokers.get(each) for each in move.after if each not in move.before]
-    is_there = all(each is not None and each.is_active for each in added)
-    is_free = not partition.is_reassigned and partition.replicas == move.before and partition.has_leader
-    return (key, move, partition.partition_epoch) if is_free and is_there else None

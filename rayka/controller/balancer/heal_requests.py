@@ -15,14 +15,15 @@ from itertools import chain
 from rayka.config import BrokerConfig
 from rayka.controller.balancer.balance_plan import Move
 from rayka.controller.balancer.cluster_shapes import ClusterShapes
+from rayka.controller.balancer.due_moves import still_due
 from rayka.controller.balancer.gone_brokers import Gone
 from rayka.controller.balancer.heal_plan import Loss, plan_healing
 from rayka.controller.decided_events import DecidedEvents, Decision
 from rayka.controller.reassignment import Reassigning
 from rayka.controller.request_context import RequestContext
-from rayka.errors import ErrorCode, UnknownTopicOrPartition
+from rayka.errors import ErrorCode
 from rayka.ids import TopicIdPartition, TopicPartition
-from rayka.metadata.image import PartitionImage, named_partition
+from rayka.metadata.image import PartitionImage
 from rayka.metadata.metadata_records import MetadataRecord, PartitionChangeRecord
 from rayka.protocol.partition_admin import Reassignment
 
@@ -105,27 +106,16 @@ def _begin(context: RequestContext, gone: Gone, moves_max: int) -> Iterator[Part
     moves, reassigning = context.moves, Reassigning(context)
     while moves.waiting:
         move = moves.waiting[0]
-        key = _still_due(context, move, gone)
-        if key is not None and not moves.may_begin(key, moves_max):
+        due = still_due(context.image, move)
+        if due is not None and not _is_healable(due.partition, gone):
+            due = None
+        if due is not None and not moves.may_begin(due.key, moves_max):
             return
         moves.waiting.popleft()
-        if key is None:
+        if due is None:
             continue
         tp = move.topic_partition
         record, result = reassigning.try_alter(Reassignment(tp.topic, tp.partition, move.after))
         if record is not None and result.error_code is ErrorCode.NONE:
-            moves.on_begun(key, move)
+            moves.on_begun(due.key, move)
             yield record
-
-
-def _still_due(context: RequestContext, move: Move, gone: Gone) -> TopicIdPartition | None:
-    """The partition, if it is as it was when the move was planned and the brokers that it is to go to run."""
-    try:
-        key, partition = named_partition(context.image, move.topic_partition)
-    except UnknownTopicOrPartition:
-        return None
-    brokers = context.image.brokers
-    added = [brokers.get(each) for each in move.after if each not in move.before]
-    is_there = all(each is not None and each.is_active for each in added)
-    is_same = partition.target_replicas == move.before and _is_healable(partition, gone)
-    return key if is_same and is_there else None
