@@ -26,7 +26,7 @@ from tests.ray.support import wait_until
 from tests.rays import connected_ray
 
 NAME, TOPIC, PARTITIONS = "drained", "clicks", 6
-NOTICE_S = 12.0
+NOTICE_S = 15.0
 COMBINED = [{"id": each, "roles": ["broker", "controller"]} for each in (1, 2, 3)]
 
 
