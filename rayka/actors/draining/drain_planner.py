@@ -43,8 +43,7 @@ class Seen:
 
     `drains`: the nodes whose machines go, and when; `marks`: the brokers that are marked in the metadata; `closed`:
     those that take no new replicas, marked or cordoned; `sizes`: of what each broker in `drains` that answers holds, in
-    bytes; `actors`: the nodes that have one; `is_changing`: another process starts,
-    restarts or changes the cluster.
+    bytes; `actors`: the nodes that have one; `is_changing`: another process starts, restarts or changes the cluster.
     """
 
     now_ms: int
