@@ -4,10 +4,19 @@ All offsets of a commit are records of one batch. Kafka: `OffsetMetadataManager`
 transactions, and expiry times that a commit brings.
 """
 
+from uuid import UUID
+
 from rayka.coordinator.group import COMPLETING, EMPTY, Group
 from rayka.coordinator.group_effects import CommitTogether, Effects, ExpireOffsets, ForgetTopics
 from rayka.coordinator.group_members import GroupMembers
-from rayka.coordinator.group_records import GroupKey, GroupRecord, OffsetKey, OffsetValue, offset_value
+from rayka.coordinator.group_records import (
+    NO_TOPIC_ID,
+    GroupKey,
+    GroupRecord,
+    OffsetKey,
+    OffsetValue,
+    offset_value,
+)
 from rayka.coordinator.known_groups import KnownGroups
 from rayka.errors import (
     ApiError,
@@ -18,7 +27,7 @@ from rayka.errors import (
     RebalanceInProgress,
     UnknownMemberId,
 )
-from rayka.ids import ZERO_ID, TopicPartition
+from rayka.ids import TopicPartition
 from rayka.protocol.group_offsets import (
     CommittedOffset,
     FetchedOffset,
@@ -150,7 +159,7 @@ class CommittedOffsets:
             offsets = self._known.offsets.get(group_id, {})
             for partition, value in list(offsets.items()):
                 topic_id = request.topic_ids.get(partition.topic)
-                if topic_id is not None and value.topic_id in (topic_id, ZERO_ID):
+                if topic_id is not None and value.topic_id in (topic_id.bytes, NO_TOPIC_ID):
                     yield tombstone(group_id, partition)
         return effects.result(None)
 
@@ -203,5 +212,5 @@ def _fetched(partition: TopicPartition, value: OffsetValue | None) -> FetchedOff
         value.offset,
         value.leader_epoch,
         value.metadata,
-        topic_id=value.topic_id,
+        topic_id=UUID(bytes=value.topic_id),
     )

@@ -5,6 +5,8 @@ Invariant: a record that this version does not know is an error that says so, an
 `GroupCoordinatorRecordSerde`, GroupMetadataKey/Value, OffsetCommitKey/Value (E1).
 """
 
+from collections.abc import Sequence
+from typing import Annotated
 from uuid import UUID
 
 import msgspec
@@ -15,6 +17,9 @@ from rayka.protocol.groups import GroupProtocol
 from rayka.shard.shard_records import KeyValue, RecordCodec
 
 _VERSION = 0
+# The garbage collector looks at each UUID, and at no bytes: a coordinator may have millions of them.
+TopicIdBytes = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+NO_TOPIC_ID = ZERO_ID.bytes
 
 
 class OffsetKey(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
@@ -32,14 +37,14 @@ class GroupKey(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
 
 
 class OffsetValue(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A committed offset; the time is of the wall clock, and ZERO_ID a topic id that the member did not know."""
+    """A committed offset; the time is of the wall clock, and NO_TOPIC_ID a topic id that the member did not know."""
 
     version: int
     offset: int
     leader_epoch: int
     metadata: str
     commit_timestamp_ms: int
-    topic_id: UUID = ZERO_ID
+    topic_id: TopicIdBytes = NO_TOPIC_ID
 
 
 class MemberValue(msgspec.Struct, frozen=True, array_like=True):
@@ -85,7 +90,7 @@ def offset_value(
     topic_id: UUID = ZERO_ID,
 ) -> OffsetValue:
     """A value of the newest version."""
-    return OffsetValue(_VERSION, offset, leader_epoch, metadata, commit_timestamp_ms, topic_id)
+    return OffsetValue(_VERSION, offset, leader_epoch, metadata, commit_timestamp_ms, topic_id.bytes)
 
 
 def group_value(
@@ -105,6 +110,7 @@ def group_value(
 
 _encoder = msgspec.msgpack.Encoder(uuid_format="bytes")
 _key_decoder = msgspec.msgpack.Decoder(OffsetKey | GroupKey)
+_offset_key_decoder = msgspec.msgpack.Decoder(OffsetKey)
 _version_decoder = msgspec.msgpack.Decoder(list)
 _offset_decoder = msgspec.msgpack.Decoder(OffsetValue)
 _group_decoder = msgspec.msgpack.Decoder(GroupValue)
@@ -151,4 +157,17 @@ def _explained(data: bytes, error: msgspec.DecodeError, expected: str) -> Corrup
     return CorruptRecord(f"expected {expected}: {error}")
 
 
-GROUP_CODEC: RecordCodec[GroupRecord] = RecordCodec(_encode, _decode)
+def _decode_offsets(
+    keys: Sequence[bytes | None], values: Sequence[bytes | None]
+) -> Sequence[GroupRecord] | None:
+    """Committed offsets, of which a coordinator may have to load millions; None where there is anything else."""
+    try:
+        found_keys = list(map(_offset_key_decoder.decode, keys))  # type: ignore[arg-type]  # None is a TypeError
+        found = list(map(_offset_decoder.decode, values))  # type: ignore[arg-type]
+    except (msgspec.DecodeError, TypeError):
+        return None
+    are_newest = all(each.version == _VERSION for each in found)
+    return list(map(GroupRecord, found_keys, found)) if are_newest else None
+
+
+GROUP_CODEC: RecordCodec[GroupRecord] = RecordCodec(_encode, _decode, _decode_offsets)

@@ -107,24 +107,23 @@ class GroupShard:
 
     def replay(self, record: GroupRecord, offset: int) -> None:
         key, value = record.key, record.value
-        if isinstance(key, OffsetKey):
-            self._replay_offset(key, value)
-        elif isinstance(value, GroupValue):
-            self.known.make(key.group_id).take(value)
-        else:
-            self._forget(key)
-
-    def _replay_offset(self, key: OffsetKey, value: OffsetValue | GroupValue | None) -> None:
-        partition = TopicPartition(key.topic, key.partition)
-        offsets = self.known.offsets.get(key.group_id)
-        if isinstance(value, OffsetValue):
-            if offsets is None:
-                self.known.make(key.group_id)
-                offsets = self.known.offsets[key.group_id] = {}
-            offsets[partition] = value
+        if isinstance(key, GroupKey):
+            if isinstance(value, GroupValue):
+                self.known.make(key.group_id).take(value)
+            else:
+                self._forget(key)
             return
-        offsets = offsets or {}
-        offsets.pop(partition, None)
+        offsets = self.known.offsets.get(key.group_id)
+        if not isinstance(value, OffsetValue):
+            self._forget_offset(key, offsets or {})
+            return
+        if offsets is None:
+            self.known.make(key.group_id)
+            offsets = self.known.offsets[key.group_id] = {}
+        offsets[TopicPartition(key.topic, key.partition)] = value
+
+    def _forget_offset(self, key: OffsetKey, offsets: dict[TopicPartition, OffsetValue]) -> None:
+        offsets.pop(TopicPartition(key.topic, key.partition), None)
         if not offsets:
             self.known.offsets.pop(key.group_id, None)
         if (group := self.known.groups.get(key.group_id)) is not None:

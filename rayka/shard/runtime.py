@@ -118,8 +118,9 @@ class ShardRuntime(Generic[ShardT, RecordT]):
             raise InvariantBroken(f"{self!r} has replayed what it appended")
         if next_offset < self.replayed_offset:
             raise InvariantBroken(f"{self!r} cannot go back to {next_offset}")
+        replay = self.shard.replay
         for offset, record in records:
-            self.shard.replay(record, offset)
+            replay(record, offset)
         self.replayed_offset = next_offset
 
     # ---- Leading -----------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from rayka.coordinator.group_records import (
 )
 from rayka.coordinator.group_shard import GroupShard, partition_of_group
 from rayka.errors import CorruptRecord, UnsupportedVersion
+from rayka.protocol.batch_encode import encode_batch
 from rayka.shard.shard_records import KeyValue
 from tests.coordinator.group_support import Coordinator, MemoryLog, answer, offers
 
@@ -78,6 +79,48 @@ def test_a_record_that_cannot_be_read_says_what_was_expected(
 ) -> None:
     with pytest.raises(error, match=message):
         GROUP_CODEC.decode(pair)
+
+
+OFFSETS = [GroupRecord(OffsetKey("g", "t", number), VALUE) for number in range(1_200)]
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        OFFSETS,
+        [*OFFSETS[:700], GroupRecord(OffsetKey("g", "t", 3), None), *OFFSETS[700:]],
+        [*OFFSETS, *RECORDS],
+    ],
+    ids=["offsets", "one is forgotten", "groups, too"],
+)
+def test_a_batch_of_many_records_comes_back_as_it_was(records: list[GroupRecord]) -> None:  # E1
+    values, keys = GROUP_CODEC.columns(records)
+    batch = encode_batch(values, keys=keys, timestamps_ms=1)
+    assert list(GROUP_CODEC.committed(batch, 0)) == list(enumerate(records))
+    assert list(GROUP_CODEC.committed(batch, 1_000)) == list(enumerate(records))[1_000:]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "error", "message"),
+    [
+        (None, b"", CorruptRecord, "the record at offset 900: expected the key"),
+        (b"\xc1", b"", CorruptRecord, "the record at offset 900: expected the key"),
+        (KEY, b"\xc1", CorruptRecord, "the record at offset 900: expected the value"),
+        (KEY, msgspec.msgpack.encode([0, 7, 2, "", 4, b"short"]), CorruptRecord, "the record at offset 900"),
+        (KEY, msgspec.msgpack.encode([1, 2, 3, "", 4]), UnsupportedVersion, "a value of version 0, found 1"),
+    ],
+)
+def test_of_a_batch_of_many_the_record_that_cannot_be_read_is_named_and_those_before_it_are_given(
+    key: bytes | None, value: bytes, error: type[Exception], message: str
+) -> None:
+    values, keys = GROUP_CODEC.columns(OFFSETS)
+    assert keys is not None
+    keys[900], values[900] = key, value
+    batch = encode_batch(values, keys=keys, timestamps_ms=1)
+    found: list[tuple[int, GroupRecord]] = []
+    with pytest.raises(error, match=message):
+        found.extend(GROUP_CODEC.committed(batch, 0))
+    assert found == list(enumerate(OFFSETS))[:900]
 
 
 def test_fields_that_a_later_version_appends_are_ignored() -> None:
