@@ -34,7 +34,8 @@ def plan_restart(
     leadership of the metadata moves once. Without ids all nodes. `min_isr` is that of topics without their own.
 
     Raises ConfigError for a node that the cluster does not have, UnavailableError when one that is not to be restarted
-    does not run, or one that is has no process: a second node away could be one too many.
+    does not run, or one that is has no process: a second node away could be one too many. So it is while Ray drains the
+    machine of one, where moreover Ray makes nothing again.
     """
     nodes = {each.node_id: each for each in description.nodes}
     unknown = [each for each in node_ids if each not in nodes]
@@ -132,4 +133,10 @@ def _refuse_while_others_are_away(description: ClusterDescription, chosen: Seque
         raise UnavailableError(
             f"restart: expected that all other nodes of cluster {description.name!r} run, found that {states}; nothing "
             "was restarted; see `rayka status`"
+        )
+    drained = [each.actor_name for each in description.nodes if each.drained_until_ms >= 0]
+    if drained:
+        raise UnavailableError(
+            f"restart: Ray drains the machine of {', '.join(drained)}; nothing was restarted; try again when it has "
+            "gone and its nodes are back"
         )

@@ -1,6 +1,7 @@
 """`rayka quorum` without a cluster: its verbs, and what is printed of a quorum."""
 
 import uuid
+from dataclasses import replace
 
 import pytest
 
@@ -85,6 +86,18 @@ def test_status_shows_who_leads_and_each_controllers_role_and_lag(capsys: pytest
     assert "active controller 3001, epoch 7" in text
     for said in ("leader", "voter, 4 behind", "voter, not heard of"):
         assert said in text
+    assert "drains" not in text
+
+
+@pytest.mark.parametrize(
+    ("until_ms", "said"), [(0, "drains\n"), (1_700_000_000_000, "drains until 2023-11-1")]
+)
+def test_status_names_a_node_on_a_machine_that_ray_drains(
+    until_ms: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = replace(controller(3001, "leader", 0), drained_until_ms=until_ms)
+    print_description(described(3001, node))
+    assert f"x/controller-3001 is on a machine that Ray {said}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

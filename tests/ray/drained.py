@@ -19,6 +19,7 @@ from ray.cluster_utils import Cluster as RayNodes
 from ray.core.generated import autoscaler_pb2
 
 import rayka
+from rayka.actors.on_ray_node import live_ray_nodes, open_ray_nodes
 from rayka.cluster import Cluster
 from tests.ray.machines import Machines, homes
 from tests.ray.sender import Sender
@@ -76,6 +77,8 @@ def _empty(cluster: Cluster, admin: rayka.Admin, goes: int, home: str) -> dict[s
     """Announces that the machine goes, and waits until it does."""
     began = time.monotonic()
     deadline_ms = drain(home, NOTICE_S)
+    assert home in live_ray_nodes()
+    assert home not in open_ray_nodes()
     wait_until(lambda: goes not in _leaders(cluster, admin))
     led_s = time.monotonic() - began
     (node,) = (each for each in cluster.describe().nodes if each.node_id == goes)

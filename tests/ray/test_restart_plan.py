@@ -67,6 +67,14 @@ def test_a_node_that_is_broker_and_controller_has_its_turn_among_the_controllers
     assert order(description=cluster(*combined, node(4), controller_id=1)) == [4, 2, 3, 1]
 
 
+@pytest.mark.parametrize("until_ms", [0, 1_700_000_000_000])
+def test_nothing_is_restarted_while_ray_drains_the_machine_of_a_node(until_ms: int) -> None:
+    drained = cluster(*VOTERS, node(1, drained_until_ms=until_ms), node(2))
+    for wanted in ((), (1,), (2,)):
+        with pytest.raises(UnavailableError, match=r"Ray drains the machine of c/1; nothing was restarted"):
+            order(*wanted, description=drained)
+
+
 def test_the_plan_says_which_partitions_have_no_other_replica_in_sync() -> None:
     steps = plan_restart(WHOLE, [topic((1, 2), (2,), ())], [1, 2])
     alone = (TopicPartition("t", 1),)

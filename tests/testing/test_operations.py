@@ -280,6 +280,25 @@ def test_a_broker_is_drained(cluster: InProcessCluster, admin: Admin, name: str)
     assert values(cluster, name) == list(range(50))
 
 
+def test_a_broker_on_a_machine_that_drains_leads_nothing_and_takes_nothing_until_it_stays(
+    cluster: InProcessCluster, admin: Admin, name: str
+) -> None:
+    def leaders() -> list[int]:
+        return [each.leader_id for each in admin.describe_topic(name).partitions]
+
+    admin.create_topic(name, assignments=[[3, 1, 2], [4, 1, 2]])
+    send(cluster, name, 20)
+    admin.alter_configs({"machine.drain.deadline.ms": 0}, broker=3)
+    assert leaders() == [1, 4]
+    assert admin.describe_topic(name).partitions[0].isr == (3, 1, 2)
+    send(cluster, name, 20)
+    with pytest.raises(InvalidReplicationFactor, match="2 active brokers remain"):
+        admin.drain_broker(4, dry_run=True)
+    admin.alter_configs({"machine.drain.deadline.ms": None}, broker=3)
+    wait_until(lambda: leaders() == [3, 4])
+    assert values(cluster, name) == [*range(20), *range(20)]
+
+
 def test_a_broker_that_is_gone_for_good_is_forgotten() -> None:
     with rayka.testing.cluster(brokers=2, name="flights", config=CONFIG) as cluster, Admin(cluster) as admin:
         admin.create_topic("orders", assignments=[[2]])

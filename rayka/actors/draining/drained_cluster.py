@@ -12,7 +12,7 @@ from rayka.actors.node_placement import wall_clock_ms
 from rayka.actors.ray_network import RayNetwork
 from rayka.actors.ray_records import draining_ray_nodes, last_places
 from rayka.actors.start_lock import is_starting
-from rayka.client.admin.admin_configs import closed_brokers
+from rayka.client.admin.admin_configs import DRAIN_DEADLINE, closed_brokers, drain_deadline_ms
 from rayka.client.admin.admin_quorum import ask_quorum
 from rayka.config import ClusterSpec
 from rayka.errors import ApiError, ErrorCode, error_for
@@ -24,7 +24,6 @@ from rayka.protocol.configs import (
     AlteredResource,
     ConfigChange,
     ConfigResourceName,
-    ConfigSource,
     DescribeConfigsRequest,
     DescribedConfig,
     IncrementalAlterConfigsRequest,
@@ -39,7 +38,6 @@ from rayka.protocol.partition_admin import (
 )
 from rayka.protocol.quorum_messages import ResignRequest
 
-MARK = "machine.drain.deadline.ms"
 _RATE = "reassignment.replication.throttled.rate"
 _MOVES_MAX = "balancer.moves.max"
 _NO_TOPIC = ("",)  # so that no partition is named
@@ -79,7 +77,7 @@ class DrainedCluster:
         if cluster is None:
             return None
         described = await self._described(broker_ids)
-        marks = {each: ms for each, config in described.items() if (ms := _own_mark(config)) >= 0}
+        marks = {each: ms for each, config in described.items() if (ms := drain_deadline_ms(config)) >= 0}
         self._has_marks = bool(marks)
         if not drains and not marks:
             return None
@@ -176,7 +174,9 @@ class DrainedCluster:
                 str(broker_id),
                 (
                     ConfigChange(
-                        MARK, AlterConfigOp.DELETE if value is None else AlterConfigOp.SET, value or ""
+                        DRAIN_DEADLINE,
+                        AlterConfigOp.DELETE if value is None else AlterConfigOp.SET,
+                        value or "",
                     ),
                 ),
             )
@@ -189,16 +189,6 @@ class DrainedCluster:
     async def record(self, kind: str, node_ids: tuple[int, ...], reason: str) -> None:
         subjects = tuple(map(node_name, node_ids[:SUBJECTS_MAX]))
         await self._ask(RecordEventRequest(wall_clock_ms(), kind, subjects, reason[:REASON_LENGTH_MAX]))
-
-
-def _own_mark(config: DescribedConfig) -> int:
-    """-1 where it was not set for the broker itself."""
-    own = [
-        each.value
-        for each in config.entries
-        if each.name == MARK and each.source is ConfigSource.DYNAMIC_BROKER
-    ]
-    return int(own[0]) if own else -1
 
 
 def _least(configs: Iterable[DescribedConfig], name: str) -> int:

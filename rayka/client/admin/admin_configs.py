@@ -17,6 +17,7 @@ from rayka.protocol.configs import (
     AlteredResource,
     ConfigChange,
     ConfigResourceName,
+    ConfigSource,
     DescribeConfigsRequest,
     DescribedConfig,
     IncrementalAlterConfigsRequest,
@@ -25,7 +26,7 @@ from rayka.protocol.configs import (
 
 ALL_BROKERS = "all"
 CORDONED = "cordoned.log.dirs"
-_CLOSING = (CORDONED, "machine.drain.deadline.ms")
+DRAIN_DEADLINE = "machine.drain.deadline.ms"
 
 
 class AsyncConfigAdmin(AdminPart):
@@ -61,16 +62,28 @@ class AsyncConfigAdmin(AdminPart):
 
 def closed_brokers(described: Iterable[DescribedConfig], data_dirs: Mapping[int, Sequence[str]]) -> set[int]:
     """Those of the brokers described that take no new replica in any of their directories: all are cordoned, or their
-    machine drains.
+    machine drains, which is said of a broker itself only.
     """
     found: set[int] = set()
     for each in described:
         broker_id = int(each.resource_name)
-        values = {entry.name: entry.value for entry in each.entries if entry.name in _CLOSING}
+        values = {entry.name: entry.value for entry in each.entries if entry.name == CORDONED}
         own = BrokerConfig.parse(values, what=f"broker {broker_id}")
-        if own.machine_drain_deadline_ms >= 0 or all(map(own.is_cordoned, data_dirs[broker_id])):
+        if drain_deadline_ms(each) >= 0 or all(map(own.is_cordoned, data_dirs[broker_id])):
             found.add(broker_id)
     return found
+
+
+def drain_deadline_ms(described: DescribedConfig) -> int:
+    """Until when the machine of the broker drains, 0 where that is not known; -1 where it was not said of the broker
+    itself.
+    """
+    own = [
+        each.value
+        for each in described.entries
+        if each.name == DRAIN_DEADLINE and each.source is ConfigSource.DYNAMIC_BROKER
+    ]
+    return int(own[0]) if own else -1
 
 
 def resource_of(topic: str | None, broker: int | str | None) -> ConfigResourceName:
