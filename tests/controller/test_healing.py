@@ -17,6 +17,7 @@ from rayka.metadata.metadata_records import ConfigRecord
 from rayka.protocol.configs import ResourceType
 from rayka.protocol.load import LoadReport
 from rayka.protocol.partition_admin import AlterPartitionReassignmentsRequest, Reassignment
+from rayka.protocol.replica_reports import AssignedReplica, AssignReplicasToDirsRequest
 from rayka.protocol.topics import CreateTopicsRequest, DeleteTopicsRequest, NewTopic
 from tests.controller.admin_support import cluster, create, fence, report_isr
 from tests.controller.support import Machine
@@ -152,6 +153,28 @@ def test_a_directory_that_stays_offline_is_made_anew_on_another_broker() -> None
         ((4,), (2,)),
         ((4,), (3,)),
     )
+
+
+def test_a_replica_that_is_in_another_directory_before_its_move_has_begun_stays() -> None:
+    machine = cluster(3, BrokerConfig(balancer_moves_max=1))
+    two = (directory(4, 0), directory(4, 1))
+    machine.start(4, directories=two)
+    create(machine, *[(1, 4)] * 4)
+    lost = two[0].directory_id
+    here = [number for number in range(4) if machine.partition(number=number).directory_of(4) == lost]
+    assert len(here) == 2
+    machine.heartbeat(4, offline_directory_ids=(lost,))
+    assert look(machine, 0) == 0
+    machine.heartbeat(4, offline_directory_ids=(lost,))
+    assert look(machine, TIMEOUT_MS) == 1
+    (waiting,) = (each for each in here if not machine.partition(number=each).is_reassigned)
+    (begun,) = (each for each in here if each != waiting)
+    replica = AssignedReplica(machine.image.topics["orders"].topic_id, waiting, two[1].directory_id)
+    epoch = machine.image.brokers[4].broker_epoch
+    machine.handle(AssignReplicasToDirsRequest(4, epoch, (replica,)))
+    complete(machine, begun)
+    assert look(machine, BUSY_LOOK_INTERVAL_MS) == 0
+    assert machine.partition(number=waiting).replicas == (1, 4)
 
 
 def test_a_directory_that_recovers_in_time_keeps_what_it_has() -> None:
