@@ -57,6 +57,9 @@ def _range(_: click.Context, __: click.Parameter, value: str | None) -> range | 
     "--coordinators", type=click.IntRange(0, 9), help="Coordinators; drawn from the seed otherwise."
 )
 @click.option(
+    "--comers", type=click.IntRange(0, 6), help="Brokers that come, while others go; drawn otherwise."
+)
+@click.option(
     "--members", type=click.IntRange(0, 9), help="Of a group that reads all topics; drawn otherwise."
 )
 @click.option(
@@ -115,6 +118,7 @@ def _describe(options: SimOptions, outcome: Outcome, elapsed_s: float) -> None:
     operations = ", ".join(f"{count} {name}" for name, count in outcome.operations.items() if count)
     simulated_s = outcome.simulated_ms / 1000
     nodes = f"{options.voters} voters, {options.brokers} brokers{', combined' * options.combined}"
+    nodes += f", {options.comers} that come" * bool(options.comers)
     nodes += f", {options.coordinators} coordinators" * bool(options.coordinators)
     members = f", {options.members} members of a group" * bool(options.members)
     click.echo(f"seed {options.seed}: {nodes}, {options.clients} clients{members}")

@@ -11,6 +11,7 @@ from typing import Any
 
 from rayka.ids import FIRST_BROKER_ID, FIRST_CONTROLLER_ID, FIRST_COORDINATOR_ID
 from rayka.shard.runtime import STEPS_PER_TURN
+from rayka.sim.elastic_plan import BROKERS_MIN, ElasticPlan, draw_elastic, elastic_config
 from rayka.sim.group_plan import GroupPlan, draw_group
 from rayka.sim.world.faults import DAMAGING, FaultKind
 
@@ -21,7 +22,10 @@ OPERATOR_ID = 9301
 REGISTER_CLIENT_ID = 9401
 GROUP_MEMBER_ID = 9501
 GROUP_OPERATOR_ID = 9601
+SCALING_ID = 9701
 _RESTLESS_MAX = 3  # brokers whose sessions may end without a fault
+# Where one of these is chosen no brokers come but chosen ones.
+_SHAPE = ("brokers", "coordinators", "members", "combined", "topics", "fault_kinds", "config")
 _EVERYDAY = tuple(kind for kind in FaultKind if kind is not FaultKind.SWAP)
 
 
@@ -61,6 +65,8 @@ class SimOptions:
     seconds: float = 60.0
     voters: int = 3
     brokers: int = 3
+    comers: int = 0  # brokers that are not there at the begin: they join, and any broker may leave
+    elastic: ElasticPlan = field(default_factory=ElasticPlan)
     coordinators: int = 0
     combined: bool = False  # the voters are brokers, too
     clients: int = 2
@@ -99,7 +105,12 @@ class SimOptions:
 
     @property
     def broker_ids(self) -> tuple[int, ...]:
-        return tuple(range(FIRST_BROKER_ID, FIRST_BROKER_ID + self.brokers))
+        """Those that are there at the begin, then those that come."""
+        return tuple(range(FIRST_BROKER_ID, FIRST_BROKER_ID + self.brokers + self.comers))
+
+    @property
+    def comer_ids(self) -> tuple[int, ...]:
+        return self.broker_ids[self.brokers :]
 
     @property
     def coordinator_ids(self) -> tuple[int, ...]:
@@ -131,6 +142,8 @@ class SimOptions:
         ids = (*self.producer_ids, *self.consumer_ids, *self.group_member_ids, OPERATOR_ID)
         if self.members and self.group.grows:
             ids = (*ids, GROUP_OPERATOR_ID)
+        if self.comers:
+            ids = (*ids, SCALING_ID)
         return ids if self.topics else ()
 
     @property
@@ -168,7 +181,14 @@ def swarm(seed: int, **chosen: Any) -> SimOptions:
     drawn |= _apart(seed, drawn["fault_kinds"])
     drawn["lanes"] = _lanes(seed)
     drawn |= _grouped(seed, drawn) if chosen.get("members") is None else draw_group(seed)
+    drawn |= draw_elastic(seed)
+    if chosen.get("comers") and chosen.get("members") is None:
+        drawn["members"] = 0
+    if drawn["members"] or not drawn["topics"] or any(chosen.get(name) is not None for name in _SHAPE):
+        drawn["comers"] = 0
     drawn |= {name: value for name, value in chosen.items() if value is not None}
+    if drawn["comers"]:
+        drawn |= _elastic(seed, drawn, chosen)
     if not drawn["members"] and chosen.get("coordinators") is None:
         drawn["coordinators"] = 0
     if drawn["combined"]:
@@ -179,7 +199,8 @@ def swarm(seed: int, **chosen: Any) -> SimOptions:
         drawn |= _compacted(seed, drawn)
     if drawn["expires"] and not drawn["members"]:
         drawn |= _expiring(seed, drawn)
-    is_restless = drawn["brokers"] + drawn["coordinators"] > _RESTLESS_MAX or drawn["members"]
+    holder_count = drawn["brokers"] + drawn["comers"] + drawn["coordinators"]
+    is_restless = holder_count > _RESTLESS_MAX or drawn["members"]
     if is_restless and chosen.get("config") is None:
         drawn["config"] = _at_rest(drawn["config"])
     return SimOptions(seed=seed, **drawn)
@@ -210,6 +231,31 @@ def _grouped(seed: int, drawn: dict[str, Any]) -> dict[str, Any]:
         replace(each, partition_count=count) for each, count in zip(drawn["topics"], counts, strict=True)
     )
     return group | {"topics": tuple(topics)}
+
+
+def _elastic(seed: int, drawn: dict[str, Any], chosen: dict[str, Any]) -> dict[str, Any]:
+    """Brokers enough for three replicas while some are away, topics worth a balance, and no disk that is lost beside
+    the one of a broker that dies for good. What is chosen stays.
+    """
+    random = Random(f"elastic topics {seed}")
+    brokers = max(BROKERS_MIN, drawn["brokers"])
+    topics = tuple(
+        replace(_topic(random, f"data{number}", brokers), partition_count=random.choice((2, 3, 5)))
+        for number in range(random.choice((1, 2)))
+    )
+    left_out = (*DAMAGING, FaultKind.WALL_CLOCK)
+    found = {
+        "voters": random.choice((1, 3, 3)),
+        "brokers": brokers,
+        "combined": False,
+        "ops_per_second": random.choice((1.0, 3.0)),  # of other topics a few, which take part in balances
+        "consumers": 1,
+        "topics": tuple(replace(each, replication_factor=max(2, each.replication_factor)) for each in topics),
+        "faults_per_minute": random.choice((0.0, 6.0, 15.0, 30.0)),
+        "fault_kinds": tuple(each for each in drawn["fault_kinds"] if each not in left_out),
+        "config": drawn["config"] | elastic_config(seed),
+    }
+    return {name: value for name, value in found.items() if chosen.get(name) is None}
 
 
 def _compacted(seed: int, drawn: dict[str, Any]) -> dict[str, Any]:

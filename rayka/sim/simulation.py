@@ -21,10 +21,12 @@ from typing import Any
 import msgspec
 
 from rayka.ids import TopicPartition
+from rayka.metadata.image import MetadataImage
 from rayka.sim.checks.checkers import Checkers, Violation, quorum_of
 from rayka.sim.checks.data_history import DataHistory
 from rayka.sim.checks.history import History
 from rayka.sim.checks.ledger import Ledger
+from rayka.sim.checks.moves import Moves
 from rayka.sim.checks.partition_states import PartitionStates
 from rayka.sim.checks.replica_checkers import ReplicaCheckers
 from rayka.sim.checks.replica_views import Replication
@@ -33,6 +35,7 @@ from rayka.sim.clients.data_clients import DataClients
 from rayka.sim.clients.group_clients import GroupClients
 from rayka.sim.clients.operations import PartitionOperator
 from rayka.sim.clients.register_clients import RegisterClients
+from rayka.sim.clients.scaling import Scaling
 from rayka.sim.clients.topic_growth import TopicGrowth
 from rayka.sim.clients.workload import Workload
 from rayka.sim.loop import START_US, Livelock, VirtualLoop
@@ -46,6 +49,7 @@ from rayka.sim.world.simulated_network import SimNetwork
 
 LIVENESS_SECONDS = 60  # without a replica that has copied more
 LIVENESS_SECONDS_MAX = 600
+REST_SECONDS_MAX = 300  # until nothing has moved for a minute, where brokers come and go
 _STEP_US = 250_000  # how often the liveness phase looks whether it is over
 
 
@@ -104,7 +108,9 @@ class Simulation:
         self.replication = Replication(self.checkers)
         self._replica_checkers = ReplicaCheckers(self.checkers, self.data_history, self.replication)
         self.states = PartitionStates(self.checkers, self._replica_checkers, self.replication, self.cluster)
-        self.ledger.on_image = self.states.on_image
+        self.moves = Moves(self.checkers, self.cluster)
+        self.ledger.on_image = self._on_image if options.comers else self.states.on_image
+        self.checkers.on_asked, self.checkers.on_answered = self.moves.on_request, self.moves.on_answer
         self.checkers.on_produced = partial(self._replica_checkers.on_produced, self.states.min_isr_floor)
         self.data = DataClients(self.cluster, self.checkers, self.data_history, self.replication)
         self.operator = PartitionOperator(self.cluster, self.replication, self.states)
@@ -116,9 +122,14 @@ class Simulation:
         self.repairs = Repairs(self.cluster)
         self.repairs.on_damage = self.replication.on_damaged
         self.injector = Injector(self.cluster, self.repairs)
+        self.scaling = Scaling(self.cluster, self.checkers, self.repairs, self.replication)
 
     def __repr__(self) -> str:
         return f"<Simulation seed={self.options.seed} now_ms={self.loop.now_ms} {self.ledger!r}>"
+
+    def _on_image(self, before: MetadataImage, after: MetadataImage) -> None:
+        self.states.on_image(before, after)
+        self.moves.on_image(before, after)
 
     def _on_created(self, topics: Sequence[TopicPlan]) -> None:
         self.data.start(topics)
@@ -179,6 +190,7 @@ class Simulation:
         self.workload.start()
         self.operator.start()
         self.registers.start()
+        self.scaling.start()
 
     def run_safety(self) -> None:
         """The faults and the clients."""
@@ -203,6 +215,7 @@ class Simulation:
         self.operator.stop_asking()
         self.growth.stop_asking()
         self.registers.stop_asking()
+        self.scaling.stop_asking()
         self.repairs.heal()
         proof = self.loop.create_task(
             self.workload.create_until_acknowledged("alive"), name="proof", context=Context()
@@ -222,18 +235,34 @@ class Simulation:
             seconds = (self.loop.now_ms - begin_ms) // 1000
             checker = "group-unsettled" if waiting == self.groups.waiting() else "liveness"
             self.checkers.report(checker, 0, f"after {seconds} s without faults: {'; '.join(waiting)}")
+        elif self.options.comers:
+            self._run_rest(proof)
         self.check_final()
+
+    def _run_rest(self, proof: Any) -> None:
+        """Nothing changes any more: after a while no replica moves for a minute, and all is as it should be."""
+        begin_ms = self.loop.now_ms
+        self.trace.add("-", "phase", "rest")
+        self.data.stop_reading()
+        waiting = ["a minute without a move"]
+        while waiting and self.checkers.violation is None:
+            if self.loop.now_ms - begin_ms > REST_SECONDS_MAX * 1000:
+                evidence = f"{REST_SECONDS_MAX} s without a change: {self.moves!r}; {'; '.join(waiting)}"
+                self.checkers.report("rest", 0, evidence)
+            self.run_until_ms((self.loop.now_us + _STEP_US - START_US) // 1000)
+            if self.moves.is_at_rest(begin_ms):
+                waiting = self._waiting(proof)
 
     def _waiting(self, proof: Any) -> list[str]:
         """What has not ended, or not caught up."""
         found = (
             [str(each) for each in self.history.pending()[:5]] + self.data.waiting() + self.states.waiting()
         )
-        found += self.registers.waiting() + self.groups.waiting()
+        found += self.registers.waiting() + self.groups.waiting() + self.scaling.waiting()
         if not proof.done():
             found.append("no new topic was acknowledged")
         for machine in self.cluster.machines.values():
-            problem = self._problem(machine)
+            problem = "" if machine.is_absent else self._problem(machine)
             if problem:
                 found.append(f"{machine!r} {problem}")
         return found
@@ -257,6 +286,8 @@ class Simulation:
     def check_final(self) -> None:
         """The history as a whole, and what the disks have to say."""
         self.checkers.report_if("history", 0, self.history.check_final())
+        if self.options.comers:
+            self.checkers.report_if("stale-replica", 0, self.moves.check_final(self.replication.image))
         self.checkers.report_if("register-standby", 0, self.registers.check_final())
         truths = self.replication.truths.values()
         self.checkers.report_if("lost-write", 0, self.data_history.check_final(truths))
@@ -309,6 +340,7 @@ _OTHER_VERDICTS = {
     "crash": Verdict.CRASH,
     "liveness": Verdict.LIVENESS,
     "livelock": Verdict.LIVENESS,
+    "rest": Verdict.LIVENESS,
     "group-unsettled": Verdict.LIVENESS,
 }
 

@@ -214,6 +214,17 @@ def test_a_broker_that_ends_is_no_target_any_more_and_what_moves_to_it_is_waited
     assert counts(machine) == [3, 3, 3, 3]
 
 
+def test_a_balance_asked_for_while_a_broker_is_away_waits_for_it(machine: Machine) -> None:
+    fence(machine, 3)
+    balance(machine, moves=1)
+    assert under_way(machine) == []
+    look(machine, BUSY_LOOK_INTERVAL_MS)
+    assert (under_way(machine), status(machine).waits_for) == ([], "brokers [3] are away")
+    machine.heartbeat(3)
+    go_on(machine)
+    assert counts(machine) == [3, 3, 3, 3]
+
+
 def test_healing_goes_first_and_both_together_keep_to_the_bound() -> None:
     machine = uneven(BrokerConfig(balancer_moves_max=2), replicas=2)
     balance(machine, moves=2)
@@ -222,6 +233,17 @@ def test_healing_goes_first_and_both_together_keep_to_the_bound() -> None:
     complete(machine, under_way(machine)[0])
     assert look(machine, BUSY_LOOK_INTERVAL_MS) == 1
     assert len(under_way(machine)) == 2
+
+
+def test_healing_takes_the_place_of_moves_that_wait_for_a_broker_that_is_gone() -> None:
+    """Else they would fill the bound for ever: neither could end."""
+    machine = uneven(BrokerConfig(balancer_moves_max=2), replicas=2)
+    balance(machine, moves=2)
+    moving = under_way(machine)
+    assert all(4 in machine.partition(number=each).adding_replicas for each in moving)
+    assert lose(machine, 4) == 2
+    assert under_way(machine) == moving
+    assert not any(4 in machine.partition(number=each).replicas for each in moving)
 
 
 def test_a_deleted_topic_ends_its_moves(machine: Machine) -> None:

@@ -34,6 +34,7 @@ from rayka.raft.votes import LogPosition, VoteTally
 from rayka.shard.runtime import ShardRuntime
 from rayka.sim.world.faults import FaultKind
 from tests.sim.planted_compaction_bugs import COMPACTION_BUGS
+from tests.sim.planted_elastic_bugs import ELASTIC_BUGS
 from tests.sim.planted_group_bugs import GROUP_BUGS
 from tests.sim.planted_lane_bugs import LANE_BUGS
 from tests.sim.planted_replication_bugs import REPLICATION_BUGS
@@ -389,6 +390,7 @@ def main(wanted: str = "", last_seed: str = str(SEARCHED_MAX)) -> None:
         GROUP_BUGS,
         COMPACTION_BUGS,
         RETENTION_BUGS,
+        ELASTIC_BUGS,
     )
     for bug in itertools.chain.from_iterable(parts):
         if wanted in bug.name:

@@ -17,6 +17,7 @@ _PLAIN: dict[str, Any] = {
     "registers": 0,
     "lanes": NO_LANES,
     "members": 0,
+    "comers": 0,
     "compacts": False,
     "expires": False,
 }

@@ -9,6 +9,7 @@ from rayka.sim.run_options import NO_LANES
 from rayka.sim.simulation import LIVENESS_SECONDS, Verdict
 from tests.sim.planted_bugs import PLANTED_BUGS
 from tests.sim.planted_compaction_bugs import COMPACTION_BUGS
+from tests.sim.planted_elastic_bugs import ELASTIC_BUGS
 from tests.sim.planted_group_bugs import GROUP_BUGS
 from tests.sim.planted_lane_bugs import LANE_BUGS
 from tests.sim.planted_replication_bugs import REPLICATION_BUGS
@@ -24,6 +25,7 @@ ALL_BUGS = [
     *GROUP_BUGS,
     *COMPACTION_BUGS,
     *RETENTION_BUGS,
+    *ELASTIC_BUGS,
 ]
 
 pytestmark = pytest.mark.apart
@@ -46,7 +48,7 @@ def test_a_planted_bug_is_caught(bug: PlantedBug) -> None:
     "bug",
     [
         *(PLANTED_BUGS[0], PLANTED_BUGS[-1], REPLICATION_BUGS[0], SHARD_BUGS[0], LANE_BUGS[0], GROUP_BUGS[0]),
-        *(COMPACTION_BUGS[0], COMPACTION_BUGS[-1], RETENTION_BUGS[0]),
+        *(COMPACTION_BUGS[0], COMPACTION_BUGS[-1], RETENTION_BUGS[0], ELASTIC_BUGS[0]),
     ],
     ids=lambda bug: bug.name,
 )
@@ -72,3 +74,5 @@ def test_there_are_enough_of_them_and_each_has_a_name_of_its_own() -> None:
     assert len(PLANTED_BUGS) >= 15
     assert len(REPLICATION_BUGS) >= 15
     assert len(GROUP_BUGS) >= 15
+    assert len(COMPACTION_BUGS) + len(RETENTION_BUGS) >= 8
+    assert len(ELASTIC_BUGS) >= 8

@@ -3,6 +3,7 @@
 Asked for while one is under way, a balance is that one: so a request may be repeated.
 """
 
+from rayka.controller.balancer.badly_off import away_brokers
 from rayka.controller.balancer.balance_looks import begin_moves, cancel, other_reassignment, start
 from rayka.controller.balancer.balance_plan import Move, Plan, Planning, plan_balance
 from rayka.controller.balancer.balance_run import Cause
@@ -47,7 +48,8 @@ def balance(context: RequestContext, request: BalanceRequest) -> Steps[MetadataR
     moves_max = 0 if request.moves == MOVES_AS_CONFIGURED else request.moves
     run.begin(Cause((), "an operator asked for it", moves_max=moves_max))
     yield from start(context, plan, DecidedEvents(context))
-    yield from begin_moves(context, broker_config(context.image, context.config))
+    if not away_brokers(context):  # else the next look says what it waits for
+        yield from begin_moves(context, broker_config(context.image, context.config))
     next_offset = yield None
     timers = context.timers.look_soon(context.now_ms)
     return Result((), _response(plan, len(run.under_way), metadata_offset=next_offset), timers)

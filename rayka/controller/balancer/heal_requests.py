@@ -109,7 +109,9 @@ def _begin(context: RequestContext, gone: Gone, moves_max: int) -> Iterator[Part
         due = still_due(context.image, move)
         if due is not None and not _is_healable(due.partition, gone):
             due = None
-        if due is not None and not moves.may_begin(due.key, moves_max):
+        # One in the place of a balance's move, which cannot end, is no further one.
+        is_in_place = due is not None and due.key in context.balance.under_way
+        if due is not None and not is_in_place and not moves.may_begin(due.key, moves_max):
             return
         moves.waiting.popleft()
         if due is None:

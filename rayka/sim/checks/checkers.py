@@ -68,6 +68,8 @@ class Checkers:
         self.heard_us: dict[tuple[int, int], int] = {}  # by leader and follower: the last fetch
         self.homes: dict[ReplicaKey, tuple[Machine, SimDisk]] = {}  # each replica's machine, and its disk
         self.on_produced: Callable[[int, ProduceRequest, ProduceResponse], None] = lambda *_: None
+        self.on_asked: Callable[[Request[object]], None] = lambda request: None
+        self.on_answered: Callable[[Request[object] | None], None] = lambda request: None
         self._sent: dict[tuple[UUID, int], tuple[int, int]] = {}  # by caller and node: the last call's place
         self._votes: dict[tuple[ReplicaKey, int], ReplicaKey] = {}
         self._elections: dict[int, ElectionState] = {}  # by node: what its disk said last
@@ -102,6 +104,7 @@ class Checkers:
         """A process is about to send a request."""
         if not self.is_enabled:
             return
+        self.on_asked(request)
         if isinstance(request, VoteRequest) and not request.is_pre_vote:
             self._check_vote(process, request.replica, request.replica, request.replica_epoch)
         elif isinstance(request, FetchRequest) and is_of_quorum(request):
@@ -136,6 +139,7 @@ class Checkers:
         request = exchange.request
         if not self.is_enabled or payload is None:
             return
+        self.on_answered(request)
         if isinstance(request, ProduceRequest):
             self.on_produced(process.node_id, request, decode(ProduceResponse, body, payload))
         elif isinstance(request, VoteRequest):

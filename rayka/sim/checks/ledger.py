@@ -45,11 +45,14 @@ class TopicLife(NamedTuple):
 
 
 class Ledger:
-    """The committed log. `end` is the first offset that is not known to be committed."""
+    """The committed log. `end` is the first offset that is not known to be committed; `appended_ms`, when the last
+    batch was appended, by its leader's wall clock.
+    """
 
     def __init__(self) -> None:
         self.end = 0
         self.last_epoch = 0
+        self.appended_ms = 0
         self.batches: dict[int, Committed] = {}
         self.epoch_ends: list[tuple[int, int]] = []  # (epoch, end offset), ascending
         self.voter_sets: list[VoterSet] = []
@@ -74,6 +77,7 @@ class Ledger:
             self.epoch_ends.pop()
         self.epoch_ends.append((batch.leader_epoch, batch.next_offset))
         self.end, self.last_epoch = batch.next_offset, batch.leader_epoch
+        self.appended_ms = batch.base_timestamp_ms
         if batch.is_control:
             records = decode_control_batch(batch)
             self.voter_sets.extend(each.voters for each in records if isinstance(each, VotersRecord))

@@ -96,6 +96,9 @@ class _Client:
         self._workload = workload
         self._random = Random(f"client {options.seed} {client_id}")
         self._pause_s = options.clients / options.ops_per_second if options.ops_per_second else 0.0
+        self._replication_factor = (
+            2 if options.comers else 1
+        )  # what a broker takes with it has to be elsewhere
         self.active = ActiveController(self.cluster.network.port(self.process))
         self._count = 0
         self._outstanding: dict[asyncio.Task[Operation], None] = {}
@@ -168,7 +171,7 @@ class _Client:
     async def _change(self, operation: Operation, topic: NewTopic | None) -> None:
         response: CreateTopicsResponse | DeleteTopicsResponse
         if operation.kind is Kind.CREATE:
-            topic = topic or NewTopic(operation.name, self._random.randint(1, 2), 1)
+            topic = topic or NewTopic(operation.name, self._random.randint(1, 2), self._replication_factor)
             response = await self.active.call(CreateTopicsRequest((topic,)), _TIMEOUT_MS)
         else:
             response = await self.active.call(DeleteTopicsRequest((operation.name,)), _TIMEOUT_MS)

@@ -131,7 +131,7 @@ class Injector:
 
     def _swap(self, fault: Fault, machine: Machine) -> None:
         machines = [machine, *(self._cluster.machines[each] for each in fault.peer_ids)]
-        if len(machines) == 2 and all(each.swapped_with is None for each in machines):
+        if len(machines) == 2 and all(each.swapped_with is None and not each.is_absent for each in machines):
             self._cluster.swap(*machines)
             self._later(fault, self._cluster.undo_swap, machine)
 

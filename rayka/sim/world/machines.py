@@ -39,7 +39,8 @@ SimNode = ControllerNode | BrokerNode | CombinedNode
 
 
 class Machine:
-    """One machine: `node` is None while none runs; `is_serving` once its start has returned.
+    """One machine: `node` is None while none runs; `is_serving` once its start has returned. While it `is_absent`, for
+    it has not come yet or has gone, nothing starts.
 
     A process that begins while it is `swapped_with` another machine is given that one's disk and directory.
     """
@@ -61,6 +62,7 @@ class Machine:
         self.is_serving = False
         self.start_failure = ""
         self.swapped_with: Machine | None = None
+        self.is_absent = False
 
     def __repr__(self) -> str:
         return f"<Machine {node_name(self.node_id)} #{self.incarnation} {self.node!r}>"
@@ -144,6 +146,8 @@ class SimCluster:
         self.watch: Callable[[Machine], Sequence[Callable[[], None]]] = lambda machine: ()
         self.on_bug: Callable[[Machine, BaseException], None] = lambda machine, error: None
         self.machines = {each: self._machine(each) for each in options.node_ids}
+        for each in options.comer_ids:
+            self.machines[each].is_absent = True
 
     def __repr__(self) -> str:
         return f"<SimCluster {list(self.machines.values())}>"
@@ -226,9 +230,9 @@ class SimCluster:
     # ---- Life --------------------------------------------------------------------------------------------------------
 
     def start(self, node_id: int) -> None:
-        """The node's process begins, unless there is one."""
+        """The node's process begins, unless there is one, or the machine is absent."""
         machine = self.machines[node_id]
-        if machine.process is not None:
+        if machine.process is not None or machine.is_absent:
             return
         machine.incarnation += 1
         process = machine.process = Process(node_id, machine.incarnation)

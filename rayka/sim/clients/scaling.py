@@ -1,0 +1,256 @@
+"""Brokers of a run that come and go: what an operator, or a supervisor, asks for, and what happens to machines beside
+the faults that every run has.
+
+The operator is the real `AsyncAdmin`. A broker joins on an empty disk. One that is to leave is drained, stopped when it
+holds nothing, forgotten, and its disk is emptied; it stays after all where that takes too long. Balances are asked for
+and cancelled. A machine that flaps ends and begins several times; one may die for good, whatever it does then. In the
+end every machine but that one is there, none is cordoned, and the dead one is forgotten when it holds nothing any more.
+"""
+
+import asyncio
+import traceback
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from random import Random
+from typing import Any
+
+from rayka.client.admin.admin_brain import AsyncAdmin
+from rayka.client.admin.admin_configs import CORDONED, resource_of
+from rayka.config import AdminConfig
+from rayka.errors import BrokerIdNotRegistered, InvalidRequest, RaykaError
+from rayka.ids import node_name
+from rayka.protocol.balance import MOVES_AS_CONFIGURED
+from rayka.protocol.configs import AlterConfigOp, ConfigChange
+from rayka.sim.checks.checkers import Checkers
+from rayka.sim.checks.replica_views import Replication
+from rayka.sim.clients.data_clients import SimHandle
+from rayka.sim.elastic_plan import BROKERS_MIN
+from rayka.sim.process import PROCESS, Process
+from rayka.sim.run_options import SCALING_ID
+from rayka.sim.world.machines import Machine, SimCluster
+from rayka.sim.world.repairs import Repairs
+
+_TIMEOUT_MS = 4_000
+_LOOK_S = 0.25
+_DRAIN_AGAIN_S = 4.0
+_DRAIN_MS_MAX = 30_000
+_FORGET_TRIES = 60
+
+
+class Scaling:
+    """See the module. Nothing happens in a run without brokers that come."""
+
+    def __init__(
+        self, cluster: SimCluster, checkers: Checkers, repairs: Repairs, replication: Replication
+    ) -> None:
+        self._cluster = cluster
+        self._checkers = checkers
+        self._loop = cluster.loop
+        self._options = cluster.options
+        self._repairs = repairs
+        self._replication = replication
+        self._random = Random(f"scaling {cluster.options.seed}")
+        self._flap_random = Random(f"flapping {cluster.options.seed}")
+        self._process = Process(SCALING_ID, 1)
+        self._context = Context()
+        self._context.run(PROCESS.set, self._process)
+        self._dead: dict[int, None] = {}
+        self._is_asking = True
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def __repr__(self) -> str:
+        return f"<Scaling present={[each.node_id for each in self._present]} dead={list(self._dead)}>"
+
+    def start(self) -> None:
+        """Begins."""
+        if self._options.comers:
+            self._tasks = [self._task(self._scale()), self._task(self._flap())]
+
+    def _task(self, coroutine: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        task = self._loop.create_task(coroutine, name="scaling", context=self._context)
+        task.add_done_callback(self._on_done, context=Context())
+        return task
+
+    def _on_done(self, task: "asyncio.Task[None]") -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            where = "".join(traceback.format_tb(error.__traceback__)[-4:])
+            self._checkers.report("crash", SCALING_ID, f"{error!r}; {where}")
+
+    def stop_asking(self) -> None:
+        """What is under way is ended, and every machine but a dead one comes back."""
+        self._is_asking = False
+
+    def waiting(self) -> list[str]:
+        """Whether everything has come to its end."""
+        return [f"{self!r} goes on"] if any(not each.done() for each in self._tasks) else []
+
+    def _tell(self, what: str) -> None:
+        self._cluster.trace.add(SCALING_ID, "scale", what)
+
+    # ---- What there is ---------------------------------------------------------------------------------------------
+
+    @property
+    def _machines(self) -> list[Machine]:
+        """Those that may come and go."""
+        machines = self._cluster.machines
+        return [machines[each] for each in self._options.broker_ids if not machines[each].is_controller]
+
+    @property
+    def _present(self) -> list[Machine]:
+        return [each for each in self._machines if not each.is_absent]
+
+    def _spared(self, random: Random) -> Machine | None:
+        """One that may go, if there are enough others."""
+        brokers = [self._cluster.machines[each] for each in self._options.broker_ids]
+        able = [each for each in self._present if each.swapped_with is None]
+        is_enough = sum(not each.is_absent for each in brokers) > BROKERS_MIN
+        return random.choice(able) if able and is_enough else None
+
+    def _is_held(self, node_id: int, *, without_lost: bool = False) -> bool:
+        """Whether the broker has a replica, by what is committed. Lost are those of which no other has anything."""
+        lost = self._replication.rotten if without_lost else {}
+        return any(
+            node_id in each.replicas and not all(replica in lost for replica in each.replicas)
+            for _, each in self._replication.image.partitions()
+        )
+
+    # ---- The operator ----------------------------------------------------------------------------------------------
+
+    async def _scale(self) -> None:
+        config = AdminConfig.parse({"default_api_timeout_ms": _TIMEOUT_MS}, what="simulated operator")
+        admin = AsyncAdmin(SimHandle(self._cluster.network, self._process), config, self._random)
+        while self._is_asking:
+            await asyncio.sleep(self._random.expovariate(1) * self._options.elastic.scaling_pause_s)
+            if self._is_asking:
+                await self._step(admin)
+        await self._settle(admin)
+
+    async def _step(self, admin: AsyncAdmin) -> None:
+        absent = [each for each in self._machines if each.is_absent and each.node_id not in self._dead]
+        draw = self._random.random()
+        if absent and draw < 0.4:
+            self._join(self._random.choice(absent))
+        elif draw < 0.55:
+            if (machine := self._spared(self._random)) is not None:
+                await self._leave(admin, machine)
+        else:
+            await self._balance(admin)
+
+    async def _balance(self, admin: AsyncAdmin) -> None:
+        """Half of them are cancelled soon."""
+        await self._try("balance", admin.load.balance(MOVES_AS_CONFIGURED))
+        if self._random.random() < 0.5:
+            await asyncio.sleep(self._random.random())
+            await self._try("cancel the balance", admin.load.cancel_balance())
+
+    async def _try(self, what: str, asked: Coroutine[Any, Any, object]) -> RaykaError | None:
+        self._tell(what)
+        try:
+            await asked
+        except RaykaError as error:
+            self._tell(f"{what}: {error}"[:150])
+            return error
+        return None
+
+    def _join(self, machine: Machine) -> None:
+        self._tell(f"{node_name(machine.node_id)} joins")
+        machine.is_absent = False
+        self._cluster.start(machine.node_id)
+
+    async def _leave(self, admin: AsyncAdmin, machine: Machine) -> None:
+        """Drained, stopped, forgotten, its disk emptied; or it stays."""
+        node_id, name = machine.node_id, node_name(machine.node_id)
+        if not await self._drained(admin, node_id):
+            await self._stay(admin, node_id)
+            return
+        self._tell(f"{name} leaves")
+        machine.is_absent = True
+        self._cluster.stop(node_id)
+        await _until(lambda: machine.process is None)
+        if node_id in self._dead:
+            return
+        if await self._forgotten(admin, node_id):
+            self._tell(f"{name} has left")
+            await self._loop.create_task(
+                self._cluster.replace_disk(machine), name="format", context=Context()
+            )
+        else:
+            self._join(machine)
+            await self._stay(admin, node_id)
+
+    async def _drained(self, admin: AsyncAdmin, node_id: int) -> bool:
+        until_ms = self._loop.now_ms + _DRAIN_MS_MAX
+        while self._is_asking and self._loop.now_ms < until_ms:
+            await self._try(f"drain {node_name(node_id)}", admin.drain_broker(node_id))
+            again_ms = self._loop.now_ms + int(_DRAIN_AGAIN_S * 1000)
+            while self._loop.now_ms < again_ms:
+                if node_id in self._dead:
+                    return False
+                if not self._is_held(node_id):
+                    return True
+                await asyncio.sleep(_LOOK_S)
+        return False
+
+    async def _forgotten(self, admin: AsyncAdmin, node_id: int) -> bool:
+        for _ in range(_FORGET_TRIES):
+            error = await self._try(f"forget {node_name(node_id)}", admin.unregister_broker(node_id))
+            if error is None or isinstance(error, BrokerIdNotRegistered):
+                return True
+            if isinstance(error, InvalidRequest) and self._is_held(node_id):
+                return False
+            await asyncio.sleep(_LOOK_S)
+        return False
+
+    async def _stay(self, admin: AsyncAdmin, node_id: int) -> None:
+        """It takes replicas again."""
+        change = ConfigChange(CORDONED, AlterConfigOp.DELETE)
+        while CORDONED in self._replication.image.broker_configs(node_id):
+            await self._try(
+                f"{node_name(node_id)} stays", admin.configs.alter(resource_of(None, node_id), (change,))
+            )
+            await asyncio.sleep(_LOOK_S)
+
+    async def _settle(self, admin: AsyncAdmin) -> None:
+        for machine in self._machines:
+            if machine.is_absent and machine.node_id not in self._dead:
+                self._join(machine)
+        for node_id in self._options.broker_ids:
+            await self._stay(admin, node_id)
+        for node_id in self._dead:
+            await _until(lambda node_id=node_id: not self._is_held(node_id, without_lost=True))  # type: ignore[misc]
+            if not self._is_held(node_id) and not await self._forgotten(admin, node_id):
+                self._checkers.report("liveness", node_id, f"{self!r}: the controller does not forget it")
+
+    # ---- The machines ----------------------------------------------------------------------------------------------
+
+    async def _flap(self) -> None:
+        random, plan = self._flap_random, self._options.elastic
+        while self._is_asking:
+            await asyncio.sleep(random.expovariate(1) * plan.flap_pause_s)
+            if not self._is_asking or not self._present:
+                continue
+            may_die = plan.has_death and not self._dead and random.random() < 0.5
+            dying = self._spared(random) if may_die else None
+            if dying is not None:
+                self._die(dying)
+                continue
+            machine = random.choice(self._present)
+            for _ in range(random.choice((1, 3, 6))):
+                self._tell(f"{node_name(machine.node_id)} flaps")
+                self._cluster.kill(machine.node_id)
+                await asyncio.sleep(random.random() * 2)
+                self._cluster.start(machine.node_id)
+                await asyncio.sleep(random.random() * 3)
+
+    def _die(self, machine: Machine) -> None:
+        self._tell(f"{node_name(machine.node_id)} dies for good")
+        self._dead[machine.node_id] = None
+        machine.is_absent = True
+        self._repairs.on_damage(machine.node_id, "the end of the machine", True)
+        self._cluster.kill(machine.node_id, is_silent=True)
+
+
+async def _until(is_so: Callable[[], bool]) -> None:
+    while not is_so():  # noqa: ASYNC110 (what is committed tells of no event)
+        await asyncio.sleep(_LOOK_S)

@@ -1,0 +1,241 @@
+"""Bugs on purpose in what balances and heals, in the form of `planted_bugs`, found while brokers come and go."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import msgspec
+
+from rayka.controller import leader_elections, partition_change, replica_placement
+from rayka.controller.balancer import (
+    badly_off,
+    balance_looks,
+    balance_plan,
+    balance_requests,
+    cluster_shapes,
+    heal_requests,
+)
+from rayka.controller.balancer.balance_run import BalanceRun
+from rayka.controller.balancer.gone_brokers import GoneBrokers
+from rayka.controller.balancer.planned_moves import PlannedMoves
+from rayka.node.storage.log_manager import LogManager
+from rayka.protocol.balance import BalanceState
+from rayka.sim.elastic_plan import ElasticPlan
+from rayka.sim.run_options import TopicPlan
+from rayka.sim.world.faults import FaultKind
+from tests.sim.planting import PlantedBug, planted
+
+_CONFIG: dict[str, Any] = {
+    "controller_quorum_election_timeout_ms": 500,
+    "controller_quorum_fetch_timeout_ms": 1_000,
+    "controller_quorum_request_timeout_ms": 1_000,
+    "controller_quorum_election_backoff_max_ms": 500,
+    "broker_session_timeout_ms": 2_000,
+    "broker_heartbeat_interval_ms": 500,
+    "broker_unavailable_timeout_ms": 3_000,
+    "balancer_settle_ms": 500,
+    "balancer_moves_max": 2,
+    "reassignment_replication_throttled_rate": 1_000,
+    "replica_lag_time_max_ms": 2_000,
+    "leader_imbalance_check_interval_seconds": 5,
+    "log_segment_delete_delay_ms": 1_000,
+}
+ELASTIC: dict[str, Any] = {
+    "voters": 1,
+    "brokers": 3,
+    "comers": 2,
+    "elastic": ElasticPlan(scaling_pause_s=0.5, flap_pause_s=1.5, has_death=True),
+    "voter_changes": False,
+    "topics": (TopicPlan("data0", 5, 2),),
+    "clients": 1,
+    "ops_per_second": 1.0,
+    "producers": 1,
+    "consumers": 1,
+    "records_per_second": 10.0,
+    "operations_per_minute": 0.0,
+    "latency_ms": 1.0,
+    "jitter_ms": 1.0,
+    "loss": 0.0,
+    "fault_kinds": (),
+    "faults_per_minute": 0.0,
+    "config": _CONFIG,
+}
+_AWAY: dict[str, Any] = {"fault_kinds": (FaultKind.KILL,), "faults_per_minute": 30.0}
+
+
+def all_of(*plants: Callable[[], AbstractContextManager[None]]) -> Callable[[], AbstractContextManager[None]]:
+    @contextmanager
+    def plant() -> Any:
+        with ExitStack() as stack:
+            for each in plants:
+                stack.enter_context(each())
+            yield
+
+    return plant
+
+
+def waits_for_no_replica(_: Any) -> Any:
+    def completed(partition: Any) -> Any:
+        removing = partition.removing_replicas
+        isr = tuple(each for each in partition.isr if each not in removing)
+        if not isr:
+            return partition
+        kept = [place for place, each in enumerate(partition.replicas) if each not in removing]
+        return msgspec.structs.replace(
+            partition,
+            replicas=tuple(partition.replicas[each] for each in kept),
+            directories=tuple(partition.directories[each] for each in kept),
+            isr=isr,
+            adding_replicas=(),
+            removing_replicas=(),
+        )
+
+    return completed
+
+
+def waits_for_no_broker(original: Any) -> Any:
+    return lambda self, brokers, *, timeout_ms, is_heard: original(
+        self, brokers, timeout_ms=0, is_heard=is_heard
+    )
+
+
+def goes_on(original: Any) -> Any:
+    def end(self: BalanceRun, state: BalanceState, reason: str) -> None:
+        if state is not BalanceState.CANCELLED:
+            original(self, state, reason)
+        self.under_way.clear()
+
+    return end
+
+
+def gives_whatever_it_gains(_: Any) -> Any:
+    def even_sizes(self: Any) -> Any:
+        usable = self._holders.usable
+        source, target = (choose(usable, key=lambda each: each.size_bytes) for choose in (max, min))
+        for _, number in source.by_size:
+            placed = self._holders.placed[number]
+            yield
+            if self._holders.may_replace(placed, source, target):
+                self._replace(placed, source, target, balance_plan.Goal.SIZE)
+                return
+
+    return even_sizes
+
+
+def is_always_off(_: Any) -> Any:
+    return lambda context: badly_off.Cause(("broker-1",), "it is")
+
+
+def leaves_out_what_is_lost(original: Any) -> Any:
+    def plan(*arguments: Any) -> Any:
+        moves = yield from original(*arguments)
+        return tuple(
+            each._replace(after=tuple(broker for broker in each.after if broker in each.before))
+            for each in moves
+        )
+
+    return plan
+
+
+def looks_at_no_cordon(_: Any) -> Any:
+    return lambda image, config, broker: broker.online_directories
+
+
+def deletes_nothing(_: Any) -> Any:
+    async def tidy(self: Any, image: Any) -> None:
+        return
+
+    return tidy
+
+
+ELASTIC_BUGS = [
+    PlantedBug(
+        "a replica goes before the one in its place is in sync",
+        "replica-set",
+        planted(partition_change.__dict__, "_with_reassignment_completed", waits_for_no_replica),
+        1,
+        ELASTIC,
+    ),
+    PlantedBug(
+        "healing begins before its time",
+        "healed-early",
+        planted(GoneBrokers, "gone", waits_for_no_broker),
+        2,
+        ELASTIC | _AWAY,
+    ),
+    PlantedBug(
+        "healing makes a set of fewer replicas",
+        "replica-set",
+        planted(heal_requests.__dict__, "plan_healing", leaves_out_what_is_lost),
+        2,
+        ELASTIC | _AWAY,
+    ),
+    PlantedBug(
+        "more moves at a time than are configured",
+        "moves-bound",
+        planted(PlannedMoves, "may_begin", lambda _: lambda self, key, moves_max: True),
+        2,
+        ELASTIC | _AWAY | {"config": _CONFIG | {"balancer_moves_max": 1}},
+    ),
+    PlantedBug(
+        "a balance goes on after it was cancelled",
+        "balance-told",
+        planted(BalanceRun, "end", goes_on),
+        3,
+        ELASTIC | {"config": _CONFIG | {"balancer_moves_max": 1}},
+    ),
+    PlantedBug(
+        "a move has to gain nothing",
+        "ping-pong",
+        all_of(
+            planted(balance_plan._Planner, "_even_sizes", gives_whatever_it_gains),
+            planted(badly_off.__dict__, "badly_off", is_always_off),
+            planted(badly_off.__dict__, "REPEAT_MS", lambda _: 0),
+        ),
+        4,
+        ELASTIC,
+    ),
+    PlantedBug(
+        "a balance beside an operator's reassignment",
+        "against-reassignment",
+        all_of(
+            *(
+                planted(module.__dict__, "other_reassignment", lambda _: lambda context: "")
+                for module in (balance_looks, balance_requests)
+            )
+        ),
+        3,
+        ELASTIC | {"operations_per_minute": 60.0},
+    ),
+    PlantedBug(
+        "a balance while a broker is away",
+        "balance-beside",
+        all_of(
+            *(
+                planted(module.__dict__, "away_brokers", lambda _: lambda context: [])
+                for module in (balance_looks, balance_requests, badly_off)
+            )
+        ),
+        4,
+        ELASTIC | _AWAY | {"config": _CONFIG | {"broker_unavailable_timeout_ms": 20_000}},
+    ),
+    PlantedBug(
+        "a drained broker is filled again",
+        "move-target",
+        all_of(
+            *(
+                planted(module.__dict__, "placeable_directories", looks_at_no_cordon)
+                for module in (cluster_shapes, replica_placement, leader_elections, badly_off)
+            )
+        ),
+        5,
+        ELASTIC,
+    ),
+    PlantedBug(
+        "a replica that moved while its broker was away stays on its disk",
+        "stale-replica",
+        planted(LogManager, "tidy", deletes_nothing),
+        2,
+        ELASTIC | _AWAY,
+    ),
+]
