@@ -14,7 +14,7 @@ from rayka.coordinator import group_members
 from rayka.coordinator.committed_offsets import CommittedOffsets
 from rayka.coordinator.group import Group
 from rayka.coordinator.group_members import GroupMembers
-from rayka.coordinator.group_records import OffsetKey
+from rayka.coordinator.group_records import GroupRecord, OffsetKey
 from rayka.coordinator.group_shard import GroupShard
 from rayka.coordinator.known_groups import KnownGroups
 from rayka.coordinator.rebalances import Rebalances
@@ -101,12 +101,12 @@ def keeps_the_generation(original: Any) -> Any:
 
 
 def keeps_the_first(original: Any) -> Any:
-    def replay_offset(self: GroupShard, key: OffsetKey, value: Any) -> None:
-        known = self.known.offsets.get(key.group_id, {})
-        if TopicPartition(key.topic, key.partition) not in known:
-            original(self, key, value)
+    def replay(self: GroupShard, record: GroupRecord, offset: int) -> None:
+        key, known = record.key, self.known.offsets.get(record.key.group_id, {})
+        if not isinstance(key, OffsetKey) or TopicPartition(key.topic, key.partition) not in known:
+            original(self, record, offset)
 
-    return replay_offset
+    return replay
 
 
 def forgets_its_offsets(original: Any) -> Any:
@@ -242,7 +242,7 @@ GROUP_BUGS = [
     _bug("a member begins behind what was committed", "group-skipped", GroupOffsets, "fetch", begins_later),
     _bug("a member begins anew", "group-went-back", GroupOffsets, "fetch", begins_anew),
     _bug("a coordinator writes no offset", "group-went-back", CommittedOffsets, "_commit", commits_without_records),
-    _bug("only a partition's first offset counts", "group-went-back", GroupShard, "_replay_offset", keeps_the_first),
+    _bug("only a partition's first offset counts", "group-went-back", GroupShard, "replay", keeps_the_first),
     _bug("a new coordinator knows no offsets", "group-went-back", GroupShard, "on_active", forgets_its_offsets, 2),
     _bug("a rebalance waits for ever", "group-unsettled", Rebalances, "end_joins", does_nothing),
     _bug("any process commits", "group-fenced", CommittedOffsets, "_check_commit", takes_any_commit,
