@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from typing import IO
 
 import pytest
-from ray.cluster_utils import Cluster as RayNodes
 
 import rayka
 from rayka.client.consumer.record import Record
 from rayka.cluster import Cluster
+from tests.rays import RayNodes
 
 pytestmark = pytest.mark.ray
 RAYKA = [sys.executable, "-c", "from rayka.cli.main import main; main()"]

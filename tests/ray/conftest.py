@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
-from ray.cluster_utils import Cluster as RayNodes
 
 from rayka.actors.names import running_clusters
 from rayka.cli.main import run as run_in_process
 from rayka.cluster import Cluster
+from tests.rays import RayNodes
 
 
 @pytest.fixture(scope="session")

@@ -14,12 +14,12 @@ from typing import Any
 
 import psutil
 import ray
-from ray.cluster_utils import Cluster as RayNodes
 
 from rayka.actors import launch
 from rayka.actors.on_ray_node import HOST_LABEL
 from rayka.client import io_thread
 from rayka.cluster import Cluster
+from tests.rays import RayNodes, processes_of
 
 ON_MACHINES = {
     role: {"resources": {"machine": 0.01}} for role in ("broker", "controller", "coordinator")
@@ -60,9 +60,7 @@ class Machines:
         lost = [each for each, home in homes(cluster).items() if home == ray_node_id]
         described = {each.node_id: each for each in cluster.describe().nodes}
         raylet = next(iter(self._running[ray_node_id].all_processes["raylet"])).process.pid
-        children: list[psutil.Process] = []
-        with suppress(psutil.NoSuchProcess):  # one that Ray drains ends by itself when nothing is left on it
-            children = psutil.Process(raylet).children(recursive=True)
+        children = processes_of(raylet)
         self._rays.remove_node(self._running.pop(ray_node_id), allow_graceful=False)
         for each in children:
             with suppress(psutil.NoSuchProcess):

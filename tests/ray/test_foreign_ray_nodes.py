@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import pytest
 import ray
-from ray.cluster_utils import Cluster as RayNodes
 
 from rayka.actors import launch, on_ray_node
 from rayka.actors.found_directories import look_at
@@ -26,6 +25,7 @@ from rayka.cluster import Cluster
 from rayka.errors import StorageError, UnavailableError
 from tests.ray.machines import ON_MACHINES, Machines, homes
 from tests.ray.support import broker_pid, kill, running, wait_until
+from tests.rays import RayNodes
 
 pytestmark = pytest.mark.ray
 NO_RAYKA = """

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ray.cluster_utils import Cluster as RayNodes
 
 import rayka
 from rayka.cluster import Cluster
 from tests.ray.machines import Machines, homes
 from tests.ray.support import wait_until
+from tests.rays import RayNodes
 
 pytestmark = pytest.mark.ray
 PARTITIONS = 4

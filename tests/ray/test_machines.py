@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ray.cluster_utils import Cluster as RayNodes
 
 import rayka
 from rayka.actors.cluster_description import UNREACHABLE, NodeDescription
@@ -19,6 +18,7 @@ from rayka.errors import ConfigError, UnavailableError
 from rayka.protocol.membership import NodeState
 from tests.ray.machines import ON_MACHINES, Machines, homes
 from tests.ray.support import wait_until
+from tests.rays import RayNodes
 
 pytestmark = pytest.mark.ray
 VALUES = [b"%03d" % number for number in range(100)]

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
-from ray.cluster_utils import Cluster as RayNodes
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import rayka
@@ -32,6 +31,7 @@ from rayka.protocol.apis import APIS
 from rayka.protocol.membership import HeartbeatRequest, MetadataRequest, StatusRequest
 from rayka.protocol.wire import Encoded
 from tests.ray.support import wait_until
+from tests.rays import RayNodes
 
 pytestmark = pytest.mark.ray
 

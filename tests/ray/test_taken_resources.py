@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import ray
-from ray.cluster_utils import Cluster as RayNodes
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayka.actors import launch
@@ -18,6 +17,7 @@ from rayka.cluster import Cluster
 from tests.ray.conftest import Said
 from tests.ray.machines import Machines, homes
 from tests.ray.support import running, wait_until
+from tests.rays import RayNodes
 
 pytestmark = pytest.mark.ray
 BROKER = actor_name("crowded", 1)
