@@ -243,7 +243,6 @@ class Simulation:
         """Nothing changes any more: after a while no replica moves for a minute, and all is as it should be."""
         begin_ms = self.loop.now_ms
         self.trace.add("-", "phase", "rest")
-        self.data.stop_reading()
         waiting = ["a minute without a move"]
         while waiting and self.checkers.violation is None:
             if self.loop.now_ms - begin_ms > REST_SECONDS_MAX * 1000:

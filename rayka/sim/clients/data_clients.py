@@ -89,12 +89,6 @@ class DataClients:
         """No new records; those under way go on, and the consumers read to the end."""
         self.is_asking = False
 
-    def stop_reading(self) -> None:
-        """Consumers that have read everything end."""
-        for each in self.consumers:
-            if each.task is not None:
-                each.task.cancel()
-
     def waiting(self) -> list[str]:
         """What has not ended: sends, and consumers that have not read everything."""
         found = [str(each) for each in self.history.pending()[:5]]
