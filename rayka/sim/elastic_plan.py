@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-_SHARE = 0.25  # of the seeds; runs with a group, or without topics, have none
 BROKERS_MIN = 3  # that are there at the begin, and the largest replication factor
 
 
@@ -21,10 +20,9 @@ class ElasticPlan:
 
 
 def draw_elastic(seed: int) -> dict[str, Any]:
-    """How many brokers come, and the plan; most seeds have none unless they are asked for."""
+    """The plan, for a run that is asked for brokers that come."""
     random = Random(f"elastic swarm {seed}")
     return {
-        "comers": random.choice((1, 1, 2, 3)) * (random.random() < _SHARE),
         "elastic": ElasticPlan(
             scaling_pause_s=random.choice((1.0, 4.0)),
             flap_pause_s=random.choice((4.0, 15.0)),

@@ -24,8 +24,6 @@ GROUP_MEMBER_ID = 9501
 GROUP_OPERATOR_ID = 9601
 SCALING_ID = 9701
 _RESTLESS_MAX = 3  # brokers whose sessions may end without a fault
-# Where one of these is chosen no brokers come but chosen ones.
-_SHAPE = ("brokers", "coordinators", "members", "combined", "topics", "fault_kinds", "config")
 _EVERYDAY = tuple(kind for kind in FaultKind if kind is not FaultKind.SWAP)
 
 
@@ -182,10 +180,9 @@ def swarm(seed: int, **chosen: Any) -> SimOptions:
     drawn["lanes"] = _lanes(seed)
     drawn |= _grouped(seed, drawn) if chosen.get("members") is None else draw_group(seed)
     drawn |= draw_elastic(seed)
+    drawn["comers"] = 0
     if chosen.get("comers") and chosen.get("members") is None:
         drawn["members"] = 0
-    if drawn["members"] or not drawn["topics"] or any(chosen.get(name) is not None for name in _SHAPE):
-        drawn["comers"] = 0
     drawn |= {name: value for name, value in chosen.items() if value is not None}
     if drawn["comers"]:
         drawn |= _elastic(seed, drawn, chosen)
