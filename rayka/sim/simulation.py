@@ -31,11 +31,11 @@ from rayka.sim.checks.partition_states import PartitionStates
 from rayka.sim.checks.replica_checkers import ReplicaCheckers
 from rayka.sim.checks.replica_views import Replication
 from rayka.sim.checks.watches import BrokerWatch, ControllerWatch
+from rayka.sim.clients.broker_scaling import Scaling
 from rayka.sim.clients.data_clients import DataClients
 from rayka.sim.clients.group_clients import GroupClients
 from rayka.sim.clients.operations import PartitionOperator
 from rayka.sim.clients.register_clients import RegisterClients
-from rayka.sim.clients.scaling import Scaling
 from rayka.sim.clients.topic_growth import TopicGrowth
 from rayka.sim.clients.workload import Workload
 from rayka.sim.loop import START_US, Livelock, VirtualLoop

@@ -16,7 +16,7 @@ Kafka: `KafkaRaftClientDriver`, `KafkaNetworkChannel`, `KafkaRaftManager`.
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -236,11 +236,6 @@ class QuorumDriver:
             raise BrokerNotAvailable(f"{node_name(self._settings.node_id)} is shutting down")
 
     # ---- End ---------------------------------------------------------------------------------------------------------
-
-    def resign(self, successors: Collection[int]) -> None:
-        """Gives up the lead if it has it, and goes on as a replica; these voters should follow before others."""
-        self.quorum.resign(now_ms(), successors)
-        self.wake()
 
     async def shut_down(self) -> None:
         """Stands for no election any more, and gives up the lead if it has it; then it returns when a successor leads,

@@ -72,7 +72,7 @@ class QuorumRequests:
         """The node leads no more; its successor is elected after the answer. A repeated request ends no later epoch."""
         leads = self._quorum.leading_epoch == request.leader_epoch
         if leads:
-            self._driver.resign(request.successors)
+            self._quorum.resign(now_ms(), request.successors)
         election = self._quorum.election
         error = ErrorCode.NONE if leads else ErrorCode.NOT_LEADER_OR_FOLLOWER
         return await self._when_durable(ResignResponse(election.leader_id, election.leader_epoch, error))
