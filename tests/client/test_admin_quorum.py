@@ -56,6 +56,7 @@ class Controllers:
         self.changes: list[ErrorCode | Exception] = []
         self.changed: list[Any] = []
         self.observers = (replica(1, 90),)
+        self.when_asked: Callable[[], None] = lambda: None
 
     def network(self, transport: str = "auto") -> "Controllers":
         return self
@@ -70,7 +71,9 @@ class Controllers:
             return StatusResponse(node_id, (Role.CONTROLLER,), NodeState.RUNNING, 1, "", (), cluster_id="id")
         if isinstance(request, DescribeQuorumRequest):
             self.asked.append(node_id)
-            return self._described(node_id)
+            described = self._described(node_id)
+            self.when_asked()
+            return described
         self.changed.append(request)
         outcome = self.changes.pop(0) if self.changes else ErrorCode.NONE
         if isinstance(outcome, Exception):
@@ -182,25 +185,39 @@ def test_a_change_that_cannot_be_asked_for_is_refused_here(
     assert controllers.changed == []
 
 
-@pytest.mark.parametrize(
-    ("code", "expected"),
-    [(ErrorCode.VOTER_NOT_FOUND, VoterNotFound), (ErrorCode.REQUEST_TIMED_OUT, RequestTimedOut)],
-)
-def test_a_change_that_the_leader_refuses_raises_its_error_and_is_not_repeated(
-    controllers: Controllers, admin: Admin, code: ErrorCode, expected: type[Exception]
+def test_a_change_that_the_leader_refuses_for_good_raises_its_error_and_is_not_repeated(
+    controllers: Controllers, admin: Admin
 ):
-    controllers.changes = [code]
-    with pytest.raises(expected, match="as told"):
+    controllers.changes = [ErrorCode.VOTER_NOT_FOUND]
+    with pytest.raises(VoterNotFound, match="as told"):
         admin.remove_raft_voter(3001)
     assert len(controllers.changed) == 1
 
 
-def test_a_change_that_met_a_node_that_leads_no_more_is_sent_to_the_next(
-    controllers: Controllers, admin: Admin
+@pytest.mark.parametrize("code", [ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.REQUEST_TIMED_OUT])
+def test_a_change_that_met_a_node_that_leads_no_more_or_refuses_for_now_is_sent_again(
+    controllers: Controllers, admin: Admin, code: ErrorCode
 ):
-    controllers.changes = [ErrorCode.NOT_LEADER_OR_FOLLOWER]
+    controllers.changes = [code]
     admin.remove_raft_voter(3001)
     assert len(controllers.changed) == 2
+
+
+def test_a_leader_that_goes_on_refusing_for_now_is_believed_when_the_time_is_over(
+    controllers: Controllers, admin: Admin
+):
+    controllers.changes = [ErrorCode.REQUEST_TIMED_OUT] * 10_000
+    with pytest.raises(RequestTimedOut, match="as told"):
+        admin.remove_raft_voter(3001)
+    assert len(controllers.changed) > 10
+
+
+def test_a_new_leader_that_an_observer_has_not_asked_yet_is_given_a_moment(
+    controllers: Controllers, admin: Admin
+):
+    controllers.when_asked = lambda: setattr(controllers, "observers", (replica(3004, 95),))
+    admin.add_raft_voter(3004)
+    assert [each.voter.node_id for each in controllers.changed] == [3004]
 
 
 def test_a_change_whose_answer_was_lost_is_not_repeated(controllers: Controllers, admin: Admin):

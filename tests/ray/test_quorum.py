@@ -235,7 +235,8 @@ def test_a_controller_that_lost_its_disk_is_replaced_while_the_others_run_and_ge
     too_soon = command(*add)
     assert (too_soon.code, "rayka quorum voters remove 3002" in too_soon.err) == (1, True)
     assert command(*remove, "--yes").out == "controller 3002 votes no more\n"
-    assert command(*add).out == "controller 3002 votes\n"
+    added = command(*add)
+    assert added.out == "controller 3002 votes\n", added.err
     now = {each.node_id: each.directory_id for each in quorum.admin.describe_quorum().voters}
     assert now[3002] != former[3002]
     assert {**now, 3002: former[3002]} == former

@@ -1,7 +1,7 @@
 """The metadata quorum as a client sees it: its leader, its voters and how far each is; and changes of its voters.
 
-The active controller is found by asking any of them: one that does not lead names the leader it knows. A change is
-sent once and never repeated, for a repeated one would be told that it is done already. Kafka: KafkaAdminClient's
+The active controller is found by asking any of them: one that does not lead names the leader it knows. A change that
+the leader may have made is never sent again, for it would be told that it is done already. Kafka: KafkaAdminClient's
 describeMetadataQuorum, addRaftVoter, removeRaftVoter (A55-A57).
 """
 
@@ -36,6 +36,7 @@ from rayka.protocol.quorum_messages import (
 ChangeType = type[AddRaftVoterRequest] | type[RemoveRaftVoterRequest]
 _NODE_TIMEOUT_MS = 3_000  # one that hangs must not use up the whole budget
 _DONE, _ELSEWHERE = ErrorCode.NONE, (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.NOT_CONTROLLER)
+_PASSING = (*_ELSEWHERE, ErrorCode.NETWORK_EXCEPTION, ErrorCode.REQUEST_TIMED_OUT)
 
 
 async def ask_quorum(
@@ -96,17 +97,26 @@ class AsyncQuorumAdmin(AdminPart):
         directory_id: UUID | None,
         choose: Callable[[QuorumInfo, int], ReplicaState],
     ) -> None:
-        """Asks again where the request only met the wrong node, or one that has just died before it was asked."""
+        """Asks again where the request only met the wrong node, or one that has just died before it was asked, or a
+        leader that refuses for now: the one before is not committed yet, or the node is not caught up. A leader that
+        has appended the change says so only when all the time is over.
+        """
         retry = Retry(self.timeout_ms, self._nodes.backoff)
+        first_fetch = Retry(min(_NODE_TIMEOUT_MS, self.timeout_ms), self._nodes.backoff)
         while True:
             info = await self._describe(retry)
-            key = ReplicaKey(node_id, directory_id or choose(info, node_id).directory_id)
+            try:
+                key = ReplicaKey(node_id, directory_id or choose(info, node_id).directory_id)
+            except UnavailableError:  # a leader that was just elected has yet to see who follows
+                if not await first_fetch.pause():
+                    raise
+                continue
             try:
                 return await self._send(request_type, info.leader_id, key, retry.remaining_ms)
             except DuplicateVoter as error:
                 raise DuplicateVoter(_duplicate(info, key, str(error))) from error
             except ApiError as error:
-                if error.code not in (*_ELSEWHERE, ErrorCode.NETWORK_EXCEPTION) or not await retry.pause():
+                if error.code not in _PASSING or not await retry.pause():
                     raise
 
     async def _send(
