@@ -85,9 +85,10 @@ class Accumulator:
         size_bytes: int,
         at: Moment,
         *,
+        key: bytes | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> DeliveryFuture | None:
-        """Adds one record, a value or a `Row`; None when the memory for it is not there.
+        """Adds one record, a value and its key or a `Row`; None when the memory for it is not there.
 
         Its batch takes more without the lock afterwards, as far as its memory reaches; one of a partition that is given
         only once it has a few, for of thousands of partitions most batches get no more.
@@ -103,7 +104,7 @@ class Accumulator:
                 self.agenda.look_in_time(self.topics.queue_of(batch), batch, self._linger_ms)
             self._appended_ms = at.now_ms
             batch.size_bytes += size_bytes
-            future = _future(batch, slot)
+            future = _future(batch, slot, key)
             batch.records.append(future)
             if on_delivery is not None:
                 future.report_to(on_delivery)
@@ -321,15 +322,16 @@ class Accumulator:
         self.identity.settle(queue)
 
 
-def _future(batch: ProducerBatch, slot: Any) -> DeliveryFuture:
+def _future(batch: ProducerBatch, slot: Any, key: bytes | None) -> DeliveryFuture:
     """A record that is only a value and a key needs no `Row` from here on."""
-    if type(slot) is not Row:
-        return DeliveryFuture(batch, slot)
-    if slot.headers or slot.timestamp_ms is not None:
-        batch.has_rows = True
-        return DeliveryFuture(batch, slot)
-    batch.has_keys = True
-    return DeliveryFuture(batch, slot.value, slot.key)
+    if type(slot) is Row:
+        if slot.headers or slot.timestamp_ms is not None:
+            batch.has_rows = True
+            return DeliveryFuture(batch, slot)
+        slot, key = slot.value, slot.key
+    if key is not None:
+        batch.has_keys = True
+    return DeliveryFuture(batch, slot, key)
 
 
 def wait_for_memory(accumulator: Accumulator, freed_count: int, timeout_s: float) -> None:

@@ -125,6 +125,15 @@ class Outbox:
 
         return append
 
+    def append_keyed(
+        self, topic: str, partition: int, value: bytes, key: bytes, size_bytes: int
+    ) -> DeliveryFuture | None:
+        """A value and a key, for a partition that no batch is open for; None where it needs `prepared`."""
+        if size_bytes > self._record_bytes_max:
+            return None
+        at = Moment(self.sender.now_ms(), io_thread.wall_clock_ms())
+        return self.accumulator.append(topic, partition, value, size_bytes, at, key=key)
+
     def _too_large(self, topic: str, size_bytes: int) -> RecordTooLarge:
         return RecordTooLarge(
             f"a record for topic {topic!r} takes {size_bytes} bytes; "

@@ -221,17 +221,19 @@ class Producer(ProcessBound):
         return None
 
     def _take_keyed(self, topic: str, value: bytes, key: Any) -> DeliveryFuture | None:
-        """As `_take`, of a record with a key."""
+        """As `_take`, of a record with a key; with the lock, where the batch of its partition is not open."""
         if type(key) is not bytes:
             return None
         try:
             filling = self._by_key[topic].filling
-            batch = filling[self._hash_of[key] % len(filling)]
+            partition = self._hash_of[key] % len(filling)
+            batch = filling[partition]
         except (KeyError, TypeError, IndexError):  # also where the topic is made anew just now
             return None
-        if batch is None:
-            return None
-        size_bytes = batch.size_bytes + len(value) + len(key) + KEYED_OVERHEAD_BYTES
+        size_bytes = len(value) + len(key) + KEYED_OVERHEAD_BYTES
+        if batch is None or batch.limit_bytes < 0:
+            return self._outbox.append_keyed(topic, partition, value, key, size_bytes)
+        size_bytes += batch.size_bytes
         if size_bytes > batch.limit_bytes:
             return None
         batch.size_bytes = size_bytes
