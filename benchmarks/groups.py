@@ -24,7 +24,7 @@ import pyarrow as pa
 import ray
 
 import rayka
-from benchmarks import client_rates, group_offsets
+from benchmarks import client_rates, compacted_offsets, group_offsets
 from benchmarks.group_members import (
     MakeMember,
     Pauses,
@@ -57,6 +57,7 @@ def run(*, quick: bool = False, kafka_jars: Path | None = None) -> Iterator[Row]
     with local_ray() as directory:
         for stage in (_on_one_broker, _on_coordinators):
             yield from _guarded(stage(directory, kafka_jars, quick, failures), failures)
+        yield from _guarded(compacted_offsets.rows(directory / "compacted", quick=quick), failures)
     if failures:
         raise ExceptionGroup(f"{len(failures)} parts failed", failures)
 
