@@ -25,16 +25,17 @@ CHOSEN = (
     "tests/spark/test_reading.py",
     "tests/testing/test_consumer.py",
     "tests/testing/test_in_process_cluster.py",
-    "tests/testing/test_operations.py",
     "tests/testing/test_producer.py",
     "tests/ray/test_cluster.py::test_stop_and_start_on_the_same_directory_keeps_topics_and_records",
     "tests/ray/test_processes.py::test_the_command_line_starts_uses_and_stops_a_cluster_that_ray_finds_under_token_authentication",
 )
 _LEFT_OUT = (
     "tests/log/test_idempotence_rules.py",  # reads pages of the tree that are compared with the tests
-    # The end of the interpreter and forks, some thirty processes: nothing there is a dependency's.
+    # The end of the interpreter, forks, jobs, some forty processes, and groups: nothing there is a dependency's.
     "tests/client/test_at_exit.py",
     "tests/client/test_forks.py",
+    "tests/client/group",
+    "tests/log/test_job_process.py",
     # A model of thousands of steps finds no other call of a dependency than the tests of the log.
     "tests/log/test_log_model.py",
 )
