@@ -7,7 +7,7 @@ reads them all; no other module imports pydantic. Each key is one row that says 
 is made from these rows (`python -m tests.config_page`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -35,7 +35,7 @@ from rayka.config_clients import (
     WorkersConfig,
 )
 from rayka.config_model import ConfigModel
-from rayka.config_scaling import CountRange, Scaling
+from rayka.config_scaling import BROKER_TARGETS, COORDINATOR_TARGETS, CountRange, Scaling
 from rayka.config_topics import FlushPolicy, MessageTimestampType, TopicConfig
 from rayka.errors import ConfigError
 from rayka.ids import (
@@ -111,6 +111,7 @@ _SECTIONS: Mapping[str, type[ConfigModel]] = {
     "config": BrokerConfig,
     "ray": RaySpec,
     "brokers": CountRange,
+    "coordinators": CountRange,
     "scaling": Scaling,
 }
 
@@ -167,11 +168,18 @@ def _check_controllers(count: int) -> int:
     return count
 
 
-def _count_or_range(value: Any) -> Any:
-    is_count = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= NODES_MAX
-    if not is_count and not isinstance(value, CountRange):
-        raise ValueError(f"expected a count from 1 to {NODES_MAX}, or min and max")
-    return value
+def _count_or_range(least: int) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        is_count = isinstance(value, int) and not isinstance(value, bool) and least <= value <= NODES_MAX
+        if not is_count and not isinstance(value, CountRange):
+            raise ValueError(f"expected a count from {least} to {NODES_MAX}, or min and max")
+        return value
+
+    return check
+
+
+def _least(count: int | CountRange) -> int:
+    return count.min if isinstance(count, CountRange) else count
 
 
 def _check_ports(ports: tuple[int, int]) -> tuple[int, int]:
@@ -202,7 +210,7 @@ class ClusterSpec(ConfigModel):
         strict=True,
         description="How many controllers: an odd number, of which less than half may fail.",
     )
-    brokers: Annotated[int | CountRange, BeforeValidator(_count_or_range)] = Field(
+    brokers: Annotated[int | CountRange, BeforeValidator(_count_or_range(1))] = Field(
         default=1,
         description=(
             "How many brokers; or `{min: 3, max: 12}`: between these, by the load. Those from 1 to min stay, the others"
@@ -211,14 +219,14 @@ class ClusterSpec(ConfigModel):
     )
     scaling: Scaling | None = Field(
         default=None,
-        description="When brokers between min and max come and go, by the keys of the table below.",
+        description="When nodes between min and max come and go, by the keys of the table below.",
     )
-    coordinators: int = Field(
+    coordinators: Annotated[int | CountRange, BeforeValidator(_count_or_range(0))] = Field(
         default=0,
-        ge=0,
-        le=NODES_MAX,
-        strict=True,
-        description="How many coordinators of groups; with 0 brokers coordinate.",
+        description=(
+            "How many coordinators of groups; with 0 brokers coordinate. Or `{min: 1, max: 4}`, as of brokers: between"
+            " these, by the load."
+        ),
     )
     nodes: Annotated[tuple[NodeSpec, ...], AfterValidator(_check_nodes)] | None = Field(
         default=None, description="Instead of the three counts: each node with its id and its roles."
@@ -251,9 +259,7 @@ class ClusterSpec(ConfigModel):
     def _has_brokers_enough(cls, config: BrokerConfig, info: ValidationInfo) -> BrokerConfig:
         """Else no topic could be created without a count of its own."""
         nodes, count = info.data.get("nodes"), info.data.get("brokers", NODES_MAX)
-        if isinstance(count, CountRange):
-            count = count.min
-        broker_count = sum(Role.BROKER in each.roles for each in nodes) if nodes else count
+        broker_count = sum(Role.BROKER in each.roles for each in nodes) if nodes else _least(count)
         factor = config.default_replication_factor
         if factor > broker_count:
             raise ValueError(
@@ -267,9 +273,8 @@ class ClusterSpec(ConfigModel):
         """What each node does, by id, ascending; the roles of a node in the order of `Role`."""
         if self.nodes is not None:
             return {each.id: each.roles for each in self.nodes}
-        count = self.brokers.min if isinstance(self.brokers, CountRange) else self.brokers
-        brokers = range(FIRST_BROKER_ID, FIRST_BROKER_ID + count)
-        coordinators = range(FIRST_COORDINATOR_ID, FIRST_COORDINATOR_ID + self.coordinators)
+        brokers = range(FIRST_BROKER_ID, FIRST_BROKER_ID + _least(self.brokers))
+        coordinators = range(FIRST_COORDINATOR_ID, FIRST_COORDINATOR_ID + _least(self.coordinators))
         controllers = range(FIRST_CONTROLLER_ID, FIRST_CONTROLLER_ID + self.controllers)
         return {
             **dict.fromkeys(brokers, (Role.BROKER,)),
@@ -310,17 +315,34 @@ class ClusterSpec(ConfigModel):
                 f"{what}: expected either nodes or the counts ({', '.join(_COUNTS)}), found both"
             )
         spec = cls.parse(sections, what=what)
-        if spec.scaling is not None and spec.broker_range is None:
-            raise ConfigError(
-                f"{what}: scaling: expected brokers: {{min: …, max: …}} beside it, found brokers {spec.brokers}, which "
-                "never change"
-            )
+        spec._refuse_idle_targets(what)
         return spec
 
+    def _refuse_idle_targets(self, what: str) -> None:
+        """Raises ConfigError for targets of nodes whose count never changes."""
+        if self.scaling is None:
+            return
+        if not self.ranges:
+            raise ConfigError(
+                f"{what}: scaling: expected brokers: {{min: …, max: …}} beside it, or coordinators, found brokers "
+                f"{self.brokers} and coordinators {self.coordinators}, which never change"
+            )
+        for role, count, names in (
+            (Role.BROKER, self.brokers, BROKER_TARGETS),
+            (Role.COORDINATOR, self.coordinators, COORDINATOR_TARGETS),
+        ):
+            idle = [each for each in names if each in self.scaling.model_fields_set]
+            if idle and role not in self.ranges:
+                raise ConfigError(
+                    f"{what}: scaling: {idle[0]}: expected {role}s: {{min: …, max: …}} beside it, found {role}s "
+                    f"{count}, which never change"
+                )
+
     @property
-    def broker_range(self) -> CountRange | None:
-        """Between which counts brokers come and go by themselves; None where they do not."""
-        return self.brokers if isinstance(self.brokers, CountRange) else None
+    def ranges(self) -> dict[Role, CountRange]:
+        """Between which counts the nodes of a role come and go by themselves; without the roles of which none does."""
+        counts = {Role.BROKER: self.brokers, Role.COORDINATOR: self.coordinators}
+        return {role: count for role, count in counts.items() if isinstance(count, CountRange)}
 
     @property
     def data_dirs(self) -> tuple[str, ...]:

@@ -1,12 +1,16 @@
-"""Between which counts brokers come and go, and when: what `brokers: {min: 3, max: 12}` and `scaling` hold."""
+"""Between which counts brokers and coordinators come and go, and when: what `brokers: {min: 3, max: 12}`, the same of
+coordinators, and `scaling` hold.
+"""
 
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator
 
 from rayka.config_model import ConfigModel
 
 _COUNT_MAX = 1000
+BROKER_TARGETS = ("disk_share", "processor_share", "bytes_in", "bytes_out", "partitions")
+COORDINATOR_TARGETS = ("coordinator_processor_share",)
 
 
 class CountRange(ConfigModel):
@@ -28,7 +32,8 @@ class CountRange(ConfigModel):
 
 
 class Scaling(ConfigModel):
-    """What a broker may have to do on average, and for how long it must be more or less before brokers come or go.
+    """What a broker or coordinator may have to do on average, and for how long it must be more or less before one comes
+    or goes.
 
     One comes when the average of some target is above it; one goes when without it every average would be below 70 % of
     its target. A target that is `null` does not count.
@@ -52,19 +57,30 @@ class Scaling(ConfigModel):
     partitions: int | None = Field(
         default=4_000, ge=1, description="How many replicas of partitions a broker may hold."
     )
+    coordinator_processor_share: float | None = Field(
+        default=0.7,
+        gt=0,
+        le=1,
+        description="Which share of one core a coordinator's process may take: the one target of coordinators.",
+    )
     out_window_s: float = Field(
         default=60.0,
         ge=0,
         allow_inf_nan=False,
-        description="How long the load must be above a target before a broker comes, in seconds.",
+        description="How long the load must be above a target before a node comes, in seconds.",
     )
     in_window_s: float = Field(
         default=600.0,
         ge=0,
         allow_inf_nan=False,
-        description="How long the load must be low before a broker goes, in seconds.",
+        description="How long the load must be low before a node goes, in seconds.",
     )
     never: tuple[Literal["out", "in"], ...] = Field(
         default=(),
-        description="What never happens by itself: `out`, that brokers come; `in`, that they go.",
+        description="What never happens by itself: `out`, that nodes come; `in`, that they go.",
     )
+
+    def of_coordinators(self) -> Self:
+        """The targets of coordinators in the place of those of brokers."""
+        others: dict[str, None] = dict.fromkeys(BROKER_TARGETS)
+        return self.model_copy(update={**others, "processor_share": self.coordinator_processor_share})

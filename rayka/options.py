@@ -129,7 +129,7 @@ class ClusterFields(TypedDict, total=False):
     controllers: int
     brokers: int | Mapping[str, int]
     scaling: Mapping[str, Any] | None
-    coordinators: int
+    coordinators: int | Mapping[str, int]
     nodes: Sequence[Mapping[str, Any]] | None
     data_dir: str | list[str]
     ray: Mapping[str, Any]

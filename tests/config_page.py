@@ -53,6 +53,7 @@ _TYPES = {
     "ray_options": "mapping",
     "nodes": "list of mappings",
     "brokers": "int or mapping",
+    "coordinators": "int or mapping",
     "scaling": "mapping",
     "never": "list of `out`, `in`",
     "data_dir": "str or list",
@@ -104,7 +105,7 @@ def sections() -> Iterator[Section]:
     )
     yield Section(
         "Scaling",
-        "Keys below `scaling` in `cluster.yaml`, where `brokers` has a min and a max:"
+        "Keys below `scaling` in `cluster.yaml`, where `brokers` or `coordinators` has a min and a max:"
         " [growing and shrinking](scale.md#growing-and-shrinking).",
         Scaling,
         Scaling.model_fields,

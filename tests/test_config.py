@@ -176,7 +176,22 @@ def test_a_producer_option_that_cannot_work_is_refused(options: dict[str, Any], 
             "brokers: {min: 2, max: 9}\nconfig: {default.replication.factor: 3}",
             "config: expected a default.replication.factor of 2 at most, or more brokers than that, found 3",
         ),
-        ("scaling: {bytes_in: 5}", "scaling: expected brokers: {min: …, max: …} beside it, found brokers 1"),
+        (
+            "scaling: {bytes_in: 5}",
+            "scaling: expected brokers: {min: …, max: …} beside it, or coordinators, found brokers 1 and",
+        ),
+        ("coordinators: -1", "coordinators: expected a count from 0 to 1000, or min and max, found -1"),
+        ("coordinators: true", "coordinators: expected a count from 0 to 1000, or min and max"),
+        ("coordinators: {min: 4, max: 2}", "coordinators: max: expected min, which is 4, or more, found 2"),
+        ("coordinators: {min: 0, max: 2}", "coordinators: min: .* greater than or equal to 1, found 0"),
+        (
+            "{coordinators: {min: 1, max: 2}, scaling: {bytes_in: 5}}",
+            "scaling: bytes_in: expected brokers: {min: …, max: …} beside it, found brokers 1, which never",
+        ),
+        (
+            "{brokers: {min: 1, max: 2}, scaling: {coordinator_processor_share: 0.5}}",
+            "scaling: coordinator_processor_share: expected coordinators: .* found coordinators 0, which never",
+        ),
         (
             "{brokers: {min: 2, max: 9}, scaling: {bytes_inn: 5}}",
             "scaling: unknown key 'bytes_inn'; the nearest known key is 'bytes_in'",
@@ -229,7 +244,16 @@ def test_a_range_of_brokers_declares_the_least(tmp_path: Path):
     path.write_text("brokers: {min: 2, max: 9}\nscaling: {bytes_in: 5, never: [in]}\n")
     spec = ClusterSpec.load(path)
     assert list(spec.roles) == [1, 2, 3001]
-    assert (spec.broker_range, ClusterSpec(brokers=2).broker_range) == (CountRange(min=2, max=9), None)
+    assert (spec.ranges, ClusterSpec(brokers=2).ranges) == ({Role.BROKER: CountRange(min=2, max=9)}, {})
+    assert ClusterSpec.of(spec.model_dump(exclude_unset=True)) == spec
+
+
+def test_a_range_of_coordinators_declares_the_least():
+    spec = ClusterSpec.of(
+        {"coordinators": {"min": 2, "max": 4}, "scaling": {"coordinator_processor_share": 0.5}}
+    )
+    assert list(spec.roles) == [1, 1001, 1002, 3001]
+    assert spec.ranges == {Role.COORDINATOR: CountRange(min=2, max=4)}
     assert ClusterSpec.of(spec.model_dump(exclude_unset=True)) == spec
 
 

@@ -33,6 +33,7 @@ TAKEN_AS = {
     "compression_type",
     "nodes",
     "brokers",
+    "coordinators",
     "scaling",
     "data_dir",
     "ray",

@@ -61,7 +61,8 @@ class ClusterDescription:
     """A cluster as it is now; the counts are 0 and the id empty while no node knows them.
 
     `controller_id` is the active controller, the leader of the metadata in `leader_epoch`; both are -1 while there is
-    none. `scaling`: how many brokers there should be, where they come and go by the load.
+    none. `scaling`: how many brokers there should be, where they come and go by the load; `coordinator_scaling`: the
+    same of coordinators.
     """
 
     name: str
@@ -74,6 +75,7 @@ class ClusterDescription:
     partition_count: int
     nodes: tuple[NodeDescription, ...]
     scaling: ScalingStatus | None = None
+    coordinator_scaling: ScalingStatus | None = None
 
     @property
     def is_running(self) -> bool:
@@ -117,7 +119,8 @@ async def describe(network: RayNetwork, ray_address: str, node_ids: Collection[i
         topic_count=len(metadata.topics) if metadata else 0,
         partition_count=sum(len(topic.partitions) for topic in metadata.topics) if metadata else 0,
         nodes=nodes,
-        scaling=scaling,
+        scaling=scaling[0],
+        coordinator_scaling=scaling[1],
     )
 
 
@@ -170,10 +173,14 @@ async def _troubles(cluster_name: str) -> dict[int, str]:
     return await troubles(cluster_name, _TIMEOUT_MS / 1000)
 
 
-async def _scaling(cluster_name: str) -> ScalingStatus | None:
-    from rayka.actors.supervise import scaling
+async def _scaling(cluster_name: str) -> tuple[ScalingStatus | None, ScalingStatus | None]:
+    """Of brokers and of coordinators."""
+    from rayka.actors.supervise import coordinator_scaling, scaling
 
-    return await scaling(cluster_name, _TIMEOUT_MS / 1000)
+    timeout_s = _TIMEOUT_MS / 1000
+    return await asyncio.gather(
+        scaling(cluster_name, timeout_s), coordinator_scaling(cluster_name, timeout_s)
+    )
 
 
 async def _draining(cluster_name: str) -> dict[int, int]:

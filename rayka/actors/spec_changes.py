@@ -90,7 +90,8 @@ def _with_roles(spec: ClusterSpec, roles: Mapping[int, Collection[Role]], what: 
     values = spec.model_dump(exclude_unset=True, exclude=counted)
     nodes = [{"id": each, "roles": list(found)} for each, found in roles.items()]
     whole = ClusterSpec.of({**values, "nodes": nodes}, what=what)
-    return whole.model_copy(update={"brokers": spec.brokers, "scaling": spec.scaling})
+    kept = {each: getattr(spec, each) for each in ("brokers", "coordinators", "scaling")}
+    return whole.model_copy(update=kept)
 
 
 def _named(node_ids: Collection[int]) -> str:

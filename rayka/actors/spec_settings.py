@@ -13,7 +13,7 @@ from rayka.ids import Role, role_of
 
 MIN_ISR = "min.insync.replicas"
 _RESOURCES = "resources."
-_OF_SCALING = ("brokers", "scaling")  # the supervisor goes by them
+_OF_SCALING = ("brokers", "coordinators", "scaling")  # the supervisor goes by them
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def _settings(spec: ClusterSpec) -> Mapping[str, str]:
         "transport_ports": _as_text(spec.transport_ports and list(spec.transport_ports)),
     }
     scaling = (
-        spec.broker_range and str(spec.broker_range),
+        *(spec.ranges.get(role) for role in (Role.BROKER, Role.COORDINATOR)),
         spec.scaling and spec.scaling.model_dump(mode="json"),
     )
     given = {**BrokerConfig().model_dump(mode="json"), **spec.config.model_dump(mode="json")}

@@ -103,6 +103,12 @@ async def scaling(cluster_name: str, timeout_s: float) -> ScalingStatus | None:
     return told
 
 
+async def coordinator_scaling(cluster_name: str, timeout_s: float) -> ScalingStatus | None:
+    """The same of coordinators."""
+    told: ScalingStatus | None = await _told(cluster_name, "coordinator_scaling", timeout_s)
+    return told
+
+
 async def draining(cluster_name: str, timeout_s: float) -> dict[int, int]:
     """The nodes whose machines Ray drains, and when these go, a wall clock in ms or 0; nothing where it is not said."""
     told: dict[int, int] | None = await _told(cluster_name, "draining", timeout_s)

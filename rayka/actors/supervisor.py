@@ -55,7 +55,7 @@ from rayka.actors.scaling.scaled_cluster import ScaledCluster
 from rayka.actors.scaling.scaler import Scaler
 from rayka.actors.start_lock import is_starting
 from rayka.config import ClusterSpec
-from rayka.ids import node_name
+from rayka.ids import Role, node_name
 from rayka.node.repeats import Repeats
 
 _LOOK_S = 1.0
@@ -107,17 +107,21 @@ class Supervisor:
         return os.getpid()
 
     async def record(self) -> ClusterRecord:
-        """What it keeps the nodes as, on which disks; a cluster that changes gets another supervisor, but for brokers
+        """What it keeps the nodes as, on which disks; a cluster that changes gets another supervisor, but for nodes
         that come and go by the load.
         """
         spec = self._kept_spec
-        if self._scaler is not None and self._scaler.status is None:  # it has not looked yet
+        if self._scaler is not None and not self._scaler.has_looked:
             spec = as_it_is(spec, await asyncio.to_thread(running_node_ids, spec.name))
         return ClusterRecord(spec, self._record.identities)
 
     def scaling(self) -> ScalingStatus | None:
         """How many brokers there should be and are; None where they do not come and go, and before the first look."""
-        return None if self._scaler is None else self._scaler.status
+        return None if self._scaler is None else self._scaler.status(Role.BROKER)
+
+    def coordinator_scaling(self) -> ScalingStatus | None:
+        """The same of coordinators."""
+        return None if self._scaler is None else self._scaler.status(Role.COORDINATOR)
 
     def draining(self) -> dict[int, int]:
         """The nodes whose machines Ray drains, and when these go: a wall clock in ms, 0 where Ray does not say."""
@@ -260,8 +264,8 @@ class Supervisor:
 
 
 def _scaler(record: ClusterRecord, acting: asyncio.Lock) -> Scaler | None:
-    """What lets brokers come and go, where the spec says that they do. It looks as often as brokers report."""
-    if record.spec.broker_range is None:
+    """What lets nodes come and go, where the spec says that they do. It looks as often as brokers report."""
+    if not record.spec.ranges:
         return None
     look_s = max(_LOOK_S, record.spec.config.broker_load_report_interval_ms / 1000)
     return Scaler(record.spec, ScaledCluster(record), look_s, acting)

@@ -254,7 +254,9 @@ def print_description(description: "ClusterDescription") -> None:
     )
     click.echo(f"active controller {describe_leader(description)}")
     if description.scaling is not None:
-        click.echo(describe_scaling(description.scaling))
+        click.echo(describe_scaling("brokers", description.scaling))
+    if description.coordinator_scaling is not None:
+        click.echo(describe_scaling("coordinators", description.coordinator_scaling))
     click.echo()
     nodes = description.nodes
     rows = [
@@ -315,9 +317,9 @@ def print_start_plan(spec: "ClusterSpec", replace: tuple[int, ...], as_json: boo
     click.echo("nothing was changed")
 
 
-def describe_scaling(scaling: "ScalingStatus") -> str:
+def describe_scaling(what: str, scaling: "ScalingStatus") -> str:
     """`brokers 3, desired 4 (3 to 12): broker 4 waits for a Ray node`."""
-    return f"brokers {scaling.actual}, desired {scaling.desired} ({scaling.min} to {scaling.max}): {scaling.reason}"
+    return f"{what} {scaling.actual}, desired {scaling.desired} ({scaling.min} to {scaling.max}): {scaling.reason}"
 
 
 def describe_leader(description: "ClusterDescription") -> str:

@@ -76,6 +76,7 @@ from rayka.metadata.metadata_records import (
     MetadataRecord,
     NoOpRecord,
     RegisterBrokerRecord,
+    UnregisterBrokerRecord,
 )
 from rayka.metadata.response import metadata_response
 from rayka.protocol.balance import BalanceRequest, CancelBalanceRequest, DescribeBalanceRequest
@@ -164,6 +165,8 @@ class Controller:
         if isinstance(record, BrokerRegistrationChangeRecord) and record.is_fenced is False:
             self._returned.on_unfenced(record.broker_id)
             self._gone.on_unfenced(record.broker_id)
+        if isinstance(record, UnregisterBrokerRecord):
+            self._returned.on_unregistered(record.broker_id)
 
     def snapshot(self, next_offset: int) -> Iterable[MetadataRecord]:
         return image_records(self.image(next_offset))

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from rayka.controller.controller_timers import ShareWithCoordinators
+from rayka.controller.placeable_directories import placeable_directories
 from rayka.controller.reassignment import Reassigning
 from rayka.controller.request_context import RequestContext
 from rayka.ids import TopicPartition, is_internal
@@ -21,7 +22,9 @@ from rayka.shard.shard import Result, Steps
 def share_with_coordinators(
     context: RequestContext, _: ShareWithCoordinators
 ) -> Steps[MetadataRecord, list[int]]:
-    """Begins reassignments to the coordinators that run and hold nothing. The response: these."""
+    """Begins reassignments to the coordinators that run and hold nothing, but for those that are being emptied. The
+    response: these.
+    """
     image = context.image
     replicas = {
         TopicPartition(topic.name, number): partition.target_replicas
@@ -31,7 +34,11 @@ def share_with_coordinators(
     }
     holders = set(chain.from_iterable(replicas.values()))
     coordinators = [each for each in image.brokers.values() if each.is_coordinator]
-    can_hold = [each.broker_id for each in coordinators if each.is_active and each.online_directories]
+    can_hold = [
+        each.broker_id
+        for each in coordinators
+        if each.is_active and placeable_directories(image, context.config, each)
+    ]
     newcomers = [each for each in can_hold if each not in holders]
     if newcomers:
         wanted = shared(list(replicas.values()), [each.broker_id for each in coordinators], newcomers)

@@ -37,6 +37,12 @@ class ReturnedBrokers:
     def on_unfenced(self, broker_id: int) -> None:
         self._new[broker_id] = None
 
+    def on_unregistered(self, broker_id: int) -> None:
+        """What comes with this id later is another broker, which took nothing back yet."""
+        self._new.pop(broker_id, None)
+        for each in (self._since_ms, self._took_ms):
+            each.pop(broker_id, None)
+
     def take_due(self, elections: Elections, now_ms: int) -> list[int]:
         """The brokers that can take leads back now; they count as having taken them."""
         self._begin(now_ms)

@@ -18,6 +18,7 @@ from rayka.actors.scaling.planner import (
 from rayka.actors.scaling.scaler import Scaler
 from rayka.config import ClusterSpec
 from rayka.errors import UnavailableError
+from rayka.ids import Role
 
 TARGETS = {"disk_share": None, "processor_share": None, "partitions": None, "bytes_in": 100}
 SPEC = ClusterSpec.of(
@@ -33,19 +34,26 @@ class FakePort:
 
     def __init__(self) -> None:
         self.shown = deque[Seen | Exception | None]()
+        self.coordinators: Seen | None = None
         self.is_looked_at = asyncio.Event()
         self.refusal = ""
+        self.errors: dict[type[Step], Exception] = {}
         self.taken: list[Step] = []
         self.recorded: list[tuple[str, int, str]] = []
 
-    async def see(self) -> Seen | None:
+    async def see(self) -> dict[Role, Seen] | None:
         self.is_looked_at.set()
         shown = self.shown.popleft()
         if isinstance(shown, Exception):
             raise shown
-        return shown
+        if shown is None:
+            return None
+        others = {Role.COORDINATOR: self.coordinators} if self.coordinators else {}
+        return {Role.BROKER: shown, **others}
 
     async def take(self, step: Step) -> str:
+        if type(step) in self.errors:
+            raise self.errors[type(step)]
         self.taken.append(step)
         return self.refusal
 
@@ -72,6 +80,12 @@ def leaving(replica_count: int) -> Seen:
 
 def scaler(port: FakePort, spec: ClusterSpec = SPEC) -> Scaler:
     return Scaler(spec, port, 1.0, asyncio.Lock())
+
+
+def said(scaler: Scaler, role: Role = Role.BROKER) -> str:
+    status = scaler.status(role)
+    assert status is not None
+    return status.reason
 
 
 def look(scaler: Scaler, port: FakePort, *shown: Seen | None) -> list[bool]:
@@ -118,8 +132,7 @@ def test_a_step_that_is_refused_is_no_event_and_says_why() -> None:
     look(mine, port, seen(10, 4))
     assert [type(each) for each in port.taken] == [Leave]
     assert port.recorded == []
-    assert mine.status is not None
-    assert mine.status.reason == "broker 4: too few brokers for topic clicks"
+    assert said(mine) == "broker 4: too few brokers for topic clicks"
 
 
 def test_what_ray_lacks_is_recorded_once() -> None:
@@ -144,8 +157,7 @@ def test_an_error_is_said_and_the_next_look_goes_on() -> None:
     port.shown.append(UnavailableError("no controller"))
     port.is_looked_at.clear()
     asyncio.run(until_asked_again())
-    assert mine.status is not None
-    assert mine.status.reason == "not done yet: no controller"
+    assert said(mine) == "not done yet: no controller"
     look(mine, port, seen(150))
     assert [type(each) for each in port.taken] == [AskForRoom]
 
@@ -157,6 +169,47 @@ def test_one_that_has_gone_is_forgotten_and_recorded() -> None:
     look(scaler(port), port, Seen(0, {**found.brokers, **gone}, {}, found.actors))
     assert [type(each) for each in port.taken] == [Forget]
     assert port.recorded == [("scale-in-ended", 4, "it has stopped, and held no replica")]
+
+
+BOTH = ClusterSpec.of(
+    {
+        "brokers": {"min": 3, "max": 5},
+        "coordinators": {"min": 1, "max": 2},
+        "scaling": {**TARGETS, "out_window_s": 0, "in_window_s": 0},
+    }
+)
+
+
+def coordinators(processor_share: float, *extra: int) -> Seen:
+    load = Load(processor_share=processor_share, free_bytes=10)
+    ids = (1001, *extra)
+    return Seen(0, {each: Standing(True, load=load) for each in ids}, {}, ids)
+
+
+def test_brokers_and_coordinators_follow_their_own_loads() -> None:
+    port = FakePort()
+    port.coordinators = coordinators(0.8)
+    mine = scaler(port, BOTH)
+    assert (mine.has_looked, mine.status(Role.COORDINATOR)) == (False, None)
+    assert look(mine, port, seen(85)) == [False]
+    assert port.taken == [AskForRoom(1002, "processor_share 80% a coordinator, target 70%")]
+    assert port.recorded == [("scale-out-begun", 1002, "processor_share 80% a coordinator, target 70%")]
+    assert said(mine) == "within the targets: bytes_in 85 a broker, target 100"
+    port.coordinators = coordinators(0.1, 1002)
+    look(mine, port, seen(150))
+    assert [(type(each), each.broker_id) for each in port.taken[1:]] == [(AskForRoom, 4), (Leave, 1002)]
+    assert {1001, 1002} <= mine.spec.roles.keys()
+    assert 4 not in mine.spec.roles
+
+
+def test_a_step_that_fails_for_brokers_holds_up_no_coordinator() -> None:
+    port = FakePort()
+    port.coordinators = coordinators(0.1, 1002)
+    port.errors[AskForRoom] = UnavailableError("Ray does not answer")
+    mine = scaler(port, BOTH)
+    look(mine, port, seen(150))
+    assert said(mine) == "not done yet: Ray does not answer"
+    assert [(type(each), each.broker_id) for each in port.taken] == [(Leave, 1002)]
 
 
 def _nodes(*broker_ids: int) -> tuple[object, ...]:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from rayka.actors.scaling.decision import IN_SHARE, Advice, Decider, Load
 from rayka.config_scaling import CountRange, Scaling
+from rayka.ids import Role
 
 TARGET = 1_000
 OUT_S, IN_S, LOOK_MS = 4, 12, 1_000
@@ -139,6 +140,17 @@ def test_every_target_counts_and_is_named(targets: dict[str, float], load: Load,
     none: dict[str, None] = dict.fromkeys(("disk_share", "processor_share", "partitions"))
     decider = Decider(RANGE, Scaling.model_validate({**none, **targets, "out_window_s": 0}))
     assert decider.advise([load] * 3, 3, 1, 0) == Advice(4, said)
+
+
+def test_coordinators_have_a_target_of_their_own_and_no_other() -> None:
+    targets = Scaling(coordinator_processor_share=0.5, bytes_in=1, out_window_s=0)
+    decider = Decider(RANGE, targets, Role.COORDINATOR)
+    busy = Load(processor_share=0.6, bytes_in=10, partition_count=10_000, size_bytes=9, free_bytes=1)
+    assert decider.advise([busy] * 3, 3, 1, 0) == Advice(4, "processor_share 60% a coordinator, target 50%")
+    calm = Load(processor_share=0.45, bytes_in=10, partition_count=10_000, size_bytes=9, free_bytes=1)
+    assert decider.advise([calm] * 3, 3, 1, 1).count == 3
+    none = Decider(RANGE, Scaling(coordinator_processor_share=None), Role.COORDINATOR)
+    assert none.advise([busy] * 3, 3, 1, 0) == Advice(3, "no target is set")
 
 
 def test_another_range_is_reached_at_once() -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from rayka.actors.scaling.decision import Load
 from rayka.actors.scaling.grown_spec import as_it_is, free_id, grown
+from rayka.actors.scaling.grown_spec import declared as declared_again
 from rayka.actors.scaling.planner import (
     AskForRoom,
     DropRoom,
@@ -18,6 +19,7 @@ from rayka.actors.scaling.planner import (
     Planner,
     ReturnRoom,
     Room,
+    ScalingStatus,
     Seen,
     Standing,
     Stay,
@@ -25,6 +27,7 @@ from rayka.actors.scaling.planner import (
     Stop,
 )
 from rayka.config import ClusterSpec
+from rayka.ids import Role
 
 TARGET, IN_S = 100, 5
 FACTOR = 2
@@ -265,12 +268,49 @@ def test_the_declared_brokers_stay_whatever_is_set_of_them() -> None:
     assert cluster.steps == []
 
 
+def test_a_coordinator_comes_and_goes_as_a_broker_does() -> None:
+    targets = {"coordinator_processor_share": 0.5, "out_window_s": 0, "in_window_s": 0}
+    own = ClusterSpec.of({"coordinators": {"min": 1, "max": 2}, "scaling": targets})
+    planner = Planner(own, Role.COORDINATOR)
+
+    def shown(share: float, *extra: int, rooms: dict[int, Room] | None = None, **of_last: object) -> Seen:
+        nodes = {each: Standing(True, load=Load(processor_share=share)) for each in (1001, *extra)}
+        if of_last:
+            nodes[extra[-1]] = replace(nodes[extra[-1]], **of_last)
+        actors = [each for each in nodes if nodes[each].is_active]
+        return Seen(0, nodes, rooms or {}, actors)
+
+    steps = [
+        planner.next(each)
+        for each in (
+            shown(0.6),
+            shown(0.6, rooms={1002: Room("machine")}),
+            shown(0.1, 1002),
+            shown(0.1, 1002, is_leaving=True, replica_count=5),
+            shown(0.1, 1002, is_leaving=True, replica_count=0),
+            shown(0.1, 1002, is_leaving=True, replica_count=0, is_active=False),
+        )
+    ]
+    assert [(type(each), each.broker_id) for each in steps if each is not None] == [
+        (each, 1002) for each in (AskForRoom, Make, Leave, Move, Stop, Forget)
+    ]
+    assert planner.next(shown(0.1)) is None, "the declared one stays"
+    assert planner.status == ScalingStatus(
+        1, 1, 1, 2, "within the targets: processor_share 10% a coordinator, target 50%"
+    )
+
+
 def test_a_grown_spec_has_its_brokers_and_its_range() -> None:
     declared = spec()
     larger = grown(declared, [5])
     assert list(larger.roles) == [1, 2, 3, 5, 3001]
-    assert larger.broker_range == declared.broker_range
+    assert larger.ranges == declared.ranges
     assert grown(declared, [2]) is declared
     assert list(as_it_is(declared, [1, 4, 1001, 3001]).roles) == [1, 2, 3, 4, 3001]
+    both = ClusterSpec.of({"brokers": 2, "coordinators": {"min": 1, "max": 4}})
+    more = as_it_is(both, [3, 1001, 1004, 3001])
+    assert more.roles == {**both.roles, 1004: (Role.COORDINATOR,)}
+    assert declared_again(more).roles == both.roles
+    assert free_id(both, Role.COORDINATOR, [1001, 1002, 1004]) == 1003
     assert as_it_is(ClusterSpec(brokers=3), [4]).roles == ClusterSpec(brokers=3).roles
-    assert free_id(declared, [1, 2, 3, 4, 6]) == 5
+    assert free_id(declared, Role.BROKER, [1, 2, 3, 4, 6]) == 5

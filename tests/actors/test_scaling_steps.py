@@ -40,10 +40,16 @@ def leave_disk(placement: Placement, node_id: int, cluster_id: str) -> Path:
 
 def test_the_ray_node_that_could_give_most_says_what_is_lacking(tmp_path: Path) -> None:
     free = {"head": {"CPU": 0.01}, "first": {"CPU": 1.0, "machine": 0.0}}
-    assert rooms.lacking(spec(tmp_path), free) == (
+    assert rooms.lacking(spec(tmp_path), 2, free) == (
         "none of 2 Ray nodes has it free; the closest has machine 0 free of 1 asked, and Ray adds none"
     )
-    assert rooms.lacking(spec(tmp_path), {}) == ""
+    assert rooms.lacking(spec(tmp_path), 2, {}) == ""
+
+
+def test_what_a_coordinator_lacks_is_by_its_own_resources(tmp_path: Path) -> None:
+    resources = {"coordinator": {"num_cpus": 0.5}}
+    own = ClusterSpec.of({"coordinators": {"min": 1, "max": 3}, "resources": resources})
+    assert "the closest has CPU 0.1 free of 0.5 asked" in rooms.lacking(own, 1002, {"first": {"CPU": 0.1}})
 
 
 def test_directories_are_made_once_whoever_makes_them(tmp_path: Path) -> None:
@@ -79,4 +85,6 @@ def test_another_disk_is_not_made_a_brokers(tmp_path: Path, node_id: int, cluste
 
 def test_the_status_says_how_many_there_should_be_and_why() -> None:
     status = ScalingStatus(4, 3, 3, 12, "broker 4 waits for a Ray node")
-    assert describe_scaling(status) == "brokers 3, desired 4 (3 to 12): broker 4 waits for a Ray node"
+    assert (
+        describe_scaling("brokers", status) == "brokers 3, desired 4 (3 to 12): broker 4 waits for a Ray node"
+    )

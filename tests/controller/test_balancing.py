@@ -10,6 +10,7 @@ from rayka.metadata.metadata_records import (
     MetadataRecord,
     PartitionChangeRecord,
     PartitionRecord,
+    UnregisterBrokerRecord,
 )
 from rayka.protocol.replica_reports import LeaderRecoveryState
 from tests.controller.support import WITH_ELR, Machine
@@ -174,6 +175,14 @@ def test_an_interval_later_a_broker_that_is_back_waits_no_more() -> None:
     assert returns.at(0) == 10
     returns.leave_and_return()
     assert returns.at(INTERVAL_MS) == 10
+
+
+def test_a_broker_that_was_forgotten_is_another_one_when_it_comes_and_waits_for_no_timer() -> None:
+    returns = Returns()
+    assert returns.at(0) == 10
+    returns.leave_and_return()
+    returns.machine.replay(UnregisterBrokerRecord(broker_id=1, broker_epoch=1), registered(1), unfenced(1))
+    assert returns.at(1_000) == 10
 
 
 def test_a_broker_that_left_before_it_took_anything_may_take_its_leads_when_it_is_back() -> None:

@@ -11,6 +11,13 @@ from rayka.controller.coordinator_shares import shared
 from rayka.errors import ErrorCode
 from rayka.ids import Role
 from rayka.metadata.image import PartitionImage
+from rayka.protocol.configs import (
+    AlterConfigOp,
+    AlteredResource,
+    ConfigChange,
+    IncrementalAlterConfigsRequest,
+    ResourceType,
+)
 from rayka.protocol.partition_admin import AlterPartitionReassignmentsRequest, Reassignment
 from rayka.protocol.topics import CreateTopicsRequest, NewTopic
 from tests.controller.admin_support import outcomes, report_isr
@@ -117,6 +124,16 @@ def test_one_that_holds_something_is_left_as_it_is(machine: Machine) -> None:
 def test_one_that_does_not_run_gets_nothing(machine: Machine) -> None:
     machine.register(A, roles=COORDINATOR)
     assert machine.written_by(ShareWithCoordinators()) == []
+
+
+def test_one_that_is_being_emptied_gets_nothing_and_another_one_its_share(machine: Machine) -> None:
+    for each in (A, B):
+        machine.start(each, roles=COORDINATOR)
+    change = ConfigChange("cordoned.log.dirs", AlterConfigOp.SET, "*")
+    altered = AlteredResource(ResourceType.BROKER, str(A), (change,))
+    machine.handle(IncrementalAlterConfigsRequest((altered,)))
+    assert machine.handle(ShareWithCoordinators()) == [B]
+    assert all(each.adding_replicas == (B,) for each in partitions(machine))
 
 
 def test_a_topic_of_a_user_cannot_be_moved_to_a_coordinator(machine: Machine) -> None:

@@ -52,12 +52,41 @@ def leaders(cluster: Cluster) -> set[int]:
         return {each.leader_id for each in admin.describe_topic(OFFSETS_TOPIC).partitions}
 
 
+def goes_and_comes_again(declared: dict[str, Any]) -> None:
+    """Coordinator 1002, by the load that it has while nothing is done: below any target, then above any."""
+    ranged = {**declared, "coordinators": {"min": 1, "max": 2}}
+    windows = {"out_window_s": 0, "in_window_s": 0}
+    cluster = Cluster.start(**ranged, scaling={**windows, "coordinator_processor_share": 1.0})
+    wait_until(lambda: decided(cluster) == ["scale-in-begun", "scale-in-ended"])
+    assert [each.node_id for each in running(cluster).nodes] == [1, 2, 1001, 3001]
+    assert leaders(cluster) == {1001}
+    cluster = Cluster.start(**ranged, scaling={**windows, "coordinator_processor_share": 0.0001})
+    wait_until(lambda: leaders(cluster) == {1001, 1002})
+    wait_until(lambda: counts(cluster) == (2, 2, 1, 2))
+    assert decided(cluster)[2:] == ["scale-out-begun", "scale-out-ended"]
+
+
+def counts(cluster: Cluster) -> tuple[int, ...]:
+    """Of coordinators: those that should be and are, min and max."""
+    found = cluster.describe().coordinator_scaling
+    return (found.desired, found.actual, found.min, found.max) if found else ()
+
+
+def decided(cluster: Cluster) -> list[str]:
+    """Of coordinator 1002."""
+    with rayka.Admin(cluster=cluster) as admin:
+        return [each.kind for each in admin.events() if "coordinator-1002" in each.subjects]
+
+
 def test_groups_live_on_coordinators_which_are_killed_added_and_removed(
     start: Callable[..., Cluster], command: Callable[..., Said], tmp_path: Path
 ) -> None:
     declared: dict[str, Any] = {
         "name": "coordinated", "brokers": 2, "coordinators": 1, "data_dir": str(tmp_path / "data"),
-        "config": {"default.replication.factor": 2, "offsets.topic.num.partitions": 4},
+        "config": {
+            "default.replication.factor": 2, "offsets.topic.num.partitions": 4,
+            "broker.load.report.interval.ms": 300,
+        },
     }  # fmt: skip
     cluster = start(**declared)
     (node,) = (each for each in running(cluster).nodes if each.node_id == 1001)
@@ -79,6 +108,10 @@ def test_groups_live_on_coordinators_which_are_killed_added_and_removed(
     assert (said.code, "Added coordinator 1002 to the running cluster" in said.out) == (0, True), said
     wait_until(lambda: leaders(cluster) == {1001, 1002})
     assert group.offset == 2
+
+    goes_and_comes_again(declared)
+    assert group.offset == 2
+    assert command("start", str(larger)).code == 0
 
     assert command("broker", "drain", "1001", "--cluster", "coordinated").code == 0
     assert command("broker", "remove", "1001", "--yes", "--cluster", "coordinated").code == 0

@@ -160,7 +160,7 @@ def test_a_broker_that_came_is_removed_and_others_still_may_come() -> None:
     running = grown(spec(brokers={"min": 2, "max": 5}, scaling=scaling), [3, 4])
     after = without_broker(running, 3)
     assert list(after.roles) == [1, 2, 4, 3001]
-    assert (after.broker_range, after.scaling) == (running.broker_range, running.scaling)
+    assert (after.ranges, after.scaling) == (running.ranges, running.scaling)
 
 
 def test_nodes_that_were_made_from_smaller_and_larger_specs_are_one_cluster() -> None:

@@ -33,6 +33,11 @@ def config(**values: Any) -> dict[str, Any]:
         (config(min_insync_replicas=2), ["min.insync.replicas"], []),
         ({"brokers": {"min": 1, "max": 3}}, ["brokers"], []),
         ({"brokers": {"min": 1, "max": 3}, "scaling": {"bytes_in": 5}}, ["brokers", "scaling"], []),
+        (
+            {"coordinators": {"min": 1, "max": 3}, "scaling": {"coordinator_processor_share": 0.5}},
+            ["coordinators", "scaling"],
+            [],
+        ),
         ({"transport": "ray"}, ["transport"], [BROKER, COORDINATOR, CONTROLLER]),
         ({"transport_ports": [7000, 7009]}, ["transport_ports"], [BROKER, COORDINATOR, CONTROLLER]),
         ({"resources": {"broker": {"num_cpus": 1}}}, ["resources.broker"], [BROKER]),

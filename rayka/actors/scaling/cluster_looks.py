@@ -1,4 +1,4 @@
-"""What there is of a cluster whose brokers come and go: asked of the active controller and of Ray."""
+"""What there is of a cluster whose brokers or coordinators come and go: asked of the active controller and of Ray."""
 
 import asyncio
 from collections.abc import Collection, Mapping
@@ -13,7 +13,7 @@ from rayka.actors.scaling.grown_spec import come_and_gone
 from rayka.actors.scaling.planner import Room, Seen, Standing
 from rayka.client.admin.admin_configs import closed_brokers
 from rayka.config import ClusterSpec
-from rayka.ids import FIRST_COORDINATOR_ID, Role, is_internal
+from rayka.ids import Role, is_internal, role_of
 from rayka.node.clock import now_ms
 from rayka.node.controller_link import ControllerLink
 from rayka.ports import Request
@@ -47,13 +47,14 @@ class ClusterLooks:
     def __repr__(self) -> str:
         return f"<ClusterLooks {self._spec.name}>"
 
-    async def see(self) -> Seen:
-        """What there is now. All topics are asked for only where a broker goes, or is away. Raises TimeoutError while
-        no controller answers.
+    async def see(self) -> dict[Role, Seen]:
+        """What there is now, of each role whose nodes come and go. All topics are asked for only where one of them
+        goes, or is away. Raises TimeoutError while no controller answers.
         """
         cluster = await self.ask(MetadataRequest(()))
         self.cluster_id = cluster.cluster_id
-        brokers = {each.node_id: each for each in cluster.brokers if Role.BROKER in each.roles}
+        ranges = self._spec.ranges
+        brokers = {each.node_id: each for each in cluster.brokers if not ranges.keys().isdisjoint(each.roles)}
         leaving = await self._leaving(come_and_gone(self._spec, brokers))
         topics: tuple[MetadataTopic, ...] | None = None
         if leaving or not all(is_active(each) for each in brokers.values()):
@@ -61,17 +62,22 @@ class ClusterLooks:
         loads = {each.broker_id: each for each in (await self.ask(DescribeLoadRequest(_NO_TOPIC))).brokers}
         moves = (await self.ask(ListPartitionReassignmentsRequest())).reassignments
         running, asked_for = await asyncio.to_thread(self._ask_ray)
-        return Seen(
-            now_ms(),
-            {
-                id: Standing(is_active(each), id in leaving, _load(loads.get(id)), _count(topics, id))
-                for id, each in brokers.items()
-            },
-            self._with_lacking(asked_for),
-            [each for each in running if each < FIRST_COORDINATOR_ID],
-            len(moves),
-            factor_max(topics or (), cluster),
-        )
+        rooms_by_id = self._with_lacking(asked_for)
+        return {
+            role: Seen(
+                now_ms(),
+                {
+                    id: Standing(is_active(each), id in leaving, _load(loads.get(id)), _count(topics, id))
+                    for id, each in brokers.items()
+                    if role in each.roles
+                },
+                {id: each for id, each in rooms_by_id.items() if role_of(id) is role},
+                [each for each in running if role_of(each) is role],
+                len(moves),
+                factor_max(topics or (), cluster) if role is Role.BROKER else 1,
+            )
+            for role in ranges
+        }
 
     async def ask(self, request: Request[ResponseT]) -> ResponseT:
         """What the active controller answers. Raises TimeoutError where none does in time."""
@@ -105,8 +111,10 @@ class ClusterLooks:
         name = self._spec.name
         found = rooms.find(name)
         has_waiting = any(not each.ray_node_id for each in found.values())
-        lacking = rooms.lacking(self._spec, free_resources()) if has_waiting else ""
-        return running_node_ids(name), {id: (each, lacking) for id, each in found.items()}
+        free = free_resources() if has_waiting else {}
+        return running_node_ids(name), {
+            id: (each, rooms.lacking(self._spec, id, free)) for id, each in found.items()
+        }
 
     def _with_lacking(self, found: Mapping[int, tuple[Room, str]]) -> dict[int, Room]:
         now_s = asyncio.get_running_loop().time()

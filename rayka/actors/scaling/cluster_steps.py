@@ -166,7 +166,7 @@ class ClusterSteps:
 
 
 def make_directories(placement: Placement, cluster_id: str) -> None:
-    """Makes the directories of a broker that comes, on the machine; those that an interrupted step made stay. Raises
+    """Makes the directories of a node that comes, on the machine; those that an interrupted step made stay. Raises
     StorageError where another disk is there.
     """
     for path, found in look_at(placement.directories).items():

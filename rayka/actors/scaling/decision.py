@@ -1,4 +1,4 @@
-"""How many brokers there should be, by what they have to do. A core: no clock, no IO.
+"""How many brokers, or coordinators, there should be, by what they have to do. A core: no clock, no IO.
 
 The load is what clients send and read, what is on disks, and what processes take, summed over the brokers: another
 broker takes its share of it, whichever broker has most now. Copies between brokers do not count, or every move would
@@ -16,6 +16,7 @@ from math import ceil
 from typing import NamedTuple
 
 from rayka.config_scaling import CountRange, Scaling
+from rayka.ids import Role
 
 IN_SHARE = 0.7
 _LOOKS_MAX = 1_000  # that are kept of a window
@@ -55,16 +56,19 @@ class _Look(NamedTuple):
 
 
 class Decider:
-    """Decides for one cluster. What it remembers is the load within its windows: a new one waits for these again."""
+    """Decides for one role in one cluster. What it remembers is the load within its windows: a new one waits for these
+    again.
+    """
 
-    def __init__(self, counts: CountRange, targets: Scaling) -> None:
+    def __init__(self, counts: CountRange, targets: Scaling, role: Role = Role.BROKER) -> None:
         self._counts = counts
-        self._targets = targets
+        self._targets = targets if role is Role.BROKER else targets.of_coordinators()
+        self._role = role
         self._looks = deque[_Look]()
         self._count = 0
 
     def __repr__(self) -> str:
-        return f"<Decider {self._counts} looks={len(self._looks)}>"
+        return f"<Decider {self._role}s {self._counts} looks={len(self._looks)}>"
 
     def advise(self, loads: Sequence[Load], count: int, factor_max: int, now_ms: int) -> Advice:
         """How many there should be where there are `count`, of which these loads are known: as many, one more or one
@@ -90,12 +94,12 @@ class Decider:
         """What this look alone asks for."""
         if not loads:
             return Advice(count, "no load is known")
-        most = max(_needs(loads, self._targets, 1.0), key=lambda each: each.count, default=None)
+        most = max(self._needs(loads, 1.0), key=lambda each: each.count, default=None)
         if most is None:
             return Advice(count, "no target is set")
         if most.count > count:
             return Advice(most.count, most.said)
-        idle = max(_needs(loads, self._targets, IN_SHARE), key=lambda each: each.count)
+        idle = max(self._needs(loads, IN_SHARE), key=lambda each: each.count)
         if idle.count < count:
             return Advice(idle.count, f"{idle.said}; {idle.count} would be below {IN_SHARE:.0%} of it")
         return Advice(count, f"within the targets: {most.said}")
@@ -125,7 +129,7 @@ class Decider:
         count, asked = self._count, self._looks[-1].wish.count
         if asked == count != wish.count:
             bound = "more" if wish.count > count else "fewer"
-            return f"{wish.reason}; {count} brokers, and {bound} are not allowed"
+            return f"{wish.reason}; {count} {self._role}s, and {bound} are not allowed"
         if asked != count:
             window_s = self._targets.out_window_s if asked > count else self._targets.in_window_s
             return f"{wish.reason}, but not for {window_s:g} s yet"
@@ -138,6 +142,22 @@ class Decider:
             return []
         return [each for each in self._looks if each.now_ms >= begin_ms]
 
+    def _needs(self, loads: Sequence[Load], share: float) -> list[_Need]:
+        """How many nodes keep each average at that share of its target, or below."""
+        targets = self._targets
+        sums = (
+            ("bytes_in", sum(each.bytes_in for each in loads), targets.bytes_in),
+            ("bytes_out", sum(each.bytes_out for each in loads), targets.bytes_out),
+            ("partitions", sum(each.partition_count for each in loads), targets.partitions),
+            ("processor_share", sum(each.processor_share for each in loads), targets.processor_share),
+            ("disk_share", _full_disks(loads), targets.disk_share),
+        )
+        return [
+            _Need(max(1, ceil(total / (target * share))), _said(name, total / len(loads), target, self._role))
+            for name, total, target in sums
+            if target is not None
+        ]
+
     @property
     def _out_ms(self) -> float:
         return self._targets.out_window_s * 1000
@@ -147,29 +167,13 @@ class Decider:
         return self._targets.in_window_s * 1000
 
 
-def _needs(loads: Sequence[Load], targets: Scaling, share: float) -> list[_Need]:
-    """How many brokers keep each average at that share of its target, or below."""
-    sums = (
-        ("bytes_in", sum(each.bytes_in for each in loads), targets.bytes_in),
-        ("bytes_out", sum(each.bytes_out for each in loads), targets.bytes_out),
-        ("partitions", sum(each.partition_count for each in loads), targets.partitions),
-        ("processor_share", sum(each.processor_share for each in loads), targets.processor_share),
-        ("disk_share", _full_disks(loads), targets.disk_share),
-    )
-    return [
-        _Need(max(1, ceil(total / (target * share))), _said(name, total / len(loads), target))
-        for name, total, target in sums
-        if target is not None
-    ]
-
-
 def _full_disks(loads: Sequence[Load]) -> float:
     """How many disks of the brokers' mean size their logs fill."""
     capacity = sum(each.size_bytes + each.free_bytes for each in loads)
     return len(loads) * sum(each.size_bytes for each in loads) / capacity if capacity else 0.0
 
 
-def _said(name: str, mean: float, target: float) -> str:
+def _said(name: str, mean: float, target: float, role: Role) -> str:
     is_share = name.endswith("_share")
     values = [f"{each:.0%}" if is_share else f"{each:,.0f}" for each in (mean, target)]
-    return f"{name} {values[0]} a broker, target {values[1]}"
+    return f"{name} {values[0]} a {role}, target {values[1]}"

@@ -1,4 +1,6 @@
-"""Which brokers had come when a cluster that is stopped was stopped: those whose disks are on Ray nodes."""
+"""Which brokers and coordinators had come when a cluster that is stopped was stopped: those whose disks are on Ray
+nodes.
+"""
 
 from collections import Counter
 from collections.abc import Collection
@@ -15,8 +17,8 @@ _LOOK_TIMEOUT_S = 60.0
 
 
 def with_found_brokers(spec: ClusterSpec) -> ClusterSpec:
-    """The spec with those brokers beyond the declared ones; as it is where brokers do not come and go."""
-    if spec.broker_range is None:
+    """The spec with those beyond the declared ones; as it is where none come and go."""
+    if not spec.ranges:
         return spec
     able = able_ray_nodes(spec, wanted_node_ids(spec), open_ray_nodes())
     answers = run_on_all(able, _LOOK_TIMEOUT_S, look_around, [], cluster_directories(spec))

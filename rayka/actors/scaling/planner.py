@@ -1,17 +1,19 @@
-"""What is done next so that there are as many brokers as the load asks for. A core: no clock, no IO.
+"""What is done next so that there are as many brokers, or coordinators, as the load asks for. A core: no clock, no IO.
 
 Level-triggered: what was begun is where everyone finds it, so whoever plans next goes on with it or undoes it. A broker
 that is to come is a room that Ray is asked for (`rooms`), then an actor, then a registration; one that is to go is
 marked in the metadata (`scaling.leaving`), loses its replicas, its actor, its directories, its registration. Nothing of
-this is remembered here. Only one comes or goes at a time. Brokers from 1 to min stay: they are what the spec declares.
+this is remembered here. Only one comes or goes at a time. The first min stay: they are what the spec declares. A
+coordinator is a broker here, too, as it is to the controller: each role has a planner, which sees its own nodes only.
 """
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from rayka.actors.scaling.decision import Decider, Load
-from rayka.actors.scaling.grown_spec import free_id
+from rayka.actors.scaling.grown_spec import come_and_gone, free_id
 from rayka.config import ClusterSpec, Scaling
+from rayka.ids import Role, role_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +40,9 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What there is. `actors`: the brokers that have one; `move_count`: reassignments under way; `factor_max`: the
-    largest replication factor that brokers have to hold, 1 where that was not asked for.
+    """What there is of one role. `actors`: the brokers that have one; `move_count`: reassignments under way, whatever
+    they move; `factor_max`: the largest replication factor that these brokers have to hold, 1 where that was not asked
+    for, and of coordinators, beside which brokers hold the rest.
     """
 
     now_ms: int
@@ -109,19 +112,19 @@ class ScalingStatus:
 
 
 class Planner:
-    """Plans for one cluster; `status` says what came of the last look."""
+    """Plans for one role in one cluster; `status` says what came of the last look."""
 
-    def __init__(self, spec: ClusterSpec) -> None:
-        assert spec.broker_range is not None, spec
+    def __init__(self, spec: ClusterSpec, role: Role = Role.BROKER) -> None:
         self._spec = spec
-        self._range = spec.broker_range
+        self._role = role
+        self._range = spec.ranges[role]
         self._targets = spec.scaling or Scaling()
-        self._decider = Decider(self._range, self._targets)
+        self._decider = Decider(self._range, self._targets, role)
         self._ghost_since_ms: dict[int, int] = {}
         self.status: ScalingStatus | None = None
 
     def __repr__(self) -> str:
-        return f"<Planner {self._range} {self.status}>"
+        return f"<Planner {self._role}s {self._range} {self.status}>"
 
     def next(self, seen: Seen) -> Step | None:
         """The next step; None where there is nothing to do but wait."""
@@ -154,16 +157,16 @@ class Planner:
         return self._decide(seen)
 
     def _is_leaving(self, broker_id: int, found: Standing) -> bool:
-        return found.is_leaving and broker_id > self._range.min
+        return found.is_leaving and self._may_go(broker_id)
 
     # ---- One that goes ----
 
     def _go_on_leaving(self, broker_id: int, seen: Seen) -> tuple[Step | None, str]:
-        found, name = seen.brokers[broker_id], f"broker {broker_id}"
+        found, name = seen.brokers[broker_id], _named(broker_id)
         if found.replica_count:
             active = [each for each in self._staying(seen) if seen.brokers[each].is_active]
             if len(active) < max(self._range.min, seen.factor_max):
-                return _with_reason(Stay(broker_id, f"without it only {len(active)} brokers are there"))
+                return _with_reason(Stay(broker_id, f"without it only {len(active)} {self._role}s are there"))
             left = f"{name} goes: {found.replica_count:,} replicas to move"
             return (None, left) if seen.move_count else (Move(broker_id, left), left)
         if broker_id in seen.actors:
@@ -192,7 +195,7 @@ class Planner:
             return None, _why_it_does_not_come(coming[0], seen)
         if advice.count > count:
             taken = {*seen.brokers, *seen.actors, *seen.rooms}
-            return _with_reason(AskForRoom(free_id(self._spec, taken), advice.reason))
+            return _with_reason(AskForRoom(free_id(self._spec, self._role, taken), advice.reason))
         return None, advice.reason
 
     def _obstacle(self, seen: Seen) -> str:
@@ -202,9 +205,9 @@ class Planner:
         for each in self._staying(seen):
             found = seen.brokers[each]
             if not found.is_active and found.replica_count != 0:
-                return f"broker {each} is away, and holds replicas"
+                return f"{_named(each)} is away, and holds replicas"
             if found.is_active and found.load is None:
-                return f"broker {each} has not reported its load yet"
+                return f"{_named(each)} has not reported its load yet"
         return ""
 
     def _shrink(self, seen: Seen, reason: str) -> tuple[Step | None, str]:
@@ -214,7 +217,7 @@ class Planner:
         loads = {
             each: load
             for each in self._staying(seen)
-            if each > self._range.min and (load := seen.brokers[each].load) is not None
+            if self._may_go(each) and (load := seen.brokers[each].load) is not None
         }
         if _coming(seen) or not loads:
             return None, reason
@@ -230,7 +233,7 @@ class Planner:
         return _with_reason(Leave(cheapest, reason))
 
     def _long_gone(self, seen: Seen) -> int | None:
-        """A broker beyond the declared ones whose machine did not come back in time; what it held was made anew."""
+        """One beyond the declared ones whose machine did not come back in time; what it held was made anew."""
         ghosts = {each for each, found in seen.brokers.items() if self._is_ghost(each, found, seen.actors)}
         self._ghost_since_ms = {each: self._ghost_since_ms.get(each, seen.now_ms) for each in ghosts}
         for each, since_ms in self._ghost_since_ms.items():
@@ -240,7 +243,11 @@ class Planner:
 
     def _is_ghost(self, broker_id: int, found: Standing, actors: Collection[int]) -> bool:
         is_empty = not found.is_active and found.replica_count == 0
-        return is_empty and broker_id > self._range.min and broker_id not in actors
+        return is_empty and self._may_go(broker_id) and broker_id not in actors
+
+    def _may_go(self, broker_id: int) -> bool:
+        """Whether it is beyond the declared ones."""
+        return bool(come_and_gone(self._spec, [broker_id]))
 
     def _staying(self, seen: Seen) -> list[int]:
         return [
@@ -257,9 +264,13 @@ def _coming(seen: Seen) -> list[int]:
 def _why_it_does_not_come(broker_id: int, seen: Seen) -> str:
     room = seen.rooms.get(broker_id)
     if room is None:
-        return f"broker {broker_id} starts"
-    return f"broker {broker_id} waits for a Ray node" + (f": {room.lacking}" if room.lacking else "")
+        return f"{_named(broker_id)} starts"
+    return f"{_named(broker_id)} waits for a Ray node" + (f": {room.lacking}" if room.lacking else "")
 
 
 def _with_reason(step: Step) -> tuple[Step, str]:
-    return step, f"broker {step.broker_id}: {step.reason}"
+    return step, f"{_named(step.broker_id)}: {step.reason}"
+
+
+def _named(broker_id: int) -> str:
+    return f"{role_of(broker_id)} {broker_id}"

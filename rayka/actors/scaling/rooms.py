@@ -1,4 +1,5 @@
-"""Room for a broker, asked of Ray: a placement group of one bundle, which is what the spec sets aside for a broker.
+"""Room for a broker or coordinator, asked of Ray: a placement group of one bundle, which is what the spec sets aside
+for it.
 
 Ray's autoscaler starts a machine for a placement group as for an actor. A broker's actor is pinned to the Ray node that
 has its disk, so before it can be made there has to be a Ray node; Ray says which one when it has placed the group. The
@@ -20,15 +21,15 @@ from rayka.actors.node_placement import needs, shortage
 from rayka.actors.ray_internals import part
 from rayka.actors.scaling.planner import Room
 from rayka.config import ClusterSpec
-from rayka.ids import FIRST_BROKER_ID
 
 _GONE = "REMOVED"
 _PLACED = "CREATED"
+_END = " room"
 
 
 def ask(spec: ClusterSpec, broker_id: int) -> None:
     """Asks Ray for room. Returns at once."""
-    bundle = {name: amount for name, amount in needs(spec, FIRST_BROKER_ID).items() if amount}
+    bundle = {name: amount for name, amount in needs(spec, broker_id).items() if amount}
     placement_group([bundle], name=_name(spec.name, broker_id), lifetime="detached")
 
 
@@ -52,9 +53,9 @@ def find(cluster_name: str) -> dict[int, Room]:
     }
 
 
-def lacking(spec: ClusterSpec, free: Mapping[str, Mapping[str, float]]) -> str:
+def lacking(spec: ClusterSpec, broker_id: int, free: Mapping[str, Mapping[str, float]]) -> str:
     """What the Ray node that could give most has too little of."""
-    short = [each for has in free.values() if (each := shortage(spec, FIRST_BROKER_ID, has))]
+    short = [each for has in free.values() if (each := shortage(spec, broker_id, has))]
     closest = min(short, key=lambda each: (each.count(","), each), default="")
     if not closest:
         return ""
@@ -63,12 +64,12 @@ def lacking(spec: ClusterSpec, free: Mapping[str, Mapping[str, float]]) -> str:
 
 def _groups(cluster_name: str) -> dict[int, dict[str, str]]:
     """By broker, the Ray node that each placement group is on; empty while Ray has none for it."""
-    start, _, end = _name(cluster_name, FIRST_BROKER_ID).rpartition(str(FIRST_BROKER_ID))
     found: dict[int, dict[str, str]] = {}
     table: dict[str, Any] = placement_group_table()
     for group_id, group in table.items():
-        number = group["name"].removeprefix(start).removesuffix(end)
-        if number.isdigit() and group["name"] == f"{start}{number}{end}" and group["state"] != _GONE:
+        number = group["name"].removesuffix(_END).rpartition("-")[2]
+        is_ours = number.isdigit() and group["name"] == _name(cluster_name, int(number))
+        if is_ours and group["state"] != _GONE:
             broker_id = int(number)
             home = group["bundles_to_node_id"].get(0, "") if group["state"] == _PLACED else ""
             found.setdefault(broker_id, {})[group_id] = home
@@ -81,4 +82,4 @@ def _handle(group_id: str) -> PlacementGroup:
 
 
 def _name(cluster_name: str, broker_id: int) -> str:
-    return f"{actor_name(cluster_name, broker_id)} room"
+    return f"{actor_name(cluster_name, broker_id)}{_END}"

@@ -1,6 +1,7 @@
 """The cluster that a scaler works on, as it is on Ray."""
 
 import asyncio
+from collections.abc import Mapping
 
 from rayka.actors.cluster_record import ClusterRecord
 from rayka.actors.node_placement import wall_clock_ms
@@ -9,7 +10,7 @@ from rayka.actors.scaling.cluster_looks import ClusterLooks
 from rayka.actors.scaling.cluster_steps import ClusterSteps
 from rayka.actors.scaling.planner import Seen, Step
 from rayka.actors.start_lock import is_starting
-from rayka.ids import node_name
+from rayka.ids import Role, node_name
 from rayka.node.controller_link import ControllerLink
 from rayka.protocol.events import REASON_LENGTH_MAX, RecordEventRequest
 
@@ -25,7 +26,7 @@ class ScaledCluster:
     def __repr__(self) -> str:
         return f"<ScaledCluster {self._spec.name}>"
 
-    async def see(self) -> Seen | None:
+    async def see(self) -> Mapping[Role, Seen] | None:
         if await asyncio.to_thread(is_starting, self._spec.name):
             return None
         return await self._looks.see()

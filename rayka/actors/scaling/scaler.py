@@ -1,11 +1,11 @@
-"""The supervisor's part that lets brokers come and go: looks, plans, takes one step, and looks again.
+"""The supervisor's part that lets brokers and coordinators come and go: looks, plans, takes one step, and looks again.
 
 Nothing is done while another process starts, restarts or changes the cluster: it may be about the same brokers.
 """
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 import ray
@@ -25,9 +25,11 @@ from rayka.actors.scaling.planner import (
 )
 from rayka.config import ClusterSpec
 from rayka.errors import RaykaError
+from rayka.ids import Role, role_of
 
 _SOON_S = 0.5
 _WAITS = "scale-out-waits"
+_ERRORS = (RaykaError, TimeoutError, ray.exceptions.RayError)
 # Steps that are decisions, or their end, and the kinds of events that they are.
 _KINDS: dict[type[Step], str] = {
     AskForRoom: "scale-out-begun",
@@ -43,8 +45,10 @@ _logger = logging.getLogger(__name__)
 class ScalingPort(Protocol):
     """The cluster to look at and to change. Both raise RaykaError, TimeoutError and what Ray raises."""
 
-    async def see(self) -> Seen | None:
-        """What there is; None while another process starts, restarts or changes the cluster."""
+    async def see(self) -> Mapping[Role, Seen] | None:
+        """What there is of each role whose nodes come and go; None while another process starts, restarts or changes
+        the cluster.
+        """
         ...
 
     async def take(self, step: Step) -> str:
@@ -57,7 +61,7 @@ class ScalingPort(Protocol):
 
 
 class Scaler:
-    """Of one cluster. `spec` is what there is to keep: with the brokers that have come, without one that has gone."""
+    """Of one cluster. `spec` is what there is to keep: with the nodes that have come, without one that has gone."""
 
     def __init__(self, spec: ClusterSpec, port: ScalingPort, look_s: float, acting: asyncio.Lock) -> None:
         """`acting` is held while a step is taken: what else keeps the nodes then waits."""
@@ -66,62 +70,81 @@ class Scaler:
         self._port = port
         self._look_s = look_s
         self._acting = acting
-        self._planner = Planner(self._declared)
+        self._planners = {role: Planner(self._declared, role) for role in spec.ranges}
         self._lacking: set[int] = set()
 
     def __repr__(self) -> str:
-        return f"<Scaler {self._planner!r}>"
+        return f"<Scaler {list(self._planners.values())}>"
 
     @property
-    def status(self) -> ScalingStatus | None:
-        """What came of the last look; None before the first."""
-        return self._planner.status
+    def has_looked(self) -> bool:
+        """Whether it knows what there is."""
+        return all(each.status is not None for each in self._planners.values())
+
+    def status(self, role: Role) -> ScalingStatus | None:
+        """What came of the last look; None before the first, and of a role whose nodes do not come and go."""
+        return self._planners[role].status if role in self._planners else None
 
     async def run(self) -> None:
         """Goes on for ever."""
         while True:
             try:
                 is_idle = await self.look()
-            except (RaykaError, TimeoutError, ray.exceptions.RayError) as error:
-                self._planner.failed(f"not done yet: {error or type(error).__name__}")
-                _logger.warning("%r: %r", self, error)
+            except _ERRORS as error:
+                for each in self._planners.values():
+                    self._failed(each, error)
                 is_idle = True
             await asyncio.sleep(self._look_s if is_idle else _SOON_S)
 
     async def look(self) -> bool:
-        """One look, and one step at most; whether there is nothing under way."""
+        """One look, and one step of each role at most; whether there is nothing under way."""
         seen = await self._port.see()
         if seen is None:
             return True
-        self.spec = grown(self._declared, _kept(self._declared, seen))
-        step = self._planner.next(seen)
-        await self._record_lacking(seen)
-        if step is not None:
-            await self._take(step)
-        status = self._planner.status
-        return step is None and status is not None and status.desired == status.actual
+        kept = [each for found in seen.values() for each in _kept(self._declared, found)]
+        self.spec = grown(self._declared, kept)
+        await self._record_lacking(seen.values())
+        return all([await self._go_on(self._planners[role], found) for role, found in seen.items()])
 
-    async def _take(self, step: Step) -> None:
+    async def _go_on(self, planner: Planner, seen: Seen) -> bool:
+        """Plans for one role, and takes the step; what goes wrong leaves other roles as they are."""
+        step = planner.next(seen)
+        if step is None:
+            status = planner.status
+            return status is not None and status.desired == status.actual
+        try:
+            await self._take(planner, step)
+        except _ERRORS as error:
+            self._failed(planner, error)
+            return True
+        return False
+
+    async def _take(self, planner: Planner, step: Step) -> None:
         async with self._acting:
             refusal = await self._port.take(step)
+        name = f"{role_of(step.broker_id)} {step.broker_id}"
         if refusal:
-            self._planner.failed(f"broker {step.broker_id}: {refusal}")
+            planner.failed(f"{name}: {refusal}")
             _logger.warning("%r: %s", self, refusal)
             return
-        _logger.info("%s of broker %d: %s", type(step).__name__, step.broker_id, step.reason)
+        _logger.info("%s of %s: %s", type(step).__name__, name, step.reason)
         if type(step) in _KINDS:
             await self._port.record(_KINDS[type(step)], step.broker_id, step.reason)
 
-    async def _record_lacking(self, seen: Seen) -> None:
-        """Says once of each broker that Ray has no room for it."""
-        lacking = {each: room.lacking for each, room in seen.rooms.items() if room.lacking}
-        for each in lacking.keys() - self._lacking:
-            _logger.warning("broker %d waits for a Ray node: %s", each, lacking[each])
+    def _failed(self, planner: Planner, error: Exception) -> None:
+        planner.failed(f"not done yet: {error or type(error).__name__}")
+        _logger.warning("%r: %r", self, error)
+
+    async def _record_lacking(self, seen: Iterable[Seen]) -> None:
+        """Says once of each node that Ray has no room for it."""
+        lacking = {id: room.lacking for each in seen for id, room in each.rooms.items() if room.lacking}
+        for each in sorted(lacking.keys() - self._lacking):
+            _logger.warning("%s %d waits for a Ray node: %s", role_of(each), each, lacking[each])
             await self._port.record(_WAITS, each, lacking[each])
         self._lacking = set(lacking)
 
 
 def _kept(spec: ClusterSpec, seen: Seen) -> Iterable[int]:
-    """The brokers beyond the declared ones that are to have a process."""
+    """The nodes beyond the declared ones that are to have a process."""
     going = {id for id, each in seen.brokers.items() if each.is_leaving and each.replica_count == 0}
     return come_and_gone(spec, {*seen.brokers, *seen.actors} - going)
