@@ -17,10 +17,10 @@ from benchmarks.harness import Row
 from benchmarks.report import README, Report, print_table
 
 NAMES = (
-    "limits", "assignors", "balance", "batch", "cleaner", "recovery", "client", "direct_lane", "commands", "footprint",
-    "groups", "quorum", "replication", "retention", "scale", "simulator", "spark",
+    "limits", "assignors", "balance", "batch", "cleaner", "recovery", "client", "direct_lane", "commands", "elastic",
+    "footprint", "groups", "quorum", "replication", "retention", "scale", "simulator", "spark",
 )  # fmt: skip
-WITH_KAFKA = ("cleaner", "client", "direct_lane", "groups", "replication")
+WITH_KAFKA = ("cleaner", "client", "direct_lane", "elastic", "groups", "replication")
 PACKAGES = ("rayka", "ray", "pyarrow", "numpy", "msgspec", "pyspark", "raydp")
 
 
@@ -37,15 +37,15 @@ PACKAGES = ("rayka", "ray", "pyarrow", "numpy", "msgspec", "pyspark", "raydp")
     "--kafka",
     "kafka_jars",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="A directory with Kafka's jars: rows of cleaner, clients, lanes, groups and replication get Kafka as peer.",
+    help="A directory with Kafka's jars: cleaner, clients, lanes, elastic, groups and replication get Kafka as peer.",
 )
 def main(
     names: tuple[str, ...], quick: bool, json_path: Path | None, readme: bool, kafka_jars: Path | None
 ) -> None:
     """Measures rayka beside the limits of this machine. Without NAMES, all of them.
 
-    NAMES: limits, assignors, balance, batch, cleaner, recovery, client, direct_lane, commands, footprint, groups,
-    quorum, replication, retention, scale, simulator, spark.
+    NAMES: limits, assignors, balance, batch, cleaner, recovery, client, direct_lane, commands, elastic, footprint,
+    groups, quorum, replication, retention, scale, simulator, spark.
     """
     console = Console(width=None if os.isatty(1) else 160)
     about = _about()

@@ -5,6 +5,7 @@ but for what the comparison needs: as many replicas as rayka has, and a client t
 does. With several brokers each of them is a controller, too.
 """
 
+import json
 import os
 import re
 import shutil
@@ -142,6 +143,58 @@ class Kafka:
         found = [each for text in texts for each in _CLEANED.findall(text)]
         return sum(float(taken.replace(",", "")) for log, taken in found if log.rpartition("-")[0] == topic)
 
+    def partition_sizes(self, topic: str, broker_id: int) -> dict[int, int]:
+        """The bytes of the segments of each of the topic's partitions on a broker."""
+        found: dict[int, int] = {}
+        for each in self._directory.glob(f"logs-{broker_id}/{topic}-*/*.log"):
+            number = int(each.parent.name.rpartition("-")[2])
+            found[number] = found.get(number, 0) + each.stat().st_size
+        return found
+
+    # ---- Reassignments ----
+
+    def replicas(self, topic: str) -> dict[int, list[int]]:
+        """Of each partition, those of reassignments under way among them."""
+        from confluent_kafka.admin import AdminClient
+
+        admin = AdminClient({"bootstrap.servers": self._address})
+        partitions = admin.list_topics(topic, 10).topics[topic].partitions
+        return {number: list(each.replicas) for number, each in partitions.items()}
+
+    def reassign(self, topic: str, brokers: Iterable[int], rate_bytes: int) -> dict[int, list[int]]:
+        """Has the replicas moved as `kafka-reassign-partitions` proposes for these brokers; which that will be."""
+        topics = {"topics": [{"topic": topic}], "version": 1}
+        topics_path = self._directory / "topics.json"
+        topics_path.write_text(json.dumps(topics))
+        listed = ",".join(map(str, brokers))
+        said = self._reassign_partitions(
+            "--generate", "--topics-to-move-json-file", str(topics_path), "--broker-list", listed
+        )
+        proposed = json.loads(said.splitlines()[-1])
+        self._plan_path.write_text(json.dumps(proposed))
+        execute = ("--execute", "--reassignment-json-file", str(self._plan_path))
+        self._reassign_partitions(*execute, "--throttle", str(rate_bytes))
+        return {each["partition"]: each["replicas"] for each in proposed["partitions"]}
+
+    def end_reassignment(self) -> None:
+        """Takes the throttles away."""
+        self._reassign_partitions("--verify", "--reassignment-json-file", str(self._plan_path))
+
+    @property
+    def _plan_path(self) -> Path:
+        return self._directory / "plan.json"
+
+    def _reassign_partitions(self, *arguments: str) -> str:
+        """What the command prints."""
+        tool = "org.apache.kafka.tools.reassign.ReassignPartitionsCommand"
+        process = _java(
+            self._jars, tool, "--bootstrap-server", self._address, *arguments, stdout=subprocess.PIPE
+        )
+        said = process.communicate(timeout=_START_TIMEOUT_S)[0].decode().strip()
+        if process.returncode != 0:
+            raise RuntimeError(f"kafka-reassign-partitions {' '.join(arguments)} said {said}")
+        return said
+
     def _leader(self, topic: str) -> int:
         return int(self._partition(topic).leader)
 
@@ -161,12 +214,17 @@ class Kafka:
         replicas: int = 1,
         min_isr: int = 1,
         configs: Mapping[str, str] | None = None,
+        assignment: Sequence[Sequence[int]] | None = None,
     ) -> None:
+        """`assignment`: the brokers of each partition, instead of a number of replicas."""
         from confluent_kafka.admin import AdminClient, NewTopic
 
         admin = AdminClient({"bootstrap.servers": self._address})
         merged = {"min.insync.replicas": str(min_isr), **(configs or {})}
-        topic = NewTopic(name, partitions, replicas, config=merged)
+        placed: dict[str, Any] = (
+            {"replica_assignment": assignment} if assignment else {"replication_factor": replicas}
+        )
+        topic = NewTopic(name, partitions, config=merged, **placed)
         admin.create_topics([topic])[name].result(30)
 
     def alter_topic(self, name: str, configs: Mapping[str, str]) -> None:
@@ -224,6 +282,25 @@ class Kafka:
         def send() -> None:
             producer.produce(topic, value)
             producer.flush()
+
+        return send
+
+    def one_by_one_to(self, topic: str, value: bytes) -> Callable[[int], None]:
+        """A function that sends the value to a partition and returns when all replicas have it; linger 0. Raises
+        RuntimeError where they have not.
+        """
+        producer = self._producer(linger_ms=0, acks="all")
+        errors: list[object] = []
+
+        def report(error: object, _: object) -> None:
+            if error is not None:
+                errors.append(error)
+
+        def send(partition: int) -> None:
+            producer.produce(topic, value, partition=partition, on_delivery=report)
+            producer.flush()
+            if errors:
+                raise RuntimeError(errors.pop())
 
         return send
 
@@ -377,7 +454,9 @@ def _log_path(directory: Path, node_id: int) -> Path:
     return directory / f"log-{node_id}.txt"
 
 
-def _java(jars: Path, *command: str, log_path: Path | None = None) -> subprocess.Popen[bytes]:
+def _java(
+    jars: Path, *command: str, log_path: Path | None = None, stdout: int = subprocess.DEVNULL
+) -> subprocess.Popen[bytes]:
     """Of all that Kafka would log, what its cleaner says goes to the file."""
     options = [f"-Xms{_HEAP}", f"-Xmx{_HEAP}", "-server", "-XX:+UseG1GC"]
     simple = "-Dorg.slf4j.simpleLogger"
@@ -386,10 +465,8 @@ def _java(jars: Path, *command: str, log_path: Path | None = None) -> subprocess
         options.append(f"{simple}.log.{_CLEANERS_LOGGER}=info")
         options.append(f"{simple}.logFile={log_path}")
     bound = [os.fspath(each) for each in sorted(jars.glob("*.jar")) if not each.name.startswith("slf4j-nop")]
-    quiet = subprocess.DEVNULL
-    return subprocess.Popen(
-        ["java", *options, "-cp", ":".join(bound), *command], stdout=quiet, stderr=quiet, cwd=os.fspath(jars)
-    )
+    started = ["java", *options, "-cp", ":".join(bound), *command]
+    return subprocess.Popen(started, stdout=stdout, stderr=subprocess.DEVNULL, cwd=os.fspath(jars))
 
 
 def _free_port() -> int:
