@@ -102,8 +102,13 @@ class PartitionStates:
         )
 
     def _has_lost_last(self, state: PartitionImage) -> bool:
-        last = state.isr + state.eligible_leader_replicas + state.last_known_elr
-        return all(each in self._replication.rotten for each in last)
+        """A broker that comes back on another disk leaves the ELR, and the last known leader leads; one whose machine is
+        dead stays there for ever.
+        """
+        rotten, whole = self._replication.rotten, state.isr + state.eligible_leader_replicas
+        dead = [each for each in rotten if self._cluster.machines[each].is_absent]
+        are_dead = bool(whole) and all(each in dead for each in whole)
+        return are_dead or all(each in rotten for each in whole + state.last_known_elr)
 
     def _is_gone(self, state: PartitionImage) -> bool:
         """Whether every replica's disk was lost: only deleting the topic would help."""
