@@ -286,6 +286,21 @@ def test_a_reassignment_that_is_under_way_is_left_alone_unless_it_waits_for_what
     assert machine.partition(number=1).target_replicas == (2, 4)
 
 
+@pytest.mark.parametrize("kept", [(2,), (2, 3)])
+def test_a_reassignment_to_fewer_replicas_waits_for_each_that_stays_and_goes_on_without_what_is_gone(
+    kept: tuple[int, ...],
+) -> None:  # B45
+    machine = cluster(4)
+    create(machine, (1, 2, 3))
+    report_isr(machine, 1)
+    reassign(machine, kept)
+    assert machine.partition().is_reassigned
+    assert lose(machine, 2) == 1
+    assert machine.partition().target_replicas == (1, *kept[1:])
+    report_isr(machine, *machine.partition().target_replicas)
+    assert (machine.partition().replicas, machine.partition().is_reassigned) == ((1, *kept[1:]), False)
+
+
 def test_a_move_whose_target_is_gone_goes_elsewhere_even_where_no_other_may_begin() -> None:
     machine = cluster(5, BrokerConfig(balancer_moves_max=1))
     create(machine, (1, 2), (1, 2))

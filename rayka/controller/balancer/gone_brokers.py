@@ -36,8 +36,12 @@ class Gone(NamedTuple):
         return tuple(each for each in partition.target_replicas if self.holds(partition, each))
 
     def is_waited_for(self, partition: PartitionImage) -> bool:
-        """Whether the partition's reassignment cannot end, because it waits for one that is gone."""
-        return any(self.holds(partition, each) for each in partition.adding_replicas)
+        """Whether the partition's reassignment cannot end, because it waits for one that is gone: one that is added or,
+        where fewer replicas remain than there were, any that remains (B45).
+        """
+        adding, removing = partition.adding_replicas, partition.removing_replicas
+        awaited = partition.target_replicas if len(removing) > len(adding) else adding
+        return any(self.holds(partition, each) for each in awaited)
 
 
 class GoneBrokers:

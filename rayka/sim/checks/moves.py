@@ -186,7 +186,11 @@ class Moves:
             away_ms = now_ms - max(self._fenced_ms[each], self._epoch_ms)
             if away_ms * 100 < timeout_ms * (100 - _EARLY_PERCENTAGE):
                 self._report("healed-early", change, f"broker {each} has been away for {away_ms} ms")
-        if old.is_reassigned and not any(each in removed for each in old.adding_replicas):
+        is_shrinking = len(old.removing_replicas) > len(
+            old.adding_replicas
+        )  # it waits for all that stay (B45)
+        awaited = old.target_replicas if is_shrinking else old.adding_replicas
+        if old.is_reassigned and not any(each in removed for each in awaited):
             self._report("against-reassignment", change, "healing moves what is being moved")
 
     def _check_balance(self, change: Change, old: PartitionImage, new: PartitionImage) -> None:
