@@ -17,6 +17,9 @@ class ElasticPlan:
     scaling_pause_s: float = 4.0  # between what the operator does: brokers that join or leave, balances
     flap_pause_s: float = 8.0  # between brokers that end and begin several times
     has_death: bool = False
+    drain_pause_s: float = (
+        0.0  # between machines that Ray drains, one after another, of two at a time; 0 for none
+    )
 
 
 def draw_elastic(seed: int) -> dict[str, Any]:
@@ -27,6 +30,7 @@ def draw_elastic(seed: int) -> dict[str, Any]:
             scaling_pause_s=random.choice((1.0, 4.0)),
             flap_pause_s=random.choice((4.0, 15.0)),
             has_death=random.random() < 0.6,
+            drain_pause_s=random.choice((0.0, 3.0, 10.0)),
         ),
     }
 

@@ -23,6 +23,7 @@ REGISTER_CLIENT_ID = 9401
 GROUP_MEMBER_ID = 9501
 GROUP_OPERATOR_ID = 9601
 SCALING_ID = 9701
+DRAINER_ID = 9801
 _RESTLESS_MAX = 3  # brokers whose sessions may end without a fault
 _EVERYDAY = tuple(kind for kind in FaultKind if kind is not FaultKind.SWAP)
 
@@ -141,7 +142,7 @@ class SimOptions:
         if self.members and self.group.grows:
             ids = (*ids, GROUP_OPERATOR_ID)
         if self.comers:
-            ids = (*ids, SCALING_ID)
+            ids = (*ids, SCALING_ID, DRAINER_ID)
         return ids if self.topics else ()
 
     @property

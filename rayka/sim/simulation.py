@@ -24,6 +24,7 @@ from rayka.ids import TopicPartition
 from rayka.metadata.image import MetadataImage
 from rayka.sim.checks.checkers import Checkers, Violation, quorum_of
 from rayka.sim.checks.data_history import DataHistory
+from rayka.sim.checks.drained_machines import DrainedMachines
 from rayka.sim.checks.history import History
 from rayka.sim.checks.ledger import Ledger
 from rayka.sim.checks.moves import Moves
@@ -34,6 +35,7 @@ from rayka.sim.checks.watches import BrokerWatch, ControllerWatch
 from rayka.sim.clients.broker_scaling import Scaling
 from rayka.sim.clients.data_clients import DataClients
 from rayka.sim.clients.group_clients import GroupClients
+from rayka.sim.clients.machine_drains import MachineDrains
 from rayka.sim.clients.operations import PartitionOperator
 from rayka.sim.clients.register_clients import RegisterClients
 from rayka.sim.clients.topic_growth import TopicGrowth
@@ -41,6 +43,7 @@ from rayka.sim.clients.workload import Workload
 from rayka.sim.loop import START_US, Livelock, VirtualLoop
 from rayka.sim.run_options import SimOptions, TopicPlan
 from rayka.sim.trace import Trace
+from rayka.sim.world.coming_machines import ComingMachines
 from rayka.sim.world.faults import draw_faults
 from rayka.sim.world.injector import Injector
 from rayka.sim.world.machines import Machine, SimCluster
@@ -122,7 +125,10 @@ class Simulation:
         self.repairs = Repairs(self.cluster)
         self.repairs.on_damage = self.replication.on_damaged
         self.injector = Injector(self.cluster, self.repairs)
-        self.scaling = Scaling(self.cluster, self.checkers, self.repairs, self.replication)
+        machines = ComingMachines(self.cluster, self.repairs)
+        self.scaling = Scaling(self.cluster, self.checkers, machines, self.replication)
+        self.drained = DrainedMachines(self.checkers)
+        self.drains = MachineDrains(self.cluster, self.checkers, machines, self.drained)
 
     def __repr__(self) -> str:
         return f"<Simulation seed={self.options.seed} now_ms={self.loop.now_ms} {self.ledger!r}>"
@@ -130,6 +136,7 @@ class Simulation:
     def _on_image(self, before: MetadataImage, after: MetadataImage) -> None:
         self.states.on_image(before, after)
         self.moves.on_image(before, after)
+        self.drained.on_image(before, after)
 
     def _on_created(self, topics: Sequence[TopicPlan]) -> None:
         self.data.start(topics)
@@ -191,6 +198,7 @@ class Simulation:
         self.operator.start()
         self.registers.start()
         self.scaling.start()
+        self.drains.start()
 
     def run_safety(self) -> None:
         """The faults and the clients."""
@@ -216,6 +224,7 @@ class Simulation:
         self.growth.stop_asking()
         self.registers.stop_asking()
         self.scaling.stop_asking()
+        self.drains.stop_asking()
         self.repairs.heal()
         proof = self.loop.create_task(
             self.workload.create_until_acknowledged("alive"), name="proof", context=Context()
@@ -257,7 +266,8 @@ class Simulation:
         found = (
             [str(each) for each in self.history.pending()[:5]] + self.data.waiting() + self.states.waiting()
         )
-        found += self.registers.waiting() + self.groups.waiting() + self.scaling.waiting()
+        found += self.registers.waiting() + self.groups.waiting()
+        found += self.scaling.waiting() + self.drains.waiting()
         if not proof.done():
             found.append("no new topic was acknowledged")
         for machine in self.cluster.machines.values():

@@ -5,10 +5,10 @@ from collections import deque
 
 import pytest
 
-from rayka.actors.draining.drain_planner import Mark, Move, Seen, Step
 from rayka.actors.draining.drainer import Drainer
+from rayka.client.admin.drain_planner import Mark, Move, Seen, Step
 from rayka.errors import UnavailableError
-from tests.actors.test_drain_planner import SOON_MS, seen, sized, topic
+from tests.client.test_drain_planner import SOON_MS, seen, sized, topic
 
 LEADING, LED = seen(topic((1, 2)), marks={}), seen(topic((2, 1)), sizes=sized(5))
 

@@ -6,7 +6,12 @@ from typing import Any
 
 import msgspec
 
-from rayka.controller import leader_elections, partition_change, replica_placement
+from rayka.controller import (
+    leader_elections,
+    partition_change,
+    placeable_directories,
+    replica_placement,
+)
 from rayka.controller.balancer import (
     badly_off,
     balance_looks,
@@ -60,6 +65,7 @@ ELASTIC: dict[str, Any] = {
     "faults_per_minute": 0.0,
     "config": _CONFIG,
 }
+_DRAINS = {"elastic": ElasticPlan(scaling_pause_s=1.0, flap_pause_s=4.0, drain_pause_s=1.0)}
 _AWAY: dict[str, Any] = {"fault_kinds": (FaultKind.KILL,), "faults_per_minute": 30.0}
 
 
@@ -139,6 +145,10 @@ def leaves_out_what_is_lost(original: Any) -> Any:
 
 def looks_at_no_cordon(_: Any) -> Any:
     return lambda image, config, broker: broker.online_directories
+
+
+def knows_of_no_drain(_: Any) -> Any:
+    return lambda image, broker_id: False
 
 
 def deletes_nothing(_: Any) -> Any:
@@ -237,5 +247,19 @@ ELASTIC_BUGS = [
         planted(LogManager, "tidy", deletes_nothing),
         2,
         ELASTIC | _AWAY,
+    ),
+    PlantedBug(
+        "a replica is placed on a machine that drains",
+        "drain-placed",
+        planted(placeable_directories.__dict__, "is_draining", knows_of_no_drain),
+        1,
+        ELASTIC | _DRAINS,
+    ),
+    PlantedBug(
+        "a broker on a machine that drains goes on leading",
+        "drain-lead",
+        planted(leader_elections.__dict__, "is_draining", knows_of_no_drain),
+        1,
+        ELASTIC | _DRAINS,
     ),
 ]

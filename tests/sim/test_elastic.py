@@ -2,7 +2,7 @@
 
 import pytest
 
-from rayka.sim.elastic_plan import BROKERS_MIN
+from rayka.sim.elastic_plan import BROKERS_MIN, ElasticPlan
 from rayka.sim.run_options import swarm
 from rayka.sim.simulation import Simulation, Verdict
 from rayka.sim.world.faults import DAMAGING, FaultKind
@@ -20,10 +20,20 @@ def test_brokers_come_and_go_under_load(seed: int) -> None:  # decisions 062 065
     assert simulation.moves.count > 0
 
 
-def test_brokers_come_where_they_are_asked_for_and_only_there() -> None:
+@pytest.mark.sim
+def test_machines_drain_under_load() -> None:  # decision 073
+    chosen = {"comers": 2, "elastic": ElasticPlan(drain_pause_s=2.0), "faults_per_minute": 0.0}
+    simulation = Simulation(swarm(3, seconds=SECONDS, **chosen))
+    outcome = simulation.run()
+    assert outcome.verdict is Verdict.OK, outcome
+    assert simulation.drained.count > 0
+
+
+def test_what_brokers_that_come_go_together_with() -> None:
     assert not any(swarm(seed).comers for seed in range(100))
     elastic = [swarm(seed, comers=2) for seed in range(100)]
     assert all(each.comers == 2 and each.brokers >= BROKERS_MIN for each in elastic)
     assert not any(each.members or each.combined for each in elastic)
     assert not any({*each.fault_kinds} & {*DAMAGING, FaultKind.WALL_CLOCK} for each in elastic)
     assert len({each.elastic.has_death for each in elastic}) == 2
+    assert len({bool(each.elastic.drain_pause_s) for each in elastic}) == 2

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import ray
 
-from rayka.actors.draining.drain_planner import DrainPlanner, Seen, Step
+from rayka.client.admin.drain_planner import DrainPlanner, Seen, Step
 from rayka.errors import RaykaError
 
 _LOOK_S = 1.0

@@ -102,8 +102,8 @@ class PartitionStates:
         )
 
     def _has_lost_last(self, state: PartitionImage) -> bool:
-        """A broker that comes back on another disk leaves the ELR, and the last known leader leads; one whose machine is
-        dead stays there for ever.
+        """A broker that comes back on another disk leaves the ELR, and the last known leader leads; one on a machine
+        that is dead stays there for ever.
         """
         rotten, whole = self._replication.rotten, state.isr + state.eligible_leader_replicas
         dead = [each for each in rotten if self._cluster.machines[each].is_absent]

@@ -24,11 +24,10 @@ from rayka.protocol.configs import AlterConfigOp, ConfigChange
 from rayka.sim.checks.checkers import Checkers
 from rayka.sim.checks.replica_views import Replication
 from rayka.sim.clients.data_clients import SimHandle
-from rayka.sim.elastic_plan import BROKERS_MIN
 from rayka.sim.process import PROCESS, Process
 from rayka.sim.run_options import SCALING_ID
+from rayka.sim.world.coming_machines import ComingMachines
 from rayka.sim.world.machines import Machine, SimCluster
-from rayka.sim.world.repairs import Repairs
 
 _TIMEOUT_MS = 4_000
 _LOOK_S = 0.25
@@ -41,25 +40,24 @@ class Scaling:
     """See the module. Nothing happens in a run without brokers that come."""
 
     def __init__(
-        self, cluster: SimCluster, checkers: Checkers, repairs: Repairs, replication: Replication
+        self, cluster: SimCluster, checkers: Checkers, machines: ComingMachines, replication: Replication
     ) -> None:
         self._cluster = cluster
         self._checkers = checkers
         self._loop = cluster.loop
         self._options = cluster.options
-        self._repairs = repairs
+        self._machines = machines
         self._replication = replication
         self._random = Random(f"scaling {cluster.options.seed}")
         self._flap_random = Random(f"flapping {cluster.options.seed}")
         self._process = Process(SCALING_ID, 1)
         self._context = Context()
         self._context.run(PROCESS.set, self._process)
-        self._dead: dict[int, None] = {}
         self._is_asking = True
         self._tasks: list[asyncio.Task[None]] = []
 
     def __repr__(self) -> str:
-        return f"<Scaling present={[each.node_id for each in self._present]} dead={list(self._dead)}>"
+        return f"<Scaling {self._machines!r}>"
 
     def start(self) -> None:
         """Begins."""
@@ -85,28 +83,6 @@ class Scaling:
         """Whether everything has come to its end."""
         return [f"{self!r} goes on"] if any(not each.done() for each in self._tasks) else []
 
-    def _tell(self, what: str) -> None:
-        self._cluster.trace.add(SCALING_ID, "scale", what)
-
-    # ---- What there is ---------------------------------------------------------------------------------------------
-
-    @property
-    def _machines(self) -> list[Machine]:
-        """Those that may come and go."""
-        machines = self._cluster.machines
-        return [machines[each] for each in self._options.broker_ids if not machines[each].is_controller]
-
-    @property
-    def _present(self) -> list[Machine]:
-        return [each for each in self._machines if not each.is_absent]
-
-    def _spared(self, random: Random) -> Machine | None:
-        """One that may go, if there are enough others."""
-        brokers = [self._cluster.machines[each] for each in self._options.broker_ids]
-        able = [each for each in self._present if each.swapped_with is None]
-        is_enough = sum(not each.is_absent for each in brokers) > BROKERS_MIN
-        return random.choice(able) if able and is_enough else None
-
     def _is_held(self, node_id: int, *, without_lost: bool = False) -> bool:
         """Whether the broker has a replica, by what is committed. Lost are those of which no other has anything."""
         lost = self._replication.rotten if without_lost else {}
@@ -127,13 +103,14 @@ class Scaling:
         await self._settle(admin)
 
     async def _step(self, admin: AsyncAdmin) -> None:
-        absent = [each for each in self._machines if each.is_absent and each.node_id not in self._dead]
+        absent = self._machines.absent
         draw = self._random.random()
         if absent and draw < 0.4:
-            self._join(self._random.choice(absent))
+            self._machines.join(self._random.choice(absent))
         elif draw < 0.55:
-            if (machine := self._spared(self._random)) is not None:
+            if (machine := self._machines.claim(self._random)) is not None:
                 await self._leave(admin, machine)
+                self._machines.release(machine)
         else:
             await self._balance(admin)
 
@@ -145,18 +122,13 @@ class Scaling:
             await self._try("cancel the balance", admin.load.cancel_balance())
 
     async def _try(self, what: str, asked: Coroutine[Any, Any, object]) -> RaykaError | None:
-        self._tell(what)
+        self._machines.tell(what)
         try:
             await asked
         except RaykaError as error:
-            self._tell(f"{what}: {error}"[:150])
+            self._machines.tell(f"{what}: {error}"[:150])
             return error
         return None
-
-    def _join(self, machine: Machine) -> None:
-        self._tell(f"{node_name(machine.node_id)} joins")
-        machine.is_absent = False
-        self._cluster.start(machine.node_id)
 
     async def _leave(self, admin: AsyncAdmin, machine: Machine) -> None:
         """Drained, stopped, forgotten, its disk emptied; or it stays."""
@@ -164,19 +136,19 @@ class Scaling:
         if not await self._drained(admin, node_id):
             await self._stay(admin, node_id)
             return
-        self._tell(f"{name} leaves")
+        self._machines.tell(f"{name} leaves")
         machine.is_absent = True
         self._cluster.stop(node_id)
-        await _until(lambda: machine.process is None)
-        if node_id in self._dead:
+        await until(lambda: machine.process is None)
+        if node_id in self._machines.dead:
             return
         if await self._forgotten(admin, node_id):
-            self._tell(f"{name} has left")
+            self._machines.tell(f"{name} has left")
             await self._loop.create_task(
                 self._cluster.replace_disk(machine), name="format", context=Context()
             )
         else:
-            self._join(machine)
+            self._machines.join(machine)
             await self._stay(admin, node_id)
 
     async def _drained(self, admin: AsyncAdmin, node_id: int) -> bool:
@@ -185,7 +157,7 @@ class Scaling:
             await self._try(f"drain {node_name(node_id)}", admin.drain_broker(node_id))
             again_ms = self._loop.now_ms + int(_DRAIN_AGAIN_S * 1000)
             while self._loop.now_ms < again_ms:
-                if node_id in self._dead:
+                if node_id in self._machines.dead:
                     return False
                 if not self._is_held(node_id):
                     return True
@@ -212,13 +184,12 @@ class Scaling:
             await asyncio.sleep(_LOOK_S)
 
     async def _settle(self, admin: AsyncAdmin) -> None:
-        for machine in self._machines:
-            if machine.is_absent and machine.node_id not in self._dead:
-                self._join(machine)
+        for machine in self._machines.absent:
+            self._machines.join(machine)
         for node_id in self._options.broker_ids:
             await self._stay(admin, node_id)
-        for node_id in self._dead:
-            await _until(lambda node_id=node_id: not self._is_held(node_id, without_lost=True))  # type: ignore[misc]
+        for node_id in self._machines.dead:
+            await until(lambda node_id=node_id: not self._is_held(node_id, without_lost=True))  # type: ignore[misc]
             if not self._is_held(node_id) and not await self._forgotten(admin, node_id):
                 self._checkers.report("liveness", node_id, f"{self!r}: the controller does not forget it")
 
@@ -228,29 +199,23 @@ class Scaling:
         random, plan = self._flap_random, self._options.elastic
         while self._is_asking:
             await asyncio.sleep(random.expovariate(1) * plan.flap_pause_s)
-            if not self._is_asking or not self._present:
+            if not self._is_asking or not self._machines.present:
                 continue
-            may_die = plan.has_death and not self._dead and random.random() < 0.5
-            dying = self._spared(random) if may_die else None
+            may_die = plan.has_death and not self._machines.dead and random.random() < 0.5
+            dying = self._machines.spared(random) if may_die else None
             if dying is not None:
-                self._die(dying)
+                self._machines.die(dying)
                 continue
-            machine = random.choice(self._present)
+            machine = random.choice(self._machines.present)
             for _ in range(random.choice((1, 3, 6))):
-                self._tell(f"{node_name(machine.node_id)} flaps")
+                self._machines.tell(f"{node_name(machine.node_id)} flaps")
                 self._cluster.kill(machine.node_id)
                 await asyncio.sleep(random.random() * 2)
                 self._cluster.start(machine.node_id)
                 await asyncio.sleep(random.random() * 3)
 
-    def _die(self, machine: Machine) -> None:
-        self._tell(f"{node_name(machine.node_id)} dies for good")
-        self._dead[machine.node_id] = None
-        machine.is_absent = True
-        self._repairs.on_damage(machine.node_id, "the end of the machine", True)
-        self._cluster.kill(machine.node_id, is_silent=True)
 
-
-async def _until(is_so: Callable[[], bool]) -> None:
+async def until(is_so: Callable[[], bool]) -> None:
+    """Looks four times a second."""
     while not is_so():  # noqa: ASYNC110 (what is committed tells of no event)
         await asyncio.sleep(_LOOK_S)

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayka.actors.draining.drain_planner import (
+from rayka.client.admin.drain_planner import (
     STOP_BEFORE_MS,
     DrainPlanner,
     Mark,

@@ -1,0 +1,163 @@
+"""What a drain planner has to know of the cluster, and what its steps change there, over the network alone.
+
+What Ray knows, which machines drain and which nodes run, is told. So the supervisor and the simulator share it
+(decision 073). Starting and stopping nodes is left to the caller.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Protocol, TypeVar
+
+from rayka.client.admin.admin_configs import DRAIN_DEADLINE, closed_brokers, drain_deadline_ms
+from rayka.client.admin.admin_quorum import ask_quorum
+from rayka.client.admin.drain_planner import Mark, Move, Quorum, Resign, Seen, Step, Unmark
+from rayka.errors import ApiError, ErrorCode, error_for
+from rayka.ids import TopicPartition, node_name
+from rayka.ports import Network, Request
+from rayka.protocol.configs import (
+    AlterConfigOp,
+    AlteredResource,
+    ConfigChange,
+    ConfigResourceName,
+    DescribeConfigsRequest,
+    DescribedConfig,
+    IncrementalAlterConfigsRequest,
+    ResourceType,
+)
+from rayka.protocol.events import REASON_LENGTH_MAX, SUBJECTS_MAX, RecordEventRequest
+from rayka.protocol.membership import MetadataRequest
+from rayka.protocol.partition_admin import (
+    AlterPartitionReassignmentsRequest,
+    DescribeLogDirsRequest,
+    Reassignment,
+)
+from rayka.protocol.quorum_messages import ResignRequest
+
+_RATE = "reassignment.replication.throttled.rate"
+_MOVES_MAX = "balancer.moves.max"
+_NO_TOPIC = ("",)  # so that no partition is named
+_CALL_TIMEOUT_MS = 2_000
+ResponseT = TypeVar("ResponseT")
+
+
+class Ask(Protocol):
+    """Asks the active controller. Raises RaykaError, and TimeoutError where none answers in time."""
+
+    async def __call__(self, request: Request[ResponseT]) -> ResponseT: ...
+
+
+class DrainedBrokers:
+    """The brokers and coordinators of one cluster."""
+
+    def __init__(self, network: Network, ask: Ask, wall_clock_ms: Callable[[], int]) -> None:
+        self._network = network
+        self._ask = ask
+        self._wall_clock_ms = wall_clock_ms
+
+    def __repr__(self) -> str:
+        return f"<DrainedBrokers over {self._network!r}>"
+
+    # ---- Looking -----------------------------------------------------------------------------------------------------
+
+    async def registered(self) -> list[int]:
+        """All that the controller knows."""
+        return [each.node_id for each in (await self._ask(MetadataRequest(_NO_TOPIC))).brokers]
+
+    async def see(
+        self, drains: Mapping[int, int], actors: Collection[int], *, is_changing: bool = False
+    ) -> Seen:
+        """See `Seen`. All topics are asked for only where a node's machine drains."""
+        cluster = await self._ask(MetadataRequest() if drains else MetadataRequest(_NO_TOPIC))
+        broker_ids = [each.node_id for each in cluster.brokers]
+        described = await self._described(broker_ids)
+        directories = {each.node_id: [path.path for path in each.directories] for each in cluster.brokers}
+        return Seen(
+            now_ms=self._wall_clock_ms(),
+            drains=drains,
+            marks={each: ms for each, config in described.items() if (ms := drain_deadline_ms(config)) >= 0},
+            cluster=cluster,
+            quorum=await self._quorum(actors),
+            closed=closed_brokers(described.values(), directories),
+            sizes=await self._sizes([each for each in broker_ids if each in drains and each in actors]),
+            actors=actors,
+            moves_max=_least(described.values(), _MOVES_MAX),
+            bytes_per_s=_least(described.values(), _RATE),
+            is_changing=is_changing,
+        )
+
+    async def _described(self, broker_ids: Collection[int]) -> dict[int, DescribedConfig]:
+        if not broker_ids:
+            return {}
+        names = tuple(ConfigResourceName(ResourceType.BROKER, str(each)) for each in broker_ids)
+        resources = (await self._ask(DescribeConfigsRequest(names))).resources
+        return dict(zip(broker_ids, resources, strict=True))
+
+    async def _quorum(self, node_ids: Collection[int]) -> Quorum:
+        found, _ = await ask_quorum(self._network, node_ids, _CALL_TIMEOUT_MS)
+        if found is None:
+            return Quorum()
+        voters = tuple(each.replica.node_id for each in found.voters)
+        return Quorum(found.leader_id, found.leader_epoch, voters)
+
+    async def _sizes(self, broker_ids: Collection[int]) -> dict[int, dict[TopicPartition, int]]:
+        """Of what those of the brokers hold that answer."""
+        sizes: dict[int, dict[TopicPartition, int]] = {}
+        for broker_id in broker_ids:
+            try:
+                found = await self._network.call(broker_id, DescribeLogDirsRequest(), _CALL_TIMEOUT_MS)
+            except ApiError:
+                continue
+            sizes[broker_id] = {
+                TopicPartition(each.topic, each.partition): each.size_bytes
+                for directory in found.directories
+                for each in directory.replicas
+            }
+        return sizes
+
+    # ---- Acting ------------------------------------------------------------------------------------------------------
+
+    async def take(self, step: Step) -> str:
+        """Why the step was not taken, or not all of it; empty where it was. It may be repeated."""
+        match step:
+            case Mark():
+                await self._configure({each: str(ms) for each, ms in step.deadlines_ms.items()})
+            case Unmark():
+                await self._configure(dict.fromkeys(step.node_ids))
+            case Resign(node_ids=(node_id,)):
+                request = ResignRequest(step.leader_epoch, step.successors)
+                answer = await self._network.call(node_id, request, _CALL_TIMEOUT_MS)
+                return "" if answer.error_code is ErrorCode.NONE else answer.error_code.name
+            case Move() if step.plan:
+                wanted = tuple(Reassignment(tp.topic, tp.partition, to) for tp, to in step.plan.items())
+                results = (await self._ask(AlterPartitionReassignmentsRequest(wanted))).partitions
+                refused = [each for each in results if each.error_code is not ErrorCode.NONE]
+                return "; ".join(f"{each.topic}-{each.partition}: {each.error_message}" for each in refused)
+        return ""
+
+    async def _configure(self, marks: Mapping[int, str | None]) -> None:
+        """In one request, so that no lead goes from one broker whose machine goes to the next."""
+        altered = tuple(
+            AlteredResource(
+                ResourceType.BROKER,
+                str(broker_id),
+                (
+                    ConfigChange(
+                        DRAIN_DEADLINE,
+                        AlterConfigOp.DELETE if value is None else AlterConfigOp.SET,
+                        value or "",
+                    ),
+                ),
+            )
+            for broker_id, value in marks.items()
+        )
+        for result in (await self._ask(IncrementalAlterConfigsRequest(altered))).resources:
+            if result.error_code is not ErrorCode.NONE:
+                raise error_for(result.error_code, result.error_message)
+
+    async def record(self, kind: str, node_ids: tuple[int, ...], reason: str) -> None:
+        """Has it among the events of the cluster."""
+        subjects = tuple(map(node_name, node_ids[:SUBJECTS_MAX]))
+        await self._ask(RecordEventRequest(self._wall_clock_ms(), kind, subjects, reason[:REASON_LENGTH_MAX]))
+
+
+def _least(configs: Iterable[DescribedConfig], name: str) -> int:
+    return min(int(entry.value) for each in configs for entry in each.entries if entry.name == name)

@@ -1,0 +1,186 @@
+"""Machines of a run that Ray announces to go, and the supervisor that empties them (decision 073).
+
+A machine that drains goes at its deadline, which is known or not, or stays after all, because the drain is withdrawn.
+One that went comes back a while later, with its disk. The supervisor is the real planner on the real requests, over the
+simulated network; now and then it ends, and another one goes on. In the end no machine drains and no broker is marked.
+"""
+
+import asyncio
+import traceback
+from collections.abc import Coroutine
+from contextvars import Context
+from random import Random
+from typing import Any, TypeVar
+
+from rayka.client.admin.drain_planner import NO_DEADLINE, DrainPlanner, Mark, Step, Stop
+from rayka.client.admin.drained_brokers import DrainedBrokers
+from rayka.errors import RaykaError
+from rayka.ids import node_name
+from rayka.node.controller_link import ControllerLink
+from rayka.ports import Request
+from rayka.sim.checks.checkers import Checkers
+from rayka.sim.checks.drained_machines import DrainedMachines
+from rayka.sim.clients.broker_scaling import until
+from rayka.sim.process import PROCESS, Process
+from rayka.sim.run_options import DRAINER_ID
+from rayka.sim.world.coming_machines import ComingMachines
+from rayka.sim.world.machines import Machine, SimCluster
+
+_AT_ONCE_MAX = 2
+_LOOK_S, _SOON_S = 1.0, 0.1
+_CALL_TIMEOUT_MS, _ANSWER_TIMEOUT_S = 2_000, 10.0
+_EPOCH_MS = 1_700_000_000_000
+ResponseT = TypeVar("ResponseT")
+
+
+class MachineDrains:
+    """See the module. Nothing happens in a run without brokers that come."""
+
+    def __init__(
+        self, cluster: SimCluster, checkers: Checkers, machines: ComingMachines, drained: DrainedMachines
+    ) -> None:
+        self._cluster = cluster
+        self._checkers = checkers
+        self._machines = machines
+        self._drained = drained
+        self._loop = cluster.loop
+        self._options = cluster.options
+        self._random = Random(f"drains {cluster.options.seed}")
+        self._process = Process(DRAINER_ID, 1)
+        self._context = Context()
+        self._context.run(PROCESS.set, self._process)
+        network = cluster.network.port(self._process)
+        self._link = ControllerLink(network)
+        self._brokers = DrainedBrokers(network, self._ask, self._wall_clock_ms)
+        self._drains: dict[int, int] = {}  # what Ray says: nodes, and the deadlines of their machines
+        self._stopping: dict[int, None] = {}
+        self._has_marks = False
+        self._is_asking = True
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def __repr__(self) -> str:
+        return f"<MachineDrains {self._drains} has_marks={self._has_marks}>"
+
+    def start(self) -> None:
+        """Begins."""
+        if self._options.comers and self._options.elastic.drain_pause_s:
+            announcing = [self._announce() for _ in range(_AT_ONCE_MAX)]
+            self._tasks = [self._task(each) for each in (*announcing, self._supervise())]
+
+    def _task(self, coroutine: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        task = self._loop.create_task(coroutine, name="drains", context=self._context)
+        task.add_done_callback(self._on_done, context=Context())
+        return task
+
+    def _on_done(self, task: "asyncio.Task[None]") -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            where = "".join(traceback.format_tb(error.__traceback__)[-4:])
+            self._checkers.report("crash", DRAINER_ID, f"{error!r}; {where}")
+
+    def stop_asking(self) -> None:
+        """All drains are withdrawn, and the marks taken away."""
+        self._is_asking = False
+
+    def waiting(self) -> list[str]:
+        """Whether everything has come to its end."""
+        return [f"{self!r} goes on"] if any(not each.done() for each in self._tasks) else []
+
+    def _tell(self, what: str) -> None:
+        self._cluster.trace.add(DRAINER_ID, "drain", what)
+
+    def _wall_clock_ms(self) -> int:
+        return _EPOCH_MS + self._loop.now_ms
+
+    # ---- Ray ---------------------------------------------------------------------------------------------------------
+
+    async def _announce(self) -> None:
+        while self._is_asking:
+            await asyncio.sleep(self._random.expovariate(1) * self._options.elastic.drain_pause_s)
+            machine = self._machines.claim(self._random) if self._is_asking else None
+            if machine is not None:
+                await self._drain(machine)
+                self._machines.release(machine)
+
+    async def _drain(self, machine: Machine) -> None:
+        node_id, name = machine.node_id, node_name(machine.node_id)
+        left_ms = self._random.choice((2_000, 8_000, 20_000))
+        is_known, is_withdrawn = self._random.random() < 0.8, self._random.random() < 0.4
+        self._drains[node_id] = self._wall_clock_ms() + left_ms if is_known else NO_DEADLINE
+        self._tell(f"{name} drains, {left_ms} ms" + " without a deadline" * (not is_known))
+        end_ms = self._loop.now_ms + int(left_ms * (self._random.random() if is_withdrawn else 1))
+        await until(
+            lambda: not self._is_asking or node_id in self._machines.dead or self._loop.now_ms >= end_ms
+        )
+        if not is_withdrawn and self._is_asking and node_id not in self._machines.dead:
+            self._tell(f"the machine of {name} goes")
+            machine.is_absent = True
+            self._cluster.kill(node_id, is_silent=True)
+        del self._drains[node_id]
+        if machine.is_absent and machine.process is None:
+            await asyncio.sleep(self._random.random() * 5)
+        await until(lambda: node_id not in self._stopping)
+        if node_id not in self._machines.dead:
+            self._machines.join(machine)
+
+    # ---- The supervisor ----------------------------------------------------------------------------------------------
+
+    async def _supervise(self) -> None:
+        planner = DrainPlanner()
+        while self._is_asking or self._drains or self._has_marks:
+            if self._random.random() < 0.05:
+                planner = DrainPlanner()
+            try:
+                has_stepped = await self._look(planner)
+            except (RaykaError, TimeoutError) as error:
+                self._tell(f"failed: {error!r}"[:150])
+                has_stepped = False
+            await asyncio.sleep(_SOON_S if has_stepped else _LOOK_S)
+
+    async def _look(self, planner: DrainPlanner) -> bool:
+        """One look, and one step at most; whether a step was taken."""
+        if not self._drains and not self._has_marks:
+            return False
+        actors = [each.node_id for each in self._cluster.machines.values() if each.process is not None]
+        seen = await self._brokers.see(dict(self._drains), actors)
+        self._has_marks = bool(seen.marks)
+        step = planner.next(seen)
+        if step is None:
+            return False
+        self._tell(f"{type(step).__name__} of {list(step.node_ids)}: {step.reason}"[:200])
+        try:
+            refusal = await self._take(step)
+        except BaseException:
+            planner.failed(step)
+            raise
+        if refusal:
+            planner.failed(step)
+            self._tell(f"refused: {refusal}"[:200])
+            return False
+        if step.kind:
+            await self._brokers.record(step.kind, step.node_ids, step.reason)
+        return True
+
+    async def _take(self, step: Step) -> str:
+        if isinstance(step, Mark):
+            self._has_marks = True
+        if isinstance(step, Stop):
+            await self._stop([each for each in step.node_ids if each in self._drains])
+        refusal = await self._brokers.take(step)
+        if isinstance(step, Mark):
+            self._drained.on_marked(step.node_ids)
+        return refusal
+
+    async def _stop(self, node_ids: list[int]) -> None:
+        """Under control; nothing starts there again while the machine drains."""
+        machines = [self._cluster.machines[each] for each in node_ids]
+        self._stopping = dict.fromkeys(node_ids)
+        for machine in machines:
+            machine.is_absent = True
+            self._cluster.stop(machine.node_id)
+        await until(lambda: all(each.process is None for each in machines))
+        self._stopping = {}
+
+    async def _ask(self, request: Request[ResponseT]) -> ResponseT:
+        async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+            return await self._link.call_until_answered(request, _CALL_TIMEOUT_MS)
