@@ -125,10 +125,10 @@ class Simulation:
         self.repairs = Repairs(self.cluster)
         self.repairs.on_damage = self.replication.on_damaged
         self.injector = Injector(self.cluster, self.repairs)
-        machines = ComingMachines(self.cluster, self.repairs)
-        self.scaling = Scaling(self.cluster, self.checkers, machines, self.replication)
+        self._machines = ComingMachines(self.cluster, self.repairs)
+        self.scaling = Scaling(self.cluster, self.checkers, self._machines, self.replication)
         self.drained = DrainedMachines(self.checkers)
-        self.drains = MachineDrains(self.cluster, self.checkers, machines, self.drained)
+        self.drains = MachineDrains(self.cluster, self.checkers, self._machines, self.drained)
 
     def __repr__(self) -> str:
         return f"<Simulation seed={self.options.seed} now_ms={self.loop.now_ms} {self.ledger!r}>"
@@ -223,8 +223,7 @@ class Simulation:
         self.operator.stop_asking()
         self.growth.stop_asking()
         self.registers.stop_asking()
-        self.scaling.stop_asking()
-        self.drains.stop_asking()
+        self._machines.stop_asking()
         self.repairs.heal()
         proof = self.loop.create_task(
             self.workload.create_until_acknowledged("alive"), name="proof", context=Context()

@@ -29,6 +29,13 @@ def test_machines_drain_under_load() -> None:  # decision 073
     assert simulation.drained.count > 0
 
 
+def test_a_run_ends_soon_however_seldom_machines_flap_or_drain() -> None:
+    """A pause that was drawn as longer than the minute without faults counted as scaling that goes on."""
+    seldom = ElasticPlan(scaling_pause_s=1e6, flap_pause_s=1e6, drain_pause_s=1e6)
+    outcome = Simulation(swarm(1, seconds=5.0, comers=1, elastic=seldom)).run()
+    assert outcome.verdict is Verdict.OK, outcome
+
+
 def test_what_brokers_that_come_go_together_with() -> None:
     assert not any(swarm(seed).comers for seed in range(100))
     elastic = [swarm(seed, comers=2) for seed in range(100)]

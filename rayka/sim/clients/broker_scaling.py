@@ -53,7 +53,6 @@ class Scaling:
         self._process = Process(SCALING_ID, 1)
         self._context = Context()
         self._context.run(PROCESS.set, self._process)
-        self._is_asking = True
         self._tasks: list[asyncio.Task[None]] = []
 
     def __repr__(self) -> str:
@@ -75,10 +74,6 @@ class Scaling:
             where = "".join(traceback.format_tb(error.__traceback__)[-4:])
             self._checkers.report("crash", SCALING_ID, f"{error!r}; {where}")
 
-    def stop_asking(self) -> None:
-        """What is under way is ended, and every machine but a dead one comes back."""
-        self._is_asking = False
-
     def waiting(self) -> list[str]:
         """Whether everything has come to its end."""
         return [f"{self!r} goes on"] if any(not each.done() for each in self._tasks) else []
@@ -96,9 +91,9 @@ class Scaling:
     async def _scale(self) -> None:
         config = AdminConfig.parse({"default_api_timeout_ms": _TIMEOUT_MS}, what="simulated operator")
         admin = AsyncAdmin(SimHandle(self._cluster.network, self._process), config, self._random)
-        while self._is_asking:
-            await asyncio.sleep(self._random.expovariate(1) * self._options.elastic.scaling_pause_s)
-            if self._is_asking:
+        while self._machines.is_asking:
+            await self._machines.pause(self._random, self._options.elastic.scaling_pause_s)
+            if self._machines.is_asking:
                 await self._step(admin)
         await self._settle(admin)
 
@@ -153,7 +148,7 @@ class Scaling:
 
     async def _drained(self, admin: AsyncAdmin, node_id: int) -> bool:
         until_ms = self._loop.now_ms + _DRAIN_MS_MAX
-        while self._is_asking and self._loop.now_ms < until_ms:
+        while self._machines.is_asking and self._loop.now_ms < until_ms:
             await self._try(f"drain {node_name(node_id)}", admin.drain_broker(node_id))
             again_ms = self._loop.now_ms + int(_DRAIN_AGAIN_S * 1000)
             while self._loop.now_ms < again_ms:
@@ -197,9 +192,9 @@ class Scaling:
 
     async def _flap(self) -> None:
         random, plan = self._flap_random, self._options.elastic
-        while self._is_asking:
-            await asyncio.sleep(random.expovariate(1) * plan.flap_pause_s)
-            if not self._is_asking or not self._machines.present:
+        while self._machines.is_asking:
+            await self._machines.pause(random, plan.flap_pause_s)
+            if not self._machines.is_asking or not self._machines.present:
                 continue
             may_die = plan.has_death and not self._machines.dead and random.random() < 0.5
             dying = self._machines.spared(random) if may_die else None

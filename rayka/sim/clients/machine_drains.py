@@ -55,7 +55,6 @@ class MachineDrains:
         self._drains: dict[int, int] = {}  # what Ray says: nodes, and the deadlines of their machines
         self._stopping: dict[int, None] = {}
         self._has_marks = False
-        self._is_asking = True
         self._tasks: list[asyncio.Task[None]] = []
 
     def __repr__(self) -> str:
@@ -78,10 +77,6 @@ class MachineDrains:
             where = "".join(traceback.format_tb(error.__traceback__)[-4:])
             self._checkers.report("crash", DRAINER_ID, f"{error!r}; {where}")
 
-    def stop_asking(self) -> None:
-        """All drains are withdrawn, and the marks taken away."""
-        self._is_asking = False
-
     def waiting(self) -> list[str]:
         """Whether everything has come to its end."""
         return [f"{self!r} goes on"] if any(not each.done() for each in self._tasks) else []
@@ -95,9 +90,9 @@ class MachineDrains:
     # ---- Ray ---------------------------------------------------------------------------------------------------------
 
     async def _announce(self) -> None:
-        while self._is_asking:
-            await asyncio.sleep(self._random.expovariate(1) * self._options.elastic.drain_pause_s)
-            machine = self._machines.claim(self._random) if self._is_asking else None
+        while self._machines.is_asking:
+            await self._machines.pause(self._random, self._options.elastic.drain_pause_s)
+            machine = self._machines.claim(self._random) if self._machines.is_asking else None
             if machine is not None:
                 await self._drain(machine)
                 self._machines.release(machine)
@@ -110,9 +105,11 @@ class MachineDrains:
         self._tell(f"{name} drains, {left_ms} ms" + " without a deadline" * (not is_known))
         end_ms = self._loop.now_ms + int(left_ms * (self._random.random() if is_withdrawn else 1))
         await until(
-            lambda: not self._is_asking or node_id in self._machines.dead or self._loop.now_ms >= end_ms
+            lambda: (
+                not self._machines.is_asking or node_id in self._machines.dead or self._loop.now_ms >= end_ms
+            )
         )
-        if not is_withdrawn and self._is_asking and node_id not in self._machines.dead:
+        if not is_withdrawn and self._machines.is_asking and node_id not in self._machines.dead:
             self._tell(f"the machine of {name} goes")
             machine.is_absent = True
             self._cluster.kill(node_id, is_silent=True)
@@ -127,7 +124,7 @@ class MachineDrains:
 
     async def _supervise(self) -> None:
         planner = DrainPlanner()
-        while self._is_asking or self._drains or self._has_marks:
+        while self._machines.is_asking or self._drains or self._has_marks:
             if self._random.random() < 0.05:
                 planner = DrainPlanner()
             try:

@@ -1,5 +1,7 @@
 """The machines of a run that come and go: which are there, which are spoken for, which is dead for good."""
 
+import asyncio
+from contextlib import suppress
 from random import Random
 
 from rayka.ids import node_name
@@ -17,10 +19,25 @@ class ComingMachines:
         self._repairs = repairs
         self.claimed: dict[int, None] = {}
         self.dead: dict[int, None] = {}
+        self._end = asyncio.Event()
 
     def __repr__(self) -> str:
         present = [each.node_id for each in self.present]
         return f"<ComingMachines present={present} claimed={list(self.claimed)} dead={list(self.dead)}>"
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether machines are to come and go; in the end all come back but the dead one."""
+        return not self._end.is_set()
+
+    def stop_asking(self) -> None:
+        """What is under way is ended."""
+        self._end.set()
+
+    async def pause(self, random: Random, mean_s: float) -> None:
+        """For longer or shorter than that, at most until the end."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._end.wait(), random.expovariate(1) * mean_s)
 
     def tell(self, what: str) -> None:
         self._cluster.trace.add(SCALING_ID, "scale", what)
