@@ -1,5 +1,6 @@
 """Each planted bug is caught, by the checker that names it, with the seed that is known to show it."""
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -32,12 +33,13 @@ pytestmark = pytest.mark.apart
 
 
 @pytest.mark.parametrize("bug", ALL_BUGS, ids=[bug.name for bug in ALL_BUGS])
-def test_a_planted_bug_is_caught(bug: PlantedBug) -> None:
+def test_a_planted_bug_is_caught(bug: PlantedBug, record_property: Callable[[str, object], None]) -> None:
     """A change of the nodes lets the draws of a run fall differently: then the seed is looked for among the first."""
     outcome = bug.run(bug.seed)
     if outcome.violation is None or outcome.violation.checker != bug.checker:
         found, others = search(bug, last_seed=24)
         assert found, f"seed {bug.seed}: {outcome}; no other of the first seeds shows it: {others}"
+        record_property("says", f"seed {bug.seed} shows it no more, seed {found} does")
         outcome = bug.run(found)
     assert outcome.verdict in (Verdict.SAFETY, Verdict.LIVENESS), outcome
     if bug.checker == "group-unsettled":  # each rebalance makes a log grow, which is no reason to wait on
