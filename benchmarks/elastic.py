@@ -2,9 +2,9 @@
 for it, how long that takes, and what producers notice.
 
 Three replicas of each partition. The least that can be copied to a broker that was added is its share of all there is;
-from one that is drained, what it holds. Producers send one record of 1 KB after another with acks=all, to all
-partitions in turn, at an even rate: each is timed from when it was due, so that one that waits delays those behind it
-on the clock, too. Kafka, where its jars are given, does the same with `kafka-reassign-partitions`, whose `--generate`
+from one that is drained, what it holds. A producer sends records of 1 KB at an even rate, each a batch of its own, with
+acks=all, to all partitions in turn, and waits for none before the next: each is timed from when it was due to its
+acknowledgement. Kafka, where its jars are given, does the same with `kafka-reassign-partitions`, whose `--generate`
 has a plan for the brokers that it is told of, and runs alone before.
 """
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from benchmarks.elastic_sides import ADDED, RATE_BYTES, KafkaSide, rayka_side
+from benchmarks.elastic_sides import ADDED, RATE_BYTES, KafkaSide, OnDelivery, rayka_side
 from benchmarks.harness import Bar, Row, quantile
 from benchmarks.kafka import running_kafka
 from benchmarks.stage import local_ray
@@ -25,11 +25,21 @@ UNEVEN_MAX, MOVED_MAX, SLACK_S, P99_MAX = 0.1, 1.1, 10.0, 2.0
 SENDS_A_SECOND = 100
 
 
-class Side(Protocol):
-    """A cluster of three brokers with data, and a fourth one to be."""
+class Sending(Protocol):
+    """A producer."""
 
-    def send(self) -> object:
-        """One record to the next partition, acknowledged by all replicas."""
+    def send(self, on_delivery: OnDelivery) -> None:
+        """One record to the next partition; calls back once it is acknowledged by all replicas, or has failed."""
+
+    def wait(self, wait_s: float) -> None:
+        """Lets so much time pass."""
+
+    def flush(self) -> None:
+        """Returns when everything that was sent has been called back for."""
+
+
+class Side(Sending, Protocol):
+    """A cluster of three brokers with data, and a fourth one to be."""
 
     def sizes(self) -> dict[int, int]:
         """The bytes of the topic on each broker, the added one too."""
@@ -77,7 +87,7 @@ def run(*, quick: bool = False, kafka_jars: Path | None = None) -> Iterator[Row]
 
 def phases(side: Side, before_s: float) -> Iterator[tuple[str, Figures]]:
     """The broker comes and gets its share, then it is drained."""
-    with paced(side.send) as sends:
+    with paced(side) as sends:
         side.add()
         yield "a broker is added", _measured(side, side.balance, sends, before_s, ADDED)
         yield "it is drained", _measured(side, side.drain, sends, before_s, ADDED - 1)
@@ -161,11 +171,11 @@ def rows(name: str, settings: str, figures: Figures, peer: Figures | None) -> It
 
 
 class PacedSends(threading.Thread):
-    """One send after another, each due a little after the one before, and how long each took from then."""
+    """Sends at an even rate, and how long each took from when it was due."""
 
-    def __init__(self, send: Callable[[], object]) -> None:
+    def __init__(self, side: Sending) -> None:
         super().__init__(name="sends", daemon=True)
-        self._send = send
+        self._side = side
         self._is_stopping = threading.Event()
         self._lock = threading.Lock()
         self._taken_s: list[float] = []
@@ -173,16 +183,19 @@ class PacedSends(threading.Thread):
 
     def run(self) -> None:
         due_s = time.monotonic()
-        while not self._is_stopping.wait(max(0.0, due_s - time.monotonic())):
-            has_failed = False
-            try:
-                self._send()
-            except Exception:  # whatever a client raises is a failed send
-                has_failed = True
+        while not self._is_stopping.is_set():
+            self._side.send(self._on_delivery(due_s))
+            due_s += 1 / SENDS_A_SECOND
+            self._side.wait(max(0.0, due_s - time.monotonic()))
+        self._side.flush()
+
+    def _on_delivery(self, due_s: float) -> OnDelivery:
+        def on_delivery(error: object) -> None:
             with self._lock:
                 self._taken_s.append(time.monotonic() - due_s)
-                self._failed_count += has_failed
-            due_s += 1 / SENDS_A_SECOND
+                self._failed_count += error is not None
+
+        return on_delivery
 
     def cut(self) -> tuple[list[float], int]:
         """How long each took that ended since the last cut, and how many of them failed."""
@@ -197,9 +210,9 @@ class PacedSends(threading.Thread):
 
 
 @contextmanager
-def paced(send: Callable[[], object]) -> Iterator[PacedSends]:
+def paced(side: Sending) -> Iterator[PacedSends]:
     """Sends for the time of the block."""
-    sends = PacedSends(send)
+    sends = PacedSends(side)
     sends.start()
     try:
         yield sends

@@ -21,6 +21,7 @@ ASSIGNMENT = [[1 + (number + place) % (ADDED - 1) for place in range(FACTOR)] fo
 _RECORD_BYTES, _RUN_RECORDS = 1_000, 500
 _TIMEOUT_S = 600.0
 _POLL_S = 0.1
+OnDelivery = Callable[[object], None]  # with an error, or None
 Added = set[tuple[int, int]]  # the partitions that are copied, and to which brokers
 
 
@@ -68,9 +69,19 @@ class RaykaSide:
                 target = pa.array([number % PARTITIONS] * len(values), pa.int32())
                 producer.send_batch(TOPIC, pa.table({"value": values, "partition": target}))
 
-    def send(self) -> object:
-        number = next(self._numbers)
-        return self._producer.send(TOPIC, bytes(_RECORD_BYTES), partition=number % PARTITIONS).result()
+    def send(self, on_delivery: OnDelivery) -> None:
+        partition = next(self._numbers) % PARTITIONS
+
+        def on_done(error: BaseException | None, _: object) -> None:
+            on_delivery(error)
+
+        self._producer.send(TOPIC, bytes(_RECORD_BYTES), partition=partition, on_delivery=on_done)
+
+    def wait(self, wait_s: float) -> None:
+        time.sleep(wait_s)
+
+    def flush(self) -> None:
+        self._producer.flush()
 
     def sizes(self) -> dict[int, int]:
         found = self._admin.log_dirs(topics=[TOPIC])
@@ -120,13 +131,27 @@ class KafkaSide:
     def __init__(self, kafka: Kafka, size_bytes: int) -> None:
         self._kafka = kafka
         self._numbers = count()
-        self._send = kafka.one_by_one_to(TOPIC, bytes(_RECORD_BYTES))
+        self._producer = kafka.unlingering_producer()
         kafka.create_topic(TOPIC, PARTITIONS, min_isr=MIN_ISR, assignment=ASSIGNMENT)
         values = payloads(_RUN_RECORDS, _RECORD_BYTES)
         kafka.produce_rate(TOPIC, values, size_bytes // FACTOR // (_RUN_RECORDS * _RECORD_BYTES), acks="all")
 
-    def send(self) -> object:
-        return self._send(next(self._numbers) % PARTITIONS)
+    def send(self, on_delivery: OnDelivery) -> None:
+        partition = next(self._numbers) % PARTITIONS
+
+        def on_done(error: object, _: object) -> None:
+            on_delivery(error)
+
+        self._producer.produce(TOPIC, bytes(_RECORD_BYTES), partition=partition, on_delivery=on_done)
+
+    def wait(self, wait_s: float) -> None:
+        """Its client calls back only from within a poll."""
+        until_s = time.monotonic() + wait_s
+        while (left_s := until_s - time.monotonic()) > 0:
+            self._producer.poll(left_s)
+
+    def flush(self) -> None:
+        self._producer.flush()
 
     def sizes(self) -> dict[int, int]:
         return {each: sum(self._kafka.partition_sizes(TOPIC, each).values()) for each in range(1, ADDED + 1)}

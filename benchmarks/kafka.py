@@ -15,7 +15,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -144,11 +144,13 @@ class Kafka:
         return sum(float(taken.replace(",", "")) for log, taken in found if log.rpartition("-")[0] == topic)
 
     def partition_sizes(self, topic: str, broker_id: int) -> dict[int, int]:
-        """The bytes of the segments of each of the topic's partitions on a broker."""
+        """The bytes of the segments of each of the topic's partitions on a broker, without what it is to delete."""
         found: dict[int, int] = {}
         for each in self._directory.glob(f"logs-{broker_id}/{topic}-*/*.log"):
-            number = int(each.parent.name.rpartition("-")[2])
-            found[number] = found.get(number, 0) + each.stat().st_size
+            number = each.parent.name.rpartition("-")[2]
+            with suppress(FileNotFoundError):
+                if number.isdigit():
+                    found[int(number)] = found.get(int(number), 0) + each.stat().st_size
         return found
 
     # ---- Reassignments ----
@@ -285,24 +287,9 @@ class Kafka:
 
         return send
 
-    def one_by_one_to(self, topic: str, value: bytes) -> Callable[[int], None]:
-        """A function that sends the value to a partition and returns when all replicas have it; linger 0. Raises
-        RuntimeError where they have not.
-        """
-        producer = self._producer(linger_ms=0, acks="all")
-        errors: list[object] = []
-
-        def report(error: object, _: object) -> None:
-            if error is not None:
-                errors.append(error)
-
-        def send(partition: int) -> None:
-            producer.produce(topic, value, partition=partition, on_delivery=report)
-            producer.flush()
-            if errors:
-                raise RuntimeError(errors.pop())
-
-        return send
+    def unlingering_producer(self) -> Any:
+        """A client that sends each record at once, acks=all."""
+        return self._producer(linger_ms=0, acks="all")
 
     def fill(self, topic: str, records: Iterable[tuple[bytes, bytes]], partitions: int) -> None:
         """Sends keys and values to so many partitions in turn; returns when all are acknowledged, acks=1."""

@@ -5,8 +5,8 @@ import time
 import pytest
 
 import rayka.testing
-from benchmarks.elastic import Figures, PacedSends, paced, phases, rows
-from benchmarks.elastic_sides import FACTOR, PARTITIONS, RaykaSide, added, copied_bytes
+from benchmarks.elastic import Figures, paced, phases, rows
+from benchmarks.elastic_sides import FACTOR, PARTITIONS, OnDelivery, RaykaSide, added, copied_bytes
 
 CONFIG = {"broker.heartbeat.interval.ms": 20, "broker.load.report.interval.ms": 40, "balancer.enable": False}
 SIZE_BYTES = FACTOR * PARTITIONS * 500_000
@@ -45,22 +45,38 @@ def test_what_is_copied_is_counted_for_each_replica_that_was_added() -> None:
     assert copied_bytes(added(before, after), {0: 10, 1: 100, 2: 1000}) == 2010
 
 
-def test_a_send_that_waits_delays_those_behind_it_on_the_clock_and_one_that_raises_has_failed() -> None:
-    sent = []
+class Slow:
+    """A producer whose first record is acknowledged late, and whose third one fails."""
 
-    def send() -> None:
-        sent.append(time.monotonic())
-        if len(sent) == 1:
-            time.sleep(0.1)
-        if len(sent) == 3:
-            raise RuntimeError("no leader")
+    def __init__(self) -> None:
+        self.sent = list[OnDelivery]()
 
-    with paced(send) as sends:
-        assert isinstance(sends, PacedSends)
-        while len(sent) < 6:
-            time.sleep(0.01)
-        taken, failed_count = sends.cut()
+    def send(self, on_delivery: OnDelivery) -> None:
+        self.sent.append(on_delivery)
+        if len(self.sent) == 2:
+            on_delivery(None)
+        if len(self.sent) == 3:
+            on_delivery(RuntimeError("no leader"))
+            self.sent[0](None)
+
+    def wait(self, wait_s: float) -> None:
+        time.sleep(wait_s)
+
+    def flush(self) -> None:
+        for each in self.sent[3:]:
+            each(None)
+
+
+def test_each_send_is_timed_by_itself_and_one_that_ends_with_an_error_has_failed() -> None:
+    side = Slow()
+    with paced(side) as sends:
+        while len(side.sent) < 3:
+            time.sleep(0.001)
+        time.sleep(0.005)
+        (second, third, first), failed_count = sends.cut()
     assert failed_count == 1
-    assert taken[0] >= 0.1
-    assert taken[1] >= 0.08, "due 10 ms after the first"
-    assert sends.cut()[0] is not taken
+    assert first >= 0.02
+    assert third < first
+    assert second < first
+    taken, failed_count = sends.cut()
+    assert (len(taken), failed_count) == (len(side.sent) - 3, 0), "the end waits for what is under way"

@@ -3,7 +3,8 @@
 The rate is what was recorded in the last 11 samples of a second, over the time since the oldest of them, at least one
 second. Nothing is refused in the middle: a reader or fetcher asks first, and goes without while the rate is exceeded.
 Replicas in the ISR are exempt; the caller knows which those are. What a reassignment adds has a quota of its own, which
-follows from the metadata: it begins and ends with the reassignment, whichever controller leads. That is Rayka's own.
+follows from the metadata: it begins and ends with the reassignment, whichever controller leads. That is Rayka's own,
+and paced: a second's worth at once would take disks and processors for as long, and clients would wait.
 Kafka: `ReplicationQuotaManager`, `SimpleRate`, `ReplicaManager.shouldLeaderThrottle`.
 """
 
@@ -13,6 +14,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 SAMPLE_MS = 1_000
+PACE_MS = 100
 SAMPLES_MAX = 11
 _CACHED_MAX = 1024
 _EVERY_REPLICA = "*"
@@ -29,6 +31,8 @@ class ReplicationQuota:
 
     Invariant: samples are in the order of time, each of less than a second.
     """
+
+    pause_ms = SAMPLE_MS
 
     def __init__(self, bytes_per_second: int) -> None:
         self.bytes_per_second = bytes_per_second
@@ -58,15 +62,49 @@ class ReplicationQuota:
             self._samples.popleft()
 
 
+class PacedQuota:
+    """As `ReplicationQuota`, but at most a tenth of a second's worth is ahead of the rate, however little there was
+    before: what goes beyond it is waited for in full.
+    """
+
+    pause_ms = PACE_MS
+
+    def __init__(self, bytes_per_second: int) -> None:
+        self.bytes_per_second = bytes_per_second
+        self._ahead = 0  # in thousandths of a byte, for times are in ms
+        self._at_ms = 0
+
+    def __repr__(self) -> str:
+        return f"<PacedQuota {self.bytes_per_second} B/s ahead={self._ahead // 1000}>"
+
+    def record(self, size_bytes: int, now_ms: int) -> None:
+        """So much was sent or fetched for throttled replicas."""
+        self._pass(now_ms)
+        self._ahead += 1000 * size_bytes
+
+    def is_exceeded(self, now_ms: int) -> bool:
+        """Whether throttled replicas must wait."""
+        self._pass(now_ms)
+        return self._ahead > self.bytes_per_second * PACE_MS
+
+    def _pass(self, now_ms: int) -> None:
+        self._ahead = max(0, self._ahead - self.bytes_per_second * (now_ms - self._at_ms))
+        self._at_ms = now_ms
+
+
+Quota = ReplicationQuota | PacedQuota
+
+
 class ReplicationQuotas(NamedTuple):
     """Those of one direction: of replicas that their topics name, and of those that a reassignment adds."""
 
     named: ReplicationQuota
-    added: ReplicationQuota
+    added: PacedQuota
 
-    def of(self, *, is_named: bool, is_added: bool) -> tuple[ReplicationQuota, ...]:
+    def of(self, *, is_named: bool, is_added: bool) -> tuple[Quota, ...]:
         """Those that count a replica."""
-        return (self.named,) * is_named + (self.added,) * is_added
+        named: tuple[Quota, ...] = (self.named,) * is_named
+        return named + (self.added,) * is_added
 
 
 def is_throttled(throttled_replicas: str, partition: int, broker_id: int) -> bool:

@@ -382,6 +382,28 @@ def test_balancing_by_itself_can_be_switched_off_while_it_runs(machine: Machine)
     assert len(told(machine)) == 1
 
 
+def test_switching_it_off_ends_the_balance_that_began_by_itself_and_none_that_was_asked_for(
+    machine: Machine,
+) -> None:
+    settle(machine)
+    assert under_way(machine)
+    set_for_all(machine, "balancer.enable", "false")
+    look(machine, LOOK_INTERVAL_MS)
+    assert (under_way(machine), counts(machine)) == ([], [4, 4, 4, 0])
+    assert told(machine)[1:] == [("balance-ended", "balancer.enable is false, after 0 of 3 moves")]
+    settle(machine, 2 * SETTLE_MS)
+    assert (len(told(machine)), status(machine).state) == (2, "cancelled")
+    set_for_all(machine, "balancer.enable", "true")
+    settle(machine)
+    assert told(machine)[-1][0] == "balance-begun"
+    set_for_all(machine, "balancer.enable", "false")
+    look(machine, LOOK_INTERVAL_MS)
+    report(machine)
+    balance(machine)
+    go_on(machine)
+    assert counts(machine) == [3, 3, 3, 3]
+
+
 def test_internal_topics_do_not_make_a_broker_badly_off_for_ever() -> None:
     machine = cluster(2)
     topic = NewTopic("__consumer_offsets", assignments=((1,),) * 6)

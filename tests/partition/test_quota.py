@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayka.partition.quota import SAMPLE_MS, SAMPLES_MAX, ReplicationQuota, is_throttled
+from rayka.partition.quota import (
+    PACE_MS,
+    SAMPLE_MS,
+    SAMPLES_MAX,
+    PacedQuota,
+    ReplicationQuota,
+    is_throttled,
+)
 
 WINDOW_MS = SAMPLE_MS * SAMPLES_MAX
 
@@ -72,6 +79,31 @@ def test_who_asks_before_each_transfer_stays_within_one_transfer_of_the_bound(
             sent += size_bytes
     # A window's sample may be forgotten up to a second late or early: at most a tenth is sent beyond the bound.
     assert sent <= 2_000 * 1.1 * (now_ms + SAMPLE_MS) / 1_000 + 10_000
+
+
+def test_what_is_paced_is_never_more_than_a_tenth_of_a_second_ahead() -> None:
+    quota = PacedQuota(1_000)
+    quota.record(100, now_ms=50_000)
+    assert not quota.is_exceeded(now_ms=50_000)
+    quota.record(1, now_ms=50_000)
+    assert [quota.is_exceeded(now_ms) for now_ms in (50_000, 50_001)] == [True, False]
+    quota.record(10_000, now_ms=60_000)
+    assert [quota.is_exceeded(now_ms) for now_ms in (69_899, 69_900)] == [True, False]
+
+
+@given(st.lists(st.tuples(st.integers(0, 1_500), st.integers(0, 10_000)), min_size=1, max_size=60))
+def test_what_is_paced_stays_within_one_transfer_of_the_bound_from_any_moment_on(
+    transfers: Sequence[tuple[int, int]],
+) -> None:
+    quota, now_ms = PacedQuota(2_000), 0
+    sent: list[tuple[int, int]] = []
+    for wait_ms, size_bytes in transfers:
+        now_ms += wait_ms
+        if not quota.is_exceeded(now_ms):
+            quota.record(size_bytes, now_ms)
+            sent.append((now_ms, size_bytes))
+    for number, (begin_ms, _) in enumerate(sent):
+        assert sum(size for _, size in sent[number:]) <= 2 * (now_ms - begin_ms + PACE_MS) + 10_000
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,10 @@ class BadlyOff:
         """An operator has cancelled that."""
         self._declined = cause.subjects
 
+    def forget(self, cause: Cause) -> None:
+        """A balance that began for this was switched off, and may begin again."""
+        self._begun_ms.pop(cause.subjects, None)
+
     def look(self, context: "RequestContext", config: BrokerConfig) -> Cause | None:
         """Why a balance is to begin now; None while there is no reason, or not for long enough."""
         now_ms, seen = context.now_ms, badly_off(context) if config.balancer_enable else None

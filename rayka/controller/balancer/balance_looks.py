@@ -41,6 +41,9 @@ def go_on_balancing(
     if run.is_cancelled:
         yield from cancel(context, events)
         return
+    if run.began_by_itself and not config.balancer_enable:
+        yield from _switch_off(context, events)
+        return
     run.waits_for = _obstacle(context, config, is_healing=is_healing)
     if run.waits_for:
         run.replan()
@@ -135,16 +138,33 @@ def _end(run: BalanceRun, events: DecidedEvents) -> _Records:
 
 def cancel(context: RequestContext, events: DecidedEvents) -> _Records:
     """Nothing more begins, and what is under way goes back, where it can."""
-    run, reassigning = context.balance, Reassigning(context)
+    run = context.balance
     assert run.cause is not None
-    for move, _ in run.under_way.values():
-        tp = move.topic_partition
-        yield reassigning.try_alter(Reassignment(tp.topic, tp.partition, None))[0]
+    yield from _take_back(context)
     moved = f"an operator cancelled it after {run.moved_count:,} of {run.planned_count:,} moves"
     if run.is_told:
         yield events.records(Decision(EventKind.BALANCE_CANCELLED, run.cause.subjects, moved))
     context.badly_off.decline(run.cause)
     run.end(BalanceState.CANCELLED, moved)
+
+
+def _switch_off(context: RequestContext, events: DecidedEvents) -> _Records:
+    """As `cancel`; it may begin again when it is switched on again."""
+    run = context.balance
+    assert run.cause is not None
+    yield from _take_back(context)
+    moved = f"balancer.enable is false, after {run.moved_count:,} of {run.planned_count:,} moves"
+    if run.is_told:
+        yield events.records(Decision(EventKind.BALANCE_ENDED, run.cause.subjects, moved))
+    context.badly_off.forget(run.cause)
+    run.end(BalanceState.CANCELLED, moved)
+
+
+def _take_back(context: RequestContext) -> _Records:
+    reassigning = Reassigning(context)
+    for move, _ in context.balance.under_way.values():
+        tp = move.topic_partition
+        yield reassigning.try_alter(Reassignment(tp.topic, tp.partition, None))[0]
 
 
 def begin_moves(context: RequestContext, config: BrokerConfig) -> Iterator[PartitionChangeRecord]:

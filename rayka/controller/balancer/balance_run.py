@@ -81,6 +81,11 @@ class BalanceRun:
     def is_idle(self) -> bool:
         return self.cause is None
 
+    @property
+    def began_by_itself(self) -> bool:
+        """Whether the one under way was asked for by no operator."""
+        return self.cause is not None and bool(self.cause.subjects)
+
     def begin(self, cause: Cause) -> None:
         """A balance is to be planned and carried out."""
         self._clear(cause)

@@ -18,7 +18,7 @@ from rayka.node.replication.replica_manager import ReplicaManager
 from rayka.partition.follower_states import FollowerFetch
 from rayka.partition.partition import Partition
 from rayka.partition.partition_reads import ReadResult
-from rayka.partition.quota import ReplicationQuota, is_throttled
+from rayka.partition.quota import Quota, is_throttled
 from rayka.protocol.fetch import FetchPartition, FetchPartitionResult, FetchRequest
 
 
@@ -171,7 +171,7 @@ class FetchReads:
     def _is_throttled(self, partition: Partition) -> bool:
         return self._is_follower and any(each.is_exceeded(self._now_ms) for each in self._counting(partition))
 
-    def _counting(self, partition: Partition) -> tuple[ReplicationQuota, ...]:
+    def _counting(self, partition: Partition) -> tuple[Quota, ...]:
         """The quotas that what the follower is given of the partition counts for (G17)."""
         follower_id = self._request.replica_id
         if follower_id in partition.isr:

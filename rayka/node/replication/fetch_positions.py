@@ -14,7 +14,7 @@ from rayka.node import clock
 from rayka.node.replication.replica import PartitionKey, Replica, key_of
 from rayka.partition.partition import Partition
 from rayka.partition.partition_follower import PartitionFollower
-from rayka.partition.quota import SAMPLE_MS, ReplicationQuota, ReplicationQuotas, is_throttled
+from rayka.partition.quota import Quota, ReplicationQuotas, is_throttled
 from rayka.protocol.fetch import FetchPartition
 from rayka.protocol.fetch_session import SessionRequest
 from rayka.protocol.fetch_stream import FetchStream
@@ -162,13 +162,14 @@ class FetchPositions:
         if partition.needs_sync:
             followed.hold = Hold.SYNC
             followed.replica.flusher.request(partition)
-        elif followed.is_behind and any(
-            each.is_exceeded(clock.now_ms()) for each in self._counting(partition)
-        ):
-            followed.hold = Hold.QUOTA
-            self._release_later(SAMPLE_MS, (followed,), Hold.QUOTA)
+        elif followed.is_behind:
+            exceeded = [each for each in self._counting(partition) if each.is_exceeded(clock.now_ms())]
+            if exceeded:
+                followed.hold = Hold.QUOTA
+                pause_ms = max(each.pause_ms for each in exceeded)
+                self._release_later(pause_ms, (followed,), Hold.QUOTA)
 
-    def _counting(self, partition: Partition) -> tuple[ReplicationQuota, ...]:
+    def _counting(self, partition: Partition) -> tuple[Quota, ...]:
         """The quotas that what is fetched of the partition counts for (G17)."""
         named, number = (
             partition.config.follower_replication_throttled_replicas,

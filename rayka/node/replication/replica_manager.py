@@ -40,7 +40,7 @@ from rayka.node.storage.measured_directories import measure_directories
 from rayka.node.tasks import Tasks
 from rayka.partition.partition import Partition
 from rayka.partition.partition_leader import FollowerUpdate
-from rayka.partition.quota import ReplicationQuota, ReplicationQuotas
+from rayka.partition.quota import PacedQuota, ReplicationQuota, ReplicationQuotas
 
 _logger = logging.getLogger(__name__)
 
@@ -59,10 +59,12 @@ class ReplicaManager:
         config = settings.config
         added = config.reassignment_replication_throttled_rate
         self.leader_quotas = ReplicationQuotas(
-            ReplicationQuota(config.leader_replication_throttled_rate), ReplicationQuota(added)
+            ReplicationQuota(config.leader_replication_throttled_rate),
+            PacedQuota(added),
         )
         self.follower_quotas = ReplicationQuotas(
-            ReplicationQuota(config.follower_replication_throttled_rate), ReplicationQuota(added)
+            ReplicationQuota(config.follower_replication_throttled_rate),
+            PacedQuota(added),
         )
         local = LocalDirectories() if isinstance(settings.disk, LocalDisk) else None
         truncations = Truncations(settings.disk)
