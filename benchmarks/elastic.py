@@ -198,7 +198,11 @@ class PacedSends(threading.Thread):
         return on_delivery
 
     def cut(self) -> tuple[list[float], int]:
-        """How long each took that ended since the last cut, and how many of them failed."""
+        """How long each took that ended since the last cut, and how many of them failed; waits for one at least while
+        it sends.
+        """
+        while not self._taken_s and self.is_alive():
+            time.sleep(0.001)
         with self._lock:
             found = self._taken_s, self._failed_count
             self._taken_s, self._failed_count = [], 0
