@@ -12,7 +12,6 @@ anything is awaited, but for those that need a look-up: they wait for the same o
 """
 
 import asyncio
-import math
 from collections.abc import Awaitable, Sequence
 from functools import partial
 from random import SystemRandom
@@ -23,7 +22,7 @@ import ray
 from rayka.actors.named_actors import NamedActors
 from rayka.actors.names import actor_name, running_node_ids
 from rayka.actors.payload import PackedAnswer, pack_call, unpack_answer
-from rayka.actors.ray_head import ConnectionId, check_head, connection_id, while_head_answers
+from rayka.actors.ray_head import ConnectionId, check_head, recent_connection_id, while_head_answers
 from rayka.errors import NetworkException, UnknownServerError
 from rayka.ids import random_uuid
 from rayka.options import Transport
@@ -37,7 +36,6 @@ from rayka.transport.lanes import Node, lanes_of_this_loop
 
 ResponseT = TypeVar("ResponseT")
 _OFFER_TIMEOUT_S = 10.0
-_CONNECTION_KNOWN_S = 0.01
 
 
 class RayNetwork:
@@ -53,7 +51,6 @@ class RayNetwork:
         self._for_client = for_client
         self._is_direct = transport == "auto"
         self._actors = self._of(None)
-        self._known_until_s = -math.inf
 
     def __repr__(self) -> str:
         return f"<RayNetwork {self._cluster_name} {self._actors!r}>"
@@ -91,22 +88,15 @@ class RayNetwork:
         return _answer(_sent(call, name, actors, handle), name, actors, handle)
 
     def _current_actors(self) -> NamedActors:
-        """Those of this process's present connection to Ray. Raises NetworkException without one.
-
-        To find out takes a tenth of a call, and to make another connection longer than what was found out holds.
-        """
-        now_s = asyncio.get_running_loop().time()
-        if now_s < self._known_until_s and ray.is_initialized():
-            return self._actors
+        """Those of this process's present connection to Ray. Raises NetworkException without one."""
         try:
-            connection = connection_id()
+            connection = recent_connection_id()
         except NetworkException:
             self._actors.close()
             raise
         if connection != self._actors.connection:
             self._actors.close()
             self._actors = self._of(connection)
-        self._known_until_s = now_s + _CONNECTION_KNOWN_S
         return self._actors
 
     def _of(self, connection: ConnectionId | None) -> NamedActors:

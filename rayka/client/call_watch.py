@@ -38,24 +38,38 @@ class Patience(NamedTuple):
     often_s: float = 0.1
 
 
-class _OpenCall(NamedTuple, Generic[SubjectT]):
-    subject: SubjectT
-    began_s: float
-    answer: Later[Any]
+class _OpenCall(Generic[SubjectT]):
+    """A call without an answer."""
+
+    __slots__ = ("answer", "began_s", "node", "subject")
+
+    def __init__(
+        self, node: "_AskedNode[SubjectT]", subject: SubjectT, began_s: float, answer: Later[Any]
+    ) -> None:
+        self.node = node
+        self.subject = subject
+        self.began_s = began_s
+        self.answer = answer
+
+    def on_end(self, outcome: object) -> None:
+        """It was answered, broke off, or was given up."""
+        self.node.calls.pop(self, None)
+        if not isinstance(outcome, BaseException):
+            self.node.on_answer(self.began_s, now_s())
 
 
 class _AskedNode(Generic[SubjectT]):
     """A node that was called. `calls` are those without an answer, in the order in which they were made."""
 
     def __init__(self) -> None:
-        self.calls: dict[Later[Any], _OpenCall[SubjectT]] = {}
+        self.calls: dict[_OpenCall[SubjectT], None] = {}
         self.heard_s = 0.0  # when it answered last
         self.looked_s = 0.0  # when the owner was told last
         self.usual_s = 0.0  # how long it says nothing, on average
 
     @property
     def oldest_s(self) -> float:
-        return next(iter(self.calls.values())).began_s
+        return next(iter(self.calls)).began_s
 
     @property
     def silent_since_s(self) -> float:
@@ -97,20 +111,15 @@ class CallWatch(Generic[SubjectT]):
 
     def answer(self, node_id: int, subject: SubjectT, call: Awaitable[ResponseT]) -> Later[ResponseT]:
         """The call's, which begins now. Ends in NetworkException also when it is given up."""
-        node = self._nodes.setdefault(node_id, _AskedNode())
-        began_s, asked = now_s(), later_of(call)
-
-        def heard(outcome: ResponseT | BaseException) -> ResponseT | BaseException:
-            node.calls.pop(asked, None)
-            if not isinstance(outcome, BaseException):
-                node.on_answer(began_s, now_s())
-            return outcome
-
-        answer = asked.converted(heard, lambda: node.calls.pop(asked, None))
-        if not answer.done():
-            node.calls[asked] = _OpenCall(subject, began_s, answer)
-            if self._timer is None:
-                self._arm()
+        node = self._nodes.get(node_id)
+        if node is None:
+            node = self._nodes[node_id] = _AskedNode()
+        answer = later_of(call)
+        asked = _OpenCall(node, subject, now_s(), answer)
+        node.calls[asked] = None
+        answer.observe(asked.on_end)
+        if self._timer is None:
+            self._arm()
         return answer
 
     def give_up(self, is_in_vain: Callable[[int, SubjectT], bool]) -> None:
@@ -118,12 +127,10 @@ class CallWatch(Generic[SubjectT]):
         at_s = now_s()
         for node_id, node in list(self._nodes.items()):
             late_s = at_s if node.is_silent else at_s - self._patience.most_s
-            for asked, call in list(node.calls.items()):
+            for call in list(node.calls):
                 if call.began_s <= late_s and is_in_vain(node_id, call.subject):
-                    del node.calls[asked]
-                    asked.cancel()
                     reason = f"{node_name(node_id)} did not answer before another node was to be asked"
-                    call.answer.end(NetworkException(reason))
+                    call.answer.fail(NetworkException(reason))
 
     def _arm(self) -> None:
         """The timer is never set for later than a call that begins meanwhile could need it."""
@@ -138,5 +145,5 @@ class CallWatch(Generic[SubjectT]):
         for node_id, node in list(self._nodes.items()):
             if node.calls and node.due_s(self._patience) <= at_s:
                 node.looked_s = at_s
-                self._on_silent(node_id, [each.subject for each in node.calls.values()])
+                self._on_silent(node_id, [each.subject for each in node.calls])
         self._arm()

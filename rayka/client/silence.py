@@ -48,7 +48,8 @@ class SilenceWatch:
             self._since_s = now_s()
         self._open_count += 1
         asked = later_of(self._network.call(node_id, request, timeout_ms))
-        return asked.converted(self._on_end, self._on_given_up)
+        asked.observe(self._on_end)
+        return asked
 
     def forget(self) -> None:
         """The silence ends; with calls under way another one begins now."""
@@ -75,14 +76,11 @@ class SilenceWatch:
             self._since_s = min(self._since_s + stopped_s, at_s)
         self._looked_s = at_s
 
-    def _on_end(self, outcome: ResponseT | BaseException) -> ResponseT | BaseException:
+    def _on_end(self, outcome: object) -> None:
+        """A call that was given up says nothing of the node."""
         self._open_count -= 1
         if isinstance(outcome, (NetworkException, RequestTimedOut)):
             self._problem = outcome
         elif isinstance(outcome, ApiError) or not isinstance(outcome, BaseException):
             self._problem = None
             self.forget()
-        return outcome
-
-    def _on_given_up(self) -> None:
-        self._open_count -= 1

@@ -12,7 +12,6 @@ Kafka: `SocketServer` (ordering, throttling, `queued.max.request.bytes`) and `Ka
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from functools import partial
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -81,6 +80,34 @@ class _Waiting:
         self.size_bytes -= size_bytes
 
 
+class _Unanswered:
+    """A request whose response is to come, and its answer then."""
+
+    __slots__ = ("_answer_of", "_response", "_size_bytes", "_waiting", "answer")
+
+    def __init__(
+        self,
+        answer_of: Callable[[Message | BaseException], Answer],
+        response: Later[Any],
+        waiting: _Waiting,
+        size_bytes: int,
+    ) -> None:
+        self._answer_of = answer_of
+        self._response = response
+        self._waiting = waiting
+        self._size_bytes = size_bytes
+        self.answer: Later[Answer] = Later(self._give_up)
+        response.then(self._on_end)
+
+    def _on_end(self, outcome: Message | BaseException) -> None:
+        self._waiting.remove(self._size_bytes)
+        self.answer.end(self._answer_of(outcome))
+
+    def _give_up(self) -> None:
+        self._waiting.remove(self._size_bytes)
+        self._response.cancel()
+
+
 class Inbox:
     """The entrance of one node. A call after a gap is held for `gap_timeout_s`; then its connection is
     closed."""
@@ -125,14 +152,13 @@ class Inbox:
             response = error
         answer: Answer | Later[Answer]
         if isinstance(response, (Message, Exception)):
-            answer = self._answer(response)
+            answer = self.answer_of(response)
         else:
             size_bytes = len(body) + payload_bytes(payload)
             waiting = self._waiting[api_name].add(size_bytes)
             if not isinstance(response, Later):
                 return self._wait(head.call, response, waiting, size_bytes)
-            remove = partial(waiting.remove, size_bytes)
-            answer = response.converted(partial(self._answer_of_waiting, remove), remove)
+            answer = _Unanswered(self.answer_of, response, waiting, size_bytes).answer
         self._wake_next(head.call)
         return answer
 
@@ -152,17 +178,14 @@ class Inbox:
     ) -> Answer:
         self._wake_next(call)
         try:
-            return self._answer(await answering)
+            return self.answer_of(await answering)
         except Exception as error:
             return self._refusal(error)
         finally:
             waiting.remove(size_bytes)
 
-    def _answer_of_waiting(self, remove: Callable[[], object], outcome: Message | BaseException) -> Answer:
-        remove()
-        return self._answer(outcome)
-
-    def _answer(self, outcome: Message | BaseException) -> Answer:
+    def answer_of(self, outcome: Message | BaseException) -> Answer:
+        """A handler's outcome as it leaves."""
         if isinstance(outcome, BaseException):
             return self._refusal(outcome)
         try:

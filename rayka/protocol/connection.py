@@ -19,7 +19,7 @@ CALLERS_MAX = 10_000
 HELD_CALLS_MAX = 1_000
 
 
-class CallNumber(Message, frozen=True, array_like=True):
+class CallNumber(Message, frozen=True, array_like=True, gc=False):
     """The place of one call among those of its caller to this node.
 
     Every call below `first_pending` was answered, or its caller no longer waits: a receiver that does not

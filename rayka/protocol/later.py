@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 ResultT = TypeVar("ResultT")
-OtherT = TypeVar("OtherT")
 
 
 def _nothing() -> None:
@@ -22,12 +21,13 @@ def _nothing() -> None:
 class Later(asyncio.Future[ResultT]):
     """See the module. `on_given_up` is called when nothing waits for the result any more: `cancel` says so."""
 
-    __slots__ = ("_on_end", "_on_given_up")
+    __slots__ = ("_observers", "_on_end", "_on_given_up")
 
     def __init__(self, on_given_up: Callable[[], object] = _nothing) -> None:
         super().__init__()
         self._on_given_up = on_given_up
         self._on_end: Callable[[ResultT | BaseException], object] | None = None
+        self._observers: tuple[Callable[[ResultT | BaseException], object], ...] = ()
 
     def then(self, on_end: Callable[[ResultT | BaseException], object]) -> None:
         """Calls it with the result, or with the exception: at once when it has come, else in the step that ends this.
@@ -38,46 +38,53 @@ class Later(asyncio.Future[ResultT]):
         else:
             self._on_end = on_end
 
-    def converted(
-        self,
-        convert: Callable[[ResultT | BaseException], OtherT | BaseException],
-        on_given_up: Callable[[], object] = _nothing,
-    ) -> "Later[OtherT]":
-        """What `convert` makes of the outcome. What gives that up gives this up, too; `on_given_up` is called then."""
-
-        def give_up() -> None:
-            self.cancel()
-            on_given_up()
-
-        other: Later[OtherT] = Later(give_up)
-        self.then(lambda outcome: other.end(convert(outcome)))
-        return other
+    def observe(self, on_end: Callable[[ResultT | BaseException], object]) -> None:
+        """As `then`, for what looks on, any number of them: called before the one that waits, and with CancelledError
+        when this is given up.
+        """
+        if self.done():
+            on_end(_outcome_of(self))
+        else:
+            self._observers = (*self._observers, on_end)
 
     def end(self, outcome: ResultT | BaseException) -> None:
         """The result, or the exception, is here; without effect on what is over."""
         if self.done():
             return
-        on_end, self._on_end = self._on_end, None
+        on_end, observers, self._on_end, self._observers = self._on_end, self._observers, None, ()
         self._on_given_up = (
             _nothing  # it refers to this one, perhaps: the garbage collector would have to find that
         )
         if on_end is not None:
             self.set_result(None)  # type: ignore[arg-type]  # nothing else will ask for it
-            on_end(outcome)
         elif not isinstance(outcome, BaseException):
             self.set_result(outcome)
         elif isinstance(outcome, asyncio.CancelledError):
             super().cancel()
         else:
             self.set_exception(outcome)
+        for observer in observers:
+            observer(outcome)
+        if on_end is not None:
+            on_end(outcome)
 
     def cancel(self, msg: Any = None) -> bool:
         """Gives it up, unless it is over."""
         is_given_up = super().cancel(msg)
         if is_given_up:
-            on_given_up, self._on_given_up, self._on_end = self._on_given_up, _nothing, None
+            on_given_up, observers, self._observers = self._on_given_up, self._observers, ()
+            self._on_given_up, self._on_end = _nothing, None
             on_given_up()
+            for observer in observers:
+                observer(asyncio.CancelledError())
         return is_given_up
+
+    def fail(self, error: BaseException) -> None:
+        """Gives it up, unless it is over; what waits for it is told this exception instead."""
+        if not self.done():
+            on_given_up, self._on_given_up = self._on_given_up, _nothing
+            on_given_up()
+            self.end(error)
 
 
 def later_of(awaitable: Awaitable[ResultT]) -> Later[ResultT]:

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import weakref
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 
 import pytest
@@ -73,19 +74,48 @@ async def _awaited(later: Later[str]) -> str:
     return await later
 
 
-def test_what_gives_up_the_converted_one_gives_up_the_one_that_it_is_made_of() -> None:
+def note(told: list[object], name: str, outcome: object) -> None:
+    told.append((name, outcome))
+
+
+def test_those_that_look_on_are_told_before_the_one_that_waits() -> None:
+    async def play() -> None:
+        for outcome in ("answer", GONE):
+            told: list[object] = []
+            later: Later[str] = Later()
+            later.then(partial(note, told, "waits"))
+            later.observe(partial(note, told, "first"))
+            later.observe(partial(note, told, "second"))
+            later.end(outcome)
+            later.observe(partial(note, told, "late"))
+            assert told[:3] == [("first", outcome), ("second", outcome), ("waits", outcome)]
+            later.cancel()
+            assert len(told) == 4
+
+    run(play())
+
+
+def test_those_that_look_on_hear_that_it_was_given_up() -> None:
     async def play() -> None:
         told: list[object] = []
-        asked: Later[int] = Later(lambda: told.append("asked"))
-        converted = asked.converted(str, lambda: told.append("converted"))
-        converted.then(told.append)
-        converted.cancel()
-        asked.end(1)
-        assert told == ["asked", "converted"]
-        answered: Later[int] = Later()
-        answered.converted(str).then(told.append)
-        answered.end(2)
-        assert told[2:] == ["2"]
+        later: Later[str] = Later(lambda: told.append("given up"))
+        later.then(told.append)
+        later.observe(told.append)
+        later.cancel()
+        later.end("late")
+        assert (told[0], type(told[1]), len(told)) == ("given up", asyncio.CancelledError, 2)
+
+    run(play())
+
+
+def test_what_waits_for_one_that_is_given_up_may_be_told_an_exception() -> None:
+    async def play() -> None:
+        told: list[object] = []
+        later: Later[str] = Later(lambda: told.append("given up"))
+        later.then(told.append)
+        later.fail(GONE)
+        later.fail(NetworkException("again"))
+        assert told == ["given up", GONE]
 
     run(play())
 

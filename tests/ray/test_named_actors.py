@@ -86,3 +86,25 @@ def test_a_look_up_that_was_begun_before_the_head_went_does_not_wait_for_it(
 
     with running_head(monkeypatch) as head:
         asyncio.run(look(head))
+
+
+def test_all_clients_of_a_process_find_out_about_its_connection_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+
+    def connection_id() -> tuple[str, str]:
+        asked.append(len(asked))
+        return "node", f"worker {len(asked)}"
+
+    now_s = 1e9
+    monkeypatch.setattr(ray_head._Known, "connection", ("", ""))
+    monkeypatch.setattr(ray_head._Known, "connection_until_s", 0.0)
+    monkeypatch.setattr(ray_head, "connection_id", connection_id)
+    monkeypatch.setattr(ray_head.ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray_head.time, "monotonic", lambda: now_s)
+    assert [ray_head.recent_connection_id() for _ in range(3)] == [("node", "worker 1")] * 3
+    now_s += 0.011
+    assert ray_head.recent_connection_id() == ("node", "worker 2")
+    monkeypatch.setattr(ray_head.ray, "is_initialized", lambda: False)
+    assert ray_head.recent_connection_id() == ("node", "worker 3")

@@ -16,6 +16,8 @@ from functools import partial
 from itertools import islice
 from uuid import UUID
 
+import msgspec
+
 from rayka.client.coordinator_calls import CoordinatorCalls
 from rayka.client.group.member_requests import GroupMetadata
 from rayka.client.group.offset_values import OffsetAndMetadata
@@ -49,9 +51,8 @@ class _Commit:
     def __init__(self, group: GroupMetadata) -> None:
         self.group = group
         self.deadline_s = 0.0
-        self.offsets: dict[TopicPartition, OffsetAndMetadata] = {}
-        self.topic_ids: dict[TopicPartition, UUID] = {}  # of the topics that the offsets are of
-        self.done: asyncio.Future[Problems] = asyncio.get_running_loop().create_future()
+        self.offsets: dict[TopicPartition, CommittedOffset] = {}
+        self.done: Later[Problems] = Later()
 
 
 class GroupOffsets:
@@ -94,9 +95,7 @@ class GroupOffsets:
         if error is not None:
             raise error
 
-    def begin(
-        self, offsets: Offsets, group: GroupMetadata, *, is_member: bool = False
-    ) -> "asyncio.Future[Problems]":
+    def begin(self, offsets: Offsets, group: GroupMetadata, *, is_member: bool = False) -> Later[Problems]:
         """As `commit`, without waiting: the partitions that are refused. Cancelled when this is abandoned first."""
         if is_member and group.generation_id == NO_GENERATION:
             raise UnknownMemberId(
@@ -110,9 +109,8 @@ class GroupOffsets:
             self._waiting.append(_Commit(group))
         commit = self._waiting[-1]
         commit.deadline_s = now_s() + self._timeout_ms / 1000
-        commit.offsets.update(offsets)
-        for tp in offsets:
-            commit.topic_ids[tp] = self._topic_id(tp.topic)
+        for tp, offset in offsets.items():
+            commit.offsets[tp] = self._committed(tp, offset)
         if self._is_abandoned:
             self._drop_waiting()
         elif self._current is None:
@@ -158,7 +156,7 @@ class GroupOffsets:
         if problems is None:
             self._send_on(commit)
         else:
-            commit.done.set_result(problems)
+            commit.done.end(problems)
             self._begin_next()
 
     def _send_on(self, commit: _Commit) -> None:
@@ -166,7 +164,7 @@ class GroupOffsets:
 
     async def _send_until_done(self, commit: _Commit) -> None:
         try:
-            commit.done.set_result(await self._send(commit))
+            commit.done.end(await self._send(commit))
         finally:
             self._sender = self._current = None
             commit.done.cancel()  # does nothing, unless this was cancelled
@@ -222,17 +220,21 @@ class GroupOffsets:
     def _request(self, commit: _Commit, partitions: tuple[TopicPartition, ...]) -> OffsetCommitRequest:
         group = commit.group
         instance_id = group.group_instance_id if group.member_id else ""
-        offsets = tuple(self._committed(commit, tp) for tp in partitions)
+        offsets = tuple([self._of_topic(commit.offsets[tp]) for tp in partitions])
         return OffsetCommitRequest(group.group_id, offsets, group.generation_id, group.member_id, instance_id)
 
-    def _committed(self, commit: _Commit, tp: TopicPartition) -> CommittedOffset:
-        """With the topic as it was known when the commit was asked for: it may have been created again since."""
-        offset, topic_id = commit.offsets[tp], commit.topic_ids[tp]
-        if topic_id == ZERO_ID:
-            topic_id = self._topic_id(tp.topic)
+    def _committed(self, tp: TopicPartition, given: OffsetAndMetadata) -> CommittedOffset:
+        """With the topic as it is known now, when the commit is asked for: it may be made anew before that is sent."""
+        topic_id = self._topic_id(tp.topic)
         return CommittedOffset(
-            tp.topic, tp.partition, offset.offset, offset.leader_epoch, offset.metadata, topic_id=topic_id
+            tp.topic, tp.partition, given.offset, given.leader_epoch, given.metadata, topic_id=topic_id
         )
+
+    def _of_topic(self, committed: CommittedOffset) -> CommittedOffset:
+        """With the topic as it is known by now, where it was not when the commit was asked for."""
+        if committed.topic_id != ZERO_ID:
+            return committed
+        return msgspec.structs.replace(committed, topic_id=self._topic_id(committed.topic))
 
     def _topic_id(self, topic: str) -> UUID:
         known = self._metadata.cached(topic)

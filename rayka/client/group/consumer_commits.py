@@ -5,7 +5,6 @@ poll commits, the records of the poll before have been processed; a commit holds
 ConsumerCoordinator (E10).
 """
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -104,10 +103,12 @@ class ConsumerCommits(ConsumerPart):
 
     # ---- Automatic commits -------------------------------------------------------------------------------------------
 
-    def _maybe_auto_commit(self) -> None:
-        """At the beginning of a poll: the records that were given before have been processed."""
+    def _maybe_auto_commit(self, late_s: float = 0.0) -> None:
+        """In a poll that has given nothing yet: the records that were given before have been processed. With `late_s`
+        only a commit that is as late.
+        """
         at_s = time.monotonic()
-        if at_s < self._commit_due_s:
+        if at_s < self._commit_due_s + late_s:
             return
         self._commit_due_s = at_s + self._config.auto_commit_interval_ms / 1000
         io_thread.call_next(self._ask("auto commit").commit_and_tell, _log)
@@ -188,12 +189,12 @@ class _Ask(NamedTuple):
             if ended is None:
                 _tell(callback, offsets, None)
             else:
-                ended.add_done_callback(partial(self._on_ended, callback, offsets))
+                ended.observe(partial(self._on_ended, callback, offsets))
 
-    def _on_ended(self, callback: OnCommit, offsets: Offsets, ended: "asyncio.Future[Problems]") -> None:
-        if ended.cancelled():  # the consumer was closed first
+    def _on_ended(self, callback: OnCommit, offsets: Offsets, ended: Problems | BaseException) -> None:
+        if isinstance(ended, BaseException):  # the consumer was closed first
             return
-        error = first_problem(ended.result(), offsets)
+        error = first_problem(ended, offsets)
         if error is None:
             self.on_commit(offsets)
         _tell(callback, offsets, error)
