@@ -72,7 +72,8 @@ class Exchanged:
         return node
 
     async def send(self, node: NodeFetches) -> Trouble:
-        return await self.exchange.run(node, *node.begin())
+        number, session = node.begin()
+        return await self.exchange.finish(node, number, self.exchange.begin(node, session))
 
 
 def play(scene: Callable[[Exchanged], Coroutine[Any, Any, None]]) -> None:
@@ -91,11 +92,12 @@ def test_the_end_of_a_request_that_was_overtaken_is_ignored(error: ApiError) -> 
     async def scene(exchanged: Exchanged) -> None:
         node = await exchanged.in_session()
         exchanged.state.read_from(exchanged.ticket(), FOLLOWER, 1_000_000)
-        overtaken = node.begin()
+        number, session = node.begin()
         node.want(FetchPartition(ZERO_ID, 0, OFFSET, 200), exchanged.ticket())
         node.begin()
         exchanged.answers.append(error)
-        assert await exchanged.exchange.run(node, *overtaken) == Trouble()
+        overtaken = exchanged.exchange.begin(node, session)
+        assert await exchanged.exchange.finish(node, number, overtaken) == Trouble()
         assert not exchanged.state.buffer.has_news()
         assert exchanged.state.read_replicas.node_id(ORDERS, 0) == FOLLOWER
 

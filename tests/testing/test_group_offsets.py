@@ -194,7 +194,7 @@ def test_a_poll_commits_what_the_polls_before_it_have_given(cluster, topic):
     options = {"enable_auto_commit": True, "auto_commit_interval_ms": 1}
     with consumer_of(cluster, tp, group_id="auto", **options) as consumer:
         assert poll(consumer, 4) == [0, 1, 2, 3]
-        threading.Event().wait(0.01)
+        threading.Event().wait(0.15)  # records are at hand: the commit waits a while for a poll that waits
         assert poll(consumer, 4) == [4, 5, 6, 7]
         wait_until(lambda: (found := consumer.committed([tp])[tp]) is not None and found.offset == 4)
 

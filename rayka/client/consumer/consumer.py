@@ -26,6 +26,9 @@ from rayka.ids import TopicPartition
 from rayka.options import ConsumerOptions
 
 _ITERATION_POLL_MS = 1_000.0
+# An automatic commit that is due waits so long for a poll that waits itself. While this thread works, each step of the
+# IO thread waits for the interpreter: 5 ms, and the next records as long.
+_COMMIT_LATE_S = 0.1
 
 
 class Consumer(ConsumerMembership, Generic[ValueT]):
@@ -203,12 +206,13 @@ class Consumer(ConsumerMembership, Generic[ValueT]):
         if not is_int(timeout_ms) and not isinstance(timeout_ms, float):
             raise TypeError(f"timeout_ms: expected a number, found {type(timeout_ms).__name__}")
         deadline_s = time.monotonic() + timeout_ms / 1000
-        self._maybe_auto_commit()
+        self._maybe_auto_commit(late_s=_COMMIT_LATE_S)
         with self._polling():
             while True:
                 self._hand_over()
                 if taken := take():
                     return taken
+                self._maybe_auto_commit()
                 remaining_ms = max(0.0, (deadline_s - time.monotonic()) * 1000)
                 silence_ms_max = self._config.default_api_timeout_ms
                 poll = partial(

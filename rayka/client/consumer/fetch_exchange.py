@@ -29,9 +29,11 @@ from rayka.protocol.fetch import (
     NO_SESSION,
     FetchPartitionResult,
     FetchRequest,
+    FetchResponse,
 )
 from rayka.protocol.fetch_session import SessionRequest
 from rayka.protocol.fetch_stream import Ending
+from rayka.protocol.later import Later
 
 _CLOSE_TIMEOUT_S = 0.2  # not worth more: brokers evict sessions that are not ended
 
@@ -63,12 +65,16 @@ class FetchExchange:
         self._calls = calls
         self._local = LocalReader() if config.local_reads else None
 
-    async def run(self, node: NodeFetches, number: int, session: SessionRequest) -> Trouble:
-        """The request of this number, from its beginning to its end."""
+    def begin(self, node: NodeFetches, session: SessionRequest) -> Later[FetchResponse]:
+        """Sends a request; its answer."""
         timeout_ms = self._config.request_timeout_ms + self._config.fetch_max_wait_ms
+        call = self._network.call(node.node_id, self._request(node, session), timeout_ms)
+        return self._calls.answer(node.node_id, node, call)
+
+    async def finish(self, node: NodeFetches, number: int, answer: Later[FetchResponse]) -> Trouble:
+        """The request of this number, to its end."""
         try:
-            call = self._network.call(node.node_id, self._request(node, session), timeout_ms)
-            response = await self._calls.answer(node.node_id, node, call)
+            response = await answer
         except ApiError as error:
             return self._on_failure(node, number, error)
         except BaseException:

@@ -24,7 +24,8 @@ from rayka.client.leader_calls import LeaderCalls
 from rayka.client.retry import Backoff
 from rayka.config import ConsumerConfig
 from rayka.errors import ApiError, RaykaError, needs_metadata
-from rayka.protocol.fetch_session import SessionRequest
+from rayka.protocol.fetch import FetchResponse
+from rayka.protocol.later import Later
 
 logger = logging.getLogger(__name__)
 _LATE_S = 0.1  # an answer is late when it comes so long after the broker's wait
@@ -70,6 +71,17 @@ class FetchLoop:
     def wake(self) -> None:
         """There may be more to ask, or elsewhere."""
         self._wake.set()
+
+    async def send(self) -> None:
+        """As `wake`; what there is to ask has left when this returns. For a thread of the application that waits: it
+        goes on with the records that it got, and from then on each step of the loop has to wait for the interpreter.
+        """
+        try:
+            self._send_fetches()
+        except Exception as error:
+            self._fail_all(error)
+        self.wake()
+        await asyncio.sleep(0)
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Runs it until the loop is cancelled; an exception of it is an error for the application."""
@@ -125,7 +137,8 @@ class FetchLoop:
             self._state.fail(tp, error)
         for node in self._planner.nodes.values() if self._state.buffer.has_room else ():
             if node.may_send:
-                self.spawn(self._fetch(node, *node.begin()))
+                number, session = node.begin()
+                self.spawn(self._fetch(node, number, self._exchange.begin(node, session)))
         topics = tuple(each for each in self._planner.stale_topics if each not in self._refreshed)
         if topics:
             self._refreshed.update(dict.fromkeys(topics))
@@ -133,9 +146,9 @@ class FetchLoop:
 
     # ---- One fetch -------------------------------------------------------------------------------------------------
 
-    async def _fetch(self, node: NodeFetches, number: int, session: SessionRequest) -> None:
+    async def _fetch(self, node: NodeFetches, number: int, answer: Later[FetchResponse]) -> None:
         """One request, and the rest of what it was wrong with. Its end wakes the loop, which sends others meanwhile."""
-        trouble = await self._exchange.run(node, number, session)
+        trouble = await self._exchange.finish(node, number, answer)
         if not any(trouble):
             return
         self.wake()

@@ -208,7 +208,7 @@ class Fetcher:
             deliver(self.state.buffer.take())
         finally:  # a partition whose error was raised is asked again, too
             if was_full or self.state.changed:
-                self._loop.wake()
+                await self._loop.send()
         return True
 
     async def _wait_for_news(self, timeout_s: float, silence_s_max: float) -> None:
