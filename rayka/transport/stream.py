@@ -24,6 +24,7 @@ TURN_BYTES_MAX = 1 << 20  # sent in one turn of the event loop: about 0.3 ms
 QUEUED_BYTES_MAX = 1 << 30
 STALLED_S = 30.0
 _BUFFERS_A_CALL = 256  # below IOV_MAX
+_BUFFERS_A_TURN = 16  # so many leave before the turn is over: the peer works on them meanwhile
 _MORE_FOLLOWS: int = getattr(socket, "MSG_MORE", 0)  # a slice's head leaves with its first bytes
 
 
@@ -89,7 +90,7 @@ class Stream:
         if self.queued_bytes > QUEUED_BYTES_MAX:
             self.close(End.SLOW_PEER, f"{self.queued_bytes} bytes wait")
         elif not self._is_writing:
-            if at_once and not self._is_taking:
+            if (at_once and not self._is_taking) or len(self._queue) >= _BUFFERS_A_TURN:
                 self._flush()
             elif not self._is_flush_due:
                 self._is_flush_due = True

@@ -30,6 +30,16 @@ def test_a_wake_up_between_look_and_wait_is_not_lost() -> None:  # G9
     run(main())
 
 
+def test_news_by_a_listener_wake_the_others() -> None:
+    async def main() -> None:
+        parked: Parked[str] = Parked()
+        with parked.watch(["a"]) as mine, parked.watch(["a"]) as other:
+            parked.wake("a", by=mine)
+            assert (mine.is_woken, other.is_woken) == (False, True)
+
+    run(main())
+
+
 def test_many_wake_ups_between_two_looks_are_one() -> None:  # G9
     async def main() -> None:
         parked: Parked[str] = Parked()

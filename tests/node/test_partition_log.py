@@ -1,5 +1,8 @@
 """A partition as a replicated log, on one broker whose followers the test plays."""
 
+import asyncio
+import math
+
 from rayka.errors import StorageError
 from rayka.ids import NO_OFFSET
 from rayka.node.hosting.partition_log import PartitionLog, PartitionNews
@@ -30,6 +33,23 @@ def follow(broker: Broker) -> None:
     broker.replicas.on_follower_fetch(
         broker.replica(), partition.as_leader().record_fetch(fetch, now_ms=now_ms())
     )
+
+
+def test_an_append_is_no_news_to_the_log_that_made_it_and_a_commit_is() -> None:
+    async def main() -> None:
+        broker = await leading()
+        log = log_of(broker)
+        waiting = asyncio.ensure_future(log.news.wait(math.inf))
+        await settle()
+        log.append([FIRST])
+        await settle()
+        assert not waiting.done()
+        follow(broker)
+        await settle()
+        assert waiting.done()
+        await broker.stop()
+
+    run(main)
 
 
 def test_what_the_leader_appends_is_committed_when_its_followers_have_it() -> None:  # B1

@@ -120,6 +120,24 @@ def test_a_call_leaves_at_once_when_no_other_is_under_way_and_else_with_those_of
     run(body())
 
 
+def test_of_many_calls_in_one_turn_the_first_leave_before_it_is_over() -> None:
+    async def body() -> None:
+        near, far = socket.socketpair()
+        with far:
+            far.setblocking(False)
+            lane = Lane(NODE_ID, near, ReceiveMemory())
+            calls = [lane.send(call())]
+            frame_bytes = len(far.recv(MIB))
+            calls += [lane.send(call()) for _ in range(40)]
+            assert len(far.recv(MIB)) == 32 * frame_bytes
+            await asyncio.sleep(0)
+            assert len(far.recv(MIB)) == 8 * frame_bytes
+            lane.close()
+            await asyncio.gather(*calls, return_exceptions=True)
+
+    run(body())
+
+
 def test_a_connection_with_many_calls_in_flight_holds_up_others_for_a_part_of_them_only() -> None:
     handled: list[bytes] = []
 

@@ -63,20 +63,22 @@ class JoinedCommits:
             self.begin_those_of(number)
             together = None
         if together is None:
+            if not self._open:
+                asyncio.get_running_loop().call_soon(self._begin_all)
             together = self._open[number] = _Together()
-            asyncio.get_running_loop().call_soon(self._begin_these, number, together)
         return together.add(request)
 
     def begin_those_of(self, number: int) -> None:
         """The shard of this partition has handled all commits that came before, when this returns."""
-        together = self._open.get(number)
+        together = self._open.pop(number, None)
         if together is not None:
             self._begin_these(number, together)
 
+    def _begin_all(self) -> None:
+        for number in list(self._open):
+            self.begin_those_of(number)
+
     def _begin_these(self, number: int, together: _Together) -> None:
-        if self._open.get(number) is not together:
-            return  # they were begun before
-        del self._open[number]
         try:
             answering = self._begin(number, CommitTogether(tuple(together.requests)))
         except Exception as error:  # also one that no code expected: the callers' requests fail with it

@@ -217,11 +217,12 @@ class Parked(Generic[KeyT]):
             _remove(self._watches, key, watch)
             _remove(self._of_appends, key, watch)
 
-    def wake(self, key: KeyT, news: News = News.CHANGED) -> None:
-        """Something happened to this key."""
+    def wake(self, key: KeyT, news: News = News.CHANGED, *, by: object = None) -> None:
+        """Something happened to this key, by a listener that need not be told, or by something else."""
         watches = self._of_appends if news is News.APPENDED else self._watches
         for watch in watches.get(key, ()):
-            watch.wake(key, news)
+            if watch is not by:
+                watch.wake(key, news)
 
     def close(self, reason: str) -> None:
         """Ends all waits, now and from now on."""

@@ -139,7 +139,9 @@ class PartitionLog(Generic[RecordT]):
         except StorageError as error:
             self.fail(error)
             raise self._replicas.on_storage_error(self._replica, error) from error
-        self._replicas.on_appended(self._replica, is_high_watermark_moved=appended.is_high_watermark_raised)
+        self._replicas.on_appended(
+            self._replica, is_high_watermark_moved=appended.is_high_watermark_raised, by=self.news
+        )
         return appended.base_offset
 
     # ---- What is committed -------------------------------------------------------------------------------------------

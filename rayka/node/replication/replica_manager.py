@@ -198,10 +198,13 @@ class ReplicaManager:
 
     # ---- What happens to partitions --------------------------------------------------------------------
 
-    def on_appended(self, replica: Replica, *, is_high_watermark_moved: bool) -> None:
-        """The log has grown: it is synced if it must be, and those are woken that now can read more."""
+    def on_appended(self, replica: Replica, *, is_high_watermark_moved: bool, by: object = None) -> None:
+        """The log has grown: it is synced if it must be, and those are woken that now can read more, but for the
+        listener that appended.
+        """
         replica.flusher.on_appended(replica.partition)
-        self.wake(replica.partition, News.CHANGED if is_high_watermark_moved else News.APPENDED)
+        news = News.CHANGED if is_high_watermark_moved else News.APPENDED
+        self.parked.wake(key_of(replica.partition), news, by=by)
 
     def on_follower_appended(self, replica: Replica, *, is_high_watermark_moved: bool) -> None:
         """This broker's copy has grown, or was cut; consumers that read here see up to its high watermark (G15)."""
