@@ -191,7 +191,7 @@ ELASTIC_BUGS = [
         "a balance goes on after it was cancelled",
         "balance-told",
         planted(BalanceRun, "end", goes_on),
-        3,
+        14,
         ELASTIC | {"config": _CONFIG | {"balancer_moves_max": 1}},
     ),
     PlantedBug(
@@ -202,7 +202,7 @@ ELASTIC_BUGS = [
             planted(badly_off.__dict__, "badly_off", is_always_off),
             planted(badly_off.__dict__, "REPEAT_MS", lambda _: 0),
         ),
-        4,
+        7,
         ELASTIC,
     ),
     PlantedBug(
@@ -214,7 +214,7 @@ ELASTIC_BUGS = [
                 for module in (balance_looks, balance_requests)
             )
         ),
-        3,
+        18,
         ELASTIC | {"operations_per_minute": 60.0},
     ),
     PlantedBug(
