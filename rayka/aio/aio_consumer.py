@@ -73,6 +73,14 @@ class _Core(consumer.Consumer):
         is_free = is_settled and not (self._has_handover or self._in_use.locked())
         return is_free and self._delivery.has_records()
 
+    def poll_at_hand(self) -> None:
+        """What a poll does that waits for nothing, before it takes anything."""
+        io_thread.refuse("aio.Consumer")
+        self._check_open()
+        self._maybe_auto_commit(late_s=consumer.COMMIT_LATE_S)
+        if self._group is not None:
+            self._group.polled()
+
     def wait(self, wait: _Wait, timeout_ms: float) -> bool:
         """Whether there is something to take within timeout_ms."""
         self._wait = wait
@@ -263,9 +271,11 @@ class Consumer(AioClient, Generic[ValueT]):
 
     async def _until_there_are_records(self, timeout_ms: float) -> _Core:
         """Returns, too, when there are none after timeout_ms."""
-        core = await self._open()
+        core = self._core
+        if core is None or self._opening.is_closed:
+            core = await self._open()
         if core.is_at_hand():
-            core.wait(_Wait(), timeout_ms)
+            core.poll_at_hand()
             return core
         wait = _Wait()
         waiting = core.thread.submit(partial(core.wait, wait, timeout_ms))

@@ -28,7 +28,7 @@ from rayka.options import ConsumerOptions
 _ITERATION_POLL_MS = 1_000.0
 # An automatic commit that is due waits so long for a poll that waits itself. While this thread works, each step of the
 # IO thread waits for the interpreter: 5 ms, and the next records as long.
-_COMMIT_LATE_S = 0.1
+COMMIT_LATE_S = 0.1
 
 
 class Consumer(ConsumerMembership, Generic[ValueT]):
@@ -206,7 +206,7 @@ class Consumer(ConsumerMembership, Generic[ValueT]):
         if not is_int(timeout_ms) and not isinstance(timeout_ms, float):
             raise TypeError(f"timeout_ms: expected a number, found {type(timeout_ms).__name__}")
         deadline_s = time.monotonic() + timeout_ms / 1000
-        self._maybe_auto_commit(late_s=_COMMIT_LATE_S)
+        self._maybe_auto_commit(late_s=COMMIT_LATE_S)
         with self._polling():
             while True:
                 self._hand_over()

@@ -46,8 +46,12 @@ class GroupFace:
         try:
             yield
         finally:
-            self.member.polled_s = time.monotonic()
+            self.polled()
             self.member.is_polling = False
+
+    def polled(self) -> None:
+        """The application has polled just now."""
+        self.member.polled_s = time.monotonic()
 
     @property
     def is_waiting(self) -> bool:
