@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,6 +28,7 @@ from rayka.errors import UnavailableError
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 45.0  # Ray itself gives its processes 30 s
 _POLL_S = 0.05
+_LEFT_TIMEOUT_S = 5.0
 _TEMP_DIR_MAX = 42  # Ray puts sockets below it, whose paths the kernel limits
 _MEMORY_FILE = Path("~/.rayka/ray.json")
 _RAY = (sys.executable, "-m", "ray.scripts.scripts")
@@ -111,8 +113,23 @@ def start() -> RayProcess:
     except BaseException:
         process.terminate()
         process.wait()
-        shutil.rmtree(temp_dir, ignore_errors=True)
+        _remove_after(process.pid, temp_dir)
         raise
+
+
+def _remove_after(session: int, temp_dir: str) -> None:
+    """Removes the directory once the processes of the session have ended, which write into it as long as they live."""
+    for _ in range(int(_LEFT_TIMEOUT_S / _POLL_S)):
+        left = [
+            each for each in map(int, filter(str.isdigit, os.listdir("/proc"))) if _session(each) == session
+        ]
+        for each in left:
+            with suppress(ProcessLookupError):
+                os.kill(each, signal.SIGKILL)
+        if not left:
+            break
+        time.sleep(_POLL_S)
+    shutil.rmtree(temp_dir, ignore_errors=True)
 
 
 def make_temp_dir() -> str:
@@ -195,8 +212,17 @@ def _last_words(log: Path) -> str:
 
 def _started(pid: int) -> int:
     """Field 22 of /proc/<pid>/stat; -1 when there is no such process, or only its remains."""
+    return _stat(pid, 22)
+
+
+def _session(pid: int) -> int:
+    """Field 6: the session that it belongs to."""
+    return _stat(pid, 6)
+
+
+def _stat(pid: int, field: int) -> int:
     try:
         after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return -1
-    return -1 if after_name[0] == "Z" else int(after_name[19])
+    return -1 if after_name[0] == "Z" else int(after_name[field - 3])

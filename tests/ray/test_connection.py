@@ -295,3 +295,24 @@ def test_a_part_of_ray_that_a_version_lacks_is_none() -> None:
     assert ray_internals.part("ray._private.worker", "no_such_name") is None
     assert ray_internals.part("ray._private.no_such_module", "name") is None
     assert ray_internals.part("ray._private.worker", "print_to_stdstream") is not None
+
+
+FAILS = """
+import subprocess, sys
+sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+print(sleeper.pid)
+sys.exit(1)
+"""
+
+
+def test_a_ray_that_does_not_start_leaves_no_process_and_no_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / "ray"
+    directory.mkdir()
+    monkeypatch.setattr(ray_process, "make_temp_dir", lambda: str(directory))
+    monkeypatch.setattr(ray_process, "_RAY", (sys.executable, "-c", FAILS))
+    with pytest.raises(UnavailableError, match=r"ended with code 1: \d+") as caught:
+        ray_process.start()
+    assert not directory.exists()
+    assert not is_alive(int(str(caught.value).rpartition(" ")[2]))
