@@ -10,6 +10,7 @@ _WIDTH, _LEFT, _RIGHT, _PANEL, _GAP, _TOP = 1000, 70, 20, 110, 38, 50
 _INK, _FAINT, _MARK = "#222222", "#dddddd", "#c06030"
 _COLOURS = ("#2f6f9f", "#e0b050", "#5a9a5a", "#9a5a9a", "#c06030", "#4a9a9a")
 _BUCKET_S = 2.0
+_SIZES_EVERY = 4  # looks: they change slowly
 Points = Sequence[tuple[float, float]]
 
 
@@ -112,7 +113,10 @@ def _middle(bucket: int) -> float:
 def _sizes(looks: Sequence[Look]) -> list[Line]:
     brokers = sorted({broker for each in looks for broker in each.sizes})
     return [
-        Line(f"broker {broker}", [(each.at_s, each.sizes.get(broker, 0) / 1e6) for each in looks])
+        Line(
+            f"broker {broker}",
+            [(each.at_s, each.sizes.get(broker, 0) / 1e6) for each in looks[::_SIZES_EVERY]],
+        )
         for broker in brokers
     ]
 

@@ -15,16 +15,19 @@ _WAIT_S = 150
 class Sender(threading.Thread):
     """Sends numbers with acks=all until it is told to stop, and keeps what became of each."""
 
-    def __init__(self, cluster: Cluster, topic: str, *, pause_s: float = 0.0) -> None:
+    def __init__(self, cluster: Cluster, topic: str, *, pause_s: float = 0.0, width: int = 1) -> None:
+        """`width`: the digits of a number, zeros before it."""
         super().__init__(name="sender")
         self._cluster = cluster
         self.topic = topic
         self.pause_s = pause_s
+        self._width = width
         self._producer = rayka.Producer(cluster=cluster, acks="all", linger_ms=2)
         self._has_new = threading.Condition()
         self._is_stopping = False
         self.acknowledged: dict[int, rayka.RecordMetadata] = {}
         self.times: list[float] = []
+        self.taken_s: list[float] = []
         self.failed: list[BaseException] = []
 
     def run(self) -> None:
@@ -39,16 +42,21 @@ class Sender(threading.Thread):
                     self._producer.flush(timeout=_WAIT_S)
 
     def _send(self, number: int) -> None:
+        began_s = time.monotonic()
+
         def on_delivery(error: BaseException | None, metadata: rayka.RecordMetadata | None) -> None:
             with self._has_new:
                 if metadata is not None:
                     self.acknowledged[number] = metadata
                     self.times.append(time.monotonic())
+                    self.taken_s.append(self.times[-1] - began_s)
                 elif error is not None:
                     self.failed.append(error)
                 self._has_new.notify_all()
 
-        self._producer.send(self.topic, b"%d" % number, key=b"%d" % (number % _KEYS), on_delivery=on_delivery)
+        self._producer.send(
+            self.topic, b"%0*d" % (self._width, number), key=b"%d" % (number % _KEYS), on_delivery=on_delivery
+        )
 
     def await_acknowledged(self, count: int) -> None:
         """Waits until so many more records are acknowledged, which takes leaders that serve."""
