@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.limits import seconds
 
-_START_TIMEOUT_S = 60.0
+_START_TIMEOUT_S, _TOOL_TIMEOUT_S = 60.0, 180.0
 _HEAP = "768m"
 _CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qk"
 _ANY_PARTITION = -1  # which the client chooses
@@ -192,7 +192,7 @@ class Kafka:
         process = _java(
             self._jars, tool, "--bootstrap-server", self._address, *arguments, stdout=subprocess.PIPE
         )
-        said = process.communicate(timeout=_START_TIMEOUT_S)[0].decode().strip()
+        said = process.communicate(timeout=_TOOL_TIMEOUT_S)[0].decode().strip()
         if process.returncode != 0:
             raise RuntimeError(f"kafka-reassign-partitions {' '.join(arguments)} said {said}")
         return said
