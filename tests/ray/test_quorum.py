@@ -57,6 +57,7 @@ class Quorum:
         deadline = time.monotonic() + _WAIT_S
         while not holds(info := self.admin.describe_quorum()):
             assert time.monotonic() < deadline, info
+            time.sleep(0.05)
         return info
 
     def await_all_caught_up(self) -> QuorumInfo:
