@@ -321,7 +321,7 @@ PLANTED_BUGS = [
         "accepts a fetch of another epoch",
         "fetch-epoch",
         planted(Leading, "epoch_error", accepts_any_epoch),
-        1,
+        10,
         PARTITIONS | BUSY,
     ),
     PlantedBug(
@@ -342,7 +342,7 @@ PLANTED_BUGS = [
         "serves a snapshot of another epoch",
         "snapshot-id",
         planted(Leading, "handle_fetch_snapshot", serves_another_epoch),
-        5,
+        1,
         RESTARTS,
     ),
     PlantedBug(

@@ -66,6 +66,7 @@ ELASTIC: dict[str, Any] = {
     "config": _CONFIG,
 }
 _DRAINS = {"elastic": ElasticPlan(scaling_pause_s=1.0, flap_pause_s=4.0, drain_pause_s=1.0)}
+_OFTEN = {"elastic": ElasticPlan(scaling_pause_s=0.5, flap_pause_s=20.0)}
 _AWAY: dict[str, Any] = {"fault_kinds": (FaultKind.KILL,), "faults_per_minute": 30.0}
 
 
@@ -191,8 +192,8 @@ ELASTIC_BUGS = [
         "a balance goes on after it was cancelled",
         "balance-told",
         planted(BalanceRun, "end", goes_on),
-        14,
-        ELASTIC | {"config": _CONFIG | {"balancer_moves_max": 1}},
+        6,
+        ELASTIC | _OFTEN | {"config": _CONFIG | {"balancer_moves_max": 1}},
     ),
     PlantedBug(
         "a move has to gain nothing",
