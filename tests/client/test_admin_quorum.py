@@ -215,7 +215,12 @@ def test_a_leader_that_goes_on_refusing_for_now_is_believed_when_the_time_is_ove
 def test_a_new_leader_that_an_observer_has_not_asked_yet_is_given_a_moment(
     controllers: Controllers, admin: Admin
 ):
-    controllers.when_asked = lambda: setattr(controllers, "observers", (replica(3004, 95),))
+
+    def fetch() -> None:
+        if controllers.asked[-1] == controllers.leads:
+            controllers.observers = (replica(3004, 95),)
+
+    controllers.when_asked = fetch
     admin.add_raft_voter(3004)
     assert [each.voter.node_id for each in controllers.changed] == [3004]
 

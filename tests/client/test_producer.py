@@ -93,6 +93,19 @@ def test_key_headers_and_timestamp_arrive():
     assert rows[0][2] == 7
 
 
+def test_keys_arrive_with_their_values_whether_or_not_a_batch_of_their_partition_is_open():
+    cluster = ScriptedCluster({"orders": 2})
+    with Producer(cluster, **QUICK) as producer:
+        sent = [(b"k%d" % (number % 5), b"%d" % number) for number in range(40)]
+        futures = [producer.send("orders", value, key=key) for key, value in sent]
+        producer.flush(WAIT_S)
+        for future, (key, _) in zip(futures, sent, strict=True):
+            assert future.result(WAIT_S).partition == partition_for_key(key, 2)
+    batches = [decode(each) for log in cluster.logs.values() for each in log]
+    arrived = [pair for each in batches for pair in zip(each.keys_list(), each.values_list(), strict=True)]
+    assert sorted(arrived) == sorted(sent)
+
+
 def test_a_key_goes_where_kafka_would_put_it():
     with Producer(ScriptedCluster({"orders": 7}), **QUICK) as producer:
         keys = [b"UA", b"AA", b"", b"a longer key"]
