@@ -167,6 +167,7 @@ class Controller:
             self._gone.on_unfenced(record.broker_id)
         if isinstance(record, UnregisterBrokerRecord):
             self._returned.on_unregistered(record.broker_id)
+            self._badly_off.on_unregistered(record.broker_id)
 
     def snapshot(self, next_offset: int) -> Iterable[MetadataRecord]:
         return image_records(self.image(next_offset))

@@ -23,6 +23,7 @@ from rayka.protocol.configs import (
     ResourceType,
 )
 from rayka.protocol.load import LoadReport
+from rayka.protocol.partition_admin import UnregisterBrokerRequest
 from rayka.protocol.topics import CreateTopicsRequest, DeleteTopicsRequest, NewTopic
 from tests.controller.admin_support import cluster, create, fence
 from tests.controller.support import WITHOUT_ELR, Machine
@@ -312,6 +313,23 @@ def test_an_empty_broker_is_filled_by_itself_after_a_while(machine: Machine) -> 
     assert go_on(machine) == 3
     settle(machine, 2 * REPEAT_MS)
     assert [kind for kind, _ in told(machine)] == ["balance-begun", "balance-ended"]
+
+
+@pytest.mark.parametrize("is_forgotten", [True, False])
+def test_a_broker_that_was_forgotten_and_comes_empty_again_is_filled_at_once(
+    machine: Machine, is_forgotten: bool
+) -> None:
+    """For a broker that stays, and is emptied again, a balance does not begin again so soon."""
+    settle(machine)
+    assert go_on(machine) == 3
+    machine.handle(DeleteTopicsRequest(("orders",)))
+    if is_forgotten:
+        fence(machine, 4)
+        machine.handle(UnregisterBrokerRequest(4))
+        machine.start(4)
+    create(machine, *((1 + number % 3,) for number in range(COUNT)))
+    settle(machine)
+    assert told(machine)[-1][0] == ("balance-begun" if is_forgotten else "balance-ended")
 
 
 def test_a_disk_above_80_percent_is_relieved_by_itself_and_nothing_else_moves() -> None:

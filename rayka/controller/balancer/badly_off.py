@@ -52,6 +52,11 @@ class BadlyOff:
         """A balance that began for this was switched off, and may begin again."""
         self._begun_ms.pop(cause.subjects, None)
 
+    def on_unregistered(self, broker_id: int) -> None:
+        """What comes with this id later is another broker, for which none has begun yet."""
+        name = node_name(broker_id)
+        self._begun_ms = {key: ms for key, ms in self._begun_ms.items() if name not in key}
+
     def look(self, context: "RequestContext", config: BrokerConfig) -> Cause | None:
         """Why a balance is to begin now; None while there is no reason, or not for long enough."""
         now_ms, seen = context.now_ms, badly_off(context) if config.balancer_enable else None
