@@ -137,34 +137,31 @@ def _end(run: BalanceRun, events: DecidedEvents) -> _Records:
 
 
 def cancel(context: RequestContext, events: DecidedEvents) -> _Records:
-    """Nothing more begins, and what is under way goes back, where it can."""
+    """Nothing more begins, and what is under way goes back, where it can; nor does it begin again by itself."""
     run = context.balance
     assert run.cause is not None
-    yield from _take_back(context)
-    moved = f"an operator cancelled it after {run.moved_count:,} of {run.planned_count:,} moves"
-    if run.is_told:
-        yield events.records(Decision(EventKind.BALANCE_CANCELLED, run.cause.subjects, moved))
     context.badly_off.decline(run.cause)
-    run.end(BalanceState.CANCELLED, moved)
+    yield from _break_off(context, events, EventKind.BALANCE_CANCELLED, "an operator cancelled it")
 
 
 def _switch_off(context: RequestContext, events: DecidedEvents) -> _Records:
     """As `cancel`; it may begin again when it is switched on again."""
     run = context.balance
     assert run.cause is not None
-    yield from _take_back(context)
-    moved = f"balancer.enable is false, after {run.moved_count:,} of {run.planned_count:,} moves"
-    if run.is_told:
-        yield events.records(Decision(EventKind.BALANCE_ENDED, run.cause.subjects, moved))
     context.badly_off.forget(run.cause)
-    run.end(BalanceState.CANCELLED, moved)
+    yield from _break_off(context, events, EventKind.BALANCE_ENDED, "balancer.enable is false,")
 
 
-def _take_back(context: RequestContext) -> _Records:
-    reassigning = Reassigning(context)
-    for move, _ in context.balance.under_way.values():
+def _break_off(context: RequestContext, events: DecidedEvents, kind: EventKind, why: str) -> _Records:
+    run, reassigning = context.balance, Reassigning(context)
+    assert run.cause is not None
+    for move, _ in run.under_way.values():
         tp = move.topic_partition
         yield reassigning.try_alter(Reassignment(tp.topic, tp.partition, None))[0]
+    moved = f"{why} after {run.moved_count:,} of {run.planned_count:,} moves"
+    if run.is_told:
+        yield events.records(Decision(kind, run.cause.subjects, moved))
+    run.end(BalanceState.CANCELLED, moved)
 
 
 def begin_moves(context: RequestContext, config: BrokerConfig) -> Iterator[PartitionChangeRecord]:
