@@ -3,11 +3,12 @@ for, and moves.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from typing import NamedTuple
 
+from benchmarks.svg_shapes import INK, box, text
+
 _WIDTH, _LEFT, _RIGHT, _PANEL, _GAP, _TOP = 1000, 70, 20, 110, 38, 50
-_INK, _FAINT, _MARK = "#222222", "#dddddd", "#c06030"
+_FAINT, _MARK = "#dddddd", "#c06030"
 _COLOURS = ("#2f6f9f", "#e0b050", "#5a9a5a", "#9a5a9a", "#c06030", "#4a9a9a")
 _BUCKET_S = 2.0
 _SIZES_EVERY = 4  # looks: they change slowly
@@ -77,7 +78,7 @@ def picture(looks: Sequence[Look], marks: Sequence[Mark], acknowledged: Points) 
     height = bottom + 40
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" font-family="sans-serif"'
-        f' font-size="12" fill="{_INK}">\n<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>\n'
+        f' font-size="12" fill="{INK}">\n<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>\n'
         + "\n".join(parts)
         + "\n</svg>\n"
     )
@@ -124,16 +125,16 @@ def _sizes(looks: Sequence[Look]) -> list[Line]:
 def _panel(title: str, lines: Sequence[Line], top: float, end_s: float) -> list[str]:
     most = max([1e-9, *(value for line in lines for _, value in line.points)])
     parts = [
-        _box(_LEFT, top + _PANEL, _WIDTH - _LEFT - _RIGHT, 1, _FAINT),
-        _box(_LEFT, top, _WIDTH - _LEFT - _RIGHT, 1, _FAINT),
-        _text(_LEFT - 6, top + 5, f"{most:.3g}", anchor="end"),
-        _text(_LEFT - 6, top + _PANEL, "0", anchor="end"),
-        _text(_LEFT, top - 6, title, weight="bold"),
+        box(_LEFT, top + _PANEL, _WIDTH - _LEFT - _RIGHT, 1, _FAINT),
+        box(_LEFT, top, _WIDTH - _LEFT - _RIGHT, 1, _FAINT),
+        text(_LEFT - 6, top + 5, f"{most:.3g}", anchor="end"),
+        text(_LEFT - 6, top + _PANEL, "0", anchor="end"),
+        text(_LEFT, top - 6, title, weight="bold"),
     ]
     at = _LEFT + 8.0 * len(title) + 20
     for line, colour in zip(lines, _COLOURS, strict=False):
         if len(lines) > 1:
-            parts += [_box(at, top - 14, 10, 10, colour), _text(at + 14, top - 5, line.name)]
+            parts += [box(at, top - 14, 10, 10, colour), text(at + 14, top - 5, line.name)]
             at += 7.0 * len(line.name) + 30
         places = [(_x(x, end_s), top + _PANEL * (1 - y / most)) for x, y in line.points]
         parts.append(_line(_stepped(places) if line.is_stepped else places, colour))
@@ -156,14 +157,14 @@ def _marks(marks: Iterable[Mark], bottom: float, end_s: float) -> list[str]:
         parts.append(
             f'<line x1="{x:.1f}" y1="26" x2="{x:.1f}" y2="{bottom}" stroke="{_MARK}" stroke-dasharray="3 3"/>'
         )
-        parts.append(_text(x + 3, 10 + 12 * (number % 2), each.text, fill=_MARK))
+        parts.append(text(x + 3, 10 + 12 * (number % 2), each.text, fill=_MARK))
     return parts
 
 
 def _seconds(bottom: float, end_s: float) -> list[str]:
     step = 20 if end_s < 200 else 60
     return [
-        _text(_x(each, end_s), bottom + 18, f"{each} s", anchor="middle")
+        text(_x(each, end_s), bottom + 18, f"{each} s", anchor="middle")
         for each in range(0, int(end_s) + 1, step)
     ]
 
@@ -175,14 +176,3 @@ def _x(at_s: float, end_s: float) -> float:
 def _line(points: Points, colour: str) -> str:
     listed = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     return f'<polyline points="{listed}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
-
-
-def _text(
-    x: float, y: float, text: str, *, anchor: str = "start", weight: str = "normal", fill: str = _INK
-) -> str:
-    style = f'text-anchor="{anchor}" font-weight="{weight}" fill="{fill}"'
-    return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{escape(text)}</text>'
-
-
-def _box(x: float, y: float, width: float, height: float, fill: str) -> str:
-    return f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height}" fill="{fill}"/>'
