@@ -8,7 +8,6 @@ end every machine but that one is there, none is cordoned, and the dead one is f
 """
 
 import asyncio
-import traceback
 from collections.abc import Callable, Coroutine
 from contextvars import Context
 from random import Random
@@ -23,8 +22,9 @@ from rayka.protocol.balance import MOVES_AS_CONFIGURED
 from rayka.protocol.configs import AlterConfigOp, ConfigChange
 from rayka.sim.checks.checkers import Checkers
 from rayka.sim.checks.replica_views import Replication
+from rayka.sim.clients.acting import Acting
 from rayka.sim.clients.data_clients import SimHandle
-from rayka.sim.process import PROCESS, Process
+from rayka.sim.process import Process
 from rayka.sim.run_options import SCALING_ID
 from rayka.sim.world.coming_machines import ComingMachines
 from rayka.sim.world.machines import Machine, SimCluster
@@ -51,9 +51,7 @@ class Scaling:
         self._random = Random(f"scaling {cluster.options.seed}")
         self._flap_random = Random(f"flapping {cluster.options.seed}")
         self._process = Process(SCALING_ID, 1)
-        self._context = Context()
-        self._context.run(PROCESS.set, self._process)
-        self._tasks: list[asyncio.Task[None]] = []
+        self._acting = Acting(cluster.loop, checkers, self._process)
 
     def __repr__(self) -> str:
         return f"<Scaling {self._machines!r}>"
@@ -61,22 +59,11 @@ class Scaling:
     def start(self) -> None:
         """Begins."""
         if self._options.comers:
-            self._tasks = [self._task(self._scale()), self._task(self._flap())]
-
-    def _task(self, coroutine: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        task = self._loop.create_task(coroutine, name="scaling", context=self._context)
-        task.add_done_callback(self._on_done, context=Context())
-        return task
-
-    def _on_done(self, task: "asyncio.Task[None]") -> None:
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            where = "".join(traceback.format_tb(error.__traceback__)[-4:])
-            self._checkers.report("crash", SCALING_ID, f"{error!r}; {where}")
+            self._acting.begin("scaling", self._scale(), self._flap())
 
     def waiting(self) -> list[str]:
         """Whether everything has come to its end."""
-        return [f"{self!r} goes on"] if any(not each.done() for each in self._tasks) else []
+        return [f"{self!r} goes on"] if not self._acting.is_over else []
 
     def _is_held(self, node_id: int, *, without_lost: bool = False) -> bool:
         """Whether the broker has a replica, by what is committed. Lost are those of which no other has anything."""

@@ -6,11 +6,8 @@ simulated network; now and then it ends, and another one goes on. In the end no 
 """
 
 import asyncio
-import traceback
-from collections.abc import Coroutine
-from contextvars import Context
 from random import Random
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from rayka.client.admin.drain_planner import NO_DEADLINE, DrainPlanner, Mark, Step, Stop
 from rayka.client.admin.drained_brokers import DrainedBrokers
@@ -20,8 +17,9 @@ from rayka.node.controller_link import ControllerLink
 from rayka.ports import Request
 from rayka.sim.checks.checkers import Checkers
 from rayka.sim.checks.drained_machines import DrainedMachines
+from rayka.sim.clients.acting import Acting
 from rayka.sim.clients.broker_scaling import until
-from rayka.sim.process import PROCESS, Process
+from rayka.sim.process import Process
 from rayka.sim.run_options import DRAINER_ID
 from rayka.sim.world.coming_machines import ComingMachines
 from rayka.sim.world.machines import Machine, SimCluster
@@ -40,22 +38,19 @@ class MachineDrains:
         self, cluster: SimCluster, checkers: Checkers, machines: ComingMachines, drained: DrainedMachines
     ) -> None:
         self._cluster = cluster
-        self._checkers = checkers
         self._machines = machines
         self._drained = drained
         self._loop = cluster.loop
         self._options = cluster.options
         self._random = Random(f"drains {cluster.options.seed}")
         self._process = Process(DRAINER_ID, 1)
-        self._context = Context()
-        self._context.run(PROCESS.set, self._process)
+        self._acting = Acting(cluster.loop, checkers, self._process)
         network = cluster.network.port(self._process)
         self._link = ControllerLink(network)
         self._brokers = DrainedBrokers(network, self._ask, self._wall_clock_ms)
         self._drains: dict[int, int] = {}  # what Ray says: nodes, and the deadlines of their machines
         self._stopping: dict[int, None] = {}
         self._has_marks = False
-        self._tasks: list[asyncio.Task[None]] = []
 
     def __repr__(self) -> str:
         return f"<MachineDrains {self._drains} has_marks={self._has_marks}>"
@@ -64,22 +59,11 @@ class MachineDrains:
         """Begins."""
         if self._options.comers and self._options.elastic.drain_pause_s:
             announcing = [self._announce() for _ in range(_AT_ONCE_MAX)]
-            self._tasks = [self._task(each) for each in (*announcing, self._supervise())]
-
-    def _task(self, coroutine: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        task = self._loop.create_task(coroutine, name="drains", context=self._context)
-        task.add_done_callback(self._on_done, context=Context())
-        return task
-
-    def _on_done(self, task: "asyncio.Task[None]") -> None:
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            where = "".join(traceback.format_tb(error.__traceback__)[-4:])
-            self._checkers.report("crash", DRAINER_ID, f"{error!r}; {where}")
+            self._acting.begin("drains", *announcing, self._supervise())
 
     def waiting(self) -> list[str]:
         """Whether everything has come to its end."""
-        return [f"{self!r} goes on"] if any(not each.done() for each in self._tasks) else []
+        return [f"{self!r} goes on"] if not self._acting.is_over else []
 
     def _tell(self, what: str) -> None:
         self._cluster.trace.add(DRAINER_ID, "drain", what)
