@@ -234,10 +234,10 @@ class Log:
         with self._truncating(self.segments.first.base_offset):
             self._appender.make_files()
             self._files.write({**lowered_recovery_point(0), **raised_log_start(offset)})
+            self._snapshots.on_cleared()  # before the segments go: a killed process leaves none that tells of them
             self.segments.replace_all(offset, self.config)
             self.log_start_offset = offset
             self.epochs.clear()
-            self._snapshots.on_cleared()
 
     def increment_log_start_offset(self, offset: int) -> None:
         """Whatever lies below the offset is not needed any more, durable or not: it is not read, and segments wholly

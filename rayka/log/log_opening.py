@@ -23,7 +23,7 @@ from rayka.log.markers import (
 )
 from rayka.log.producer_snapshots import ProducerSnapshots
 from rayka.log.producer_state import ProducerStates
-from rayka.log.recovery import Suspect, Tearing, find_segments, open_segments
+from rayka.log.recovery import POWER_CUTS, Suspect, Tearing, find_segments, open_segments
 from rayka.log.segment import Segment
 from rayka.log.segments import Segments, created_segment, planned_segment
 from rayka.log.slices import Slices
@@ -107,7 +107,8 @@ def _existing(
     epochs.truncate_from_end(end_offset)
     flushed_offset, trusted_offset = end_offset, None
     if not is_clean:
-        flushed_offset, trusted_offset = max(start_offset, min(recovery_point, end_offset)), recovery_point
+        flushed_offset = max(start_offset, min(recovery_point, end_offset))
+        trusted_offset = recovery_point if left.tearing in POWER_CUTS else end_offset
         files.unsynced.name_changed(directory)
         epochs.touch()
     elif recovery.scanned_bytes:

@@ -6,7 +6,8 @@ does truncating, for what is not found close before the end. A damaged one is re
 log that never had a producer id and was never rolled has none.
 
 Invariants: no snapshot is above the log end offset; after a power cut none is trusted that is above the recovery
-point, because the batches that it tells of may be gone and others in their place.
+point, because the batches that it tells of may be gone and others in their place. After the end of a process all are:
+where records were deleted up to a segment that was never synced, its snapshot alone knows their producers.
 
 Contents: int16 version, CRC-32C of the rest, a count, and for each batch producer id, epoch, last sequence, last
 offset, offset delta, timestamp, coordinator epoch, first offset of an open transaction. Kafka:
@@ -81,8 +82,8 @@ class ProducerSnapshots:
     ) -> Slices[None]:
         """Makes the state that of the log, which has just been opened, by slices.
 
-        `trusted_offset` is the recovery point; None: the log was shut down cleanly, so if there was anything to
-        say there is a snapshot.
+        `trusted_offset` is the recovery point after a power cut, else the log's end; None: the log was shut down
+        cleanly, so if there was anything to say there is a snapshot.
         """
         names = map(_SNAPSHOT_FILE.fullmatch, self._disk.list(self._files.directory))
         self._offsets = [int(match[1]) for match in names if match]

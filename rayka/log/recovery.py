@@ -62,7 +62,7 @@ class Tearing(Enum):
     ANYWHERE = "a power cut tears what was not synced, and pages reach the disk in any order"
 
 
-_POWER_CUTS = (Tearing.TAIL, Tearing.ANYWHERE)
+POWER_CUTS = (Tearing.TAIL, Tearing.ANYWHERE)
 
 
 class Suspect(NamedTuple):
@@ -208,7 +208,7 @@ class _Scan:
             if segment.size_bytes == len(view):
                 return self._is_complete(number)
             may_cut = self._may_cut(number, view)
-            if may_cut and self._suspect.tearing in _POWER_CUTS:
+            if may_cut and self._suspect.tearing in POWER_CUTS:
                 return False
             if is_in_place(view, segment.size_bytes, segment.next_offset, end_offset):
                 self._leave(segment, view)
@@ -225,7 +225,7 @@ class _Scan:
         be appended. 3. Power is lost before the file system's journal has the cut, and the file keeps its old size.
         4. Where the log ended an old batch begins: whole, its offsets in order, and of records that no leader has.
         """
-        return self._suspect.from_offset if self._suspect.tearing in _POWER_CUTS else _BEYOND_ALL
+        return self._suspect.from_offset if self._suspect.tearing in POWER_CUTS else _BEYOND_ALL
 
     def _goes_back(self, segment: Segment, view: memoryview) -> bool:
         if segment.next_offset < self._rising_from:

@@ -230,7 +230,33 @@ def test_a_snapshot_above_the_recovery_point_is_not_trusted() -> None:  # C10
     expected = known(log.producers)
     disk.write(snapshot_path(old), content)
     disk.process_crash()
-    assert known(open_log(disk, recovery_point=4).producers) == expected
+    assert known(open_log(disk, recovery_point=4, tearing=Tearing.ANYWHERE).producers) == expected
+
+
+def test_a_killed_process_forgets_no_producer_of_deleted_records() -> None:  # C8, C10
+    disk, log = new_log()
+    append(log, produced(0, producer_id=9))
+    send(log, 40)
+    log.increment_log_start_offset(25)
+    disk.process_crash()
+    again = open_log(disk, recovery_point=4)
+    assert segment_bases(disk)[0] > 4
+    assert again.producers.check(produced(0, producer_id=9)) is not None
+
+
+def test_a_process_killed_while_a_log_begins_anew_leaves_no_snapshot_of_the_old_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # C9, B25
+    disk, log = new_log()
+    send(log, 30)
+
+    def is_killed(*_: object) -> None:
+        raise StorageError("killed")
+
+    monkeypatch.setattr(log.segments, "replace_all", is_killed)
+    with pytest.raises(StorageError):
+        log.truncate_fully_and_start_at(50)
+    assert snapshot_offsets(disk) == []
 
 
 def test_whenever_power_is_lost_the_state_is_that_of_the_log() -> None:  # C9, C10

@@ -51,8 +51,8 @@ class ReplicaCheckers:
         view = self._replication.views[node_id, key] = ReplicaView(node_id, partition, truth)
         if partition.log.log_end_offset == 0:
             truth.begun.pop(node_id, None)
-        elif node_id in truth.damaged and partition.log.segments.size_bytes == 0:
-            # What was left ended below the log start, which lasts longer than what was not synced (B32).
+        elif node_id in truth.damaged:
+            # The log start lasts longer than what was not synced (B32): the records, or who produced those before.
             truth.begun[node_id] = partition.log.log_start_offset
         truth.is_compacted = truth.is_compacted or partition.config.is_compacted
         self.look(view)
