@@ -57,7 +57,7 @@ def _range(_: click.Context, __: click.Parameter, value: str | None) -> range | 
     "--coordinators", type=click.IntRange(0, 9), help="Coordinators; drawn from the seed otherwise."
 )
 @click.option(
-    "--comers", type=click.IntRange(0, 6), help="Brokers that come, while others go; none otherwise."
+    "--comers", type=click.IntRange(0, 6), help="Brokers that come, while others go; drawn otherwise."
 )
 @click.option(
     "--members", type=click.IntRange(0, 9), help="Of a group that reads all topics; drawn otherwise."

@@ -181,8 +181,8 @@ def swarm(seed: int, **chosen: Any) -> SimOptions:
     drawn["lanes"] = _lanes(seed)
     drawn |= _grouped(seed, drawn) if chosen.get("members") is None else draw_group(seed)
     drawn |= draw_elastic(seed)
-    drawn["comers"] = 0
-    if chosen.get("comers") and chosen.get("members") is None:
+    drawn["comers"] = _comers(seed) if _may_have_comers(drawn, chosen) else 0
+    if (chosen.get("comers") or drawn["comers"]) and chosen.get("members") is None:
         drawn["members"] = 0
     drawn |= {name: value for name, value in chosen.items() if value is not None}
     if drawn["comers"]:
@@ -229,6 +229,18 @@ def _grouped(seed: int, drawn: dict[str, Any]) -> dict[str, Any]:
         replace(each, partition_count=count) for each, count in zip(drawn["topics"], counts, strict=True)
     )
     return group | {"topics": tuple(topics)}
+
+
+def _comers(seed: int) -> int:
+    """Brokers that come, in one of eight runs."""
+    random = Random(f"comers swarm {seed}")
+    return random.choice((2, 3)) if random.random() < 0.125 else 0
+
+
+def _may_have_comers(drawn: dict[str, Any], chosen: dict[str, Any]) -> bool:
+    """Not where something is chosen that is another with them."""
+    others = ("brokers", "combined", "comers", "coordinators", "members", "topics")
+    return bool(drawn["topics"]) and all(chosen.get(each) is None for each in others)
 
 
 def _elastic(seed: int, drawn: dict[str, Any], chosen: dict[str, Any]) -> dict[str, Any]:
