@@ -193,22 +193,20 @@ def test_actors_run_in_workers_as_ray_starts_them_where_these_run_the_callers_in
 
 
 def test_the_interpreter_is_named_where_the_process_has_a_runtime_environment_of_its_own(
-    run: Callable[..., "subprocess.CompletedProcess[str]"],
+    ray_address: str, run: Callable[..., "subprocess.CompletedProcess[str]"]
 ) -> None:
     program = """
-import ray
-from rayka.actors.worker_python import environment
-ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, runtime_env=RUNTIME_ENV)
-print(environment([ray.get_runtime_context().get_node_id()]))
+import ray, sys
+from rayka.actors import worker_python
+for own in (None, {"py_executable": "another"}, {"env_vars": {"A": "a"}}):
+    ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR", runtime_env=own)
+    print(worker_python.environment([ray.get_runtime_context().get_node_id()]))
+    ray.shutdown()
+    worker_python._matching.clear()
 """
-    named = {"py_executable": sys.executable}
-    for own, expected in (
-        (None, {}),
-        ({"py_executable": "another"}, named),
-        ({"env_vars": {"A": "a"}}, named),
-    ):
-        done = run(sys.executable, "-c", program.replace("RUNTIME_ENV", repr(own)))
-        assert done.stdout.strip() == str(expected), done.stderr
+    done = run(sys.executable, "-c", program, ray_address)
+    named = str({"py_executable": sys.executable})
+    assert done.stdout.splitlines() == ["{}", named, named], done.stderr
 
 
 def test_nodes_run_with_the_callers_interpreter_where_ray_runs_with_another_one(

@@ -27,9 +27,17 @@ def seen_inside() -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("runtime_env", [{}, {"py_executable": sys.executable}], ids=["plain", "named"])
+# What a Ray node hands to its workers that was added by a process with a connection to Ray.
+ADDED = {"PYTHONBREAKPOINT": "ray.util.rpdb._driver_set_trace"}
+
+
+@pytest.mark.parametrize(
+    "runtime_env",
+    [{}, {"py_executable": sys.executable}, {"env_vars": ADDED}],
+    ids=["plain", "named", "added"],
+)
 def test_workers_are_forks_and_look_as_if_ray_had_started_them(
-    rays: RayNodes, runtime_env: dict[str, str]
+    rays: RayNodes, runtime_env: dict[str, Any]
 ) -> None:
     inside = ray.remote(num_cpus=0, runtime_env=runtime_env)(seen_inside)
     seen = ray.get(inside.remote(), timeout=150)
