@@ -32,7 +32,7 @@ from rayka.protocol.later import Later
 from rayka.protocol.wire import decode
 from rayka.transport.greeting import LaneOffer
 from rayka.transport.lane import takes
-from rayka.transport.lanes import Node, lanes_of_this_loop
+from rayka.transport.lanes import Lanes, Node, lanes_of_this_loop
 
 ResponseT = TypeVar("ResponseT")
 _OFFER_TIMEOUT_S = 10.0
@@ -50,6 +50,7 @@ class RayNetwork:
         self._caller = Caller(random_uuid(SystemRandom()))
         self._for_client = for_client
         self._is_direct = transport == "auto"
+        self._lanes: Lanes | None = None  # of its loop, looked up once
         self._actors = self._of(None)
 
     def __repr__(self) -> str:
@@ -78,7 +79,10 @@ class RayNetwork:
         actors = self._current_actors()
         if self._is_direct and takes(call):
             node = Node(self._cluster_name, call.node_id)
-            lane = lanes_of_this_loop().get(actors.connection, node, partial(_ask_for_lane, actors, node))
+            lanes = self._lanes
+            if lanes is None:
+                lanes = self._lanes = lanes_of_this_loop()
+            lane = lanes.get(actors.connection, node, partial(_ask_for_lane, actors, node))
             if lane is not None:
                 return lane.send(call)
         name = actor_name(self._cluster_name, call.node_id)

@@ -16,7 +16,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from rayka.client.loop_time import now_s
+from rayka.client.loop_time import LoopClock
 from rayka.errors import NetworkException
 from rayka.ids import node_name
 from rayka.protocol.later import Later, later_of
@@ -55,13 +55,14 @@ class _OpenCall(Generic[SubjectT]):
         """It was answered, broke off, or was given up."""
         self.node.calls.pop(self, None)
         if not isinstance(outcome, BaseException):
-            self.node.on_answer(self.began_s, now_s())
+            self.node.on_answer(self.began_s)
 
 
 class _AskedNode(Generic[SubjectT]):
     """A node that was called. `calls` are those without an answer, in the order in which they were made."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: LoopClock) -> None:
+        self._clock = clock
         self.calls: dict[_OpenCall[SubjectT], None] = {}
         self.heard_s = 0.0  # when it answered last
         self.looked_s = 0.0  # when the owner was told last
@@ -80,7 +81,8 @@ class _AskedNode(Generic[SubjectT]):
         """Whether the owner was told, and nothing has come since."""
         return bool(self.calls) and self.looked_s > self.silent_since_s
 
-    def on_answer(self, began_s: float, now_s: float) -> None:
+    def on_answer(self, began_s: float) -> None:
+        now_s = self._clock.now_s()
         quiet_s = now_s - max(self.heard_s, began_s)
         self.usual_s += (quiet_s - self.usual_s) / _SMOOTHING
         self.heard_s = now_s
@@ -103,6 +105,7 @@ class CallWatch(Generic[SubjectT]):
         self._patience = patience
         self._on_silent = on_silent
         self._nodes: dict[int, _AskedNode[SubjectT]] = {}
+        self._clock = LoopClock()
         self._timer: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
@@ -113,9 +116,9 @@ class CallWatch(Generic[SubjectT]):
         """The call's, which begins now. Ends in NetworkException also when it is given up."""
         node = self._nodes.get(node_id)
         if node is None:
-            node = self._nodes[node_id] = _AskedNode()
+            node = self._nodes[node_id] = _AskedNode(self._clock)
         answer = later_of(call)
-        asked = _OpenCall(node, subject, now_s(), answer)
+        asked = _OpenCall(node, subject, self._clock.now_s(), answer)
         node.calls[asked] = None
         answer.observe(asked.on_end)
         if self._timer is None:
@@ -124,7 +127,7 @@ class CallWatch(Generic[SubjectT]):
 
     def give_up(self, is_in_vain: Callable[[int, SubjectT], bool]) -> None:
         """Ends the calls to silent nodes, and those that take too long, that ask the wrong node by now."""
-        at_s = now_s()
+        at_s = self._clock.now_s()
         for node_id, node in list(self._nodes.items()):
             late_s = at_s if node.is_silent else at_s - self._patience.most_s
             for call in list(node.calls):
@@ -141,7 +144,7 @@ class CallWatch(Generic[SubjectT]):
 
     def _look(self) -> None:
         self._timer = None
-        at_s = now_s()
+        at_s = self._clock.now_s()
         for node_id, node in list(self._nodes.items()):
             if node.calls and node.due_s(self._patience) <= at_s:
                 node.looked_s = at_s

@@ -16,7 +16,7 @@ from uuid import UUID
 
 from rayka.client.bootstrap import ClientConfig
 from rayka.client.cluster_nodes import ClusterNodes
-from rayka.client.loop_time import now_s
+from rayka.client.loop_time import LoopClock
 from rayka.client.retry import Retry, telling
 from rayka.errors import (
     ApiError,
@@ -70,6 +70,7 @@ class ClusterMetadata:
         """`on_topic` is called with each topic that is newer than what was known, before anything uses it."""
         self.nodes = ClusterNodes(network, cluster_name, config, random)
         self.cluster_name = cluster_name
+        self._clock = LoopClock()
         self.version = 0  # grows with each response
         self._listeners = [on_topic] if on_topic is not None else []
         self._max_age_s = config.metadata_max_age_ms / 1000
@@ -99,7 +100,7 @@ class ClusterMetadata:
         known = self._topics.get(name)
         if known is None:
             return None
-        at_s = now_s()
+        at_s = self._clock.now_s()
         if at_s - known.fetched_at_s > self._max_age_s:
             self._topics[name] = known._replace(fetched_at_s=at_s)
             self._ask_soon((name,))
@@ -220,7 +221,7 @@ class ClusterMetadata:
         return await self.nodes.active.call(MetadataRequest(names), self.nodes.node_timeout_ms)
 
     def _store(self, response: MetadataResponse) -> None:
-        at_s, offset = now_s(), response.metadata_offset
+        at_s, offset = self._clock.now_s(), response.metadata_offset
         self.version += 1
         self.nodes.learn(response)
         if response.cluster_id != self._cluster_id:  # offsets of another cluster say nothing

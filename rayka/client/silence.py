@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import TypeVar
 
-from rayka.client.loop_time import now_s
+from rayka.client.loop_time import LoopClock
 from rayka.errors import ApiError, NetworkException, RequestTimedOut, UnavailableError
 from rayka.ports import Network, Request
 from rayka.protocol.later import Later, later_of
@@ -25,6 +25,7 @@ class SilenceWatch:
     def __init__(self, network: Network, cluster_name: str) -> None:
         self._network = network
         self._cluster_name = cluster_name
+        self._clock = LoopClock()
         self._open_count = 0
         self._since_s: float | None = None
         self._problem: ApiError | None = None
@@ -45,7 +46,7 @@ class SilenceWatch:
     def call(self, node_id: int, request: "Request[ResponseT]", timeout_ms: int) -> Later[ResponseT]:
         """The node's answer; see `rayka.ports.Network`."""
         if self._since_s is None:
-            self._since_s = now_s()
+            self._since_s = self._clock.now_s()
         self._open_count += 1
         asked = later_of(self._network.call(node_id, request, timeout_ms))
         asked.observe(self._on_end)
@@ -53,12 +54,12 @@ class SilenceWatch:
 
     def forget(self) -> None:
         """The silence ends; with calls under way another one begins now."""
-        self._since_s = now_s() if self._open_count else None
+        self._since_s = self._clock.now_s() if self._open_count else None
 
     def remaining_s(self, limit_s: float) -> float:
         """The time until the silence has lasted that long; without a silence, the whole limit."""
         self._look()
-        return limit_s if self._since_s is None else self._since_s + limit_s - now_s()
+        return limit_s if self._since_s is None else self._since_s + limit_s - self._clock.now_s()
 
     def error(self, limit_s: float) -> UnavailableError:
         """The error for a silence that has lasted that long."""
@@ -70,7 +71,7 @@ class SilenceWatch:
 
     def _look(self) -> None:
         """Takes the time of a stop off the silence. After a stop timers run in any order, so each one looks first."""
-        at_s = now_s()
+        at_s = self._clock.now_s()
         if self._looked_s is not None and self._since_s is not None:
             stopped_s = max(0.0, at_s - self._looked_s - _LOOK_S)
             self._since_s = min(self._since_s + stopped_s, at_s)

@@ -14,6 +14,7 @@ storage; what compaction keeps is decided in `rayka.cleaner`, what expires in `r
 import posixpath
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from types import TracebackType
 from typing import NamedTuple
 
 from rayka.config import TopicConfig
@@ -54,6 +55,27 @@ class PrefixCopy(NamedTuple):
     target: str
     size_bytes: int
     truncation: int
+
+
+class _Change:
+    """The block is a change of the log: after one that failed half way, there is no other."""
+
+    __slots__ = ("_log",)
+
+    def __init__(self, log: "Log") -> None:
+        self._log = log
+
+    def __enter__(self) -> None:
+        failure = self._log.failure
+        if failure is not None:
+            until = "there is room" if isinstance(failure, DiskFull) else "its node restarts"
+            raise type(failure)(f"{self._log.name} takes no appends until {until}: {failure}")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        if isinstance(error, StorageError):
+            self._log.failure = error
 
 
 class Log:
@@ -140,17 +162,8 @@ class Log:
         with self._changing():
             return self._appender.append(placed, self.config, now_ms)
 
-    @contextmanager
-    def _changing(self) -> Iterator[None]:
-        """A change of the log: after one that failed half way, there is no other."""
-        if self.failure is not None:
-            until = "there is room" if isinstance(self.failure, DiskFull) else "its node restarts"
-            raise type(self.failure)(f"{self.name} takes no appends until {until}: {self.failure}")
-        try:
-            yield
-        except StorageError as error:
-            self.failure = error
-            raise
+    def _changing(self) -> "_Change":
+        return _Change(self)
 
     def make_files(self) -> None:
         """The log has its directory from now on, whether there is a record or not."""

@@ -9,6 +9,7 @@ reader gets, and no producer was told of, a record that can vanish.
 Kafka: the leader's half of `cluster/Partition.scala` (B1, B2, B5, B10-B12, B15, B16, B18, B41; G11, G13, G15).
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -25,8 +26,9 @@ from rayka.metadata.image import PartitionImage
 from rayka.partition.follower_states import FollowerFetch, FollowerState, FollowerStates
 from rayka.partition.isr import IsrState, Outcome, outcome_of
 from rayka.partition.replica_log import ReplicaLog
-from rayka.partition.validation import is_stamped_by_broker, validate_batches
+from rayka.partition.validation import is_stamped_by_broker, own_batch, validate_batches
 from rayka.ports import Buffer
+from rayka.protocol.batch_header import RecordBatch
 from rayka.protocol.produce import ACKS_ALL
 from rayka.protocol.replica_reports import (
     AlterPartitionItem,
@@ -144,12 +146,26 @@ class PartitionLeader:
         what `validate_batches` raises, OutOfOrderSequence, InvalidProducerEpoch, RecordBatchTooLarge, and StorageError
         when the disk fails.
         """
-        replica, leader_epoch = self._replica, self.state.leader_epoch
-        if acks == ACKS_ALL and len(self.isr.committed) < self.effective_min_isr:
-            raise NotEnoughReplicas(self._too_few_replicas())
+        self._check_enough_replicas(acks)
+        replica = self._replica
         batches = validate_batches(
             records, replica.config, where=str(replica.topic_partition), timestamp_ms=timestamp_ms
         )
+        return self._append(batches, now_ms, timestamp_ms)
+
+    def append_own(self, records: Buffer, *, now_ms: int, timestamp_ms: int) -> Appended:
+        """As `append` with acks=all, of one batch that this process has encoded just now (`own_batch`)."""
+        self._check_enough_replicas(ACKS_ALL)
+        replica = self._replica
+        batch = own_batch(records, replica.config, where=str(replica.topic_partition))
+        return self._append([batch], now_ms, timestamp_ms)
+
+    def _check_enough_replicas(self, acks: int) -> None:
+        if acks == ACKS_ALL and len(self.isr.committed) < self.effective_min_isr:
+            raise NotEnoughReplicas(self._too_few_replicas())
+
+    def _append(self, batches: Sequence[RecordBatch], now_ms: int, timestamp_ms: int) -> Appended:
+        replica, leader_epoch = self._replica, self.state.leader_epoch
         stamp_ms = timestamp_ms if is_stamped_by_broker(replica.config) else None
         info = replica.log.append_as_leader(batches, leader_epoch, now_ms=now_ms, log_append_time_ms=stamp_ms)
         if info.is_duplicate and stamp_ms is not None:

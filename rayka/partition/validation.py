@@ -52,6 +52,18 @@ def validate_batches(
     return batches
 
 
+def own_batch(records: Buffer, config: TopicConfig, *, where: str) -> RecordBatch:
+    """One batch that this process has encoded just now, so its bytes are what they say: what the topic's configuration
+    asks of it is all that is left to check.
+
+    Raises CorruptRecord, InvalidRecord or RecordTooLarge.
+    """
+    batch = RecordBatch(records)
+    _check_kind(batch, config, where)
+    _check_size(batch, config, where)
+    return batch
+
+
 def is_stamped_by_broker(config: TopicConfig) -> bool:
     """Whether records get the time of their append instead of the producer's."""
     return config.message_timestamp_type is MessageTimestampType.LOG_APPEND_TIME

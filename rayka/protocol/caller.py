@@ -51,6 +51,7 @@ class _Deadlines:
 
     def __init__(self) -> None:
         self._due_s: dict[_OpenCall, float] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None  # the one it is used on, looked up once
         self._timer: asyncio.TimerHandle | None = None
         self._rings_s = math.inf
 
@@ -59,7 +60,9 @@ class _Deadlines:
 
     def begin(self, call: "_OpenCall") -> None:
         """The call begins now; `end` it."""
-        loop = asyncio.get_running_loop()
+        loop = self._loop
+        if loop is None:
+            loop = self._loop = asyncio.get_running_loop()
         due_s = self._due_s[call] = loop.time() + call.timeout_ms / 1000
         if due_s < self._rings_s:
             self._set_timer(loop, due_s)

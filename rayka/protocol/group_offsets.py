@@ -48,19 +48,20 @@ def check_offset_commit(request: OffsetCommitRequest) -> None:
     check_group_id(request.group_id)
     check_partitions(request.partitions)
     for each in request.partitions:
-        require(each.offset >= 0, f"the offset of {each.topic}-{each.partition}", "0 or more", each.offset)
+        if each.offset < 0:
+            require(False, f"the offset of {each.topic}-{each.partition}", "0 or more", each.offset)
 
 
 def check_partitions(partitions: tuple[CommittedOffset, ...] | tuple[TopicPartition, ...]) -> None:
     """Raises InvalidRequest of too many partitions, of one named twice, and of one that cannot be."""
     found = len(partitions)
     require(found <= PARTITIONS_PER_COMMIT_MAX, "partitions", f"at most {PARTITIONS_PER_COMMIT_MAX:,}", found)
-    check_each_once("partitions", [f"{each.topic}-{each.partition}" for each in partitions])
+    if found > 1:
+        check_each_once("partitions", [f"{each.topic}-{each.partition}" for each in partitions])
     for each in partitions:
-        is_possible = each.topic != "" and 0 <= each.partition < 2**31
-        require(
-            is_possible, "partitions", "topics with a name and numbers from 0", (each.topic, each.partition)
-        )
+        if each.topic == "" or not 0 <= each.partition < 2**31:
+            expected = "topics with a name and numbers from 0"
+            require(False, "partitions", expected, (each.topic, each.partition))
 
 
 class FetchedOffset(Message, frozen=True, array_like=True, gc=False):

@@ -163,7 +163,7 @@ class ShardRuntime(Generic[ShardT, RecordT]):
     @property
     def can_release(self) -> bool:
         """Whether the first response that waits need wait no more: `on_high_watermark` is to be called."""
-        return self._kept_back.can_release(self._log.high_watermark)
+        return bool(self._kept_back) and self._kept_back.can_release(self._log.high_watermark)
 
     @property
     def next_timer_ms(self) -> int | None:
@@ -200,7 +200,21 @@ class ShardRuntime(Generic[ShardT, RecordT]):
         except ApiError as refusal:
             self._finish(pending, None, refusal)
         else:
-            self._take_turn(_Operation(pending, outcome))
+            if isinstance(outcome, Result) and len(outcome.records) <= self._steps_per_turn:
+                self._run_at_once(pending, outcome)
+            else:
+                self._take_turn(_Operation(pending, outcome))
+
+    def _run_at_once(self, pending: Pending, result: Result[RecordT, Any]) -> None:
+        """What most requests lead to: a result that fits this turn."""
+        try:
+            first_offset = self._append_together(result.records)
+        except ApiError as refusal:
+            self._finish(pending, None, refusal)
+            return
+        if result.records:
+            self._replay(result.records, first_offset)
+        self._conclude(pending, result)
 
     def _take_turn(self, operation: _Operation[RecordT]) -> None:
         self._operation = None
@@ -212,12 +226,16 @@ class ShardRuntime(Generic[ShardT, RecordT]):
         if result is None:
             self._operation = operation
         else:
-            self._timers.set_all(result.timers)
-            if isinstance(result.response, Later):
-                self._kept_back.park(result.response.key, operation.pending)
-            else:
-                self._finish(operation.pending, result.response, None)
-            self._kept_back.answer(result.answers, self._log.next_offset, self._now_ms)
+            self._conclude(operation.pending, result)
+
+    def _conclude(self, pending: Pending, result: Result[RecordT, Any]) -> None:
+        """Its records are in the log, and replayed."""
+        self._timers.set_all(result.timers)
+        if isinstance(result.response, Later):
+            self._kept_back.park(result.response.key, pending)
+        else:
+            self._finish(pending, result.response, None)
+        self._kept_back.answer(result.answers, self._log.next_offset, self._now_ms)
 
     def _result(self, operation: _Operation[RecordT]) -> Result[RecordT, Any] | None:
         """What comes of it, when this turn is the last. Raises what the shard or the log refuse it with: what was

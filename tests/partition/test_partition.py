@@ -7,6 +7,7 @@ from rayka.errors import (
     ApiError,
     DiskFull,
     FencedLeaderEpoch,
+    InvalidRecord,
     KafkaStorageError,
     NotEnoughReplicas,
     NotEnoughReplicasAfterAppend,
@@ -20,8 +21,9 @@ from rayka.errors import (
 from rayka.ids import NO_NODE, NO_TIMESTAMP, ZERO_ID, OffsetAndEpoch
 from rayka.metadata.image import PartitionImage
 from rayka.partition.follower_states import FollowerFetch
+from rayka.partition.partition import Partition
 from rayka.partition.partition_follower import PartitionFollower
-from rayka.partition.partition_leader import PartitionLeader
+from rayka.partition.partition_leader import Appended, PartitionLeader
 from rayka.partition.partition_reads import FoundOffset
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_encode import encode_batch
@@ -435,3 +437,31 @@ def test_a_new_leader_that_does_not_know_how_far_it_is_committed_says_so() -> No
     with pytest.raises(OffsetNotAvailable, match="leader epoch 6 began"):
         result_of(partition.find_offset(LATEST_TIMESTAMP, -1))
     assert result_of(partition.find_offset(EARLIEST_TIMESTAMP, -1)).offset == 0
+
+
+# ---- Batches of this process ----
+
+
+def append_own(partition: Partition, *values: bytes, timestamp_ms: int = NOW_MS) -> Appended:
+    batch = records(*values, timestamp_ms=timestamp_ms)
+    return partition.as_leader().append_own(batch, now_ms=0, timestamp_ms=NOW_MS)
+
+
+def test_a_batch_that_this_process_has_encoded_is_appended_whatever_producers_are_allowed() -> None:
+    partition = new_partition(message_timestamp_before_max_ms=10)
+    assert append_own(partition, b"a", b"b", timestamp_ms=NOW_MS - 11).required_offset == 2
+    assert partition.high_watermark == 2
+
+
+def test_a_batch_of_this_process_is_refused_for_what_the_topic_is() -> None:  # B15, B18
+    too_large = new_partition(max_message_bytes=100)
+    compacted = new_partition(cleanup_policy="compact")
+    too_few = new_partition(state=UNDER_REPLICATED, min_insync_replicas=2)
+    for partition, error in (
+        (too_large, RecordTooLarge),
+        (compacted, InvalidRecord),
+        (too_few, NotEnoughReplicas),
+    ):
+        with pytest.raises(error, match=r"^orders-3: "):
+            append_own(partition, b"a" * 1_000)
+        assert partition.log.log_end_offset == 0

@@ -6,8 +6,9 @@ member: try again, or look for the coordinator. Kafka: `KafkaApis`, `GroupCoordi
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Coroutine, Iterable, Mapping
+from contextlib import suppress
+from types import TracebackType
 from typing import Any
 from uuid import UUID
 
@@ -181,7 +182,7 @@ class GroupHandler:
 
     def _begin(self, number: int, request: Any) -> Any:
         """Runs the request on the shard: its answer, or the coroutine that waits for that."""
-        with _told_to_members(number):
+        with _ToldToMembers(number):
             if number < 0:
                 raise NotCoordinator(f"there is no {OFFSETS_TOPIC} yet; find_coordinator creates it")
             shard = self._shards.get(OFFSETS_TOPIC, number)
@@ -194,16 +195,24 @@ class GroupHandler:
 
 
 async def _answer(number: int, answering: Coroutine[Any, Any, Any]) -> Any:
-    with _told_to_members(number):
+    with _ToldToMembers(number):
         return await answering
 
 
-@contextmanager
-def _told_to_members(number: int) -> Iterator[None]:
+class _ToldToMembers:
     """What goes wrong in the log of a shard, as its callers understand it."""
-    try:
-        yield
-    except (NotEnoughReplicas, RequestTimedOut) as error:
-        raise CoordinatorNotAvailable(f"{OFFSETS_TOPIC}-{number}: {error}") from error
-    except (NotLeaderOrFollower, KafkaStorageError) as error:
-        raise NotCoordinator(f"{OFFSETS_TOPIC}-{number}: {error}") from error
+
+    __slots__ = ("_number",)
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        if isinstance(error, (NotEnoughReplicas, RequestTimedOut)):
+            raise CoordinatorNotAvailable(f"{OFFSETS_TOPIC}-{self._number}: {error}") from error
+        if isinstance(error, (NotLeaderOrFollower, KafkaStorageError)):
+            raise NotCoordinator(f"{OFFSETS_TOPIC}-{self._number}: {error}") from error

@@ -30,17 +30,17 @@ class _Together:
         self._record_count = 0
         self._metadata_chars = 0
 
-    def add(self, request: OffsetCommitRequest) -> _Answer:
+    def add(self, request: OffsetCommitRequest, metadata_chars: int) -> _Answer:
         answer: _Answer = Later()
         self.requests.append(request)
         self.answers.append(answer)
         self._record_count += len(request.partitions)
-        self._metadata_chars += _metadata_chars(request)
+        self._metadata_chars += metadata_chars
         return answer
 
-    def has_room(self, request: OffsetCommitRequest) -> bool:
+    def has_room(self, request: OffsetCommitRequest, metadata_chars: int) -> bool:
         is_short = self._record_count + len(request.partitions) <= STEPS_PER_TURN
-        return is_short and self._metadata_chars + _metadata_chars(request) <= _METADATA_CHARS_MAX
+        return is_short and self._metadata_chars + metadata_chars <= _METADATA_CHARS_MAX
 
 
 class JoinedCommits:
@@ -58,15 +58,15 @@ class JoinedCommits:
         """The answer of the shard, once it is committed. Ends in what `begin` raises, and in what refuses this commit
         alone.
         """
-        together = self._open.get(number)
-        if together is not None and not together.has_room(request):
+        together, metadata_chars = self._open.get(number), _metadata_chars(request)
+        if together is not None and not together.has_room(request, metadata_chars):
             self.begin_those_of(number)
             together = None
         if together is None:
             if not self._open:
                 asyncio.get_running_loop().call_soon(self._begin_all)
             together = self._open[number] = _Together()
-        return together.add(request)
+        return together.add(request, metadata_chars)
 
     def begin_those_of(self, number: int) -> None:
         """The shard of this partition has handled all commits that came before, when this returns."""
@@ -116,4 +116,4 @@ def _refuse(answers: Sequence[_Answer], error: Exception) -> None:
 
 
 def _metadata_chars(request: OffsetCommitRequest) -> int:
-    return sum(len(each.metadata) for each in request.partitions)
+    return sum([len(each.metadata) for each in request.partitions])

@@ -55,7 +55,8 @@ class HostedShards:
 
     def get(self, topic: str, number: int) -> _Shard:
         """The shard of a partition. Raises the error of its type when there is none here."""
-        shard = self._shards.get(self._numbers.get((topic, number), (UUID(int=0), -1)))
+        key = self._numbers.get((topic, number))
+        shard = None if key is None else self._shards.get(key)
         if shard is None:
             raise self._absent(self._types[topic], number)
         return shard

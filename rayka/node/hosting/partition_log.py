@@ -22,7 +22,6 @@ from rayka.node.signal import Signal
 from rayka.partition.partition_leader import PartitionLeader
 from rayka.ports import Buffer
 from rayka.protocol.batch_encode import encode_batch
-from rayka.protocol.produce import ACKS_ALL
 from rayka.shard.shard import RecordT
 from rayka.shard.shard_records import RecordCodec
 
@@ -133,9 +132,7 @@ class PartitionLog(Generic[RecordT]):
         batch = encode_batch(values, keys=keys, timestamps_ms=timestamp_ms)
         now_ms = clock.now_ms()
         try:
-            appended = self._partition.as_leader().append(
-                batch, ACKS_ALL, now_ms=now_ms, timestamp_ms=timestamp_ms
-            )
+            appended = self._partition.as_leader().append_own(batch, now_ms=now_ms, timestamp_ms=timestamp_ms)
         except StorageError as error:
             self.fail(error)
             raise self._replicas.on_storage_error(self._replica, error) from error
