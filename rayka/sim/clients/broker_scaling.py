@@ -171,9 +171,17 @@ class Scaling:
         for node_id in self._options.broker_ids:
             await self._stay(admin, node_id)
         for node_id in self._machines.dead:
-            await until(lambda node_id=node_id: not self._is_held(node_id, without_lost=True))  # type: ignore[misc]
-            if not self._is_held(node_id) and not await self._forgotten(admin, node_id):
+            await self._forget_dead(admin, node_id)
+
+    async def _forget_dead(self, admin: AsyncAdmin, node_id: int) -> None:
+        """Until its session is over, the dead one may be given replicas again."""
+        while True:
+            await until(lambda: not self._is_held(node_id, without_lost=True))
+            if self._is_held(node_id) or await self._forgotten(admin, node_id):
+                return
+            if not self._is_held(node_id):
                 self._checkers.report("liveness", node_id, f"{self!r}: the controller does not forget it")
+                return
 
     # ---- The machines ----------------------------------------------------------------------------------------------
 
