@@ -109,7 +109,7 @@ async def while_head_answers(asked: "asyncio.Future[ResultT]", *, for_client: bo
 
 
 def _take_note(asked: "asyncio.Future[ResultT]") -> None:
-    """Else Python complains of an exception that nobody waits for any more."""
+    """Else Python complains of an exception that was never retrieved."""
     if not asked.cancelled():
         asked.exception()
 

@@ -1,4 +1,4 @@
-"""The planner's steps, taken on Ray, in the metadata and on disks. Each may be repeated, by whoever plans next."""
+"""The planner's steps, taken on Ray, in the metadata and on disks. Each may be repeated, by the next planner too."""
 
 import asyncio
 import logging
@@ -132,7 +132,7 @@ class ClusterSteps:
         return ""
 
     async def _forget(self, broker_id: int) -> str:
-        """Its directories first: while it is registered it is marked, so whoever comes next removes them again."""
+        """Its directories first: while it is registered it is marked, so the next planner removes them again."""
         name, spec = actor_name(self._spec.name, broker_id), grown(self._spec, [broker_id])
         place = (await asyncio.to_thread(last_places, NAMESPACE, [name])).get(name)
         ray_nodes = await asyncio.to_thread(live_ray_nodes)

@@ -1,6 +1,6 @@
 """What is done next so that there are as many brokers, or coordinators, as the load asks for. A core: no clock, no IO.
 
-Level-triggered: what was begun is where everyone finds it, so whoever plans next goes on with it or undoes it. A broker
+Level-triggered: what was begun is where everyone finds it, so the next planner goes on with it or undoes it. A broker
 that is to come is a room that Ray is asked for (`rooms`), then an actor, then a registration; one that is to go is
 marked in the metadata (`scaling.leaving`), loses its replicas, its actor, its directories, its registration. Nothing of
 this is remembered here. Only one comes or goes at a time. The first min stay: they are what the spec declares. A

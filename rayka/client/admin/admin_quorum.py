@@ -107,7 +107,7 @@ class AsyncQuorumAdmin(AdminPart):
             info = await self._describe(retry)
             try:
                 key = ReplicaKey(node_id, directory_id or choose(info, node_id).directory_id)
-            except UnavailableError:  # a leader that was just elected has yet to see who follows
+            except UnavailableError:  # a leader that was just elected has yet to see its followers
                 if not await first_fetch.pause():
                     raise
                 continue

@@ -1,7 +1,7 @@
 """What is done next with the nodes on machines that Ray drains. A core: no clock, no IO.
 
 Level-triggered: the mark of a broker in the metadata (`machine.drain.deadline.ms`) and the reassignments under way are
-all there is to remember, so whoever plans next goes on. In this order, and a step only where those before it are done:
+all there is to remember, so the next planner goes on. In this order, and a step only where those before it are done:
 
 1. a broker whose machine does not go any more loses its mark, and takes its leads back;
 2. a broker whose machine goes gets its mark: others lead, and it gets no new replicas;

@@ -35,6 +35,11 @@ class _Flow(NamedTuple):
     target: int
     is_lead: bool
 
+    @property
+    def back(self) -> "_Flow":
+        """The way back."""
+        return _Flow(self.key, self.target, self.source, self.is_lead)
+
 
 class Moves:
     """Hears of every committed image, and of what clients ask for."""
@@ -218,7 +223,7 @@ class Moves:
         else:
             flows = [_Flow(change.key, old[0], new[0], True)]
         for flow in flows:
-            if flow._replace(source=flow.target, target=flow.source) in self._flows:
+            if flow.back in self._flows:
                 self._report("ping-pong", change, "it goes back, and the cluster is as it was")
             self._flows[flow] = None
 

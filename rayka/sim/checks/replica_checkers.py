@@ -52,7 +52,7 @@ class ReplicaCheckers:
         if partition.log.log_end_offset == 0:
             truth.begun.pop(node_id, None)
         elif node_id in truth.damaged:
-            # The log start lasts longer than what was not synced (B32): the records, or who produced those before.
+            # The log start lasts longer than what was not synced (B32): the records, or the producers of those before.
             truth.begun[node_id] = partition.log.log_start_offset
         truth.is_compacted = truth.is_compacted or partition.config.is_compacted
         self.look(view)

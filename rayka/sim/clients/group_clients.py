@@ -293,7 +293,7 @@ class _Member(DataClient):
         return await self._send_commit(reading, self._consumed(reading), reading.member.metadata)
 
     def _commit_aside(self, reading: "_Reading", offsets: _Offsets, group: GroupMetadata) -> None:
-        """As a consumer does that commits by itself: nobody waits for it."""
+        """As a consumer does that commits by itself: without waiting for it."""
         life, group_offsets = self.life, reading.fetcher.group_offsets
         assert group_offsets is not None
         if not offsets:

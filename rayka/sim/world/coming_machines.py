@@ -12,7 +12,7 @@ from rayka.sim.world.repairs import Repairs
 
 
 class ComingMachines:
-    """Of one run. `claimed` are those that somebody empties: the operator, or Ray, which drains them."""
+    """Of one run. `claimed` are those that the operator empties, or Ray, which drains them."""
 
     def __init__(self, cluster: SimCluster, repairs: Repairs) -> None:
         self._cluster = cluster
