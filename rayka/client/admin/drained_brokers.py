@@ -160,4 +160,5 @@ class DrainedBrokers:
 
 
 def _least(configs: Iterable[DescribedConfig], name: str) -> int:
-    return min(int(entry.value) for each in configs for entry in each.entries if entry.name == name)
+    values = (int(entry.value) for each in configs for entry in each.entries if entry.name == name)
+    return min(values, default=0)  # none while no broker is registered
