@@ -68,6 +68,8 @@ class Encoded(NamedTuple):
 
     def payload(self) -> Payload:
         """The buffers as one array, or as they are where joining them would copy more than it saves."""
+        if not self.buffers:
+            return NO_BYTES
         return _joined(self.buffers) if all(map(_is_array, self.buffers)) else self.buffers
 
 
@@ -86,9 +88,7 @@ def encode(message: Message) -> Encoded:
 
 def decode(message_type: type[MessageT], body: bytes, payload: Payload = NO_BYTES) -> MessageT:
     """The message; its arrays are views of the payload. Raises InvalidRequest when the bytes do not fit the type."""
-    if not _are_bytes(payload):
-        raise InvalidRequest(f"payload: expected bytes, or arrays of bytes, found {type(payload).__name__}")
-    take = _take_whole(payload) if isinstance(payload, list) else _take_parts(payload)
+    take = _take_nothing if payload is NO_BYTES else _takes(payload)
     try:
         message = msgspec.msgpack.decode(body, type=message_type, dec_hook=take)
     # Deeply nested arrays are a RecursionError.
@@ -119,6 +119,20 @@ def _joined(arrays: list[Part]) -> Payload:
 def payload_bytes(payload: Payload) -> int:
     """How many bytes of records go with a message."""
     return sum(each.size for each in payload) if isinstance(payload, list) else len(payload)
+
+
+def _takes(payload: Payload) -> Callable[[type, Any], np.ndarray]:
+    """What gives the buffers of a payload, one after another. Raises InvalidRequest for what is none."""
+    if not _are_bytes(payload):
+        raise InvalidRequest(f"payload: expected bytes, or arrays of bytes, found {type(payload).__name__}")
+    return _take_whole(payload) if isinstance(payload, list) else _take_parts(payload)
+
+
+def _take_nothing(_: type, size: Any) -> np.ndarray:
+    """Of a message without a payload, as most are."""
+    if type(size) is not int or size != 0:
+        raise ValueError(f"a buffer of {size!r} bytes in a message without a payload")
+    return NO_BYTES
 
 
 def _are_bytes(payload: Any) -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 
 from rayka.errors import RaykaError
 from rayka.ports import FileSlice
-from rayka.protocol.wire import Part, Payload, payload_bytes
+from rayka.protocol.wire import NO_BYTES, Part, Payload, payload_bytes
 from rayka.transport.receive_memory import ReceiveMemory
 
 _PREFIX = Struct("<QQIIBB6x")  # request id, payload bytes, header bytes, body bytes, kind, API name bytes
@@ -26,7 +26,6 @@ HEAD_BYTES_MAX = 16 << 20
 CALL_PAYLOAD_BYTES_MAX = 128 << 20
 ANSWER_PAYLOAD_BYTES_MAX = 1 << 30
 _JOINED_BYTES_MAX = 8 << 10  # copying these costs less than a buffer more in a system call
-_NOTHING = np.empty(0, dtype=np.uint8)
 
 
 class Kind(IntEnum):
@@ -59,6 +58,8 @@ def encode_frame(
     parts: list[Any] = payload if isinstance(payload, list) else [payload]
     name, size = api_name.encode(), payload_bytes(payload)
     head = (_PREFIX.pack(request_id, size, len(header), len(body), kind, len(name)), name, header, body)
+    if not size:
+        return [b"".join(head)]
     if size > _JOINED_BYTES_MAX:
         return [b"".join(head), *(each for each in parts if isinstance(each, FileSlice) or len(each))]
     small: list[Any] = [each.read() if isinstance(each, FileSlice) else each for each in parts]
@@ -99,7 +100,7 @@ class FrameReader:
         self._partial = b""  # the beginning of a frame that the scratch buffer held
         self._sizes: _Sizes | None = None  # of a frame that is received into memory of its own
         self._head = bytearray()
-        self._payload = _NOTHING
+        self._payload = NO_BYTES
         self._received = 0
 
     @property
@@ -125,7 +126,7 @@ class FrameReader:
         self._received += count
         if self._received == len(self._head) + self._payload.size:
             sizes, head, payload = self._sizes, self._head, self._payload
-            self._sizes, self._head, self._payload, self._received = None, bytearray(), _NOTHING, 0
+            self._sizes, self._head, self._payload, self._received = None, bytearray(), NO_BYTES, 0
             yield _frame(sizes, memoryview(head), _read_only(payload))
 
     def _cut(self, data: memoryview) -> Iterator[Frame]:
@@ -141,7 +142,9 @@ class FrameReader:
                     self._receive_apart(sizes, data[begin:])
                     return
                 break
-            payload = np.frombuffer(bytes(data[middle:end]), dtype=np.uint8)
+            payload = (
+                np.frombuffer(bytes(data[middle:end]), dtype=np.uint8) if sizes.payload_bytes else NO_BYTES
+            )
             yield _frame(sizes, data[begin:middle], payload)
             position = end
         self._partial = bytes(data[position:])

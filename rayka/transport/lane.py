@@ -100,7 +100,8 @@ class Lane:
 
 def takes(call: Call) -> bool:
     """Whether a call goes by a lane where there is one: a hot one that is not too large for it."""
-    return call.is_hot and sum(each.size for each in call.request.buffers) <= CALL_PAYLOAD_BYTES_MAX
+    buffers = call.request.buffers
+    return call.is_hot and (not buffers or sum(each.size for each in buffers) <= CALL_PAYLOAD_BYTES_MAX)
 
 
 async def open_lane(node_id: int, offer: LaneOffer, memory: ReceiveMemory | None = None) -> Lane:

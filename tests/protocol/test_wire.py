@@ -158,6 +158,14 @@ def test_bytes_that_are_no_request_are_an_invalid_request(body: bytes, payload: 
         decode(ProduceRequest, body, payload)
 
 
+@pytest.mark.parametrize("size", [9, -1, None, True])
+def test_a_message_without_a_payload_holds_no_records(size: object) -> None:
+    with pytest.raises(InvalidRequest, match="a buffer of .* bytes in a message without a payload"):
+        decode(ProduceRequest, msgspec.msgpack.encode([1, 1, [[str(ZERO_ID), 0, size]]]))
+    empty = decode(ProduceRequest, msgspec.msgpack.encode([1, 1, [[str(ZERO_ID), 0, 0]]]))
+    assert empty.partitions[0].records.size == 0
+
+
 @given(st.binary(max_size=60), st.binary(max_size=20))
 @settings(max_examples=200, deadline=None)
 def test_random_bytes_never_do_worse_than_an_invalid_request(body: bytes, payload: bytes) -> None:
