@@ -49,6 +49,22 @@ def test_a_leader_is_asked_for_again_and_again_while_there_is_none() -> None:  #
         assert future.result(WAIT_S).offset == 1
 
 
+def test_the_leaders_of_many_partitions_are_asked_for_less_often() -> None:  # G18
+    cluster = ScriptedCluster({"orders": 4_000})
+    with Producer(cluster, linger_ms=0, retry_backoff_ms=1, delivery_timeout_ms=60_000) as producer:
+        producer.send("orders", b"0", partition=0).result(WAIT_S)
+        cluster.move_leaders(NO_NODE)
+        cluster.answers.append(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        future = producer.send("orders", b"1", partition=0)
+        calls, began_s = cluster.metadata_calls, time.monotonic()
+        while cluster.metadata_calls < calls + 5:
+            with pytest.raises(TimeoutError):
+                future.result(0.01)
+        assert time.monotonic() - began_s > 3 * 0.2  # between each two of them; the first may have begun before
+        cluster.move_leaders(OTHER)
+        assert future.result(WAIT_S).offset == 1
+
+
 def test_a_leader_that_has_answered_after_all_is_asked_for_no_more() -> None:
     cluster = ScriptedCluster({"orders": 1})
     with Producer(cluster, linger_ms=0, retry_backoff_ms=1, retry_backoff_max_ms=1) as producer:

@@ -1,8 +1,9 @@
 """What a producer does when a leader is unknown, fails, or says nothing: asks for metadata, and goes on with the news.
 
 While a partition waits for another leader (`leader_watch`) the metadata of its topic are asked for at once and then
-again and again. A call that is not answered is given up as soon as the metadata say that the node leads none of its
-partitions any more (`call_watch`). On the IO thread only. Kafka: Metadata.requestUpdate.
+again and again, and those of a topic with many partitions less often: a broker that is behind would have nothing else to
+do. A call that is not answered is given up as soon as the metadata say that the node leads none of its partitions any
+more (`call_watch`). On the IO thread only. Kafka: Metadata.requestUpdate.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ from rayka.errors import ApiError
 from rayka.ids import NO_NODE
 from rayka.protocol.membership import MetadataTopic
 
+_REST_S = 50e-6  # for each partition, ten times what its metadata cost the broker and the client
 _PATIENCE = Patience(least_s=0.1, most_s=1.0)  # without an answer for so long, and metadata may tell why
 
 
@@ -41,6 +43,7 @@ class PartitionLeaders:
         self._watch = LeaderWatch()
         self._refreshing: dict[str, None] = {}
         self._next_refreshes: dict[str, asyncio.TimerHandle] = {}
+        self._rest_ends_s: dict[str, float] = {}
 
     def __repr__(self) -> str:
         return f"<PartitionLeaders {self._watch!r} refreshing={list(self._refreshing)}>"
@@ -62,13 +65,26 @@ class PartitionLeaders:
         self._watch.on_settled(batch.topic, batch.partition)
 
     def refresh(self, topic: str) -> None:
-        """Asks for the topic's metadata now, once."""
-        if topic not in self._refreshing:
-            timer = self._next_refreshes.pop(topic, None)
-            if timer is not None:
-                timer.cancel()
+        """Asks for the topic's metadata once: now, or as soon as the rest since the last answer is over."""
+        if topic in self._refreshing:
+            return
+        rest_s = self._rest_ends_s.get(topic, 0.0) - asyncio.get_running_loop().time()
+        if rest_s > 0:
+            self._refresh_later(topic, rest_s)
+        else:
+            self._cancel(topic)
             self._refreshing[topic] = None
             self._run(self._refresh(topic))
+
+    def _refresh_later(self, topic: str, pause_s: float) -> None:
+        self._cancel(topic)
+        loop = asyncio.get_running_loop()
+        self._next_refreshes[topic] = loop.call_later(pause_s, self.refresh, topic)
+
+    def _cancel(self, topic: str) -> None:
+        timer = self._next_refreshes.pop(topic, None)
+        if timer is not None:
+            timer.cancel()
 
     def close(self) -> None:
         """Asks no more."""
@@ -85,13 +101,14 @@ class PartitionLeaders:
         if missing is not None:
             self._on_gone(self._accumulator.remove_topic(topic), missing)
         elif known is not None:
+            rest_s = len(known.partitions) * _REST_S
+            self._rest_ends_s[topic] = asyncio.get_running_loop().time() + rest_s
             led = self._watch.on_metadata(known)
             if led or _leader_ids(known) != before:
                 self._accumulator.on_new_leaders(topic, led)
         self.calls.give_up(self._is_in_vain)
         if self._watch.is_watched(topic):
-            loop = asyncio.get_running_loop()
-            self._next_refreshes[topic] = loop.call_later(self._pause_s, self.refresh, topic)
+            self._refresh_later(topic, self._pause_s)
 
     def _on_silent(self, node_id: int, requests: list[Sequence[ProducerBatch]]) -> None:
         """Others may know that it leads no more; perhaps they have said so already."""
