@@ -49,6 +49,23 @@ def test_a_leader_is_asked_for_again_and_again_while_there_is_none() -> None:  #
         assert future.result(WAIT_S).offset == 1
 
 
+def test_a_new_leader_that_a_broker_has_yet_to_hear_of_is_asked_for_again_long_before_a_retry() -> (
+    None
+):  # G18
+    cluster = ScriptedCluster({"orders": 1})
+    with Producer(cluster, **PATIENT) as producer:
+        producer.send("orders", b"0").result(WAIT_S)
+        calls = cluster.metadata_calls
+        cluster.answers.append(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        future = producer.send("orders", b"1")
+        end_s = time.monotonic() + WAIT_S / 2
+        while cluster.metadata_calls < calls + 3:
+            assert time.monotonic() < end_s, "it waits for its pause"
+            time.sleep(0.001)
+        cluster.move_leaders(OTHER)
+        assert future.result(WAIT_S).offset == 1
+
+
 def test_the_leaders_of_many_partitions_are_asked_for_less_often() -> None:  # G18
     cluster = ScriptedCluster({"orders": 4_000})
     with Producer(cluster, linger_ms=0, retry_backoff_ms=1, delivery_timeout_ms=60_000) as producer:
@@ -60,7 +77,9 @@ def test_the_leaders_of_many_partitions_are_asked_for_less_often() -> None:  # G
         while cluster.metadata_calls < calls + 5:
             with pytest.raises(TimeoutError):
                 future.result(0.01)
-        assert time.monotonic() - began_s > 3 * 0.2  # between each two of them; the first may have begun before
+        assert (
+            time.monotonic() - began_s > 3 * 0.2
+        )  # between each two of them; the first may have begun before
         cluster.move_leaders(OTHER)
         assert future.result(WAIT_S).offset == 1
 

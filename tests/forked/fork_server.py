@@ -80,8 +80,8 @@ class _Wanted(NamedTuple):
 
 
 def _read_by_imports(environment: "dict[str, str] | os._Environ[str]") -> dict[str, str]:
-    """Where modules are looked for, and Ray's settings proper, whose names go on in small letters. Not what Python reads
-    at each breakpoint: a process that is connected to Ray hands it to the Ray nodes that it adds.
+    """Where modules are looked for, and Ray's settings proper, whose names go on in small letters. Not what Python
+    reads at each breakpoint: a process that is connected to Ray hands it to the Ray nodes that it adds.
     """
     return {
         name: value

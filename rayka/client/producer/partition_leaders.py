@@ -1,9 +1,10 @@
 """What a producer does when a leader is unknown, fails, or says nothing: asks for metadata, and goes on with the news.
 
 While a partition waits for another leader (`leader_watch`) the metadata of its topic are asked for at once and then
-again and again, and those of a topic with many partitions less often: a broker that is behind would have nothing else to
-do. A call that is not answered is given up as soon as the metadata say that the node leads none of its partitions any
-more (`call_watch`). On the IO thread only. Kafka: Metadata.requestUpdate.
+again and again: soon at first, since mostly there is one and the broker that was asked has yet to hear of it, and less
+often where a topic has many partitions, or a broker that is behind would have nothing else to do. A call that is not
+answered is given up as soon as the metadata say that the node leads none of its partitions any more (`call_watch`). On
+the IO thread only. Kafka: Metadata.requestUpdate.
 """
 
 import asyncio
@@ -19,6 +20,7 @@ from rayka.errors import ApiError
 from rayka.ids import NO_NODE
 from rayka.protocol.membership import MetadataTopic
 
+_FIRST_PAUSE_S = 0.01  # each is twice the one before, up to retry_backoff_ms
 _REST_S = 50e-6  # for each partition, ten times what its metadata cost the broker and the client
 _PATIENCE = Patience(least_s=0.1, most_s=1.0)  # without an answer for so long, and metadata may tell why
 
@@ -44,6 +46,7 @@ class PartitionLeaders:
         self._refreshing: dict[str, None] = {}
         self._next_refreshes: dict[str, asyncio.TimerHandle] = {}
         self._rest_ends_s: dict[str, float] = {}
+        self._pauses_s: dict[str, float] = {}  # of topics that are watched: the next one
 
     def __repr__(self) -> str:
         return f"<PartitionLeaders {self._watch!r} refreshing={list(self._refreshing)}>"
@@ -108,7 +111,11 @@ class PartitionLeaders:
                 self._accumulator.on_new_leaders(topic, led)
         self.calls.give_up(self._is_in_vain)
         if self._watch.is_watched(topic):
-            self._refresh_later(topic, self._pause_s)
+            pause_s = min(self._pauses_s.get(topic, _FIRST_PAUSE_S), self._pause_s)
+            self._pauses_s[topic] = 2 * pause_s
+            self._refresh_later(topic, pause_s)
+        else:
+            self._pauses_s.pop(topic, None)
 
     def _on_silent(self, node_id: int, requests: list[Sequence[ProducerBatch]]) -> None:
         """Others may know that it leads no more; perhaps they have said so already."""
