@@ -203,7 +203,7 @@ ELASTIC_BUGS = [
             planted(badly_off.__dict__, "badly_off", is_always_off),
             planted(badly_off.__dict__, "REPEAT_MS", lambda _: 0),
         ),
-        7,
+        46,
         ELASTIC,
     ),
     PlantedBug(

@@ -275,5 +275,5 @@ GROUP_BUGS = [
     _bug("a new coordinator begins no sessions", "group-unsettled", GroupShard, "on_active", begins_no_sessions, 5,
          chosen=DYING),
     _bug("a coordinator answers before its records are committed", "group-owners", ShardRuntime, "_finish",
-         answers_before_the_high_watermark, 18, chosen=FAR_APART),
+         answers_before_the_high_watermark, 51, chosen=FAR_APART),
 ]  # fmt: skip
