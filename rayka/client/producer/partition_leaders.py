@@ -20,6 +20,7 @@ from rayka.errors import ApiError
 from rayka.ids import NO_NODE
 from rayka.protocol.membership import MetadataTopic
 
+_TICK_S = 0.001  # a rest that ends sooner is over, however a clock rounds
 _FIRST_PAUSE_S = 0.01  # each is twice the one before, up to retry_backoff_ms
 _REST_S = 50e-6  # for each partition, ten times what its metadata cost the broker and the client
 _PATIENCE = Patience(least_s=0.1, most_s=1.0)  # without an answer for so long, and metadata may tell why
@@ -72,7 +73,7 @@ class PartitionLeaders:
         if topic in self._refreshing:
             return
         rest_s = self._rest_ends_s.get(topic, 0.0) - asyncio.get_running_loop().time()
-        if rest_s > 0:
+        if rest_s > _TICK_S:
             self._refresh_later(topic, rest_s)
         else:
             self._cancel(topic)
