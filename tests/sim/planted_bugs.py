@@ -40,7 +40,7 @@ from tests.sim.planted_lane_bugs import LANE_BUGS
 from tests.sim.planted_replication_bugs import REPLICATION_BUGS
 from tests.sim.planted_retention_bugs import RETENTION_BUGS
 from tests.sim.planted_shard_bugs import SHARD_BUGS
-from tests.sim.planting import SEARCHED_MAX, PlantedBug, always, planted, search
+from tests.sim.planting import SEARCHED_MAX, SHORT, PlantedBug, always, planted, search
 
 # ---- Votes ---------------------------------------------------------------------------------------------------------
 
@@ -239,8 +239,9 @@ PLANTED_BUGS = [
         "votes twice after a restart",
         "vote-once",
         planted(quorum_directory, "decode_election", reads_no_vote),
-        1,
+        10,
         ELECTIONS,
+        seconds=SHORT,
     ),
     PlantedBug(
         "forgets its vote on disk",
@@ -265,14 +266,14 @@ PLANTED_BUGS = [
         "a resigned leader leads its epoch again",
         "single-leader",
         planted(QuorumState, "__init__", leads_its_epoch_again),
-        2,
+        1,
         RESTARTS | BUSY,
     ),
     PlantedBug(
         "ignores check quorum",
         "check-quorum",
         planted(Leader, "check_quorum_deadline_ms", always(FAR_MS)),
-        2,
+        5,
         PARTITIONS | BUSY,
     ),
     PlantedBug(
@@ -314,7 +315,7 @@ PLANTED_BUGS = [
         "truncates below the high watermark",
         "truncation",
         planted(RaftLog, "truncate_to", truncates_committed_records),
-        2,
+        14,
         PARTITIONS | BUSY,
     ),
     PlantedBug(
@@ -377,6 +378,7 @@ PLANTED_BUGS = [
         planted(MetadataFollower, "_take", loses_a_record),
         1,
         BUSY,
+        seconds=SHORT,
     ),
 ]
 

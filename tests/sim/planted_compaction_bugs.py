@@ -9,7 +9,7 @@ from rayka.cleaner.compaction import Compaction, SyncNeeded
 from rayka.cleaner.kept_records import Horizon, KeptRecords
 from rayka.sim.run_options import TopicPlan
 from rayka.sim.world.faults import FaultKind
-from tests.sim.planting import PlantedBug, planted
+from tests.sim.planting import SHORT, PlantedBug, planted
 
 COMPACTING: dict[str, Any] = {
     "voters": 1,
@@ -85,8 +85,9 @@ COMPACTION_BUGS = [
         "a tombstone is dropped before its time",
         "compaction",
         planted(KeptRecords, "__init__", drops_tombstones_at_once),
-        1,
+        3,
         COMPACTING,
+        seconds=SHORT,
     ),
     PlantedBug(
         "cleaned past the lag bound and the high watermark",
@@ -120,12 +121,13 @@ COMPACTION_BUGS = [
         "a swap without a sync",
         "liveness",
         planted(Compaction, "on_step", swaps_without_a_sync),
-        1,
+        3,
         COMPACTING
         | {
             "topics": (TopicPlan("data0", configs={"flush": "batch"}),),
             "fault_kinds": (FaultKind.POWER_LOSS,),
             "faults_per_minute": 60.0,
         },
+        seconds=SHORT,
     ),
 ]

@@ -28,7 +28,7 @@ from rayka.protocol.balance import BalanceState
 from rayka.sim.elastic_plan import ElasticPlan
 from rayka.sim.run_options import TopicPlan
 from rayka.sim.world.faults import FaultKind
-from tests.sim.planting import PlantedBug, planted
+from tests.sim.planting import SHORT, PlantedBug, planted
 
 _CONFIG: dict[str, Any] = {
     "controller_quorum_election_timeout_ms": 500,
@@ -164,8 +164,9 @@ ELASTIC_BUGS = [
         "a replica goes before the one in its place is in sync",
         "replica-set",
         planted(partition_change.__dict__, "_with_reassignment_completed", waits_for_no_replica),
-        1,
+        9,
         ELASTIC,
+        seconds=SHORT,
     ),
     PlantedBug(
         "healing begins before its time",

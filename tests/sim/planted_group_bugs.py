@@ -26,7 +26,7 @@ from rayka.shard.shard import Later
 from rayka.sim.group_plan import GroupPlan
 from rayka.sim.run_options import TopicPlan
 from rayka.sim.world.faults import FaultKind
-from tests.sim.planting import PlantedBug, planted
+from tests.sim.planting import SECONDS, SHORT, PlantedBug, planted
 
 GROUP: dict[str, Any] = {
     "voters": 1,
@@ -241,20 +241,22 @@ def _bug(
     seed: int = 1,
     *,
     chosen: dict[str, Any] = GROUP,
+    seconds: float = SECONDS,
 ) -> PlantedBug:
-    return PlantedBug(name, checker, planted(owner, attribute, make), seed, chosen)
+    return PlantedBug(name, checker, planted(owner, attribute, make), seed, chosen, seconds)
 
 
 GROUP_BUGS = [
-    _bug("the leader gives all to each", "group-owners", group_membership, "assignments_of", gives_all_to_each),
+    _bug("the leader gives all to each", "group-owners", group_membership, "assignments_of", gives_all_to_each,
+         seconds=SHORT),
     _bug("a rebalance keeps the generation", "group-owners", Rebalances, "_begin_generation", keeps_the_generation),
     _bug("a member commits one record more than it was given", "group-skipped", Fetcher, "consumed",
          commits_one_more, 3),
-    _bug("a member begins behind what was committed", "group-skipped", GroupOffsets, "fetch", begins_later),
-    _bug("a member begins anew", "group-went-back", GroupOffsets, "fetch", begins_anew),
+    _bug("a member begins behind what was committed", "group-skipped", GroupOffsets, "fetch", begins_later, 6),
+    _bug("a member begins anew", "group-went-back", GroupOffsets, "fetch", begins_anew, 2),
     _bug("a coordinator writes no offset", "group-went-back", CommittedOffsets, "_commit", commits_without_records),
     _bug("only a partition's first offset counts", "group-went-back", GroupShard, "replay", keeps_the_first),
-    _bug("a new coordinator knows no offsets", "group-went-back", GroupShard, "on_active", forgets_its_offsets, 2),
+    _bug("a new coordinator knows no offsets", "group-went-back", GroupShard, "on_active", forgets_its_offsets, 11),
     _bug("a rebalance waits for ever", "group-unsettled", Rebalances, "end_joins", does_nothing),
     _bug("any process commits", "group-fenced", CommittedOffsets, "_check_commit", takes_any_commit,
          chosen=with_plan(has_zombies=True)),
@@ -262,18 +264,20 @@ GROUP_BUGS = [
          takes_any_process_for_the_instance, 4, chosen=STATIC),
     _bug("a member commits what was fetched", "group-skipped", Fetcher, "consumed", commits_what_was_fetched, 12),
     _bug("a member commits one record less than it was given", "group-redelivered", Fetcher, "consumed",
-         commits_one_less),
+         commits_one_less, 2),
     _bug("a commit is never sent", "group-went-back", GroupOffsets, "_send_some", sends_no_commit, 4),
     _bug("offsets expire under a group", "group-went-back", CommittedOffsets, "_expired", expires_at_once,
          chosen=EXPIRING),
-    _bug("no member is told of a rebalance", "group-unsettled", GroupMembers, "heartbeat", tells_of_no_rebalance, 2),
+    _bug("no member is told of a rebalance", "group-unsettled", GroupMembers, "heartbeat", tells_of_no_rebalance, 6,
+         seconds=SHORT),
     _bug("a late member is given the leader's share", "group-owners", group_members, "_sync_response",
-         gives_the_share_of_the_leader, 7),
+         gives_the_share_of_the_leader, 18),
     _bug("an early sync is given the last generation's assignment", "group-owners", GroupMembers, "sync",
          answers_an_early_sync, 10),
-    _bug("a session never ends", "group-unsettled", Rebalances, "end_session", does_nothing, chosen=DYING),
-    _bug("a new coordinator begins no sessions", "group-unsettled", GroupShard, "on_active", begins_no_sessions, 5,
-         chosen=DYING),
+    _bug("a session never ends", "group-unsettled", Rebalances, "end_session", does_nothing, 9, chosen=DYING,
+         seconds=SHORT),
+    _bug("a new coordinator begins no sessions", "group-unsettled", GroupShard, "on_active", begins_no_sessions, 10,
+         chosen=DYING, seconds=2 * SHORT),
     _bug("a coordinator answers before its records are committed", "group-owners", ShardRuntime, "_finish",
          answers_before_the_high_watermark, 51, chosen=FAR_APART),
 ]  # fmt: skip

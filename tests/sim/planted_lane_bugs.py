@@ -16,7 +16,7 @@ from rayka.sim.world.exchange import Exchange
 from rayka.sim.world.simulated_lanes import SimLane
 from rayka.sim.world.simulated_network import SimNetwork
 from rayka.transport.lanes import Lanes, Node
-from tests.sim.planting import PlantedBug, planted, replaced
+from tests.sim.planting import SHORT, PlantedBug, planted, replaced
 
 CHANGING_LANES: dict[str, Any] = {
     "voters": 1,
@@ -106,42 +106,48 @@ LANE_BUGS = [
         "an inbox takes late calls of a connection that has ended",
         "call-order",
         planted(Inbound, "admit", takes_calls_of_every_epoch),
-        2,
+        15,
         CHANGING_LANES,
+        seconds=SHORT,
     ),
     PlantedBug(
         "an inbox starts calls as they arrive",
         "call-order",
         planted(Inbound, "admit", starts_calls_as_they_arrive),
-        1,
+        15,
         CHANGING_LANES,
+        seconds=SHORT,
     ),
     PlantedBug(
         "a caller sends a call again by Ray with the same number",
         "call-number",
         planted(SimNetwork, "send", sends_again_with_the_same_number),
-        1,
+        15,
         CHANGING_LANES,
+        seconds=SHORT,
     ),
     PlantedBug(
         "a caller goes on with the numbers of a lane that broke",
         "liveness",
         planted(Outbound, "on_failure", goes_on_with_the_old_epoch),
-        1,
+        15,
         CHANGING_LANES,
+        seconds=SHORT,
     ),
     PlantedBug(
         "a lane answers the calls that it breaks off",
         "promised",
         answers_what_it_breaks_off,
-        1,
+        15,
         CHANGING_LANES,
+        seconds=SHORT,
     ),
     PlantedBug(
         "a lane that has ended is used on",
         "liveness",
         planted(Lanes, "get", uses_a_lane_that_has_ended),
-        1,
+        15,
         CHANGING_LANES,
+        seconds=SHORT,
     ),
 ]

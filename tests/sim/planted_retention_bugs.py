@@ -6,7 +6,7 @@ from rayka.log import retention
 from rayka.log.retired_segments import RetiredSegments
 from rayka.sim.run_options import TopicPlan
 from rayka.sim.world.faults import FaultKind
-from tests.sim.planting import PlantedBug, planted
+from tests.sim.planting import SHORT, PlantedBug, planted
 
 EXPIRING: dict[str, Any] = {
     "voters": 1,
@@ -54,8 +54,9 @@ RETENTION_BUGS = [
         "deletion above the high watermark",
         "retention",
         planted(retention.__dict__, "_going", expires_what_is_not_committed),
-        2,
+        9,
         EXPIRING,
+        seconds=SHORT,
     ),
     PlantedBug(
         "a segment is as old as its oldest record",

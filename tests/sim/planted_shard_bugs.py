@@ -5,7 +5,7 @@ from typing import Any
 from rayka.node.hosting.partition_log import PartitionLog
 from rayka.sim.registers import Registers
 from rayka.sim.world.faults import FaultKind
-from tests.sim.planting import PlantedBug, planted
+from tests.sim.planting import SHORT, PlantedBug, planted
 
 FAILING_OVER: dict[str, Any] = {
     "voters": 1,
@@ -54,12 +54,13 @@ SHARD_BUGS = [
         planted(PartitionLog, "high_watermark", takes_its_own_high_watermark_for_the_truth),
         4,
         FAILING_OVER,
+        seconds=SHORT,
     ),
     PlantedBug(
         "a shard answers before its records are committed",
         "register-lost",
         planted(PartitionLog, "high_watermark", takes_what_it_appended_for_committed),
-        2,
+        4,
         FAILING_OVER,
     ),
     PlantedBug(

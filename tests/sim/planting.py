@@ -10,6 +10,7 @@ from rayka.sim.run_options import NO_LANES, SimOptions, swarm
 from rayka.sim.simulation import Outcome, Simulation
 
 SECONDS = 20.0
+SHORT = 6.0  # where a bug shows soon, and a run without it, or until all is well, would only be longer
 _PLAIN: dict[str, Any] = {
     "topics": (),
     "combined": False,

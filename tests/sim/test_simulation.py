@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from rayka.sim.shrink import shrink
 from rayka.sim.simulation import LIVENESS_SECONDS, LIVENESS_SECONDS_MAX, Patience, Simulation, Verdict
 from rayka.sim.world.faults import DAMAGING, FaultKind, draw_faults
 from tests.sim.planted_bugs import PLANTED_BUGS
+from tests.sim.planting import SHORT
 
 SEEDS = Path(__file__).parent / "seeds.txt"
 
@@ -81,7 +83,7 @@ def test_the_end_of_a_run_waits_for_a_replica_that_copies_but_not_for_ever() -> 
 @pytest.mark.parametrize("kind", list(FaultKind))
 def test_a_quorum_survives_each_kind_of_fault(kind: FaultKind) -> None:
     options = SimOptions(
-        seed=7, seconds=15.0, brokers=1, fault_kinds=(kind,), faults_per_minute=40.0,
+        seed=7, seconds=8.0, brokers=1, fault_kinds=(kind,), faults_per_minute=75.0,
         config={"controller_quorum_auto_join_enable": True},
     )  # fmt: skip
     outcome = Simulation(options).run()
@@ -94,7 +96,7 @@ def test_a_quorum_survives_each_kind_of_fault(kind: FaultKind) -> None:
 def test_replicas_survive_each_kind_of_fault(kind: FaultKind) -> None:
     topic = TopicPlan("data0", 2, 3, {"min.insync.replicas": "2"})
     options = SimOptions(
-        seed=11, seconds=12.0, voters=1, topics=(topic,), fault_kinds=(kind,), faults_per_minute=40.0,
+        seed=11, seconds=8.0, voters=1, topics=(topic,), fault_kinds=(kind,), faults_per_minute=60.0,
         operations_per_minute=10.0, config={"broker_session_timeout_ms": 2_000, "broker_heartbeat_interval_ms": 500},
     )  # fmt: skip
     outcome = Simulation(options).run()
@@ -126,7 +128,7 @@ def test_no_session_of_many_brokers_ends_between_two_heartbeats() -> None:  # H4
 @pytest.mark.parametrize("seed", [2, 3, 4])
 def test_combined_nodes_survive_a_mixture_of_faults(seed: int) -> None:  # decision 032
     topic = TopicPlan("data0", 2, 3, {"min.insync.replicas": "2"})
-    options = swarm(seed, seconds=15.0, combined=True, voters=3, topics=(topic,), faults_per_minute=40.0)
+    options = swarm(seed, seconds=8.0, combined=True, voters=3, topics=(topic,), faults_per_minute=75.0)
     outcome = Simulation(options).run()
     assert outcome.verdict is Verdict.OK, outcome
     assert outcome.sends["acknowledged"] > 0
@@ -161,7 +163,7 @@ def test_a_part_of_the_faults_can_be_replayed() -> None:
 
 def test_a_failing_run_is_shrunk_to_the_faults_that_it_needs() -> None:
     bug = next(each for each in PLANTED_BUGS if each.name == "votes for a shorter log")
-    options = bug.options(bug.seed)
+    options = replace(bug, seconds=SHORT).options(7)
     with bug.plant():
         failed = Simulation(options).run()
         shrunk = shrink(options, failed)
