@@ -164,7 +164,7 @@ ELASTIC_BUGS = [
         "a replica goes before the one in its place is in sync",
         "replica-set",
         planted(partition_change.__dict__, "_with_reassignment_completed", waits_for_no_replica),
-        9,
+        1,
         ELASTIC,
         seconds=SHORT,
     ),

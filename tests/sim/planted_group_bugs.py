@@ -262,7 +262,7 @@ GROUP_BUGS = [
          chosen=with_plan(has_zombies=True)),
     _bug("no process of an instance is fenced", "group-fenced", KnownGroups, "member",
          takes_any_process_for_the_instance, 4, chosen=STATIC),
-    _bug("a member commits what was fetched", "group-skipped", Fetcher, "consumed", commits_what_was_fetched, 12),
+    _bug("a member commits what was fetched", "group-skipped", Fetcher, "consumed", commits_what_was_fetched, 18),
     _bug("a member commits one record less than it was given", "group-redelivered", Fetcher, "consumed",
          commits_one_less, 2),
     _bug("a commit is never sent", "group-went-back", GroupOffsets, "_send_some", sends_no_commit, 4),
