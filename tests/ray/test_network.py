@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
+from ray.exceptions import ActorAlreadyExistsError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import rayka
@@ -138,31 +139,32 @@ def reaches(network: RayNetwork) -> bool:
 
 
 def test_an_actor_made_anew_after_its_ray_node_was_lost_is_found_again(rays: RayNodes) -> None:
-    def make(ray_node_id: str) -> None:
+    def is_made(ray_node_id: str) -> bool:
+        """False while its name is taken, which Ray gives back a little after it lists it no more."""
         pinned = NodeAffinitySchedulingStrategy(ray_node_id, soft=False)
-        ray.remote(_Answering).options(
+        options = ray.remote(_Answering).options(
             name="homeless/broker-1",
             namespace=NAMESPACE,
             lifetime="detached",
             max_restarts=-1,
             num_cpus=0.01,
             scheduling_strategy=pinned,
-        ).remote()
+        )
+        try:
+            options.remote()
+        except ActorAlreadyExistsError:
+            return False
+        return True
 
     lost, network = rays.add_node(num_cpus=1), RayNetwork("homeless")
-    make(lost.node_id)
+    assert is_made(lost.node_id)
     wait_until(lambda: reaches(network))
     rays.remove_node(lost, allow_graceful=False)
     wait_until(lambda: not reaches(network))
-    wait_until(lambda: _has_no_actor("homeless/broker-1"))
-    make(ray.get_runtime_context().get_node_id())
+    wait_until(lambda: is_made(ray.get_runtime_context().get_node_id()))
     wait_until(lambda: reaches(network))
     assert reaches(network), "the handle of the new actor is kept"
     ray.kill(ray.get_actor("homeless/broker-1", NAMESPACE))
-
-
-def _has_no_actor(name: str) -> bool:
-    return all(each["name"] != name for each in ray.util.list_named_actors(all_namespaces=True))
 
 
 CONNECTED_TWICE = """
