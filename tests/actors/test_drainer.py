@@ -2,14 +2,17 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from rayka.actors.draining.drainer import Drainer
-from rayka.client.admin.drain_planner import Mark, Move, Seen, Step
+from rayka.client.admin.drain_planner import Mark, Move, Quorum, Resign, Seen, Step, Stop
 from rayka.errors import UnavailableError
 from tests.client.test_drain_planner import SOON_MS, seen, sized, topic
 
+EMPTY = seen(topic((2, 3)))
 LEADING, LED = seen(topic((1, 2)), marks={}), seen(topic((2, 1)), sizes=sized(5))
 
 
@@ -35,6 +38,13 @@ class FakePort:
     async def record(self, kind: str, node_ids: tuple[int, ...], reason: str) -> None:
         assert reason
         self.recorded.append((kind, node_ids))
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    """Gives what runs beside it the turns that it needs."""
+    async with asyncio.timeout(10):
+        while not is_so():  # noqa: ASYNC110  # a task of the drainer's own tells of no event
+            await asyncio.sleep(0)
 
 
 def look(drainer: Drainer, count: int) -> list[bool]:
@@ -72,3 +82,76 @@ def test_a_step_that_fails_is_tried_again() -> None:
         look(drainer, 1)
     assert look(drainer, 1) == [True]
     assert port.taken[0] == port.taken[1]
+
+
+# ---- Others that keep the nodes --------------------------------------------------------------------------------------
+
+
+def test_only_a_stop_waits_for_others_that_keep_the_nodes() -> None:
+    quorum = Quorum(3001, 7, (3001, 3002))
+    voting = replace(LED, drains={1: SOON_MS, 3001: SOON_MS}, quorum=quorum, actors=(1, 2, 3001, 3002))
+    port = FakePort(LEADING, voting, LED, EMPTY, EMPTY)
+
+    async def looks() -> None:
+        acting = asyncio.Lock()
+        drainer = Drainer(port, acting)
+        async with acting:
+            assert [await drainer.look() for _ in range(4)] == [True, True, True, True]
+            await asyncio.sleep(0)
+            assert [type(each) for each in port.taken] == [Mark, Resign, Move]
+        await until(lambda: len(port.taken) == 4)
+        assert isinstance(port.taken[-1], Stop)
+        await until(lambda: port.recorded[-1] == ("drain-stopped", (1,)))
+
+    asyncio.run(looks())
+
+
+def test_while_a_stop_waits_another_machine_is_emptied() -> None:
+    both = {1: SOON_MS, 4: SOON_MS}
+    empty = replace(EMPTY, drains=both, marks={1: SOON_MS, 4: SOON_MS})
+    unmarked = replace(empty, marks={1: SOON_MS})
+    port = FakePort(EMPTY, unmarked, empty)
+
+    async def looks() -> None:
+        acting = asyncio.Lock()
+        drainer = Drainer(port, acting)
+        async with acting:
+            assert [await drainer.look() for _ in range(3)] == [True, True, False]
+            assert [type(each) for each in port.taken] == [Mark]
+        await until(lambda: len(port.taken) == 2)
+        assert port.taken[-1].node_ids == (1,)
+
+    asyncio.run(looks())
+
+
+def test_a_broker_whose_machine_stays_after_all_is_not_stopped_when_its_turn_comes() -> None:
+    port = FakePort(EMPTY, None, EMPTY)
+
+    async def looks() -> None:
+        acting = asyncio.Lock()
+        drainer = Drainer(port, acting)
+        async with acting:
+            assert [await drainer.look(), await drainer.look()] == [True, False]
+        await asyncio.sleep(0)
+        assert await drainer.look(), "the lock is free, and the machine drains once more"
+        await until(lambda: bool(port.taken))
+
+    asyncio.run(looks())
+    assert [type(each) for each in port.taken] == [Stop]
+
+
+def test_a_stop_that_fails_is_begun_again() -> None:
+    port = FakePort(EMPTY, EMPTY)
+    port.refusals.append(UnavailableError("no controller"))
+
+    async def looks() -> None:
+        drainer = Drainer(port, asyncio.Lock())
+        assert await drainer.look()
+        await until(lambda: bool(port.taken))
+        await asyncio.sleep(0)
+        with pytest.raises(UnavailableError):
+            await drainer.look()
+        assert await drainer.look()
+        await until(lambda: len(port.taken) == 2)
+
+    asyncio.run(looks())

@@ -1,13 +1,18 @@
-"""The supervisor's part that empties machines which Ray drains: looks, plans, takes one step, and looks again."""
+"""The supervisor's part that empties machines which Ray drains: looks, plans, takes one step, and looks again.
+
+Only a stop keeps the nodes, so it alone waits for others that keep them, and that beside the looks: the deadline of a
+machine waits for neither a slow disk nor the stop of another broker.
+"""
 
 import asyncio
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Protocol
 
 import ray
 
-from rayka.client.admin.drain_planner import DrainPlanner, Seen, Step
+from rayka.client.admin.drain_planner import DrainPlanner, Seen, Step, Stop
 from rayka.errors import RaykaError
 
 _LOOK_S = 1.0
@@ -37,10 +42,11 @@ class Drainer:
     """
 
     def __init__(self, port: DrainPort, acting: asyncio.Lock) -> None:
-        """`acting` is held while a step is taken: what else keeps the nodes then waits."""
+        """`acting` is held while brokers are stopped: what else keeps the nodes then waits."""
         self._port = port
         self._acting = acting
         self._planner = DrainPlanner()
+        self._stopping: asyncio.Task[bool] | None = None
         self.draining: Mapping[int, int] = {}
 
     def __repr__(self) -> str:
@@ -48,24 +54,38 @@ class Drainer:
 
     async def run(self) -> None:
         """Goes on for ever."""
-        while True:
-            try:
-                has_stepped = await self.look()
-            except (RaykaError, TimeoutError, ray.exceptions.RayError) as error:
-                _logger.warning("%r: %r", self, error)
-                has_stepped = False
-            await asyncio.sleep(_SOON_S if has_stepped else _LOOK_S)
+        try:
+            while True:
+                try:
+                    has_stepped = await self.look()
+                except (RaykaError, TimeoutError, ray.exceptions.RayError) as error:
+                    _logger.warning("%r: %r", self, error)
+                    has_stepped = False
+                await asyncio.sleep(_SOON_S if has_stepped else _LOOK_S)
+        finally:
+            if self._stopping is not None:
+                self._stopping.cancel()
 
     async def look(self) -> bool:
-        """One look, and one step at most; whether a step was taken."""
+        """One look, and one step at most; whether a step was taken, or a stop has begun. Raises what the last stop
+        raised.
+        """
+        if self._stopping is not None and self._stopping.done():
+            stopping, self._stopping = self._stopping, None
+            stopping.result()
         seen = await self._port.see()
         self.draining = {} if seen is None else seen.drains
-        step = None if seen is None else self._planner.next(seen)
-        if step is None:
+        if seen is None:
             return False
+        step = self._planner.next(replace(seen, is_changing=seen.is_changing or self._stopping is not None))
+        if isinstance(step, Stop):
+            self._stopping = asyncio.create_task(self._take(step))
+            return True
+        return step is not None and await self._take(step)
+
+    async def _take(self, step: Step) -> bool:
         try:
-            async with self._acting:
-                refusal = await self._port.take(step)
+            refusal = await (self._stop(step) if isinstance(step, Stop) else self._port.take(step))
         except BaseException:
             self._planner.failed(step)
             raise
@@ -77,3 +97,9 @@ class Drainer:
         if step.kind:
             await self._port.record(step.kind, step.node_ids, step.reason)
         return True
+
+    async def _stop(self, step: Stop) -> str:
+        async with self._acting:
+            if not all(each in self.draining for each in step.node_ids):
+                return "Ray does not drain its machine any more"
+            return await self._port.take(step)
