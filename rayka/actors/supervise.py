@@ -17,6 +17,7 @@ from rayka.errors import UnavailableError
 
 _STOP_TIMEOUT_S = 15.0
 _POLL_S = 0.02
+_MEMORY = 1  # bytes: of an actor that asks for nothing Ray ignores a soft affinity
 
 
 def create(record: ClusterRecord) -> Any:
@@ -24,7 +25,7 @@ def create(record: ClusterRecord) -> Any:
 
     It is pinned nowhere, so that Ray starts it again on another machine when its own has gone. As long as the caller's
     is there it runs there: for it Ray would keep a machine that came by the load. It asks for no CPU: if there is no
-    room for it, room is to be made for the nodes.
+    room for it, room is to be made for the nodes. It asks for a byte, or Ray would choose any machine.
     """
     from rayka.actors.supervisor import Supervisor
 
@@ -38,6 +39,7 @@ def create(record: ClusterRecord) -> Any:
             max_restarts=-1,
             max_task_retries=0,
             num_cpus=0,
+            memory=_MEMORY,
             scheduling_strategy=NodeAffinitySchedulingStrategy(own_ray_node_id(), soft=True),
             # It may be restarted on a Ray node that joined later, whose workers run another Python.
             runtime_env={"py_executable": sys.executable},

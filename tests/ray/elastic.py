@@ -26,6 +26,7 @@ import click
 import psutil
 import ray
 from ray.autoscaler.sdk import request_resources
+from ray.autoscaler.v2.sdk import get_cluster_status
 
 import rayka
 from rayka.actors import supervise
@@ -317,8 +318,10 @@ def is_small(cluster: Cluster, admin: rayka.Admin) -> bool:
 
 
 def told(cluster: Cluster) -> str:
-    """How the cluster stands."""
-    return f"{cluster.describe().scaling}, {machines()} machines"
+    """How the cluster stands, and why each machine is not idle."""
+    nodes = get_cluster_status(ray.get_runtime_context().gcs_address).active_nodes
+    activity = {str(each.node_id)[-2:]: each.node_activity for each in nodes}
+    return f"{cluster.describe().scaling}, {machines()} machines: {activity}"
 
 
 @click.command()

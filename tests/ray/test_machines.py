@@ -9,15 +9,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import ray
 
 import rayka
+from rayka.actors import supervise
 from rayka.actors.cluster_description import UNREACHABLE, NodeDescription
+from rayka.actors.names import NAMESPACE, supervisor_name
 from rayka.actors.on_ray_node import own_ray_node_id
+from rayka.actors.ray_records import LastProcess, has_process, last_places
 from rayka.cluster import Cluster
 from rayka.errors import ConfigError, UnavailableError
 from rayka.protocol.membership import NodeState
 from tests.ray.machines import ON_MACHINES, Machines, homes
-from tests.ray.support import wait_until
+from tests.ray.support import kill, wait_until
 from tests.rays import RayNodes
 
 pytestmark = pytest.mark.ray
@@ -39,6 +43,11 @@ def state(cluster: Cluster, node_id: int) -> str:
     return node(cluster, node_id).state
 
 
+def supervisor_process(cluster_name: str) -> LastProcess:
+    name = supervisor_name(cluster_name)
+    return last_places(NAMESPACE, [name])[name].processes[-1]
+
+
 def test_nodes_live_on_a_ray_node_that_has_the_resources_and_their_disk(
     machines: Machines, tmp_path: Path
 ) -> None:
@@ -49,6 +58,20 @@ def test_nodes_live_on_a_ray_node_that_has_the_resources_and_their_disk(
         assert set(homes(cluster).values()) <= set(machines.ray_node_ids)
         cluster.stop(delete_data=is_last)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_supervisor_runs_where_it_was_started_and_so_do_those_that_follow_it(
+    machines: Machines, tmp_path: Path
+) -> None:
+    with Cluster.start(name="kept", data_dir=str(tmp_path), resources=ON_MACHINES):
+        supervisor = supervise.find("kept")
+        assert supervisor is not None
+        seen = set[LastProcess]()
+        for _ in range(3):
+            wait_until(lambda: has_process(supervisor) and supervisor_process("kept") not in seen)
+            seen.add(supervisor_process("kept"))
+            kill(ray.get(supervisor.pid.remote()))
+        assert {each.ray_node_id for each in seen} == {own_ray_node_id()}
 
 
 def test_resources_that_no_ray_node_has_are_named(machines: Machines, tmp_path: Path) -> None:
