@@ -9,17 +9,14 @@ broker come cannot make it go. One at a time; after each the windows begin anew.
 Kubernetes does the same: the tolerance and the stabilisation windows of its HorizontalPodAutoscaler.
 """
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import NamedTuple
 
 from rayka.config_scaling import CountRange, Scaling
 from rayka.ids import Role
 
 IN_SHARE = 0.7
-_LOOKS_MAX = 1_000  # that are kept of a window
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,25 +47,22 @@ class _Need:
     said: str
 
 
-class _Look(NamedTuple):
-    now_ms: int
-    wish: Advice
-
-
 class Decider:
-    """Decides for one role in one cluster. What it remembers is the load within its windows: a new one waits for these
-    again.
+    """Decides for one role in one cluster. It remembers since when each look has asked for more, or for fewer: a new one
+    waits for its windows again.
     """
 
     def __init__(self, counts: CountRange, targets: Scaling, role: Role = Role.BROKER) -> None:
         self._counts = counts
         self._targets = targets if role is Role.BROKER else targets.of_coordinators()
         self._role = role
-        self._looks = deque[_Look]()
         self._count = 0
+        self._more_since_ms: int | None = None
+        self._fewer_since_ms: int | None = None
 
     def __repr__(self) -> str:
-        return f"<Decider {self._role}s {self._counts} looks={len(self._looks)}>"
+        since = f"more since {self._more_since_ms}, fewer since {self._fewer_since_ms}"
+        return f"<Decider {self._role}s {self._counts} {since}>"
 
     def advise(self, loads: Sequence[Load], count: int, factor_max: int, now_ms: int) -> Advice:
         """How many there should be where there are `count`, of which these loads are known: as many, one more or one
@@ -83,12 +77,14 @@ class Decider:
         if count > self._counts.max and "in" not in self._targets.never:
             return Advice(count - 1, f"there are never more than {self._counts.max}")
         wish = self._wish(loads, count)
-        self._remember(_Look(now_ms, Advice(min(max(wish.count, least), self._counts.max), wish.reason)))
-        return self._stable(wish, now_ms)
+        asked = min(max(wish.count, least), self._counts.max)
+        self._more_since_ms = _since(self._more_since_ms, asked > count, now_ms)
+        self._fewer_since_ms = _since(self._fewer_since_ms, asked < count, now_ms)
+        return self._stable(wish, asked, now_ms)
 
     def begin_anew(self) -> None:
         """Forgets the windows: what was measured is not what would be measured now."""
-        self._looks.clear()
+        self._more_since_ms = self._fewer_since_ms = None
 
     def _wish(self, loads: Sequence[Load], count: int) -> Advice:
         """What this look alone asks for."""
@@ -104,43 +100,24 @@ class Decider:
             return Advice(idle.count, f"{idle.said}; {idle.count} would be below {IN_SHARE:.0%} of it")
         return Advice(count, f"within the targets: {most.said}")
 
-    def _remember(self, look: _Look) -> None:
-        """Those of the longer window, and the last one before it, which shows that the window is whole."""
-        looks = self._looks
-        looks.append(look)
-        begin_ms = look.now_ms - max(self._out_ms, self._in_ms)
-        while len(looks) > 1 and (looks[1].now_ms <= begin_ms or len(looks) > _LOOKS_MAX):
-            looks.popleft()
+    def _stable(self, wish: Advice, asked: int, now_ms: int) -> Advice:
+        """`asked`: the wish within the bounds."""
+        count, targets = self._count, self._targets
+        if asked == count:
+            return Advice(count, wish.reason if wish.count == count else self._bounded(wish))
+        is_more = asked > count
+        window_s = targets.out_window_s if is_more else targets.in_window_s
+        since_ms = self._more_since_ms if is_more else self._fewer_since_ms
+        if since_ms is None or now_ms - since_ms < window_s * 1000:
+            return Advice(count, f"{wish.reason}, but not for {window_s:g} s yet")
+        direction = "out" if is_more else "in"
+        if direction in targets.never:
+            return Advice(count, f"{wish.reason}; scaling.never has {direction}")
+        return Advice(count + 1 if is_more else count - 1, wish.reason)
 
-    def _stable(self, wish: Advice, now_ms: int) -> Advice:
-        count = self._count
-        out, idle = (self._within(each, now_ms) for each in (self._out_ms, self._in_ms))
-        if out and min(each.wish.count for each in out) > count:
-            if "out" in self._targets.never:
-                return Advice(count, f"{wish.reason}; scaling.never has out")
-            return Advice(count + 1, wish.reason)
-        if idle and max(each.wish.count for each in idle) < count:
-            if "in" in self._targets.never:
-                return Advice(count, f"{wish.reason}; scaling.never has in")
-            return Advice(count - 1, wish.reason)
-        return Advice(count, self._why_not_yet(wish))
-
-    def _why_not_yet(self, wish: Advice) -> str:
-        count, asked = self._count, self._looks[-1].wish.count
-        if asked == count != wish.count:
-            bound = "more" if wish.count > count else "fewer"
-            return f"{wish.reason}; {count} {self._role}s, and {bound} are not allowed"
-        if asked != count:
-            window_s = self._targets.out_window_s if asked > count else self._targets.in_window_s
-            return f"{wish.reason}, but not for {window_s:g} s yet"
-        return wish.reason
-
-    def _within(self, window_ms: float, now_ms: int) -> list[_Look]:
-        """The looks within the window; none while it is not whole."""
-        begin_ms = now_ms - window_ms
-        if self._looks[0].now_ms > begin_ms:
-            return []
-        return [each for each in self._looks if each.now_ms >= begin_ms]
+    def _bounded(self, wish: Advice) -> str:
+        bound = "more" if wish.count > self._count else "fewer"
+        return f"{wish.reason}; {self._count} {self._role}s, and {bound} are not allowed"
 
     def _needs(self, loads: Sequence[Load], share: float) -> list[_Need]:
         """How many nodes keep each average at that share of its target, or below."""
@@ -158,13 +135,12 @@ class Decider:
             if target is not None
         ]
 
-    @property
-    def _out_ms(self) -> float:
-        return self._targets.out_window_s * 1000
 
-    @property
-    def _in_ms(self) -> float:
-        return self._targets.in_window_s * 1000
+def _since(since_ms: int | None, holds: bool, now_ms: int) -> int | None:
+    """Since when it holds at each look."""
+    if not holds:
+        return None
+    return now_ms if since_ms is None else since_ms
 
 
 def _full_disks(loads: Sequence[Load]) -> float:
