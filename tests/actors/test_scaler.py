@@ -129,7 +129,7 @@ def test_a_step_that_is_refused_is_no_event_and_says_why() -> None:
     port = FakePort()
     port.refusal = "too few brokers for topic clicks"
     mine = scaler(port)
-    look(mine, port, seen(10, 4))
+    assert look(mine, port, seen(10, 4)) == [True], "it is not asked for again at once"
     assert [type(each) for each in port.taken] == [Leave]
     assert port.recorded == []
     assert said(mine) == "broker 4: too few brokers for topic clicks"

@@ -120,9 +120,7 @@ def test_a_low_that_is_shorter_than_the_window_changes_nothing() -> None:
 
 def test_a_window_closes_however_many_looks_are_in_it() -> None:
     decider = Decider(RANGE, BYTES.model_copy(update={"in_window_s": 3_600.0}))
-    counts = {
-        now_ms: decider.advise([Load()] * 4, 4, 1, now_ms).count for now_ms in range(0, 3_600_500, 500)
-    }
+    counts = {now_ms: decider.advise([Load()] * 4, 4, 1, now_ms).count for now_ms in range(0, 3_600_500, 500)}
     assert [now_ms for now_ms, count in counts.items() if count != 4] == [3_600_000]
 
 

@@ -31,6 +31,7 @@ from rayka.ids import Role
 
 TARGET, IN_S = 100, 5
 FACTOR = 2
+AWAY_S = 20  # until replicas of a broker that is away are made anew
 
 
 def spec(**scaling: object) -> ClusterSpec:
@@ -38,6 +39,7 @@ def spec(**scaling: object) -> ClusterSpec:
     return ClusterSpec.of(
         {
             "brokers": {"min": 3, "max": 6},
+            "config": {"broker.unavailable.timeout.ms": AWAY_S * 1000},
             "scaling": {**targets, "out_window_s": 2, "in_window_s": IN_S, **scaling},
         }
     )
@@ -237,12 +239,71 @@ def test_nothing_is_decided_while_the_cluster_changes(seen: Seen, reason: str) -
         cluster.now_ms += 1_000
 
 
-def test_a_broker_stays_when_the_others_became_too_few() -> None:
+@pytest.mark.parametrize("replicas", [5, 0], ids=["with-replicas", "empty"])
+def test_a_broker_stays_when_the_others_became_too_few(replicas: int) -> None:
     cluster, planner = FakeCluster(), Planner(spec())
-    cluster.brokers[4] = FakeBroker(replicas=5, is_leaving=True)
+    cluster.brokers[4] = FakeBroker(replicas=replicas, is_leaving=True)
     cluster.brokers[2].is_lost = True
     step = planner.next(cluster.seen())
     assert step == Stay(4, "without it only 2 brokers are there")
+
+
+def lose(cluster: FakeCluster, broker_id: int, *, is_healed: bool) -> None:
+    """Its machine, for good."""
+    lost = cluster.brokers[broker_id]
+    lost.is_lost, lost.has_actor = True, False
+    if is_healed:
+        cluster.brokers[1].replicas += lost.replicas
+        lost.replicas = 0
+
+
+@pytest.mark.parametrize("is_healed", [True, False], ids=["made-anew", "nowhere-to-make-them-anew"])
+def test_a_declared_broker_whose_machine_is_gone_for_good_is_no_capacity(is_healed: bool) -> None:
+    cluster, planner = FakeCluster(load=290), Planner(spec())
+    lose(cluster, 2, is_healed=is_healed)
+    cluster.go_on(planner, AWAY_S)
+    assert taken(cluster) == [], "it may come back"
+    cluster.go_on(planner, 10)
+    assert taken(cluster) == ["AskForRoom 4", "Make 4", "ReturnRoom 4"]
+    assert cluster.steps[0].reason == "there are never fewer than 3"
+    assert planner.status is not None
+    assert (planner.status.desired, planner.status.actual) == (3, 3)
+    lose(cluster, 2, is_healed=True)
+    cluster.steps.clear()
+    cluster.go_on(planner, 50)
+    assert taken(cluster) == [], "three that serve are not too many, though four are registered"
+    cluster.load = 390
+    cluster.go_on(planner, 10)
+    assert taken(cluster) == ["AskForRoom 5", "Make 5", "ReturnRoom 5"]
+
+
+def test_what_is_never_automatic_holds_for_one_whose_machine_is_gone() -> None:
+    cluster, planner = FakeCluster(load=290), Planner(spec(never=["in"]))
+    cluster.brokers[4] = FakeBroker()
+    lose(cluster, 4, is_healed=True)
+    cluster.go_on(planner, AWAY_S + 3 * IN_S)
+    assert taken(cluster) == []
+
+
+def test_a_broker_that_leaves_stays_when_it_is_declared_meanwhile() -> None:
+    cluster, planner = FakeCluster(load=200), Planner(spec())
+    cluster.brokers[2].is_leaving = True
+    cluster.go_on(planner, 30)
+    assert taken(cluster) == ["Stay 2"]
+    assert cluster.steps[0].reason == "the specification declares it"
+
+
+def test_what_cannot_go_on_by_itself_is_not_looked_at_soon() -> None:
+    cluster, planner = FakeCluster(load=390, machines_max=3), Planner(spec())
+    cluster.go_on(planner, 5)
+    assert (taken(cluster), planner.is_under_way) == (["AskForRoom 4"], True)
+    cluster.rooms[4] = replace(cluster.rooms[4], lacking="machine 0 free of 1 asked")
+    cluster.go_on(planner)
+    assert not planner.is_under_way
+    calm, planner = FakeCluster(load=290), Planner(spec())
+    lose(calm, 2, is_healed=True)
+    calm.go_on(planner, AWAY_S // 2)
+    assert not planner.is_under_way
 
 
 def test_the_one_with_the_least_to_move_goes_and_only_where_there_is_room_for_it() -> None:
@@ -259,13 +320,6 @@ def test_the_one_with_the_least_to_move_goes_and_only_where_there_is_room_for_it
     assert planner.next(replace(seen, brokers=full)) is None
     assert planner.status is not None
     assert planner.status.reason.endswith("the disks of the others have 50 bytes free for 100")
-
-
-def test_the_declared_brokers_stay_whatever_is_set_of_them() -> None:
-    cluster, planner = FakeCluster(load=200), Planner(spec())
-    cluster.brokers[2].is_leaving = True
-    cluster.go_on(planner, 30)
-    assert cluster.steps == []
 
 
 def test_a_coordinator_comes_and_goes_as_a_broker_does() -> None:

@@ -3,8 +3,9 @@
 Level-triggered: what was begun is where everyone finds it, so the next planner goes on with it or undoes it. A broker
 that is to come is a room that Ray is asked for (`rooms`), then an actor, then a registration; one that is to go is
 marked in the metadata (`scaling.leaving`), loses its replicas, its actor, its directories, its registration. Nothing of
-this is remembered here. Only one comes or goes at a time. The first min stay: they are what the spec declares. A
-coordinator is a broker here, too, as it is to the controller: each role has a planner, which sees its own nodes only.
+this is remembered here. Only one comes or goes at a time. The first min stay: they are what the spec declares. One that
+has been away for as long as its replicas wait to be made anew counts no more until it is back. A coordinator is a broker
+here, too, as it is to the controller: each role has a planner, which sees its own nodes only.
 """
 
 from collections.abc import Collection, Mapping
@@ -112,7 +113,9 @@ class ScalingStatus:
 
 
 class Planner:
-    """Plans for one role in one cluster; `status` says what came of the last look."""
+    """Plans for one role in one cluster. `status` says what came of the last look, and `is_under_way` whether what was
+    begun may go on soon by itself.
+    """
 
     def __init__(self, spec: ClusterSpec, role: Role = Role.BROKER) -> None:
         self._spec = spec
@@ -121,18 +124,23 @@ class Planner:
         self._targets = spec.scaling or Scaling()
         self._decider = Decider(self._range, self._targets, role)
         self._ghost_since_ms: dict[int, int] = {}
+        self._away_since_ms: dict[int, int] = {}
         self.status: ScalingStatus | None = None
+        self.is_under_way = False
 
     def __repr__(self) -> str:
         return f"<Planner {self._role}s {self._range} {self.status}>"
 
     def next(self, seen: Seen) -> Step | None:
         """The next step; None where there is nothing to do but wait."""
+        self._note_absences(seen)
         step, reason = self._next(seen)
-        desired = len(self._staying(seen)) + len(_coming(seen))
-        desired += isinstance(step, AskForRoom) - isinstance(step, Leave)
+        desired = self._count(seen) + isinstance(step, AskForRoom) - isinstance(step, Leave)
         actual = sum(each.is_active for each in seen.brokers.values())
         self.status = ScalingStatus(desired, actual, self._range.min, self._range.max, reason)
+        is_leaving = any(each.is_leaving for each in seen.brokers.values())
+        is_coming = any(each not in seen.rooms or not seen.rooms[each].lacking for each in _coming(seen))
+        self.is_under_way = is_leaving or is_coming or step is not None
         return step
 
     def failed(self, reason: str) -> None:
@@ -150,23 +158,22 @@ class Planner:
             return _with_reason(
                 Make(placed[0], f"Ray node {seen.rooms[placed[0]].ray_node_id} has room for it")
             )
-        leaving = [each for each, found in seen.brokers.items() if self._is_leaving(each, found)]
+        leaving = [each for each, found in seen.brokers.items() if found.is_leaving]
         if leaving:
             self._decider.begin_anew()
             return self._go_on_leaving(leaving[0], seen)
         return self._decide(seen)
 
-    def _is_leaving(self, broker_id: int, found: Standing) -> bool:
-        return found.is_leaving and self._may_go(broker_id)
-
     # ---- One that goes ----
 
     def _go_on_leaving(self, broker_id: int, seen: Seen) -> tuple[Step | None, str]:
         found, name = seen.brokers[broker_id], _named(broker_id)
+        if not self._may_go(broker_id):
+            return _with_reason(Stay(broker_id, "the specification declares it"))
+        active = len(_active(seen))
+        if (found.replica_count or found.is_active) and active < self._least(seen):
+            return _with_reason(Stay(broker_id, f"without it only {active} {self._role}s are there"))
         if found.replica_count:
-            active = [each for each in self._staying(seen) if seen.brokers[each].is_active]
-            if len(active) < max(self._range.min, seen.factor_max):
-                return _with_reason(Stay(broker_id, f"without it only {len(active)} {self._role}s are there"))
             left = f"{name} goes: {found.replica_count:,} replicas to move"
             return (None, left) if seen.move_count else (Move(broker_id, left), left)
         if broker_id in seen.actors:
@@ -185,9 +192,8 @@ class Planner:
         if obstacle:
             self._decider.begin_anew()
             return None, obstacle
-        staying, coming = self._staying(seen), _coming(seen)
-        loads = [load for each in staying if (load := seen.brokers[each].load) is not None]
-        count = len(staying) + len(coming)
+        loads = [load for each in _active(seen) if (load := seen.brokers[each].load) is not None]
+        count, coming = self._count(seen), _coming(seen)
         advice = self._decider.advise(loads, count, seen.factor_max, seen.now_ms)
         if advice.count < count:
             return self._shrink(seen, advice.reason)
@@ -202,9 +208,11 @@ class Planner:
         """Why nothing is decided now."""
         if seen.move_count:
             return f"{seen.move_count:,} reassignments are under way"
+        are_too_few = self._count(seen) < self._least(seen)
         for each in self._staying(seen):
             found = seen.brokers[each]
-            if not found.is_active and found.replica_count != 0:
+            may_be_needed = not found.is_active and found.replica_count != 0
+            if may_be_needed and not (are_too_few and self._is_long_away(each, seen)):
                 return f"{_named(each)} is away, and holds replicas"
             if found.is_active and found.load is None:
                 return f"{_named(each)} has not reported its load yet"
@@ -216,30 +224,43 @@ class Planner:
             return _with_reason(DropRoom(each, reason))
         loads = {
             each: load
-            for each in self._staying(seen)
+            for each in _active(seen)
             if self._may_go(each) and (load := seen.brokers[each].load) is not None
         }
         if _coming(seen) or not loads:
             return None, reason
         cheapest = min(loads, key=lambda each: (loads[each].size_bytes, loads[each].partition_count, -each))
         free_bytes = sum(
-            found.load.free_bytes
-            for each, found in seen.brokers.items()
-            if found.load is not None and each != cheapest
+            load.free_bytes
+            for each in _active(seen)
+            if each != cheapest and (load := seen.brokers[each].load) is not None
         )
         asked = loads[cheapest].size_bytes
         if 2 * asked > free_bytes:
             return None, f"{reason}; but the disks of the others have {free_bytes:,} bytes free for {asked:,}"
         return _with_reason(Leave(cheapest, reason))
 
+    # ---- One that is away ----
+
+    def _note_absences(self, seen: Seen) -> None:
+        away = {each for each, found in seen.brokers.items() if not found.is_active}
+        ghosts = {each for each in away if self._is_ghost(each, seen.brokers[each], seen.actors)}
+        self._away_since_ms = {each: self._away_since_ms.get(each, seen.now_ms) for each in away}
+        self._ghost_since_ms = {each: self._ghost_since_ms.get(each, seen.now_ms) for each in ghosts}
+
     def _long_gone(self, seen: Seen) -> int | None:
         """One beyond the declared ones whose machine did not come back in time; what it held was made anew."""
-        ghosts = {each for each, found in seen.brokers.items() if self._is_ghost(each, found, seen.actors)}
-        self._ghost_since_ms = {each: self._ghost_since_ms.get(each, seen.now_ms) for each in ghosts}
+        if "in" in self._targets.never:
+            return None
         for each, since_ms in self._ghost_since_ms.items():
             if seen.now_ms - since_ms >= self._targets.in_window_s * 1000:
                 return each
         return None
+
+    def _is_long_away(self, broker_id: int, seen: Seen) -> bool:
+        """Whether its replicas are made anew on others, as far as these have room."""
+        away_ms = seen.now_ms - self._away_since_ms.get(broker_id, seen.now_ms)
+        return away_ms >= self._spec.config.broker_unavailable_timeout_ms
 
     def _is_ghost(self, broker_id: int, found: Standing, actors: Collection[int]) -> bool:
         is_empty = not found.is_active and found.replica_count == 0
@@ -249,12 +270,27 @@ class Planner:
         """Whether it is beyond the declared ones."""
         return bool(come_and_gone(self._spec, [broker_id]))
 
+    # ---- How many there are ----
+
+    def _least(self, seen: Seen) -> int:
+        return max(self._range.min, seen.factor_max)
+
+    def _count(self, seen: Seen) -> int:
+        """Those that serve, are to come, or may soon be back."""
+        back = [each for each in self._staying(seen) if not self._is_long_away(each, seen)]
+        return len({*back, *_coming(seen)})
+
     def _staying(self, seen: Seen) -> list[int]:
         return [
             each
             for each, found in seen.brokers.items()
-            if not self._is_leaving(each, found) and not self._is_ghost(each, found, seen.actors)
+            if not found.is_leaving and not self._is_ghost(each, found, seen.actors)
         ]
+
+
+def _active(seen: Seen) -> list[int]:
+    """Those that serve, and stay."""
+    return [each for each, found in seen.brokers.items() if found.is_active and not found.is_leaving]
 
 
 def _coming(seen: Seen) -> list[int]:

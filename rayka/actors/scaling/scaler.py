@@ -109,27 +109,25 @@ class Scaler:
     async def _go_on(self, planner: Planner, seen: Seen) -> bool:
         """Plans for one role, and takes the step; what goes wrong leaves other roles as they are."""
         step = planner.next(seen)
-        if step is None:
-            status = planner.status
-            return status is not None and status.desired == status.actual
         try:
-            await self._take(planner, step)
+            is_refused = step is not None and not await self._has_taken(planner, step)
         except _ERRORS as error:
             self._failed(planner, error)
             return True
-        return False
+        return is_refused or not planner.is_under_way
 
-    async def _take(self, planner: Planner, step: Step) -> None:
+    async def _has_taken(self, planner: Planner, step: Step) -> bool:
         async with self._acting:
             refusal = await self._port.take(step)
         name = f"{role_of(step.broker_id)} {step.broker_id}"
         if refusal:
             planner.failed(f"{name}: {refusal}")
             _logger.warning("%r: %s", self, refusal)
-            return
+            return False
         _logger.info("%s of %s: %s", type(step).__name__, name, step.reason)
         if type(step) in _KINDS:
             await self._port.record(_KINDS[type(step)], step.broker_id, step.reason)
+        return True
 
     def _failed(self, planner: Planner, error: Exception) -> None:
         planner.failed(f"not done yet: {error or type(error).__name__}")
