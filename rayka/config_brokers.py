@@ -362,8 +362,8 @@ class BrokerConfig(ConfigModel):
     scaling_leaving: bool = Field(
         default=False,
         description=(
-            "Set of one broker, with `cordoned.log.dirs`, while brokers between min and max shrink: it is emptied, then"
-            " removed. Deleted: it stays. Nothing for a broker from 1 to min."
+            "Set of one broker while brokers between min and max shrink: it takes no new replicas, is emptied, then"
+            " removed. Deleted: it stays. Of a broker from 1 to min it is deleted."
         ),
     )
     machine_drain_deadline_ms: int = Field(

@@ -1,5 +1,5 @@
 """Which directories of a broker take new replicas: those that work and are not cordoned (KIP-1066), none of a broker
-whose machine drains.
+whose machine drains, or that goes because fewer are needed.
 
 `cordoned.log.dirs` is read where replicas are placed, from the metadata and the specification: it counts from the
 moment at which it is set. What is in a cordoned directory already stays and serves. Kafka's brokers tell the controller
@@ -13,12 +13,15 @@ from rayka.controller.draining_brokers import is_draining
 from rayka.metadata.effective_configs import broker_config
 from rayka.metadata.image import BrokerImage, MetadataImage
 
+LEAVING = "scaling.leaving"
+
 
 def placeable_directories(
     image: MetadataImage, config: BrokerConfig, broker: BrokerImage
 ) -> tuple[UUID, ...]:
     """In the order of the broker's registration. `config` is what the controller was started with."""
-    if is_draining(image, broker.broker_id):
+    is_leaving = image.broker_configs(broker.broker_id).get(LEAVING) == "true"
+    if is_leaving or is_draining(image, broker.broker_id):
         return ()
     own = broker_config(image, config, broker.broker_id)
     if not own.cordoned_log_dirs:

@@ -143,6 +143,13 @@ def test_a_broker_whose_directories_are_all_cordoned_takes_no_replica() -> None:
         place([*active(1, 2), _cordoned("1", "*")], 1, 2)
 
 
+def test_a_broker_that_is_to_go_takes_no_replica() -> None:
+    goes = ConfigRecord(
+        resource_type=ResourceType.BROKER, resource_name="1", name="scaling.leaving", value="true"
+    )
+    assert {each.replicas for each in place([*active(1, 2), goes], 4, 1)} == {(2,)}
+
+
 def _cordoned(resource: str, paths: str) -> ConfigRecord:
     return ConfigRecord(
         resource_type=ResourceType.BROKER, resource_name=resource, name="cordoned.log.dirs", value=paths

@@ -9,9 +9,8 @@ from rayka.actors.pending import OVERDUE_S
 from rayka.actors.ray_records import free_resources
 from rayka.actors.scaling import rooms
 from rayka.actors.scaling.decision import Load
-from rayka.actors.scaling.grown_spec import come_and_gone
 from rayka.actors.scaling.planner import Room, Seen, Standing
-from rayka.client.admin.admin_configs import closed_brokers
+from rayka.client.admin.admin_configs import closed_brokers, is_leaving
 from rayka.config import ClusterSpec
 from rayka.ids import Role, is_internal, role_of
 from rayka.node.clock import now_ms
@@ -28,7 +27,6 @@ from rayka.protocol.membership import (
 )
 from rayka.protocol.partition_admin import ListPartitionReassignmentsRequest
 
-LEAVING = "scaling.leaving"
 CALL_TIMEOUT_MS = 2_000
 _ANSWER_TIMEOUT_S = 10.0
 _NO_TOPIC = ("",)  # so that no partition is named
@@ -55,7 +53,7 @@ class ClusterLooks:
         self.cluster_id = cluster.cluster_id
         ranges = self._spec.ranges
         brokers = {each.node_id: each for each in cluster.brokers if not ranges.keys().isdisjoint(each.roles)}
-        leaving = await self._leaving(come_and_gone(self._spec, brokers))
+        leaving = await self._leaving(brokers)
         topics: tuple[MetadataTopic, ...] | None = None
         if leaving or not all(is_active(each) for each in brokers.values()):
             topics = (await self.ask(MetadataRequest())).topics
@@ -101,11 +99,7 @@ class ClusterLooks:
             return set()
         names = tuple(ConfigResourceName(ResourceType.BROKER, str(each)) for each in broker_ids)
         described = (await self.ask(DescribeConfigsRequest(names))).resources
-        return {
-            broker_id
-            for broker_id, each in zip(broker_ids, described, strict=True)
-            if any(entry.name == LEAVING and entry.value == "true" for entry in each.entries)
-        }
+        return {broker_id for broker_id, each in zip(broker_ids, described, strict=True) if is_leaving(each)}
 
     def _ask_ray(self) -> tuple[Collection[int], dict[int, tuple[Room, str]]]:
         name = self._spec.name

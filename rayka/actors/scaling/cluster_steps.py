@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
-from functools import partial
 from random import SystemRandom
 from typing import Any
 
@@ -15,7 +14,7 @@ from rayka.actors.node_placement import Placement
 from rayka.actors.on_ray_node import live_ray_nodes, run_on
 from rayka.actors.ray_records import last_places
 from rayka.actors.scaling import rooms
-from rayka.actors.scaling.cluster_looks import LEAVING, ClusterLooks
+from rayka.actors.scaling.cluster_looks import ClusterLooks
 from rayka.actors.scaling.grown_spec import grown
 from rayka.actors.scaling.planner import (
     AskForRoom,
@@ -29,6 +28,7 @@ from rayka.actors.scaling.planner import (
     Step,
     Stop,
 )
+from rayka.client.admin.admin_configs import LEAVING
 from rayka.client.admin.admin_results import BrokerDescription, TopicDescription
 from rayka.client.admin.drain_plan import Plan, drain_plan
 from rayka.config import ClusterSpec
@@ -47,10 +47,7 @@ from rayka.protocol.partition_admin import (
     UnregisterBrokerRequest,
 )
 
-CORDONED = "cordoned.log.dirs"
 _ANSWER_TIMEOUT_S = 15.0
-_GOES = {LEAVING: "true", CORDONED: "*"}
-_STAYS = {LEAVING: None, CORDONED: None}
 _logger = logging.getLogger(__name__)
 
 
@@ -66,7 +63,7 @@ class ClusterSteps:
             ReturnRoom: self._drop_room,
             Make: self._make,
             Leave: self._leave,
-            Stay: partial(self._configure, _STAYS),
+            Stay: self._stay,
             Move: self._move,
             Stop: self._stop,
             Forget: self._forget,
@@ -108,13 +105,16 @@ class ClusterSteps:
             await self._drain_plan(broker_id)
         except InvalidReplicationFactor as error:
             return str(error)
-        return await self._configure(_GOES, broker_id)
+        return await self._mark(broker_id, ConfigChange(LEAVING, AlterConfigOp.SET, "true"))
+
+    async def _stay(self, broker_id: int) -> str:
+        return await self._mark(broker_id, ConfigChange(LEAVING, AlterConfigOp.DELETE))
 
     async def _move(self, broker_id: int) -> str:
         try:
             plan = await self._drain_plan(broker_id)
         except InvalidReplicationFactor as error:
-            await self._configure(_STAYS, broker_id)
+            await self._stay(broker_id)
             return str(error)
         chosen = sorted(plan.items())[: self._spec.config.balancer_moves_max]
         wanted = tuple(Reassignment(tp.topic, tp.partition, to) for tp, to in chosen)
@@ -147,12 +147,8 @@ class ClusterSteps:
         await self._looks.ask(UnregisterBrokerRequest(broker_id))
         return ""
 
-    async def _configure(self, values: Mapping[str, str | None], broker_id: int) -> str:
-        changes = tuple(
-            ConfigChange(name, AlterConfigOp.DELETE if value is None else AlterConfigOp.SET, value or "")
-            for name, value in values.items()
-        )
-        altered = AlteredResource(ResourceType.BROKER, str(broker_id), changes)
+    async def _mark(self, broker_id: int, change: ConfigChange) -> str:
+        altered = AlteredResource(ResourceType.BROKER, str(broker_id), (change,))
         (result,) = (await self._looks.ask(IncrementalAlterConfigsRequest((altered,)))).resources
         if result.error_code is not ErrorCode.NONE:
             raise error_for(result.error_code, result.error_message)

@@ -48,8 +48,8 @@ class _Need:
 
 
 class Decider:
-    """Decides for one role in one cluster. It remembers since when each look has asked for more, or for fewer: a new one
-    waits for its windows again.
+    """Decides for one role in one cluster. It remembers since when each look has asked for more, or for fewer: a new
+    one waits for its windows again.
     """
 
     def __init__(self, counts: CountRange, targets: Scaling, role: Role = Role.BROKER) -> None:

@@ -4,8 +4,8 @@ Level-triggered: what was begun is where everyone finds it, so the next planner 
 that is to come is a room that Ray is asked for (`rooms`), then an actor, then a registration; one that is to go is
 marked in the metadata (`scaling.leaving`), loses its replicas, its actor, its directories, its registration. Nothing of
 this is remembered here. Only one comes or goes at a time. The first min stay: they are what the spec declares. One that
-has been away for as long as its replicas wait to be made anew counts no more until it is back. A coordinator is a broker
-here, too, as it is to the controller: each role has a planner, which sees its own nodes only.
+has been away for as long as its replicas wait to be made anew does not count until it is back. A coordinator is a
+broker here, too, as it is to the controller: each role has a planner, which sees its own nodes only.
 """
 
 from collections.abc import Collection, Mapping

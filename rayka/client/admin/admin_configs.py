@@ -26,6 +26,7 @@ from rayka.protocol.configs import (
 
 ALL_BROKERS = "all"
 CORDONED = "cordoned.log.dirs"
+LEAVING = "scaling.leaving"
 DRAIN_DEADLINE = "machine.drain.deadline.ms"
 
 
@@ -61,15 +62,16 @@ class AsyncConfigAdmin(AdminPart):
 
 
 def closed_brokers(described: Iterable[DescribedConfig], data_dirs: Mapping[int, Sequence[str]]) -> set[int]:
-    """Those of the brokers described that take no new replica in any of their directories: all are cordoned, or their
-    machine drains, which is said of a broker itself only.
+    """Those of the brokers described that take no new replica in any of their directories: all are cordoned, or the
+    broker is said to go, or its machine to drain; the latter two of a broker itself only.
     """
     found: set[int] = set()
     for each in described:
         broker_id = int(each.resource_name)
         values = {entry.name: entry.value for entry in each.entries if entry.name == CORDONED}
         own = BrokerConfig.parse(values, what=f"broker {broker_id}")
-        if drain_deadline_ms(each) >= 0 or all(map(own.is_cordoned, data_dirs[broker_id])):
+        goes = is_leaving(each) or drain_deadline_ms(each) >= 0
+        if goes or all(map(own.is_cordoned, data_dirs[broker_id])):
             found.add(broker_id)
     return found
 
@@ -78,12 +80,17 @@ def drain_deadline_ms(described: DescribedConfig) -> int:
     """Until when the machine of the broker drains, 0 where that is not known; -1 where it was not said of the broker
     itself.
     """
-    own = [
-        each.value
-        for each in described.entries
-        if each.name == DRAIN_DEADLINE and each.source is ConfigSource.DYNAMIC_BROKER
-    ]
-    return int(own[0]) if own else -1
+    return int(_own_value(described, DRAIN_DEADLINE) or -1)
+
+
+def is_leaving(described: DescribedConfig) -> bool:
+    """Whether the broker is one of too many, and is to be emptied, which is said of the broker itself."""
+    return _own_value(described, LEAVING) == "true"
+
+
+def _own_value(described: DescribedConfig, name: str) -> str | None:
+    own = ConfigSource.DYNAMIC_BROKER
+    return next((each.value for each in described.entries if (each.name, each.source) == (name, own)), None)
 
 
 def resource_of(topic: str | None, broker: int | str | None) -> ConfigResourceName:
