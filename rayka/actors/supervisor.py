@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from rayka.actors import launch
-from rayka.actors.cluster_record import ClusterRecord
+from rayka.actors.cluster_record import ClusterRecord, Identities
 from rayka.actors.draining.drained_cluster import DrainedCluster
 from rayka.actors.draining.drainer import Drainer
 from rayka.actors.exit_watch import ExitWatch
@@ -113,7 +113,7 @@ class Supervisor:
         spec = self._kept_spec
         if self._scaler is not None and not self._scaler.has_looked:
             spec = as_it_is(spec, await asyncio.to_thread(running_node_ids, spec.name))
-        return ClusterRecord(spec, self._record.identities)
+        return ClusterRecord(spec, self._identities)
 
     def scaling(self) -> ScalingStatus | None:
         """How many brokers there should be and are; None where they do not come and go, and before the first look."""
@@ -141,6 +141,11 @@ class Supervisor:
     @property
     def _kept_spec(self) -> ClusterSpec:
         return self._record.spec if self._scaler is None else self._scaler.spec
+
+    @property
+    def _identities(self) -> Identities:
+        known = self._record.identities
+        return known if self._scaler is None else self._scaler.identities(known)
 
     async def _keep(self) -> None:
         loop = asyncio.get_running_loop()
@@ -243,7 +248,7 @@ class Supervisor:
         homes = {node_id: process.ray_node_id for node_id, process in processes.items()}
         able = able_ray_nodes(self._spec, node_ids, ray_nodes)
         answers = await asyncio.to_thread(_find_disks, self._spec, node_ids, able)
-        kept, refused = sift(self._spec, answers.results, self._record.identities)
+        kept, refused = sift(self._spec, answers.results, self._identities)
         skipped = [f"Ray node {each} was skipped: {why}" for each, why in answers.failures.items()]
         drained = await asyncio.to_thread(draining_ray_nodes)
         closed = [f"Ray node {each} takes no node: Ray drains it" for each in drained]

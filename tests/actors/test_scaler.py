@@ -2,7 +2,10 @@
 
 import asyncio
 from collections import deque
+from dataclasses import replace
+from uuid import UUID
 
+from rayka.actors.cluster_record import Identities
 from rayka.actors.scaling.decision import Load
 from rayka.actors.scaling.planner import (
     AskForRoom,
@@ -169,6 +172,17 @@ def test_one_that_has_gone_is_forgotten_and_recorded() -> None:
     look(scaler(port), port, Seen(0, {**found.brokers, **gone}, {}, found.actors))
     assert [type(each) for each in port.taken] == [Forget]
     assert port.recorded == [("scale-in-ended", 4, "it has stopped, and held no replica")]
+
+
+def test_of_a_node_that_came_again_only_the_disk_that_it_registered_is_its_own() -> None:
+    port, first, second = FakePort(), frozenset({UUID(int=1)}), frozenset({UUID(int=2)})
+    known = Identities("ours", {1: first, 4: first, 5: first, 3001: first})
+    mine = scaler(port)
+    assert mine.identities(known) == known, "nothing was seen yet"
+    found = seen(60, 4)
+    again = replace(found.brokers[4], directory_ids=second)
+    look(mine, port, Seen(0, {**found.brokers, 4: again}, {}, found.actors))
+    assert mine.identities(known) == Identities("ours", {1: first, 4: second, 3001: first})
 
 
 BOTH = ClusterSpec.of(

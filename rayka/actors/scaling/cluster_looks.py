@@ -65,7 +65,13 @@ class ClusterLooks:
             role: Seen(
                 now_ms(),
                 {
-                    id: Standing(is_active(each), id in leaving, _load(loads.get(id)), _count(topics, id))
+                    id: Standing(
+                        is_active(each),
+                        id in leaving,
+                        _load(loads.get(id)),
+                        _count(topics, id),
+                        frozenset(directory.directory_id for directory in each.directories),
+                    )
                     for id, each in brokers.items()
                     if role in each.roles
                 },

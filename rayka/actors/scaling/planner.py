@@ -10,6 +10,7 @@ broker here, too, as it is to the controller: each role has a planner, which see
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from uuid import UUID
 
 from rayka.actors.scaling.decision import Decider, Load
 from rayka.actors.scaling.grown_spec import come_and_gone, free_id
@@ -20,13 +21,14 @@ from rayka.ids import Role, role_of
 @dataclass(frozen=True, slots=True)
 class Standing:
     """A registered broker. `load` is None before its first report; `replica_count` where it was not asked for, as of
-    one that is active and stays.
+    one that is active and stays; `directory_ids` are those it registered with.
     """
 
     is_active: bool
     is_leaving: bool = False
     load: Load | None = None
     replica_count: int | None = None
+    directory_ids: frozenset[UUID] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,13 @@ Nothing is done while another process starts, restarts or changes the cluster: i
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Protocol
+from uuid import UUID
 
 import ray
 
+from rayka.actors.cluster_record import Identities
 from rayka.actors.scaling.grown_spec import come_and_gone, declared, grown
 from rayka.actors.scaling.planner import (
     AskForRoom,
@@ -72,6 +75,7 @@ class Scaler:
         self._acting = acting
         self._planners = {role: Planner(self._declared, role) for role in spec.ranges}
         self._lacking: set[int] = set()
+        self._registered: dict[int, frozenset[UUID]] = {}
 
     def __repr__(self) -> str:
         return f"<Scaler {list(self._planners.values())}>"
@@ -80,6 +84,15 @@ class Scaler:
     def has_looked(self) -> bool:
         """Whether it knows what there is."""
         return all(each.status is not None for each in self._planners.values())
+
+    def identities(self, known: Identities) -> Identities:
+        """The same, but of nodes that come and go what they registered with last: on another machine, the next node of
+        that id has another disk.
+        """
+        if not self.has_looked:
+            return known
+        declared = {id: ids for id, ids in known.directory_ids.items() if id in self._declared.roles}
+        return replace(known, directory_ids={**declared, **self._registered})
 
     def status(self, role: Role) -> ScalingStatus | None:
         """What came of the last look; None before the first, and of a role whose nodes do not come and go."""
@@ -103,6 +116,9 @@ class Scaler:
             return True
         kept = [each for found in seen.values() for each in _kept(self._declared, found)]
         self.spec = grown(self._declared, kept)
+        registered = {id: each for found in seen.values() for id, each in found.brokers.items()}
+        comers = come_and_gone(self._declared, registered)
+        self._registered = {each: registered[each].directory_ids for each in comers}
         await self._record_lacking(seen.values())
         return all([await self._go_on(self._planners[role], found) for role, found in seen.items()])
 
