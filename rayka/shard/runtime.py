@@ -78,6 +78,16 @@ def _no_steps(result: "Result[RecordT, Any]") -> "Steps[RecordT, Any]":
     return result
 
 
+def _together(records: Sequence[RecordT]) -> Sequence[RecordT]:
+    """The same records. Raises InvalidRequest for more than are committed together."""
+    if len(records) > RECORDS_PER_BATCH_MAX:
+        raise InvalidRequest(
+            f"the request would write {len(records):,} records, expected at most {RECORDS_PER_BATCH_MAX:,}, which"
+            " are committed together; make several requests of it"
+        )
+    return records
+
+
 class ShardRuntime(Generic[ShardT, RecordT]):
     """One shard, the log under it, and the responses that wait to be committed. It begins as a standby."""
 
@@ -208,7 +218,7 @@ class ShardRuntime(Generic[ShardT, RecordT]):
     def _run_at_once(self, pending: Pending, result: Result[RecordT, Any]) -> None:
         """What most requests lead to: a result that fits this turn."""
         try:
-            first_offset = self._append_together(result.records)
+            first_offset = self._append(_together(result.records))
         except ApiError as refusal:
             self._finish(pending, None, refusal)
             return
@@ -247,7 +257,7 @@ class ShardRuntime(Generic[ShardT, RecordT]):
                 self._replay(records, self._append(records))
             if operation.result is None:
                 return None
-            operation.first_offset = self._append_together(operation.result.records)
+            operation.first_offset = self._append(_together(operation.result.records))
         result, begin = operation.result, operation.replayed_count
         some = result.records[begin : begin + self._steps_per_turn]
         if some:
@@ -287,20 +297,11 @@ class ShardRuntime(Generic[ShardT, RecordT]):
         runs = [] if self._operation is None or self._operation.pending.is_done else [self._operation.pending]
         return [*self._kept_back.uncommitted, *runs, *(pending for _, pending in self._queue)]
 
-    def _append_together(self, records: Sequence[RecordT]) -> int:
-        """The offset of the first, if there is one. Raises InvalidRequest for more records than fit together, and what
-        the log refuses them with.
-        """
-        if len(records) > RECORDS_PER_BATCH_MAX:
-            raise InvalidRequest(
-                f"the request would write {len(records):,} records, expected at most {RECORDS_PER_BATCH_MAX:,}, which"
-                " are committed together; make several requests of it"
-            )
-        return self._append(records) if records else self._log.next_offset
-
     def _append(self, records: Sequence[RecordT]) -> int:
-        """The offset of the first."""
+        """The offset of the first, or of the next one to be written. Raises what the log refuses them with."""
         next_offset = self._log.next_offset
+        if not records:
+            return next_offset
         first_offset = self._log.append(records)
         if first_offset != next_offset:
             raise InvariantBroken(f"{self!r}: expected offset {next_offset}, got {first_offset}")
