@@ -476,6 +476,10 @@ class BufferExhausted(ClientError):
     """`buffer_memory` stayed full for `max_block_ms`; the record was not accepted."""
 
 
+class NoDiskRoom(ClientError):
+    """What a broker holds would leave too little room on the disks of the others; nothing was begun."""
+
+
 class DeliveryTimeout(ClientError):
     """A record was not acknowledged within `delivery_timeout_ms`; it may or may not be in the log."""
 

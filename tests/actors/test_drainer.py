@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from rayka.actors.draining.drainer import Drainer
-from rayka.client.admin.drain_planner import Mark, Move, Quorum, Resign, Seen, Step, Stop
+from rayka.client.admin.drain_steps import Mark, Move, Quorum, Resign, Seen, Step, Stop
 from rayka.errors import UnavailableError
 from tests.client.test_drain_planner import SOON_MS, seen, sized, topic
 

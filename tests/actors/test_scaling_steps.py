@@ -1,5 +1,6 @@
 """The steps' parts that need no Ray: what Ray lacks, and the directories of a broker that comes."""
 
+import asyncio
 from pathlib import Path
 from uuid import UUID
 
@@ -9,13 +10,20 @@ from rayka.actors.found_directories import look_at
 from rayka.actors.names import node_directories
 from rayka.actors.node_placement import Placement
 from rayka.actors.scaling import rooms
-from rayka.actors.scaling.cluster_steps import make_directories
+from rayka.actors.scaling.cluster_steps import ClusterSteps, make_directories
 from rayka.actors.scaling.grown_spec import grown
-from rayka.actors.scaling.planner import ScalingStatus
+from rayka.actors.scaling.planner import Leave, Move, ScalingStatus
 from rayka.cli.cluster_commands import describe_scaling
 from rayka.config import ClusterSpec
 from rayka.errors import StorageError
 from rayka.log.meta_properties import META_PROPERTIES_FILE, MetaProperties, encode_meta_properties
+from rayka.protocol.configs import (
+    AlterConfigsResult,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+)
+from rayka.protocol.load import BrokerLoad, DescribeLoadRequest, DescribeLoadResponse, LoadReport
+from rayka.protocol.membership import MetadataBroker, MetadataPartition, MetadataResponse, MetadataTopic
 
 OURS, MACHINE = "the-cluster", {"broker": {"resources": {"machine": 1}}}
 
@@ -81,6 +89,47 @@ def test_another_disk_is_not_made_a_brokers(tmp_path: Path, node_id: int, cluste
     leave_disk(placement, node_id, cluster_id)
     with pytest.raises(StorageError, match=f"broker-2 is to be made for broker-2, but {says}"):
         make_directories(placement, OURS)
+
+
+class FullCluster:
+    """Looks at two brokers; what the second one holds has no room on the disk of the first."""
+
+    def __init__(self) -> None:
+        self.changed: list[IncrementalAlterConfigsRequest] = []
+
+    async def topics(self) -> MetadataResponse:
+        held = MetadataTopic("orders", partitions=(MetadataPartition(0, 2, 0, (2,), (2,)),))
+        nodes = tuple(MetadataBroker(each, f"m{each}", False, ()) for each in (1, 2))
+        return MetadataResponse(OURS, 3001, nodes, (held,), 0)
+
+    async def closed(self, brokers: object) -> set[int]:
+        return set()
+
+    async def ask(self, request: object) -> object:
+        if isinstance(request, IncrementalAlterConfigsRequest):
+            self.changed.append(request)
+            results = tuple(
+                AlterConfigsResult(each.resource_type, each.resource_name) for each in request.resources
+            )
+            return IncrementalAlterConfigsResponse(results)
+        assert isinstance(request, DescribeLoadRequest)
+        loads = (LoadReport(1, free_bytes=25, size_bytes=75), LoadReport(1, size_bytes=6, partition_count=1))
+        return DescribeLoadResponse(
+            tuple(BrokerLoad(number, 0, 1, each) for number, each in enumerate(loads, 1)), ()
+        )
+
+
+def test_a_broker_whose_replicas_find_no_room_does_not_leave_and_one_that_was_leaving_stays(
+    tmp_path: Path,
+) -> None:
+    looks = FullCluster()
+    steps = ClusterSteps(spec(tmp_path), looks)  # type: ignore[arg-type]
+    refusal = asyncio.run(steps.take(Leave(2, "it is idle")))
+    assert refusal.startswith("without broker 2 disks would be above 80%: 1 of its replicas (orders-0)")
+    assert not looks.changed
+    assert asyncio.run(steps.take(Move(2, "it leaves"))) == refusal
+    ((altered,),) = (each.resources for each in looks.changed)
+    assert {each.value for each in altered.changes} == {""}
 
 
 def test_the_status_says_how_many_there_should_be_and_why() -> None:

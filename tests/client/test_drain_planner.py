@@ -4,23 +4,15 @@ The model carries the steps out on a real controller, in virtual time, with supe
 """
 
 from collections.abc import Mapping
+from itertools import count
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayka.client.admin.drain_planner import (
-    STOP_BEFORE_MS,
-    DrainPlanner,
-    Mark,
-    Move,
-    Quorum,
-    Resign,
-    Seen,
-    Step,
-    Stop,
-    Unmark,
-)
+from rayka.client.admin.drain_planner import STOP_BEFORE_MS, DrainPlanner
+from rayka.client.admin.drain_steps import Mark, Move, Quorum, Resign, Seen, Step, Stop, Unmark
+from rayka.client.admin.drain_survey import SLICE
 from rayka.controller.draining_brokers import DRAIN_DEADLINE
 from rayka.errors import ErrorCode
 from rayka.ids import TopicPartition
@@ -84,6 +76,21 @@ def seen(*topics: MetadataTopic, brokers: int = 4, **changes: Any) -> Seen:
     return Seen(**(fields | changes))
 
 
+def planned(planner: DrainPlanner, seen: Seen) -> Step | None:
+    return in_turns(planner, seen)[0]
+
+
+def in_turns(planner: DrainPlanner, seen: Seen) -> tuple[Step | None, int]:
+    """What is planned, and in how many turns."""
+    planning = planner.plan(seen)
+    for turns in count(1):
+        try:
+            next(planning)
+        except StopIteration as end:
+            return end.value, turns
+    raise AssertionError("it does not end")
+
+
 def tp(number: int) -> TopicPartition:
     return TopicPartition("t", number)
 
@@ -101,7 +108,7 @@ def test_leads_go_first_then_the_quorums_then_replicas() -> None:
     there = (1, 2, 3, 4, 3001, 3002, 3003)
     planner = DrainPlanner()
     found = seen(topic((1, 2)), drains=drains, marks={}, quorum=quorum, actors=there)
-    step = planner.next(found)
+    step = planned(planner, found)
     assert isinstance(step, Mark)
     assert step.deadlines_ms == {1: SOON_MS}
     assert step.kind == "drain-begun"
@@ -109,54 +116,54 @@ def test_leads_go_first_then_the_quorums_then_replicas() -> None:
         step.reason
         == "Ray drains its machine until 2023-11-14 22:14:20 UTC: others lead, and it gets no new replicas"
     )
-    step = planner.next(seen(topic((2, 1)), drains=drains, quorum=quorum, actors=there))
+    step = planned(planner, seen(topic((2, 1)), drains=drains, quorum=quorum, actors=there))
     assert isinstance(step, Resign)
     assert (step.node_ids, step.leader_epoch, step.successors) == ((3001,), 7, (3002, 3003))
     after = Quorum(3002, 8, quorum.voters)
-    step = planner.next(seen(topic((2, 1)), drains=drains, quorum=after, actors=there))
+    step = planned(planner, seen(topic((2, 1)), drains=drains, quorum=after, actors=there))
     assert isinstance(step, Move)
     assert step.plan == {tp(0): (2, 3)}
 
 
 def test_two_machines_that_go_are_marked_together() -> None:
-    step = DrainPlanner().next(seen(topic((1, 2)), drains={1: SOON_MS, 2: 0}, marks={}))
+    step = planned(DrainPlanner(), seen(topic((1, 2)), drains={1: SOON_MS, 2: 0}, marks={}))
     assert isinstance(step, Mark)
     assert step.deadlines_ms == {1: SOON_MS, 2: 0}
 
 
 def test_a_lead_that_is_left_has_the_mark_set_again_and_no_second_event() -> None:
-    step = DrainPlanner().next(seen(topic((1, 2))))
+    step = planned(DrainPlanner(), seen(topic((1, 2))))
     assert isinstance(step, Mark)
     assert step.kind == ""
 
 
 def test_a_lead_that_no_other_can_take_is_left() -> None:
     alone = topic((1, 2), isr=(1,))
-    assert not isinstance(DrainPlanner().next(seen(alone)), Mark)
+    assert not isinstance(planned(DrainPlanner(), seen(alone)), Mark)
     other_goes = seen(topic((1, 2)), drains={1: SOON_MS, 2: SOON_MS}, marks={1: SOON_MS, 2: SOON_MS})
-    assert not isinstance(DrainPlanner().next(other_goes), Mark)
+    assert not isinstance(planned(DrainPlanner(), other_goes), Mark)
 
 
 def test_another_deadline_is_marked_anew() -> None:
-    step = DrainPlanner().next(seen(topic((2, 1)), drains={1: SOON_MS + 1}))
+    step = planned(DrainPlanner(), seen(topic((2, 1)), drains={1: SOON_MS + 1}))
     assert isinstance(step, Mark)
     assert step.deadlines_ms == {1: SOON_MS + 1}
 
 
 def test_a_drain_that_is_withdrawn_takes_the_mark_back() -> None:
-    step = DrainPlanner().next(seen(topic((2, 1)), drains={}))
+    step = planned(DrainPlanner(), seen(topic((2, 1)), drains={}))
     assert isinstance(step, Unmark)
     assert (step.node_ids, step.kind) == ((1,), "drain-ended")
-    assert DrainPlanner().next(seen(topic((2, 1)), drains={}, marks={})) is None
+    assert planned(DrainPlanner(), seen(topic((2, 1)), drains={}, marks={})) is None
 
 
 def test_the_quorums_leader_stays_where_no_other_voter_may_lead() -> None:
     quorum = Quorum(3001, 7, (3001, 3002))
     drains = {3001: SOON_MS, 3002: SOON_MS}
     there = (2, 3001, 3002)
-    assert DrainPlanner().next(seen(drains=drains, marks={}, quorum=quorum, actors=there)) is None
+    assert planned(DrainPlanner(), seen(drains=drains, marks={}, quorum=quorum, actors=there)) is None
     without = seen(drains={3001: SOON_MS}, marks={}, quorum=quorum, actors=(2, 3001))
-    assert DrainPlanner().next(without) is None, "the other one has no actor"
+    assert planned(DrainPlanner(), without) is None, "the other one has no actor"
 
 
 # ---- Moving ----------------------------------------------------------------------------------------------------------
@@ -165,7 +172,7 @@ def test_the_quorums_leader_stays_where_no_other_voter_may_lead() -> None:
 def test_what_cannot_be_copied_before_the_machine_goes_is_not_begun() -> None:
     """55 s at 1 MB/s."""
     found = seen(topic((2, 1), (2, 1), (2, 1)), sizes=sized(40 * MB, 20 * MB, 30 * MB))
-    step = DrainPlanner().next(found)
+    step = planned(DrainPlanner(), found)
     assert isinstance(step, Move)
     assert list(step.plan) == [tp(1), tp(2)]
     assert step.reason == (
@@ -178,21 +185,21 @@ def test_what_is_on_its_way_takes_of_the_time_that_is_left() -> None:
     moving = MetadataPartition(0, 2, 1, (2, 3, 1), (2, 1), adding_replicas=(3,), removing_replicas=(1,))
     waiting = [MetadataPartition(each, 2, 1, (2, 1), (2, 1)) for each in (1, 2)]
     found = seen(MetadataTopic("t", partitions=(moving, *waiting)), sizes=sized(30 * MB, 26 * MB, 25 * MB))
-    step = DrainPlanner().next(found)
+    step = planned(DrainPlanner(), found)
     assert isinstance(step, Move)
     assert list(step.plan) == [tp(2)]
 
 
 def test_without_a_deadline_everything_moves() -> None:
     found = seen(topic((2, 1), (2, 1)), drains={1: 0}, marks={1: 0}, sizes=sized(10**15, 10**15))
-    step = DrainPlanner().next(found)
+    step = planned(DrainPlanner(), found)
     assert isinstance(step, Move)
     assert list(step.plan) == [tp(0), tp(1)]
 
 
 def test_those_come_first_that_fewest_others_hold() -> None:
     found = seen(topic((2, 3, 1), (1,), (2, 1)), sizes=sized(1, 3, 2), moves_max=2)
-    step = DrainPlanner().next(found)
+    step = planned(DrainPlanner(), found)
     assert isinstance(step, Move)
     assert list(step.plan) == [tp(1), tp(2)]
 
@@ -201,52 +208,65 @@ def test_so_many_move_at_a_time_and_others_count() -> None:
     moving = MetadataPartition(0, 2, 1, (2, 3), (2, 3), adding_replicas=(4,))
     waiting = [MetadataPartition(each, 2, 1, (2, 1), (2, 1)) for each in (1, 2, 3)]
     found = seen(MetadataTopic("t", partitions=(moving, *waiting)), sizes=sized(0, 1, 1, 1), moves_max=2)
-    step = DrainPlanner().next(found)
+    step = planned(DrainPlanner(), found)
     assert isinstance(step, Move)
     assert len(step.plan) == 1
 
 
 def test_no_operators_reassignment_is_touched() -> None:
     moving = MetadataPartition(0, 2, 1, (2, 1, 3), (2, 1), adding_replicas=(3,))
-    step = DrainPlanner().next(seen(MetadataTopic("t", partitions=(moving,)), sizes=sized(5)))
+    step = planned(DrainPlanner(), seen(MetadataTopic("t", partitions=(moving,)), sizes=sized(5)))
     assert step is None
 
 
 def test_a_move_that_is_cancelled_does_not_begin_again() -> None:
     planner = DrainPlanner()
     found = seen(topic((2, 1)), sizes=sized(5))
-    assert isinstance(planner.next(found), Move)
-    assert planner.next(found) is None
+    assert isinstance(planned(planner, found), Move)
+    assert planned(planner, found) is None
 
 
 def test_a_move_that_failed_is_tried_again() -> None:
     planner = DrainPlanner()
     found = seen(topic((2, 1)), sizes=sized(5))
-    step = planner.next(found)
+    step = planned(planner, found)
     assert step is not None
     planner.failed(step)
-    assert planner.next(found) == step
+    assert planned(planner, found) == step
 
 
 def test_what_finds_no_other_broker_is_told_once() -> None:
     planner = DrainPlanner()
     found = seen(topic((2, 3, 1)), brokers=3, sizes=sized(5))
-    step = planner.next(found)
+    step = planned(planner, found)
     assert isinstance(step, Move)
     assert step.plan == {}
     assert step.reason.endswith("1 stay, as no other broker can take them")
-    assert planner.next(found) is None
+    assert planned(planner, found) is None
 
 
 def test_nothing_moves_to_a_machine_that_goes_or_to_a_cordoned_broker() -> None:
     both = {1: SOON_MS, 3: SOON_MS}
     given = {"drains": both, "marks": both, "sizes": sized(5), "actors": (1, 2, 4)}
-    step = DrainPlanner().next(seen(topic((2, 1)), **given))
+    step = planned(DrainPlanner(), seen(topic((2, 1)), **given))
     assert isinstance(step, Move)
     assert step.plan == {tp(0): (2, 4)}
-    none = DrainPlanner().next(seen(topic((2, 1)), closed={4}, **given))
+    none = planned(DrainPlanner(), seen(topic((2, 1)), closed={4}, **given))
     assert isinstance(none, Move)
     assert none.plan == {}
+
+
+def test_a_turn_looks_at_so_many_partitions_only_and_what_is_told_is_not_counted_again() -> None:
+    planner = DrainPlanner()
+    found = seen(topic(*[(2, 1)] * 10 * SLICE), sizes=sized(*[1] * 10 * SLICE))
+    step, turns = in_turns(planner, found)
+    assert isinstance(step, Move)
+    assert step.reason == "5,000 replicas with 5,000 bytes are moved to other brokers"
+    assert turns > 10 + 10 + 10 * SLICE / 32
+    step, turns = in_turns(planner, found)
+    assert isinstance(step, Move)
+    assert step.reason == "10 replicas with 10 bytes are moved to other brokers"
+    assert 20 < turns < 30
 
 
 # ---- Stopping --------------------------------------------------------------------------------------------------------
@@ -255,23 +275,25 @@ def test_nothing_moves_to_a_machine_that_goes_or_to_a_cordoned_broker() -> None:
 def test_shortly_before_the_machine_goes_its_brokers_are_stopped_whatever_they_hold() -> None:
     late = SOON_MS - STOP_BEFORE_MS
     held = topic((2, 1))
-    assert not isinstance(DrainPlanner().next(seen(held, now_ms=late - 1)), Stop)
-    step = DrainPlanner().next(seen(held, now_ms=late))
+    assert not isinstance(planned(DrainPlanner(), seen(held, now_ms=late - 1)), Stop)
+    step = planned(DrainPlanner(), seen(held, now_ms=late))
     assert isinstance(step, Stop)
     assert step.node_ids == (1,)
-    assert step.reason == "its machine goes within seconds; 1 partitions have a replica there still"
-    assert not isinstance(DrainPlanner().next(seen(held, now_ms=late, actors=(2, 3))), Stop), "it has stopped"
+    assert step.reason == "its machine goes within seconds; 1 replicas are there still"
+    assert not isinstance(planned(DrainPlanner(), seen(held, now_ms=late, actors=(2, 3))), Stop), (
+        "it has stopped"
+    )
 
 
 def test_one_that_holds_nothing_is_stopped_at_once_unless_it_votes() -> None:
     empty = seen(topic((2, 3)))
-    assert isinstance(DrainPlanner().next(empty), Stop)
+    assert isinstance(planned(DrainPlanner(), empty), Stop)
     votes = seen(topic((2, 3)), quorum=Quorum(2, 1, (1, 2, 3)))
-    assert DrainPlanner().next(votes) is None
+    assert planned(DrainPlanner(), votes) is None
 
 
 def test_nothing_is_stopped_while_another_process_changes_the_cluster() -> None:
-    assert DrainPlanner().next(seen(topic((2, 3)), is_changing=True)) is None
+    assert planned(DrainPlanner(), seen(topic((2, 3)), is_changing=True)) is None
 
 
 # ---- The whole way ---------------------------------------------------------------------------------------------------
@@ -346,7 +368,7 @@ class Drained:
 
     def look(self, *, dies: bool = False) -> Step | None:
         """One look of the supervisor; one that dies has taken the step, and remembers nothing."""
-        step = self.planner.next(self.see())
+        step = planned(self.planner, self.see())
         if step is not None:
             self.take(step)
         if dies:

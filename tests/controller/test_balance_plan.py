@@ -7,9 +7,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayka.controller.balancer.balance_plan import DISK_USE_MAX, MOVES_MAX, Goal, Plan, plan_balance
+from rayka.controller.balancer.balance_plan import MOVES_MAX, Goal, Plan, plan_balance
 from rayka.controller.balancer.holders import REPLICA_BYTES_MIN, BrokerShape, PartitionShape
 from rayka.ids import TopicPartition
+from rayka.protocol.disk_room import DISK_USE_MAX
 
 MB = 1_000_000
 ROUNDS_MAX = 6

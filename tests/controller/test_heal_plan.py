@@ -5,10 +5,11 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayka.controller.balancer.balance_plan import DISK_USE_MAX, MOVES_MAX, Goal, Move
+from rayka.controller.balancer.balance_plan import MOVES_MAX, Goal, Move
 from rayka.controller.balancer.heal_plan import Loss, plan_healing
 from rayka.controller.balancer.holders import BrokerShape, PartitionShape
 from rayka.ids import TopicPartition
+from rayka.protocol.disk_room import DISK_USE_MAX
 
 MB = 1_000_000
 

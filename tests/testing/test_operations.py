@@ -28,6 +28,7 @@ from rayka.errors import (
     InvalidReplicaAssignment,
     InvalidReplicationFactor,
     InvalidRequest,
+    NoDiskRoom,
     NoReassignmentInProgress,
     OffsetOutOfRange,
     RequestTimedOut,
@@ -35,6 +36,7 @@ from rayka.errors import (
     UnknownTopicOrPartition,
 )
 from rayka.testing import InProcessCluster
+from rayka.testing.memory_disk import MemoryDisk
 from tests.testing.waiting import WAIT_S, wait_until
 
 BROKERS = (1, 2, 3, 4)
@@ -325,6 +327,21 @@ def test_a_broker_that_the_others_cannot_stand_in_for_is_not_drained(admin: Admi
     admin.delete_topic(name)
     with pytest.raises(BrokerIdNotRegistered, match="no broker 9; the cluster has 1, 2, 3, 4"):
         admin.drain_broker(9)
+
+
+def test_a_broker_is_not_drained_to_disks_without_room_for_what_it_holds() -> None:
+    disk, config = MemoryDisk(), {**CONFIG, "broker.load.report.interval.ms": 40}
+    with rayka.testing.cluster(brokers=2, disks={2: disk}, config=config) as cluster, Admin(cluster) as admin:
+        admin.create_topic("orders", assignments=[[1]])
+        with Producer(cluster, acks="all") as producer:
+            producer.send("orders", b"x" * 500_000).result(WAIT_S)
+        disk.fill_up(after_bytes=400_000)
+        wait_until(
+            lambda: all(each.is_known and each.free_bytes < 1 << 60 for each in admin.describe_load().brokers)
+        )
+        with pytest.raises(NoDiskRoom, match=r"1 of its replicas \(orders-0\) with 0.5 MB find no room"):
+            admin.drain_broker(1)
+        assert admin.describe_configs(broker=1)["cordoned.log.dirs"].value == ""
 
 
 def test_the_cluster_counts_replicas_and_leaders(admin: Admin, name: str) -> None:

@@ -10,7 +10,7 @@ from rayka.actors.node_placement import wall_clock_ms
 from rayka.actors.ray_network import RayNetwork
 from rayka.actors.ray_records import draining_ray_nodes, last_places
 from rayka.actors.start_lock import is_starting
-from rayka.client.admin.drain_planner import Mark, Seen, Step, Stop
+from rayka.client.admin.drain_steps import Mark, Seen, Step, Stop
 from rayka.client.admin.drained_brokers import DrainedBrokers
 from rayka.config import ClusterSpec
 from rayka.node.controller_link import ControllerLink

@@ -12,7 +12,9 @@ from typing import Protocol
 
 import ray
 
-from rayka.client.admin.drain_planner import DrainPlanner, Seen, Step, Stop
+from rayka.client.admin.drain_planner import DrainPlanner
+from rayka.client.admin.drain_steps import Seen, Step, Stop
+from rayka.client.admin.drained_brokers import next_step
 from rayka.errors import RaykaError
 
 _LOOK_S = 1.0
@@ -77,7 +79,8 @@ class Drainer:
         self.draining = {} if seen is None else seen.drains
         if seen is None:
             return False
-        step = self._planner.next(replace(seen, is_changing=seen.is_changing or self._stopping is not None))
+        is_changing = seen.is_changing or self._stopping is not None
+        step = await next_step(self._planner, replace(seen, is_changing=is_changing))
         if isinstance(step, Stop):
             self._stopping = asyncio.create_task(self._take(step))
             return True

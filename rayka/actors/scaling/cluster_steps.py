@@ -31,8 +31,9 @@ from rayka.actors.scaling.planner import (
 from rayka.client.admin.admin_configs import LEAVING
 from rayka.client.admin.admin_results import BrokerDescription, TopicDescription
 from rayka.client.admin.drain_plan import Plan, drain_plan
+from rayka.client.admin.reported_disks import ReportedDisks
 from rayka.config import ClusterSpec
-from rayka.errors import ErrorCode, InvalidReplicationFactor, StorageError, error_for
+from rayka.errors import ErrorCode, InvalidReplicationFactor, NoDiskRoom, StorageError, error_for
 from rayka.ids import node_name, random_uuid
 from rayka.protocol.configs import (
     AlterConfigOp,
@@ -41,6 +42,7 @@ from rayka.protocol.configs import (
     IncrementalAlterConfigsRequest,
     ResourceType,
 )
+from rayka.protocol.load import DescribeLoadRequest
 from rayka.protocol.partition_admin import (
     AlterPartitionReassignmentsRequest,
     Reassignment,
@@ -103,7 +105,7 @@ class ClusterSteps:
     async def _leave(self, broker_id: int) -> str:
         try:
             await self._drain_plan(broker_id)
-        except InvalidReplicationFactor as error:
+        except (InvalidReplicationFactor, NoDiskRoom) as error:
             return str(error)
         return await self._mark(broker_id, ConfigChange(LEAVING, AlterConfigOp.SET, "true"))
 
@@ -113,7 +115,7 @@ class ClusterSteps:
     async def _move(self, broker_id: int) -> str:
         try:
             plan = await self._drain_plan(broker_id)
-        except InvalidReplicationFactor as error:
+        except (InvalidReplicationFactor, NoDiskRoom) as error:
             await self._stay(broker_id)
             return str(error)
         chosen = sorted(plan.items())[: self._spec.config.balancer_moves_max]
@@ -158,7 +160,8 @@ class ClusterSteps:
         cluster = await self._looks.topics()
         brokers = [BrokerDescription.of(each, cluster.topics) for each in cluster.brokers]
         topics = [TopicDescription.of(each) for each in cluster.topics]
-        return drain_plan(broker_id, brokers, topics, await self._looks.closed(cluster.brokers))
+        disks = ReportedDisks(await self._looks.ask(DescribeLoadRequest()))
+        return drain_plan(broker_id, brokers, topics, await self._looks.closed(cluster.brokers), disks)
 
 
 def make_directories(placement: Placement, cluster_id: str) -> None:

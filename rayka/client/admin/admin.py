@@ -197,10 +197,10 @@ class Admin(GroupAdmin, LoadAdmin):
 
         The broker is cordoned first (`cordoned.log.dirs=*`): it gets no replica of a new topic, and no balance fills it
         again; `alter_configs({"cordoned.log.dirs": None}, broker=broker_id)` takes that back. Each replica goes to an
-        active broker that is not cordoned and has none of the partition, in a rack that has none if there is one, with
-        the fewest replicas by then. Returns when the new replicas are known; `list_partition_reassignments` says which
-        still catch up. Raises BrokerIdNotRegistered, and InvalidReplicationFactor that names the topics for which too
-        few brokers remain.
+        active broker that is not cordoned and has none of the partition, whose disks stay below 80 % with it, in a rack
+        that has none if there is one, with the fewest replicas by then. Returns when the new replicas are known;
+        `list_partition_reassignments` says which still catch up. Raises BrokerIdNotRegistered; InvalidReplicationFactor
+        that names the topics for which too few brokers remain; NoDiskRoom.
         """
         return self._run(self._brain.drain_broker, int_of(broker_id, "node_id"), dry_run=dry_run)
 

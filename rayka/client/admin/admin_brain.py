@@ -15,12 +15,14 @@ from rayka.client.admin.admin_partitions import AsyncPartitionAdmin
 from rayka.client.admin.admin_quorum import AsyncQuorumAdmin
 from rayka.client.admin.admin_results import ClusterSummary, TopicDescription
 from rayka.client.admin.drain_plan import drain_plan
+from rayka.client.admin.reported_disks import ReportedDisks
 from rayka.client.bootstrap import ClusterHandle
 from rayka.client.metadata import ClusterMetadata, NoSuchTopic
 from rayka.client.retry import Retry
 from rayka.config import AdminConfig
 from rayka.errors import BrokerIdNotRegistered, ErrorCode
 from rayka.ids import TopicPartition
+from rayka.protocol.load import DescribeLoadRequest
 from rayka.protocol.membership import MetadataRequest, MetadataTopic
 from rayka.protocol.partition_admin import CreatePartitionsRequest, NewPartitions, UnregisterBrokerRequest
 from rayka.protocol.topics import CreateTopicsRequest, DeleteTopicsRequest, NewTopic
@@ -114,7 +116,8 @@ class AsyncAdmin(AdminPart):
     async def _drain_plan(self, broker_id: int) -> dict[TopicPartition, tuple[int, ...]]:
         brokers = (await self.describe_cluster()).brokers
         cordoned = await self.configs.cordoned({each.node_id: each.data_dirs for each in brokers})
-        return drain_plan(broker_id, brokers, await self.describe_topics(None), cordoned)
+        disks = ReportedDisks(await self._ask(DescribeLoadRequest()))
+        return drain_plan(broker_id, brokers, await self.describe_topics(None), cordoned, disks)
 
     async def unregister_broker(self, broker_id: int) -> None:
         await self._registered((broker_id,))

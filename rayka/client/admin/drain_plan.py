@@ -1,13 +1,31 @@
 """Where the replicas of a broker or coordinator go that is to be emptied. Pure."""
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 from rayka.client.admin.admin_results import BrokerDescription, PartitionDescription, TopicDescription
-from rayka.errors import BrokerIdNotRegistered, InvalidReplicationFactor
+from rayka.client.admin.reported_disks import NO_REPORTS, ReportedDisks
+from rayka.errors import BrokerIdNotRegistered, InvalidReplicationFactor, NoDiskRoom
 from rayka.ids import Role, TopicPartition, is_internal, role_of
+from rayka.protocol.disk_room import DISK_USE_MAX, room_bytes
 
 Plan = dict[TopicPartition, tuple[int, ...]]
-Homeless = dict[TopicPartition, tuple[int, Sequence[int]]]
+_NAMED_MAX = 3  # partitions in an error
+_ADD_ANOTHER = (
+    "add another broker first (one more in the spec, and `rayka start` again while the cluster runs)"
+)
+
+
+class Homeless(NamedTuple):
+    """A replica that finds no place: `able` may hold such replicas; `is_crowded`: some of these have none of the
+    partition, and no room.
+    """
+
+    replica_count: int
+    size_bytes: int
+    able: Sequence[int]
+    is_crowded: bool
 
 
 def drain_plan(
@@ -15,89 +33,168 @@ def drain_plan(
     brokers: Sequence[BrokerDescription],
     topics: Sequence[TopicDescription],
     cordoned: Collection[int] = (),
+    disks: ReportedDisks = NO_REPORTS,
 ) -> Plan:
-    """What `plan_moves` says, where every replica finds a place. Raises BrokerIdNotRegistered, and
-    InvalidReplicationFactor naming the topics for which there are not enough brokers.
+    """New replicas of each partition that has one on the broker, as `Successors` says. Raises BrokerIdNotRegistered;
+    InvalidReplicationFactor naming the topics for which there are not enough brokers; NoDiskRoom.
     """
     known = [each.node_id for each in brokers]
     if broker_id not in known:
         listed = ", ".join(map(str, known)) or "none"
         raise BrokerIdNotRegistered(f"there is no broker {broker_id}; the cluster has {listed}")
-    plan, homeless = plan_moves(broker_id, brokers, topics, cordoned)
-    if homeless:
-        factors = {tp.topic: count for tp, (count, _) in homeless.items()}
-        *_, (_, remaining) = homeless.values()
-        named = ", ".join(f"{name} (replication factor {count})" for name, count in factors.items())
-        raise InvalidReplicationFactor(
-            f"without {role_of(broker_id)} {broker_id} {len(remaining)} active brokers remain ({_listed(remaining)}), "
-            f"too few for topic {named}; add another broker first (one more in the spec, and `rayka start` again while "
-            "the cluster runs), or reassign to fewer replicas with `rayka partition reassign`"
-        )
+    held = [
+        (TopicPartition(topic.name, each.partition), target, _size_bytes(topic.name, each, broker_id, disks))
+        for topic in topics
+        for each in topic.partitions
+        if broker_id in (target := target_replicas(each))
+    ]
+    successors = Successors(broker_id, brokers, cordoned, disks)
+    plan: Plan = {}
+    homeless: dict[TopicPartition, Homeless] = {}
+    for tp, target, size_bytes in sorted(held, key=lambda each: -each[2]):  # the largest find room hardest
+        found = successors.place(tp, target, size_bytes)
+        if isinstance(found, Homeless):
+            homeless[tp] = found
+        else:
+            plan[tp] = found
+    _check_counts(broker_id, {tp: each for tp, each in homeless.items() if not each.is_crowded})
+    _check_room(broker_id, homeless, successors)
     return plan
 
 
-def plan_moves(
-    broker_id: int,
-    brokers: Sequence[BrokerDescription],
-    topics: Sequence[TopicDescription],
-    cordoned: Collection[int] = (),
-) -> tuple[Plan, Homeless]:
-    """New replicas of each partition that has one on the broker, another broker taking its place in the order; and the
-    partitions for which there is none, each with its replication factor and the brokers that there are.
+class Successors:
+    """Which brokers take over from one that is to be emptied, replica by replica; what each has been given counts.
 
-    Each goes to an active broker that is not cordoned and has none of the partition, in a rack that has none if there
-    is one, with the fewest replicas by then. Users' partitions go to brokers only, internal ones to coordinators before
-    brokers, and the coordinators among their replicas come first.
+    Each goes to an active broker that is not cordoned and has none of the partition, whose disks stay below 80 % with
+    it, in a rack that has none if there is one, with the fewest replicas by then. Users' partitions go to brokers only,
+    internal ones to coordinators before brokers, and the coordinators among their replicas come first.
     """
-    nodes = {each.node_id: each for each in brokers}
-    counts = {
-        each.node_id: each.replica_count
-        for each in brokers
-        if each.state == "active" and each.node_id != broker_id and each.node_id not in cordoned
-    }
-    plan: Plan = {}
-    homeless: Homeless = {}
-    for topic in topics:
-        role = Role.COORDINATOR if is_internal(topic.name) else Role.BROKER
-        preferred = [each.node_id for each in brokers if role in each.roles]
-        able = [each for each in counts if each in preferred or role is Role.COORDINATOR]
-        for partition in topic.partitions:
-            target = _target(partition)
-            if broker_id not in target:
-                continue
-            others = [each for each in target if each != broker_id]
-            free = [nodes[each] for each in able if each not in others]
-            taken = [nodes[each].rack for each in others if each in nodes]
-            chosen = _successor(free, preferred, taken, counts)
-            tp = TopicPartition(topic.name, partition.partition)
-            if chosen is None:
-                homeless[tp] = (len(target), able)
-            else:
-                counts[chosen] += 1
-                replicas = [chosen if each == broker_id else each for each in target]
-                if is_internal(topic.name):
-                    replicas.sort(key=preferred.__contains__, reverse=True)
-                plan[tp] = tuple(replicas)
-    return plan, homeless
+
+    def __init__(
+        self,
+        broker_id: int,
+        brokers: Sequence[BrokerDescription],
+        closed: Collection[int],
+        disks: ReportedDisks,
+        *,
+        may_fill: bool = False,
+    ) -> None:
+        """With `may_fill`, where no disk stays below 80 % one takes it that has room at all."""
+        self._broker_id = broker_id
+        self._nodes = {each.node_id: each for each in brokers}
+        self._counts = {
+            each.node_id: each.replica_count
+            for each in brokers
+            if each.state == "active" and each.node_id != broker_id and each.node_id not in closed
+        }
+        self._preferred = {
+            role: [each.node_id for each in brokers if role in each.roles]
+            for role in (Role.BROKER, Role.COORDINATOR)
+        }
+        self._may_fill = may_fill
+        self._reports = disks.reports
+        self._capacities = disks.capacities({each.node_id: each.host for each in brokers})
+        self._coming_bytes = Counter[int]()
+        self._host_bytes = Counter[str]()  # brokers of a machine may share a disk
+
+    def __repr__(self) -> str:
+        return f"<Successors of {self._broker_id}: {self._counts}>"
+
+    def place(
+        self, topic_partition: TopicPartition, target: Sequence[int], size_bytes: int
+    ) -> tuple[int, ...] | Homeless:
+        """What the partition's replicas become, which are these now or will be."""
+        has_internal = is_internal(topic_partition.topic)
+        preferred = self._preferred[Role.COORDINATOR if has_internal else Role.BROKER]
+        able = [each for each in self._counts if has_internal or each in preferred]
+        others = [each for each in target if each != self._broker_id]
+        taken = [self._nodes[each].rack for each in others if each in self._nodes]
+        free = [each for each in able if each not in others]
+        fitting = [each for each in free if self._takes(each, size_bytes)]
+        if not fitting:
+            return Homeless(len(target), size_bytes, able, is_crowded=bool(free))
+
+        def cost(node_id: int) -> tuple[bool, bool, bool, int, int]:
+            is_full = not self._has_room(node_id, size_bytes)
+            is_taken = self._nodes[node_id].rack in taken
+            return is_full, node_id not in preferred, is_taken, self._counts[node_id], node_id
+
+        chosen = min(fitting, key=cost)
+        self._counts[chosen] += 1
+        self.expect(chosen, size_bytes)
+        replicas = [chosen if each == self._broker_id else each for each in target]
+        if has_internal:
+            replicas.sort(key=preferred.__contains__, reverse=True)
+        return tuple(replicas)
+
+    def expect(self, node_id: int, size_bytes: int) -> None:
+        """So much more comes to the broker's disks than it has reported."""
+        self._coming_bytes[node_id] += size_bytes
+        if node_id in self._nodes:
+            self._host_bytes[self._nodes[node_id].host] += size_bytes
+
+    def room_bytes(self, node_id: int) -> float:
+        """How much more the broker may be given, before its disks are above 80 % or full."""
+        report = self._reports.get(node_id)
+        if report is None:
+            return float("inf")
+        held_bytes = report.size_bytes + self._coming_bytes[node_id]
+        return min(room_bytes(self._capacities[node_id], held_bytes), self._free_bytes(node_id))
+
+    def _takes(self, node_id: int, size_bytes: int) -> bool:
+        return self._has_room(node_id, size_bytes) or (
+            self._may_fill and size_bytes < self._free_bytes(node_id)
+        )
+
+    def _has_room(self, node_id: int, size_bytes: int) -> bool:
+        return size_bytes < self.room_bytes(node_id)
+
+    def _free_bytes(self, node_id: int) -> float:
+        report = self._reports.get(node_id)
+        if report is None:
+            return float("inf")
+        return report.free_bytes - self._host_bytes[self._nodes[node_id].host]
 
 
-def _target(partition: PartitionDescription) -> tuple[int, ...]:
+def target_replicas(partition: PartitionDescription) -> tuple[int, ...]:
     """The replicas that it has, or will have when its reassignment is over."""
     return tuple(each for each in partition.replicas if each not in partition.removing_replicas)
 
 
-def _successor(
-    free: Sequence[BrokerDescription],
-    preferred: Collection[int],
-    taken: Collection[str],
-    counts: Mapping[int, int],
-) -> int | None:
-    """A preferred one before others, in a rack that is not taken, with the fewest replicas."""
+def _size_bytes(topic: str, partition: PartitionDescription, broker_id: int, disks: ReportedDisks) -> int:
+    """Of the broker's replica: as the broker says, or as its load report has it."""
+    log = dict(zip(partition.replicas, partition.logs, strict=False)).get(broker_id)
+    tp = TopicPartition(topic, partition.partition)
+    return disks.replica_bytes(broker_id, tp) if log is None else log.size_bytes
 
-    def cost(node: BrokerDescription) -> tuple[bool, bool, int, int]:
-        return node.node_id not in preferred, node.rack in taken, counts[node.node_id], node.node_id
 
-    return min(map(cost, free))[-1] if free else None
+def _check_counts(broker_id: int, homeless: Mapping[TopicPartition, Homeless]) -> None:
+    if not homeless:
+        return
+    factors = {tp.topic: each.replica_count for tp, each in homeless.items()}
+    *_, last = homeless.values()
+    named = ", ".join(f"{name} (replication factor {count})" for name, count in factors.items())
+    raise InvalidReplicationFactor(
+        f"without {role_of(broker_id)} {broker_id} {len(last.able)} active brokers remain ({_listed(last.able)}), "
+        f"too few for topic {named}; {_ADD_ANOTHER}, or reassign to fewer replicas with `rayka partition reassign`"
+    )
+
+
+def _check_room(broker_id: int, homeless: Mapping[TopicPartition, Homeless], successors: Successors) -> None:
+    if not homeless:
+        return
+    total_bytes = sum(each.size_bytes for each in homeless.values())
+    able = sorted({node_id for each in homeless.values() for node_id in each.able})
+    rooms = ", ".join(
+        f"{role_of(each)} {each} may take {max(0, successors.room_bytes(each)) / 1e6:,.1f} MB more"
+        for each in able
+    )
+    first = ", ".join(map(repr, list(homeless)[:_NAMED_MAX])) + ", …" * (len(homeless) > _NAMED_MAX)
+    raise NoDiskRoom(
+        f"without {role_of(broker_id)} {broker_id} disks would be above {DISK_USE_MAX:.0%}: {len(homeless):,} of its "
+        f"replicas ({first}) with {total_bytes / 1e6:,.1f} MB find no room when the others are moved ({rooms}); "
+        f"{_ADD_ANOTHER}, or have fewer records kept with `rayka topic alter TOPIC --config retention.bytes=…`"
+    )
 
 
 def _listed(node_ids: Collection[int]) -> str:

@@ -4,12 +4,16 @@ What Ray knows, which machines drain and which nodes run, is told. So the superv
 (decision 073). Starting and stopping nodes is left to the caller.
 """
 
+import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Protocol, TypeVar
 
 from rayka.client.admin.admin_configs import DRAIN_DEADLINE, closed_brokers, drain_deadline_ms
 from rayka.client.admin.admin_quorum import ask_quorum
-from rayka.client.admin.drain_planner import Mark, Move, Quorum, Resign, Seen, Step, Unmark
+from rayka.client.admin.drain_planner import DrainPlanner
+from rayka.client.admin.drain_steps import Mark, Move, Quorum, Resign, Seen, Step, Unmark
+from rayka.client.admin.drain_survey import SLICE
+from rayka.client.admin.reported_disks import NO_REPORTS, ReportedDisks
 from rayka.errors import ApiError, ErrorCode, error_for
 from rayka.ids import TopicPartition, node_name
 from rayka.ports import Network, Request
@@ -24,6 +28,7 @@ from rayka.protocol.configs import (
     ResourceType,
 )
 from rayka.protocol.events import REASON_LENGTH_MAX, SUBJECTS_MAX, RecordEventRequest
+from rayka.protocol.load import DescribeLoadRequest
 from rayka.protocol.membership import MetadataRequest
 from rayka.protocol.partition_admin import (
     AlterPartitionReassignmentsRequest,
@@ -43,6 +48,18 @@ class Ask(Protocol):
     """Asks the active controller. Raises RaykaError, and TimeoutError where none answers in time."""
 
     async def __call__(self, request: Request[ResponseT]) -> ResponseT: ...
+
+
+async def next_step(planner: DrainPlanner, seen: Seen) -> Step | None:
+    """What the planner plans; others have their turn meanwhile."""
+    planning = planner.plan(seen)
+    while True:
+        try:
+            next(planning)
+        except StopIteration as end:
+            step: Step | None = end.value
+            return step
+        await asyncio.sleep(0)
 
 
 class DrainedBrokers:
@@ -69,6 +86,7 @@ class DrainedBrokers:
         cluster = await self._ask(MetadataRequest() if drains else MetadataRequest(_NO_TOPIC))
         broker_ids = [each.node_id for each in cluster.brokers]
         described = await self._described(broker_ids)
+        sizes = await self._sizes([each for each in broker_ids if each in drains and each in actors])
         directories = {each.node_id: [path.path for path in each.directories] for each in cluster.brokers}
         return Seen(
             now_ms=self._wall_clock_ms(),
@@ -77,7 +95,8 @@ class DrainedBrokers:
             cluster=cluster,
             quorum=await self._quorum(actors),
             closed=closed_brokers(described.values(), directories),
-            sizes=await self._sizes([each for each in broker_ids if each in drains and each in actors]),
+            disks=ReportedDisks(await self._ask(DescribeLoadRequest(_NO_TOPIC))) if sizes else NO_REPORTS,
+            sizes=sizes,
             actors=actors,
             moves_max=_least(described.values(), _MOVES_MAX),
             bytes_per_s=_least(described.values(), _RATE),
@@ -106,11 +125,12 @@ class DrainedBrokers:
                 found = await self._network.call(broker_id, DescribeLogDirsRequest(), _CALL_TIMEOUT_MS)
             except ApiError:
                 continue
-            sizes[broker_id] = {
-                TopicPartition(each.topic, each.partition): each.size_bytes
-                for directory in found.directories
-                for each in directory.replicas
-            }
+            sizes[broker_id] = {}
+            for directory in found.directories:
+                for number, each in enumerate(directory.replicas):
+                    sizes[broker_id][TopicPartition(each.topic, each.partition)] = each.size_bytes
+                    if number % SLICE == 0:
+                        await asyncio.sleep(0)
         return sizes
 
     # ---- Acting ------------------------------------------------------------------------------------------------------

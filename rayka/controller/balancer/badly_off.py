@@ -6,16 +6,16 @@ one whose disk is above 80 %. A cordoned broker is neither: it is to hold nothin
 within five minutes, nor after an operator has cancelled it, until others are badly off. Rayka's own.
 """
 
-from collections import Counter
 from typing import TYPE_CHECKING
 
 from rayka.config import BrokerConfig
-from rayka.controller.balancer.balance_plan import DISK_USE_MAX, Goal
+from rayka.controller.balancer.balance_plan import Goal
 from rayka.controller.balancer.balance_run import Cause, last_balance_event
 from rayka.controller.decided_events import EventKind
 from rayka.controller.placeable_directories import placeable_directories
 from rayka.ids import node_name
 from rayka.metadata.image import MetadataImage
+from rayka.protocol.disk_room import DISK_USE_MAX, capacities
 
 if TYPE_CHECKING:
     from rayka.controller.request_context import RequestContext
@@ -91,11 +91,11 @@ def badly_off(context: "RequestContext") -> Cause | None:
     reports = {each.broker_id: report for each in nodes if (report := context.loads.newest(each)) is not None}
     if len(nodes) < 2 or len(reports) < len(nodes):
         return None
-    hosts = Counter(each.registration.host for each in image.brokers.values())
+    known = capacities(reports, {each.broker_id: each.registration.host for each in image.brokers.values()})
     use = {
-        each.broker_id: report.size_bytes / max(1, report.size_bytes + report.free_bytes)
-        for each in nodes
-        if hosts[each.registration.host] == 1 and (report := reports[each.broker_id])
+        broker_id: report.size_bytes / known[broker_id]
+        for broker_id, report in reports.items()
+        if known[broker_id]
     }
     full = [broker_id for broker_id, share in use.items() if share > DISK_USE_MAX]
     if full:

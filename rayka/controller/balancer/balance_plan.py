@@ -31,9 +31,10 @@ from rayka.controller.balancer.holders import (
     Placed,
 )
 from rayka.ids import TopicPartition
+from rayka.protocol.disk_room import DISK_USE_MAX, room_bytes
 
 MOVES_MAX = 1_000
-DISK_USE_MAX, DISK_USE_AIM = 0.8, 0.75
+DISK_USE_AIM = 0.75
 SIZE_TRIGGER, TRAFFIC_TRIGGER = 0.10, 0.20
 TRAFFIC_BYTES_MIN = (
     1_000_000  # a second, on average of the brokers: below that traffic is no reason to move anything
@@ -371,8 +372,7 @@ def _improving_bytes(source: Holder, target: Holder) -> float:
 
 def _room(target: Holder, use_max: float = DISK_USE_MAX) -> float:
     """How many bytes its disks may take more."""
-    capacity = target.shape.capacity_bytes
-    return capacity * use_max - target.size_bytes if capacity else float("inf")
+    return room_bytes(target.shape.capacity_bytes, target.size_bytes, use_max)
 
 
 def has_room(target: Holder, size_bytes: int) -> bool:

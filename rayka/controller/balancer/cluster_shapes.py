@@ -5,7 +5,6 @@ the same report. A replica that has just moved counts right when its broker has
 reported again. Internal topics stay where they are, and count.
 """
 
-from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 from uuid import UUID
@@ -16,6 +15,7 @@ from rayka.controller.request_context import RequestContext
 from rayka.errors import BrokerNotAvailable
 from rayka.ids import TopicPartition, is_internal
 from rayka.metadata.image import BrokerImage, PartitionImage
+from rayka.protocol.disk_room import capacities
 from rayka.protocol.load import LoadReport, PartitionLoad
 
 
@@ -64,9 +64,8 @@ class ClusterShapes:
         return f"<ClusterShapes brokers={len(self.brokers)} named={len(self._named)}>"
 
     def _brokers(self, context: RequestContext) -> list[BrokerShape]:
-        """Of a machine with several brokers no capacity is known: they may share a disk."""
         nodes = self._image.brokers.values()
-        hosts = Counter(each.registration.host for each in nodes)
+        known = capacities(self._reports, {each.broker_id: each.registration.host for each in nodes})
         return [
             BrokerShape(
                 each.broker_id,
@@ -75,14 +74,10 @@ class ClusterShapes:
                 takes_replicas=each.takes_user_partitions and _takes_replicas(context, each),
                 takes_internal=_takes_replicas(context, each),
                 is_coordinator=each.is_coordinator,
-                capacity_bytes=self._capacity_bytes(each) if hosts[each.registration.host] == 1 else 0,
+                capacity_bytes=known[each.broker_id],
             )
             for each in nodes
         ]
-
-    def _capacity_bytes(self, broker: BrokerImage) -> int:
-        report = self._reports.get(broker.broker_id)
-        return 0 if report is None else report.free_bytes + report.size_bytes
 
     def partitions(self) -> Iterator[PartitionShape]:
         """Of all topics, with the replicas that each has or will have when its reassignment is over."""

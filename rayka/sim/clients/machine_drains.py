@@ -9,8 +9,9 @@ import asyncio
 from random import Random
 from typing import TypeVar
 
-from rayka.client.admin.drain_planner import NO_DEADLINE, DrainPlanner, Mark, Step, Stop
-from rayka.client.admin.drained_brokers import DrainedBrokers
+from rayka.client.admin.drain_planner import DrainPlanner
+from rayka.client.admin.drain_steps import NO_DEADLINE, Mark, Step, Stop
+from rayka.client.admin.drained_brokers import DrainedBrokers, next_step
 from rayka.errors import RaykaError
 from rayka.ids import node_name
 from rayka.node.controller_link import ControllerLink
@@ -125,7 +126,7 @@ class MachineDrains:
         actors = [each.node_id for each in self._cluster.machines.values() if each.process is not None]
         seen = await self._brokers.see(dict(self._drains), actors)
         self._has_marks = bool(seen.marks)
-        step = planner.next(seen)
+        step = await next_step(planner, seen)
         if step is None:
             return False
         self._tell(f"{type(step).__name__} of {list(step.node_ids)}: {step.reason}"[:200])
