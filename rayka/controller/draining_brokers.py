@@ -9,5 +9,14 @@ from rayka.metadata.image import MetadataImage
 DRAIN_DEADLINE = "machine.drain.deadline.ms"
 
 
+def draining_brokers(image: MetadataImage) -> list[int]:
+    """Those that still run."""
+    return [
+        each.broker_id
+        for each in image.brokers.values()
+        if each.is_active and is_draining(image, each.broker_id)
+    ]
+
+
 def is_draining(image: MetadataImage, broker_id: int) -> bool:
     return int(image.broker_configs(broker_id).get(DRAIN_DEADLINE, "-1")) >= 0

@@ -27,6 +27,7 @@ from rayka.protocol.partition_admin import UnregisterBrokerRequest
 from rayka.protocol.topics import CreateTopicsRequest, DeleteTopicsRequest, NewTopic
 from tests.controller.admin_support import cluster, create, fence
 from tests.controller.support import WITHOUT_ELR, Machine
+from tests.controller.test_draining import drain
 from tests.controller.test_events import told
 from tests.controller.test_healing import TIMEOUT_MS, complete, look, lose, reassign, set_for_all
 
@@ -222,6 +223,56 @@ def test_a_balance_asked_for_while_a_broker_is_away_waits_for_it(machine: Machin
     look(machine, BUSY_LOOK_INTERVAL_MS)
     assert (under_way(machine), status(machine).waits_for) == ([], "brokers [3] are away")
     machine.heartbeat(3)
+    go_on(machine)
+    assert counts(machine) == [3, 3, 3, 3]
+
+
+def test_moves_give_way_to_a_machine_that_drains_but_those_off_it() -> None:
+    """They would fill the bound, and share the rate, until it has gone."""
+    machine = uneven(BrokerConfig(balancer_moves_max=3))
+    balance(machine, moves=3)
+    moving = under_way(machine)
+    off_first = [each for each in moving if 1 in machine.partition(number=each).replicas]
+    assert len(moving) == 3
+    assert len(off_first) == 1
+    drain(machine, 1)
+    look(machine, BUSY_LOOK_INTERVAL_MS)
+    assert (under_way(machine), status(machine).waits_for) == (
+        off_first,
+        "brokers [1] are on machines that Ray drains",
+    )
+    complete(machine, off_first[0])
+    for _ in range(3):
+        report(machine)
+        look(machine, REPLAN_MS)
+        assert under_way(machine) == []
+    drain(machine, 1, deadline=None)
+    go_on(machine)
+    assert counts(machine) == [3, 3, 3, 3]
+    assert [kind for kind, _ in told(machine)] == ["balance-begun", "balance-ended"]
+
+
+def test_nothing_moves_to_a_machine_that_drains_since(machine: Machine) -> None:
+    balance(machine, moves=1)
+    assert under_way(machine)
+    drain(machine, 4)
+    look(machine, BUSY_LOOK_INTERVAL_MS)
+    assert under_way(machine) == []
+    assert status(machine).state == "planning"
+
+
+def test_a_balance_asked_for_while_a_machine_drains_waits_until_it_has_gone_or_stays(
+    machine: Machine,
+) -> None:
+    drain(machine, 3)
+    balance(machine, moves=1)
+    assert under_way(machine) == []
+    look(machine, BUSY_LOOK_INTERVAL_MS)
+    assert (under_way(machine), status(machine).waits_for) == (
+        [],
+        "brokers [3] are on machines that Ray drains",
+    )
+    drain(machine, 3, deadline=None)
     go_on(machine)
     assert counts(machine) == [3, 3, 3, 3]
 

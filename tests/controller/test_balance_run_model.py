@@ -5,11 +5,13 @@ from hypothesis import strategies as st
 
 from rayka.config import BrokerConfig
 from rayka.controller.controller_timers import LOOK_INTERVAL_MS
+from rayka.controller.draining_brokers import draining_brokers
 from rayka.protocol.balance import BalanceRequest, CancelBalanceRequest
 from rayka.protocol.load import LoadReport, PartitionLoad
 from rayka.protocol.partition_admin import AlterPartitionReassignmentsRequest, Reassignment
 from tests.controller.admin_support import cluster, create, fence
 from tests.controller.test_balance_run import complete_all, status, under_way
+from tests.controller.test_draining import drain
 from tests.controller.test_healing import complete, look
 
 BROKERS, PARTITIONS, MB, MOVES_MAX = (1, 2, 3, 4, 5), 10, 1_000_000, 2
@@ -55,7 +57,9 @@ class Life:
                 self.machine.heartbeat(broker_id, load=load)
 
     def look(self, after_ms: int = LOOK_INTERVAL_MS) -> None:
-        """None of our moves begins beside an operator's, and never more than the bound are under way."""
+        """None of our moves begins beside an operator's, and never more than the bound are under way. Beside a machine
+        that drains only those off it go on.
+        """
         before = under_way(self.machine)
         look(self.machine, after_ms)
         begun = [each for each in under_way(self.machine) if each not in before]
@@ -63,6 +67,13 @@ class Life:
         is_balancing = status(self.machine).under_way_count  # of healing it is no rule
         assert not (begun and is_balancing and self._operators_under_way())
         assert len(under_way(self.machine)) <= MOVES_MAX + len(self.operators)
+        going = draining_brokers(self.machine.image)
+        off = [
+            number
+            for number in under_way(self.machine)
+            if not set(going).isdisjoint(self.machine.partition(number=number).removing_replicas)
+        ]
+        assert not going or is_balancing <= len(off)
         self.check()
 
     def _operators_under_way(self) -> list[int]:
@@ -92,7 +103,7 @@ class Life:
         """Something happens."""
         draw, machine = self._draw, self.machine
         number = draw(st.integers(0, PARTITIONS - 1))
-        match draw(st.integers(0, 9)):
+        match draw(st.integers(0, 10)):
             case 0:
                 fenced = [each for each, broker in machine.image.brokers.items() if broker.is_fenced]
                 if len(fenced) < 2:
@@ -109,13 +120,19 @@ class Life:
                 machine.change_controller()
             case 5:
                 machine.handle(CancelBalanceRequest())
-            case 6 if status(machine).waits_for == "" and not under_way(machine):
-                self.report()
-                if not any(each.is_fenced for each in machine.image.brokers.values()):
-                    machine.handle(BalanceRequest(MOVES_MAX))
+            case 6:
+                going = draining_brokers(machine.image)
+                drain(machine, *(going or [number % len(BROKERS) + 1]), deadline=None if going else "0")
+            case 7 if status(machine).waits_for == "" and not under_way(machine):
+                self.balance()
             case _:
                 self.end_moves()
         self.check()
+
+    def balance(self) -> None:
+        self.report()
+        if not any(each.is_fenced for each in self.machine.image.brokers.values()):
+            self.machine.handle(BalanceRequest(MOVES_MAX))
 
     def end_moves(self) -> None:
         for number in under_way(self.machine):
@@ -135,6 +152,7 @@ def test_every_replica_set_is_legal_and_the_cluster_comes_to_rest(data: st.DataO
         life.look()
     for broker_id in BROKERS:
         life.machine.heartbeat(broker_id)
+    drain(life.machine, *BROKERS, deadline=None)
     begun_before, quiet = life.begun_count, 0
     for _ in range(200):
         complete_all(life.machine)

@@ -1,8 +1,9 @@
 """A balance goes on at each look of the controller: moves that have ended, the next ones, the end (decision 067).
 
 Moves are reassignments as any other (B45), so many at a time, ranked by the plan. None begins while another caller's
-reassignment is under way or replicas are made anew: the plan is dropped, and made again when that is over and the
-brokers have reported what they hold since. So is a plan whose next move is not legal any more.
+reassignment is under way, replicas are made anew or a machine drains: the plan is dropped, and made again when that is
+over and the brokers have reported what they hold since. So is a plan whose next move is not legal any more. Moves under
+way are taken back where a machine drains, but those off it: the machine goes soon, and they would hold its place.
 """
 
 from collections.abc import Generator, Iterator
@@ -14,6 +15,7 @@ from rayka.controller.balancer.balance_run import BalanceRun, Cause
 from rayka.controller.balancer.cluster_shapes import ClusterShapes
 from rayka.controller.balancer.due_moves import still_due
 from rayka.controller.decided_events import DecidedEvents, Decision, EventKind
+from rayka.controller.draining_brokers import draining_brokers
 from rayka.controller.partition_change import Election
 from rayka.controller.reassignment import Reassigning
 from rayka.controller.request_context import RequestContext
@@ -47,6 +49,7 @@ def go_on_balancing(
     run.waits_for = _obstacle(context, config, is_healing=is_healing)
     if run.waits_for:
         run.replan()
+        yield from _give_way(context)
         return
     if run.is_over:
         yield from _end(run, events)
@@ -73,6 +76,9 @@ def _obstacle(context: RequestContext, config: BrokerConfig, *, is_healing: bool
     other = other_reassignment(context)
     if other:
         return f"the reassignment of {other} is under way"
+    draining = draining_brokers(context.image)
+    if draining:
+        return f"brokers {draining} are on machines that Ray drains"
     run, away = context.balance, away_brokers(context)
     if away:
         return f"brokers {away} are away"
@@ -87,6 +93,20 @@ def _obstacle(context: RequestContext, config: BrokerConfig, *, is_healing: bool
     wanted_ms = run.settled_ms + heartbeat_ms + _LATE_MS
     late = [each.broker_id for each in active if run.moved_count and context.loads.last_ms(each) < wanted_ms]
     return f"brokers {late} have not reported what they hold since the last move" if late else ""
+
+
+def _give_way(context: RequestContext) -> Iterator[PartitionChangeRecord | None]:
+    """Takes back the moves that are not off a machine that drains: they fill the bound, and share the rate."""
+    run, draining = context.balance, draining_brokers(context.image)
+    reassigning = Reassigning(context)
+    for key, (move, _) in list(run.under_way.items()) if draining else ():
+        if any(each in move.before and each not in move.after for each in draining):
+            continue
+        tp = move.topic_partition
+        record, _ = reassigning.try_alter(Reassignment(tp.topic, tp.partition, None))
+        if record is not None:  # else it ends as planned, for only its new replicas are whole
+            del run.under_way[key]
+        yield record
 
 
 def other_reassignment(context: RequestContext) -> str:

@@ -10,6 +10,7 @@ from rayka.controller.balancer.balance_run import Cause
 from rayka.controller.balancer.cluster_shapes import ClusterShapes
 from rayka.controller.balancer.holders import BrokerShare
 from rayka.controller.decided_events import DecidedEvents
+from rayka.controller.draining_brokers import draining_brokers
 from rayka.controller.request_context import RequestContext
 from rayka.errors import InvalidRequest
 from rayka.ids import NO_OFFSET
@@ -48,7 +49,9 @@ def balance(context: RequestContext, request: BalanceRequest) -> Steps[MetadataR
     moves_max = 0 if request.moves == MOVES_AS_CONFIGURED else request.moves
     run.begin(Cause((), "an operator asked for it", moves_max=moves_max))
     yield from start(context, plan, DecidedEvents(context))
-    if not away_brokers(context):  # else the next look says what it waits for
+    if not away_brokers(context) and not draining_brokers(
+        context.image
+    ):  # else the next look says what it waits for
         yield from begin_moves(context, broker_config(context.image, context.config))
     next_offset = yield None
     timers = context.timers.look_soon(context.now_ms)
