@@ -46,11 +46,13 @@ class PartitionLeaders:
         self._watch = LeaderWatch()
         self._refreshing: dict[str, None] = {}
         self._next_refreshes: dict[str, asyncio.TimerHandle] = {}
-        self._rest_ends_s: dict[str, float] = {}
+        self._rests: dict[
+            str, asyncio.TimerHandle
+        ] = {}  # until a topic whose metadata just came may be asked for
         self._pauses_s: dict[str, float] = {}  # of topics that are watched: the next one
 
     def __repr__(self) -> str:
-        return f"<PartitionLeaders {self._watch!r} refreshing={list(self._refreshing)}>"
+        return f"<PartitionLeaders {self._watch!r} refreshing={list(self._refreshing)} resting={list(self._rests)}>"
 
     def leader_of(self, batch: ProducerBatch) -> int:
         """The node that leads its partition, or NO_NODE."""
@@ -72,11 +74,13 @@ class PartitionLeaders:
         """Asks for the topic's metadata once: now, or as soon as the rest since the last answer is over."""
         if topic in self._refreshing:
             return
-        rest_s = self._rest_ends_s.get(topic, 0.0) - asyncio.get_running_loop().time()
+        rest = self._rests.get(topic)
+        rest_s = 0.0 if rest is None else rest.when() - asyncio.get_running_loop().time()
         if rest_s > _TICK_S:
             self._refresh_later(topic, rest_s)
         else:
             self._cancel(topic)
+            self._end_rest(topic)
             self._refreshing[topic] = None
             self._run(self._refresh(topic))
 
@@ -90,9 +94,15 @@ class PartitionLeaders:
         if timer is not None:
             timer.cancel()
 
+    def _end_rest(self, topic: str) -> None:
+        """Nothing is kept of it: a producer may write to any number of topics, one after another."""
+        rest = self._rests.pop(topic, None)
+        if rest is not None:
+            rest.cancel()
+
     def close(self) -> None:
         """Asks no more."""
-        for timer in self._next_refreshes.values():
+        for timer in (*self._next_refreshes.values(), *self._rests.values()):
             timer.cancel()
 
     async def _refresh(self, topic: str) -> None:
@@ -106,7 +116,7 @@ class PartitionLeaders:
             self._on_gone(self._accumulator.remove_topic(topic), missing)
         elif known is not None:
             rest_s = len(known.partitions) * _REST_S
-            self._rest_ends_s[topic] = asyncio.get_running_loop().time() + rest_s
+            self._rests[topic] = asyncio.get_running_loop().call_later(rest_s, self._end_rest, topic)
             led = self._watch.on_metadata(known)
             if led or _leader_ids(known) != before:
                 self._accumulator.on_new_leaders(topic, led)
