@@ -78,7 +78,7 @@ from rayka.metadata.metadata_records import (
     RegisterBrokerRecord,
     UnregisterBrokerRecord,
 )
-from rayka.metadata.response import metadata_response
+from rayka.metadata.response import metadata_steps
 from rayka.protocol.balance import BalanceRequest, CancelBalanceRequest, DescribeBalanceRequest
 from rayka.protocol.configs import DescribeConfigsRequest, IncrementalAlterConfigsRequest
 from rayka.protocol.events import DescribeEventsRequest, RecordEventRequest
@@ -241,8 +241,8 @@ def _write_no_op(context: RequestContext, request: WriteNoOp) -> Result[Metadata
     return Result(records, None, context.timers.no_ops(context.now_ms, next_offset + len(records)))
 
 
-def _metadata(context: RequestContext, request: MetadataRequest) -> Result[MetadataRecord, MetadataResponse]:
-    response = metadata_response(
+def _metadata(context: RequestContext, request: MetadataRequest) -> Steps[MetadataRecord, MetadataResponse]:
+    response = yield from metadata_steps(
         context.image, request, cluster_id=context.cluster_id, controller_id=context.node_id
     )
     return Result((), response)

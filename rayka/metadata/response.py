@@ -1,7 +1,9 @@
 """The answer to a Metadata request from an image, the same on brokers and controllers.
 
-Kafka: `KRaftMetadataCache`.
+It is made in steps: one about all topics may name a hundred thousand partitions. Kafka: `KRaftMetadataCache`.
 """
+
+from collections.abc import Generator
 
 from rayka.errors import ErrorCode
 from rayka.metadata.image import BrokerImage, MetadataImage, PartitionImage, TopicImage
@@ -13,20 +15,35 @@ from rayka.protocol.membership import (
     MetadataTopic,
 )
 
+_PER_STEP = 32  # partitions and topics, a microsecond each
 
-def metadata_response(
+
+def metadata_steps(
     image: MetadataImage, request: MetadataRequest, *, cluster_id: str, controller_id: int
-) -> MetadataResponse:
+) -> Generator[None, int, MetadataResponse]:
     """What the image says of the topics asked for, in their order; all of them, by name, when none is named.
 
     A partition without a leader carries LEADER_NOT_AVAILABLE, an unknown topic UNKNOWN_TOPIC_OR_PARTITION.
     """
     names = sorted(image.topics) if request.topics is None else request.topics
+    topics: list[MetadataTopic] = []
+    looked_at = 0
+    for name in names:
+        partitions: list[MetadataPartition] = []
+        for each in image.topics[name].partitions if name in image.topics else ():
+            partitions.append(_partition(len(partitions), each))
+            looked_at += 1
+            if looked_at % _PER_STEP == 0:
+                yield
+        topics.append(_topic(image, name, tuple(partitions)))
+        looked_at += 1
+        if looked_at % _PER_STEP == 0:
+            yield
     return MetadataResponse(
         cluster_id=cluster_id,
         controller_id=controller_id,
         brokers=tuple(_broker(image.brokers[broker_id]) for broker_id in sorted(image.brokers)),
-        topics=tuple(_topic(image, name) for name in names),
+        topics=tuple(topics),
         metadata_offset=image.next_offset,
     )
 
@@ -46,16 +63,11 @@ def _broker(broker: BrokerImage) -> MetadataBroker:
     )
 
 
-def _topic(image: MetadataImage, name: str) -> MetadataTopic:
+def _topic(image: MetadataImage, name: str, partitions: tuple[MetadataPartition, ...]) -> MetadataTopic:
     topic: TopicImage | None = image.topics.get(name)
     if topic is None:
         return MetadataTopic(name, error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-    return MetadataTopic(
-        name,
-        topic.topic_id,
-        tuple(_partition(number, partition) for number, partition in enumerate(topic.partitions)),
-        dict(image.topic_configs(name)),
-    )
+    return MetadataTopic(name, topic.topic_id, partitions, dict(image.topic_configs(name)))
 
 
 def _partition(number: int, partition: PartitionImage) -> MetadataPartition:

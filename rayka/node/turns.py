@@ -1,11 +1,13 @@
 """Work on very many items that leaves others their turn of the event loop."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Generator, Iterable
 from typing import TypeVar
 
 ItemT = TypeVar("ItemT")
+ResultT = TypeVar("ResultT")
 ITEMS_PER_TURN = 1_000  # of what costs a few microseconds each
+STEPS_PER_TURN = 100  # of what costs a few tens of microseconds each
 
 
 def _one(_: object) -> int:
@@ -23,3 +25,15 @@ async def in_turns(
         if weight >= count:
             weight = 0
             await asyncio.sleep(0)
+
+
+async def result_in_turns(steps: Generator[None, int, ResultT], count: int = STEPS_PER_TURN) -> ResultT:
+    """What comes of the steps; after so many of them others have their turn."""
+    try:
+        while True:
+            for _ in range(count):
+                next(steps)
+            await asyncio.sleep(0)
+    except StopIteration as end:
+        result: ResultT = end.value
+        return result

@@ -23,7 +23,12 @@ from rayka.protocol.configs import (
     IncrementalAlterConfigsRequest,
     ResourceType,
 )
-from rayka.protocol.membership import HeartbeatRequest, RegisterBrokerRequest, RegisterBrokerResponse
+from rayka.protocol.membership import (
+    HeartbeatRequest,
+    MetadataRequest,
+    RegisterBrokerRequest,
+    RegisterBrokerResponse,
+)
 from rayka.protocol.partition_admin import (
     AlterPartitionReassignmentsRequest,
     CreatePartitionsRequest,
@@ -219,6 +224,13 @@ def test_a_turn_looks_at_no_more_partitions_than_it_has_steps(request_of: Any) -
     turns = controller.turns(request_of(controller))
     assert len(turns) == COUNT // STEPS + 1
     assert sum(turns) <= 1
+
+
+def test_an_answer_about_very_many_partitions_takes_several_turns() -> None:
+    partitions = [partition(number, (1, 2, 3)) for number in range(32 * 3 * STEPS)]
+    controller = Active(*WITH_ELR, *active(1, 2, 3), topic(), *partitions)
+    assert controller.turns(MetadataRequest()) == [0] * 4
+    assert controller.turns(MetadataRequest(("absent",))) == [0]
 
 
 def test_topics_with_many_partitions_are_deleted_in_different_turns() -> None:

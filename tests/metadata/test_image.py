@@ -1,5 +1,6 @@
 """The metadata image and its deltas."""
 
+import itertools
 from uuid import UUID
 
 import pytest
@@ -19,9 +20,9 @@ from rayka.metadata.metadata_records import (
     PartitionChangeRecord,
     RemoveTopicRecord,
 )
-from rayka.metadata.response import metadata_response
+from rayka.metadata.response import metadata_steps
 from rayka.protocol.configs import ResourceType
-from rayka.protocol.membership import MetadataRequest
+from rayka.protocol.membership import MetadataRequest, MetadataResponse
 from tests.metadata.support import ORDERS, directory, image_of, partition, registered, topic, unfenced
 
 PAYMENTS = UUID(int=200)
@@ -119,11 +120,20 @@ def test_a_gap_in_partition_numbers_is_a_bug() -> None:
         image_of([topic(), partition(1)])
 
 
+def answer(image: MetadataImage, request: MetadataRequest) -> tuple[MetadataResponse, int]:
+    """The answer, and how many steps it took."""
+    steps = metadata_steps(image, request, cluster_id="c", controller_id=3001)
+    for count in itertools.count(1):
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value, count
+    raise AssertionError("it does not end")
+
+
 def test_the_response_has_an_error_for_what_is_unknown_or_has_no_leader() -> None:
     image = image_of([registered(1), topic(), partition(0), partition(1, leader_id=-1)])
-    response = metadata_response(
-        image, MetadataRequest(("orders", "absent")), cluster_id="c", controller_id=3001
-    )
+    response, _ = answer(image, MetadataRequest(("orders", "absent")))
     known, unknown = response.topics
     assert [each.error_code for each in known.partitions] == [ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE]
     assert unknown.error_code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -132,8 +142,17 @@ def test_the_response_has_an_error_for_what_is_unknown_or_has_no_leader() -> Non
 
 def test_the_response_without_names_has_all_topics_by_name() -> None:
     image = image_of([topic("zebra"), topic("apple", PAYMENTS)])
-    response = metadata_response(image, MetadataRequest(), cluster_id="c", controller_id=3001)
+    response, _ = answer(image, MetadataRequest())
     assert [each.name for each in response.topics] == ["apple", "zebra"]
+
+
+def test_the_response_is_made_in_steps_of_so_many_partitions_or_topics() -> None:
+    large = [topic(), *(partition(each) for each in range(320))]
+    small = [topic(f"t{each}", UUID(int=1_000 + each)) for each in range(320)]
+    response, steps = answer(image_of([*large, *small]), MetadataRequest())
+    assert (len(response.topics), len(response.topics[0].partitions)) == (321, 320)
+    assert [each.partition for each in response.topics[0].partitions] == list(range(320))
+    assert steps == 1 + 641 // 32
 
 
 # ---- Deltas against a replay from scratch ----------------------------------------------------------------------------

@@ -2,11 +2,12 @@
 
 import asyncio
 import itertools
+from collections.abc import Generator
 from uuid import UUID
 
 from rayka.ids import TopicIdPartition
 from rayka.metadata.metadata_records import MetadataRecord
-from rayka.node.turns import ITEMS_PER_TURN, in_turns
+from rayka.node.turns import ITEMS_PER_TURN, in_turns, result_in_turns
 from tests.metadata.support import ORDERS, topic
 from tests.node import replica_support
 from tests.node.test_metadata_follower import Controller, following
@@ -30,6 +31,21 @@ def test_others_have_their_turn_after_so_many_items() -> None:
         return seen
 
     assert asyncio.run(scenario())[:3] == [3, 6, 7]
+
+
+def test_what_comes_of_steps_is_known_after_so_many_turns() -> None:
+    def steps() -> Generator[None, int, int]:
+        yield from (None for _ in range(7))
+        return 5
+
+    async def scenario() -> tuple[int, int]:
+        turns, work = 0, asyncio.ensure_future(result_in_turns(steps(), 3))
+        while not work.done():
+            await asyncio.sleep(0)
+            turns += 1
+        return work.result(), turns
+
+    assert asyncio.run(scenario()) == (5, 3)
 
 
 def test_what_costs_more_takes_a_turn_sooner() -> None:

@@ -1,8 +1,9 @@
 """Metadata on a broker: brokers and topics as in the image that it follows. Kafka: `KafkaApis`."""
 
-from rayka.metadata.response import metadata_response
+from rayka.metadata.response import metadata_steps
 from rayka.node.metadata_follower import MetadataFollower
 from rayka.node.storage.data_directories import DataDirectories
+from rayka.node.turns import result_in_turns
 from rayka.protocol.membership import MetadataRequest, MetadataResponse
 
 METADATA_TIMEOUT_MS = 10_000  # how long a request waits for the offset that it names
@@ -19,9 +20,10 @@ class MetadataHandler:
         """Waits for the offset that the request names."""
         follower = self._follower
         await follower.wait_for(request.min_metadata_offset, METADATA_TIMEOUT_MS)
-        return metadata_response(
+        steps = metadata_steps(
             follower.image,
             request,
             cluster_id=self._directories.cluster_id,
             controller_id=follower.controller_id,
         )
+        return await result_in_turns(steps)
