@@ -216,7 +216,7 @@ ELASTIC_BUGS = [
                 for module in (balance_looks, balance_requests)
             )
         ),
-        18,
+        29,
         ELASTIC | {"operations_per_minute": 60.0},
     ),
     PlantedBug(
