@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from rayka.controller.balancer.balance_plan import MOVES_MAX, Goal, Move, has_room
 from rayka.controller.balancer.holders import BrokerShape, Holder, Holders, PartitionShape, Placed
+from rayka.controller.balancer.step_sort import sorted_in_steps
 from rayka.ids import TopicPartition
 
 _BROKERS_PER_STEP = 4
@@ -33,18 +34,19 @@ def plan_healing(
 ) -> Generator[None, int, tuple[Move, ...]]:
     """Makes a plan, step by step."""
     holders = Holders(brokers)
-    hurt: list[tuple[int, TopicPartition, Placed]] = []
+    hurt: list[tuple[int, TopicPartition, int]] = []  # no `Placed`: these are let go of step by step
     for each in partitions:
         holders.add(each)
         loss = losses.get(each.topic_partition)
         if loss is not None:
-            hurt.append((loss.urgency, each.topic_partition, holders.placed[-1]))
+            hurt.append((loss.urgency, each.topic_partition, len(holders.placed) - 1))
         yield
     yield from holders.settle()
     moves: list[Move] = []
-    for _, topic_partition, placed in sorted(hurt, key=lambda entry: entry[:2]):
+    for _, topic_partition, number in (yield from sorted_in_steps(hurt)):
         if len(moves) == MOVES_MAX:
             break
+        placed = holders.placed[number]
         yield from _heal(holders, placed, losses[topic_partition])
         before, after = placed.shape.replicas, tuple(placed.replicas)
         if after != before:

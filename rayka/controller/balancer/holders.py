@@ -5,9 +5,10 @@ as many racks and machines as before or more. Sizes are in bytes, rates a second
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import NamedTuple
 
+from rayka.controller.balancer.step_sort import sorted_in_steps
 from rayka.ids import TopicPartition
 
 REPLICA_BYTES_MIN = 4_096  # what an empty replica counts, so that empty ones spread, too
@@ -151,10 +152,10 @@ class Holders:
                 holder.by_size.append((placed.size_bytes, placed.number))
         self.by_id[shape.replicas[0]].lead(placed, is_first=True)
 
-    def settle(self) -> Iterator[None]:
+    def settle(self) -> Generator[None, int, None]:
         """Sorts what each broker holds, and gives each its target; one step for every few replicas."""
         for holder in self.by_id.values():
-            holder.by_size.sort()
+            holder.by_size = yield from sorted_in_steps(holder.by_size)
             yield from (None for _ in range(0, len(holder.by_size), 32))
         total_bytes = sum(each.size_bytes for each in self.usable)
         for holder, weight in zip(self.usable, _weights(self.usable), strict=True):
