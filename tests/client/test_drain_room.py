@@ -173,3 +173,31 @@ def test_the_most_urgent_replica_has_the_room_that_there_is() -> None:
     )
     step = going(both, sizes=sized(5 * MB, 5 * MB), disks=disks(b2=(90, 1), b3=(90, 6)))
     assert step.plan == {TopicPartition("t", 1): (3,)}
+
+
+@given(
+    st.lists(st.integers(0, 40), min_size=1, max_size=10),
+    st.lists(st.tuples(st.integers(0, 90), st.integers(1, 90)), min_size=1, max_size=4),
+)
+def test_from_a_machine_that_goes_no_disk_is_filled_up_and_nothing_stays_that_fits(
+    sizes: list[int], room: list[tuple[int, int]]
+) -> None:
+    held = {f"b{each}": room[each - 2] for each in range(2, len(room) + 2)}
+    found = seen(
+        topic(*[(1,)] * len(sizes)),
+        brokers=len(room) + 1,
+        drains={1: 0},
+        marks={1: 0},
+        sizes=sized(*(each * MB for each in sizes)),
+        disks=disks(**held),
+        moves_max=len(sizes),
+    )
+    step = planned(DrainPlanner(), found)
+    assert isinstance(step, Move)
+    given_to = {
+        name: sum(sizes[each.partition] for each, (to,) in step.plan.items() if to == int(name[1:]))
+        for name in held
+    }
+    assert all(given_to[name] < free or not given_to[name] for name, (_, free) in held.items())
+    left = [sizes[each] for each in range(len(sizes)) if tp(each) not in step.plan]
+    assert all(each >= free - given_to[name] for each in left for name, (_, free) in held.items())
