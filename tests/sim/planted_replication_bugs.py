@@ -311,7 +311,7 @@ REPLICATION_BUGS = [
     bug("counts what is on its way to a follower", "isr-high-watermark",
         planted(FollowerState, "on_fetch", counts_what_is_on_its_way), 1),
     bug("a follower joins before the leader's epoch began", "isr-member",
-        planted(PartitionLeader, "maybe_expand", forgets_where_its_epoch_began), 1),
+        planted(PartitionLeader, "maybe_expand", forgets_where_its_epoch_began), 2),
     bug("appends in an old epoch", "partition-leader",
         planted(PartitionLeader, "append", appends_in_the_epoch_before), 1),
     bug("consumers read to the log end", "consumed", planted(Partition, "_end_offset_for", reads_to_the_log_end), 1),

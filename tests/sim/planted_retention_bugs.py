@@ -76,7 +76,7 @@ RETENTION_BUGS = [
         "a log start that is not written before the files go",
         "liveness",
         planted(RetiredSegments, "_raise_start", never_writes_where_the_log_begins),
-        5,
+        2,
         EXPIRING | {"fault_kinds": (FaultKind.KILL,), "faults_per_minute": 120.0},
     ),
 ]

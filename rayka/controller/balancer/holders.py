@@ -156,7 +156,8 @@ class Holders:
         """Sorts what each broker holds, and gives each its target; one step for every few replicas."""
         for holder in self.by_id.values():
             holder.by_size = yield from sorted_in_steps(holder.by_size)
-            yield from (None for _ in range(0, len(holder.by_size), 32))
+            for _ in range(0, len(holder.by_size), 32):
+                yield
         total_bytes = sum(each.size_bytes for each in self.usable)
         for holder, weight in zip(self.usable, _weights(self.usable), strict=True):
             holder.target_bytes = max(1.0, total_bytes * weight)
