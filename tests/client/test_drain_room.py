@@ -13,14 +13,14 @@ from rayka.client.admin.admin_partition_results import ReplicaLogInfo
 from rayka.client.admin.admin_results import BrokerDescription, PartitionDescription, TopicDescription
 from rayka.client.admin.drain_plan import drain_plan
 from rayka.client.admin.drain_planner import DrainPlanner
-from rayka.client.admin.drain_steps import Move, Seen
+from rayka.client.admin.drain_steps import Move, Seen, Step
 from rayka.client.admin.reported_disks import NO_REPORTS, ReportedDisks
 from rayka.errors import NoDiskRoom
 from rayka.ids import TopicPartition
 from rayka.protocol.disk_room import DISK_USE_MAX
 from rayka.protocol.load import BrokerLoad, DescribeLoadResponse, LoadReport, NamedPartitionLoad
 from rayka.protocol.membership import MetadataPartition, MetadataTopic
-from tests.client.test_drain_planner import planned, seen, sized, topic, tp
+from tests.client.test_drain_planner import NOW_MS, planned, seen, sized, topic, tp
 
 MB = 1_000_000
 
@@ -161,6 +161,24 @@ def test_what_is_on_its_way_to_a_disk_takes_of_its_room() -> None:
     step = going(both, sizes=sized(5 * MB, 5 * MB), disks=disks(b3=(90, 10)))
     assert step.plan == {}
     assert going(both, sizes=sized(5 * MB, 5 * MB), disks=disks(b3=(90, 11))).plan == {tp(1): (2, 3)}
+
+
+def test_what_came_to_a_disk_just_now_takes_of_its_room_until_it_is_reported() -> None:
+    moving = MetadataPartition(0, 2, 1, (2, 3, 1), (2, 1), adding_replicas=(3,), removing_replicas=(1,))
+    come = MetadataPartition(0, 2, 2, (2, 3), (2, 3))
+    waiting = MetadataPartition(1, 2, 1, (2, 1), (2, 1))
+    planner, last_report = DrainPlanner(), {"sizes": sized(5 * MB, 5 * MB), "disks": disks(b3=(90, 10))}
+
+    def look(first: MetadataPartition, after_ms: int) -> Step | None:
+        both = MetadataTopic("t", partitions=(first, waiting))
+        return planned(planner, seen(both, brokers=3, now_ms=NOW_MS + after_ms, **last_report))
+
+    assert look(moving, 0) is not None  # it says that the other one stays
+    assert look(come, 1_000) is None
+    assert look(come, 9_999) is None
+    step = look(come, 10_000)
+    assert isinstance(step, Move)
+    assert step.plan == {tp(1): (2, 3)}
 
 
 def test_the_most_urgent_replica_has_the_room_that_there_is() -> None:

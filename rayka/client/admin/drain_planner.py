@@ -37,6 +37,7 @@ from rayka.ids import NO_NODE, TopicPartition, node_name
 
 STOP_BEFORE_MS = 5_000
 _PLACED_PER_SLICE = 32
+_REPORTED_AFTER_MS = 10_000  # what has come to a disk is in the broker's load report by then
 _Waiting = tuple[
     int, int, TopicPartition, tuple[int, ...]
 ]  # others that hold it, bytes, its replicas: by urgency
@@ -44,12 +45,13 @@ _Waiting = tuple[
 
 class DrainPlanner:
     """Plans for one cluster. It remembers which moves it has begun, so that one which an operator cancels stays
-    cancelled, and of which brokers it has said what is moved.
+    cancelled, of which brokers it has said what is moved, and what has come to disks since they were reported.
     """
 
     def __init__(self) -> None:
         self._begun: set[tuple[int, TopicPartition]] = set()
         self._told: set[tuple[int, int]] = set()
+        self._coming: dict[tuple[TopicPartition, int], tuple[int, int]] = {}  # when last seen, and bytes
 
     def __repr__(self) -> str:
         return f"<DrainPlanner begun={len(self._begun)}>"
@@ -59,6 +61,7 @@ class DrainPlanner:
         self._begun = {each for each in self._begun if each[0] in seen.drains}
         self._told = {each for each in self._told if seen.drains.get(each[0]) == each[1]}
         survey = yield from take_survey(seen)
+        self._note_coming(seen, survey)
         for decide in (_unmark, _mark, _resign, _stop):
             step = decide(seen, survey)
             if step is not None:
@@ -99,7 +102,7 @@ class DrainPlanner:
         be told of them.
         """
         waiting = yield from self._waiting(broker_id, seen, survey)
-        choice = _Choice(_successors(broker_id, seen, survey), _bytes_left(broker_id, seen, survey))
+        choice = _Choice(self._successors(broker_id, seen, survey), _bytes_left(broker_id, seen, survey))
         for number, (_, size_bytes, tp, target) in enumerate(merge(*waiting)):
             if len(choice.plan) == count_max:
                 break
@@ -124,6 +127,24 @@ class DrainPlanner:
                 runs.append(sorted(run))
             yield
         return runs
+
+    def _successors(self, broker_id: int, seen: Seen, survey: Survey) -> Successors:
+        brokers = [
+            replace(BrokerDescription.of(each, ()), replica_count=survey.counts[each.node_id])
+            for each in seen.cluster.brokers
+        ]
+        successors = Successors(broker_id, brokers, {*seen.closed, *seen.drains}, seen.disks, may_fill=True)
+        for (_, node_id), (_, size_bytes) in self._coming.items():
+            successors.expect(node_id, size_bytes)
+        return successors
+
+    def _note_coming(self, seen: Seen, survey: Survey) -> None:
+        """What is on its way to a disk, or came there just now, takes of its room: it may not be reported yet."""
+        begin_ms = seen.now_ms - _REPORTED_AFTER_MS
+        self._coming = {key: each for key, each in self._coming.items() if each[0] > begin_ms}
+        for tp, node_id in survey.coming:
+            size_bytes = max((sizes.get(tp, 0) for sizes in seen.sizes.values()), default=0)
+            self._coming[tp, node_id] = seen.now_ms, size_bytes
 
 
 class _Choice:
@@ -162,18 +183,6 @@ class _Choice:
         ):
             said += [f"{count:,} stay, {why}"] if count else []
         return "; ".join(said)
-
-
-def _successors(broker_id: int, seen: Seen, survey: Survey) -> Successors:
-    """What is on its way to brokers takes of their room: it may be copied in part, and not reported yet."""
-    brokers = [
-        replace(BrokerDescription.of(each, ()), replica_count=survey.counts[each.node_id])
-        for each in seen.cluster.brokers
-    ]
-    successors = Successors(broker_id, brokers, {*seen.closed, *seen.drains}, seen.disks, may_fill=True)
-    for tp, node_id in survey.coming:
-        successors.expect(node_id, max(sizes.get(tp, 0) for sizes in seen.sizes.values()))
-    return successors
 
 
 def _unmark(seen: Seen, _: Survey) -> Step | None:
