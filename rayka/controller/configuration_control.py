@@ -137,7 +137,11 @@ def alter_configs(
     yield alteration.records
     yield from alteration.elections()
     next_offset = yield None
-    return Result((), IncrementalAlterConfigsResponse(results, next_offset))
+    must_give_way = (
+        alteration.has_drains and not context.balance.is_idle
+    )  # before an active controller there resigns
+    timers = context.timers.look_now(context.now_ms) if must_give_way else ()
+    return Result((), IncrementalAlterConfigsResponse(results, next_offset), timers)
 
 
 class _Alteration:
@@ -158,6 +162,11 @@ class _Alteration:
                 resource.resource_type, resource.resource_name, refusal.code, str(refusal)
             )
         return AlterConfigsResult(resource.resource_type, resource.resource_name)
+
+    @property
+    def has_drains(self) -> bool:
+        """Whether it is said of a broker whether its machine drains."""
+        return bool(self._drains)
 
     def elections(self) -> Iterator[MetadataRecord | None]:
         """For partitions without a leader, where unclean elections have become allowed; for those that a broker leads

@@ -131,6 +131,10 @@ class ControllerTimers:
         due_ms = now_ms + BUSY_LOOK_INTERVAL_MS
         return [Timer("look", due_ms, LookAfterReplicas(due_ms))]
 
+    def look_now(self, now_ms: int) -> list[Timer]:
+        """The next look, at once."""
+        return [Timer("look", now_ms, LookAfterReplicas(now_ms))]
+
     def shares(self, brokers: Iterable[BrokerImage], now_ms: int) -> list[Timer]:
         """One, due now, where one of these may be a coordinator without a share."""
         may_idle = any(each.is_coordinator and each.is_active for each in brokers)

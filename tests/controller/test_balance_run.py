@@ -252,6 +252,17 @@ def test_moves_give_way_to_a_machine_that_drains_but_those_off_it() -> None:
     assert [kind for kind, _ in told(machine)] == ["balance-begun", "balance-ended"]
 
 
+def test_the_balance_is_looked_at_once_a_machine_drains_for_its_active_controller_resigns_soon(
+    machine: Machine,
+) -> None:
+    drain(machine, 1)
+    assert not machine.timers
+    drain(machine, 1, deadline=None)
+    balance(machine, moves=1)
+    drain(machine, 1)
+    assert [(each.key, each.due_ms) for each in machine.timers] == [("look", machine.now_ms)]
+
+
 def test_nothing_moves_to_a_machine_that_drains_since(machine: Machine) -> None:
     balance(machine, moves=1)
     assert under_way(machine)
