@@ -1,6 +1,5 @@
 """Where the replicas of a broker or coordinator go that is to be emptied. Pure."""
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
@@ -11,6 +10,7 @@ from rayka.ids import Role, TopicPartition, is_internal, role_of
 from rayka.protocol.disk_room import DISK_USE_MAX, room_bytes
 
 Plan = dict[TopicPartition, tuple[int, ...]]
+_UNKNOWN_BYTES = float("inf")
 _NAMED_MAX = 3  # partitions in an error
 _ADD_ANOTHER = (
     "add another broker first (one more in the spec, and `rayka start` again while the cluster runs)"
@@ -92,10 +92,13 @@ class Successors:
             for role in (Role.BROKER, Role.COORDINATOR)
         }
         self._may_fill = may_fill
-        self._reports = disks.reports
-        self._capacities = disks.capacities({each.node_id: each.host for each in brokers})
-        self._coming_bytes = Counter[int]()
-        self._host_bytes = Counter[str]()  # brokers of a machine may share a disk
+        hosts = {each.node_id: each.host for each in brokers}
+        capacities = disks.capacities(hosts)
+        held = {each: report.size_bytes for each, report in disks.reports.items()}
+        free = {each: report.free_bytes for each, report in disks.reports.items()}
+        self._bytes_to_bound = {each: room_bytes(capacities[each], held.get(each, 0)) for each in hosts}
+        self._free_bytes = {each: float(free.get(each, _UNKNOWN_BYTES)) for each in hosts}
+        self._beside = {each: [other for other in hosts if hosts[other] == hosts[each]] for each in hosts}
 
     def __repr__(self) -> str:
         return f"<Successors of {self._broker_id}: {self._counts}>"
@@ -110,14 +113,15 @@ class Successors:
         others = [each for each in target if each != self._broker_id]
         taken = [self._nodes[each].rack for each in others if each in self._nodes]
         free = [each for each in able if each not in others]
-        fitting = [each for each in free if self._takes(each, size_bytes)]
+        fitting = [each for each in free if size_bytes < self.room_bytes(each)]
+        if not fitting and self._may_fill:
+            fitting = [each for each in free if size_bytes < self._free_bytes[each]]
         if not fitting:
             return Homeless(len(target), size_bytes, able, is_crowded=bool(free))
 
-        def cost(node_id: int) -> tuple[bool, bool, bool, int, int]:
-            is_full = not self._has_room(node_id, size_bytes)
+        def cost(node_id: int) -> tuple[bool, bool, int, int]:
             is_taken = self._nodes[node_id].rack in taken
-            return is_full, node_id not in preferred, is_taken, self._counts[node_id], node_id
+            return node_id not in preferred, is_taken, self._counts[node_id], node_id
 
         chosen = min(fitting, key=cost)
         self._counts[chosen] += 1
@@ -128,32 +132,15 @@ class Successors:
         return tuple(replicas)
 
     def expect(self, node_id: int, size_bytes: int) -> None:
-        """So much more comes to the broker's disks than it has reported."""
-        self._coming_bytes[node_id] += size_bytes
+        """So much more comes to the broker's disks than it has reported; brokers of a machine may share them."""
         if node_id in self._nodes:
-            self._host_bytes[self._nodes[node_id].host] += size_bytes
+            self._bytes_to_bound[node_id] -= size_bytes
+            for each in self._beside[node_id]:
+                self._free_bytes[each] -= size_bytes
 
     def room_bytes(self, node_id: int) -> float:
         """How much more the broker may be given, before its disks are above 80 % or full."""
-        report = self._reports.get(node_id)
-        if report is None:
-            return float("inf")
-        held_bytes = report.size_bytes + self._coming_bytes[node_id]
-        return min(room_bytes(self._capacities[node_id], held_bytes), self._free_bytes(node_id))
-
-    def _takes(self, node_id: int, size_bytes: int) -> bool:
-        return self._has_room(node_id, size_bytes) or (
-            self._may_fill and size_bytes < self._free_bytes(node_id)
-        )
-
-    def _has_room(self, node_id: int, size_bytes: int) -> bool:
-        return size_bytes < self.room_bytes(node_id)
-
-    def _free_bytes(self, node_id: int) -> float:
-        report = self._reports.get(node_id)
-        if report is None:
-            return float("inf")
-        return report.free_bytes - self._host_bytes[self._nodes[node_id].host]
+        return min(self._bytes_to_bound[node_id], self._free_bytes[node_id])
 
 
 def target_replicas(partition: PartitionDescription) -> tuple[int, ...]:
