@@ -2,8 +2,7 @@
 
 Invariants: one request at a time, shared by all callers that ask meanwhile; a topic counts as unknown only when the
 active controller says so, because a broker may not have heard of a new one yet; what is known is never replaced by
-what a broker says that has not heard as much. Kafka: Metadata, NetworkClient's metadata updater (G18). Left out: the
-leader hints of KIP-951.
+what a broker says that has not heard as much (`known_topic`). Kafka: Metadata, NetworkClient's metadata updater (G18).
 """
 
 import asyncio
@@ -11,11 +10,11 @@ import difflib
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from random import Random
-from typing import NamedTuple
 from uuid import UUID
 
 from rayka.client.bootstrap import ClientConfig
 from rayka.client.cluster_nodes import ClusterNodes
+from rayka.client.known_topic import KnownTopic
 from rayka.client.loop_time import LoopClock
 from rayka.client.retry import Retry, telling
 from rayka.errors import (
@@ -27,7 +26,9 @@ from rayka.errors import (
     UnknownTopicOrPartition,
     error_for,
 )
+from rayka.ids import NO_NODE
 from rayka.ports import Network
+from rayka.protocol.current_leader import NamesLeader
 from rayka.protocol.membership import MetadataPartition, MetadataRequest, MetadataResponse, MetadataTopic
 
 _NAMES_SHOWN = 5
@@ -45,14 +46,6 @@ class TopicRecreated(InconsistentTopicId):
     """The topic is another one than before: deleted, and created again under its name. Asking again is no use."""
 
     retriable = False
-
-
-class _Known(NamedTuple):
-    """A topic, when its metadata came, and which part of the metadata log they were made from."""
-
-    topic: MetadataTopic
-    fetched_at_s: float
-    metadata_offset: int
 
 
 class ClusterMetadata:
@@ -75,7 +68,7 @@ class ClusterMetadata:
         self._listeners = [on_topic] if on_topic is not None else []
         self._max_age_s = config.metadata_max_age_ms / 1000
         self._cluster_id = ""
-        self._topics: dict[str, _Known] = {}
+        self._topics: dict[str, KnownTopic] = {}
         self._missing: dict[str, ApiError] = {}  # topics that the controller refused, until they are known
         self._wanted: dict[str, None] = {}
         self._upcoming: asyncio.Task[RaykaError | None] | None = None
@@ -157,6 +150,23 @@ class ClusterMetadata:
         """
         return await asyncio.shield(self._ask_soon(names))
 
+    def on_refused(self, refusals: Sequence[NamesLeader]) -> list[MetadataTopic]:
+        """Takes over the leaders that an answer names beside errors, where they are of later epochs than those known;
+        returns the topics of which something is known anew, as they are now. Nothing is asked.
+        """
+        by_id: dict[UUID, list[NamesLeader]] = {}
+        for each in refusals:
+            if each.error_code is not ErrorCode.NONE and each.leader_id != NO_NODE:
+                by_id.setdefault(each.topic_id, []).append(each)
+        changed: list[MetadataTopic] = []
+        for name, known in self._topics.items() if by_id else ():
+            later = known.later_leaders(by_id.get(known.topic.topic_id, ()))
+            if later:
+                self._topics[name] = led = known.led_by(later)
+                changed.append(led.topic)
+        self.version += bool(changed)
+        return changed
+
     async def renew(self, names: tuple[str, ...], timeout_ms: int) -> MetadataResponse:
         """Fetches the topics as the active controller knows them now, which no broker can be ahead of.
 
@@ -230,17 +240,18 @@ class ClusterMetadata:
         for topic in response.topics:
             if topic.error_code is ErrorCode.NONE:
                 assert all(each.partition == index for index, each in enumerate(topic.partitions)), topic
-                known = self._topics.get(topic.name)
-                is_news = known is None or known.metadata_offset <= offset
-                self._topics[topic.name] = (
-                    known._replace(fetched_at_s=at_s)
-                    if known is not None and not is_news
-                    else _Known(topic, at_s, offset)
-                )
                 self._missing.pop(topic.name, None)
-                if is_news:
-                    for listener in self._listeners:
-                        listener(topic)
+                known = self._topics.get(topic.name)
+                if known is not None and not known.is_news(offset):
+                    self._topics[topic.name] = known._replace(fetched_at_s=at_s)
+                    continue
+                self._topics[topic.name] = (
+                    known.updated(topic, at_s, offset)
+                    if known is not None
+                    else KnownTopic(topic, at_s, offset)
+                )
+                for listener in self._listeners:
+                    listener(self._topics[topic.name].topic)
             elif not _is_unknown(topic):
                 self._missing[topic.name] = error_for(topic.error_code, f"topic {topic.name!r}")
 

@@ -11,6 +11,7 @@ from random import Random
 from rayka.client.bootstrap import ClientConfig
 
 JITTER = 0.2
+SOON_MS = 10
 TELL_AFTER_S = 3.0
 
 logger = logging.getLogger(__name__)
@@ -29,6 +30,11 @@ class Backoff:
     def pause_ms(self, failure_count: int) -> float:
         """The pause after `failure_count` failures (from 1), jittered by up to 20 % to either side."""
         unjittered_ms = min(self._first_ms << min(failure_count - 1, 30), self._max_ms)
+        return unjittered_ms * self._random.uniform(1 - JITTER, 1 + JITTER)
+
+    def soon_ms(self, failure_count: int) -> float:
+        """A pause for a node that is about to hear of what the caller knows: 10 ms, doubling up to the first pause."""
+        unjittered_ms = min(SOON_MS << min(failure_count - 1, 30), self._first_ms)
         return unjittered_ms * self._random.uniform(1 - JITTER, 1 + JITTER)
 
     @classmethod

@@ -65,7 +65,8 @@ class FetchPartitionResult(Message, frozen=True, array_like=True):
     `next_offset` is where to continue: after the last batch given, or the fetch offset when nothing was. Either
     `records` or `file_ranges` has the data, never both. A `snapshot_id` says: fetch that snapshot first, the
     log does not hold what was asked for (A29, A30). A `preferred_read_replica` says: read there, nothing is given
-    here (G15). `last_fetched_epoch` is that of the last batch given: the next request of the reader names it (G2).
+    here (G15). Beside an error `leader_id` and `leader_epoch` say which node leads, where this one knows.
+    `last_fetched_epoch` is that of the last batch given: the next request of the reader names it (G2).
     """
 
     topic_id: UUID

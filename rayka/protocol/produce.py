@@ -5,7 +5,7 @@ from uuid import UUID
 import numpy as np
 
 from rayka.errors import ErrorCode, InvalidRequiredAcks
-from rayka.ids import NO_OFFSET, NO_TIMESTAMP
+from rayka.ids import NO_EPOCH, NO_NODE, NO_OFFSET, NO_TIMESTAMP
 from rayka.ports import Message, Request
 
 ACKS_NONE, ACKS_LEADER, ACKS_ALL = 0, 1, -1
@@ -26,6 +26,7 @@ class ProducePartitionResult(Message, frozen=True, array_like=True, gc=False):
     """What became of one partition's batches.
 
     `base_offset` is the offset of the first record; `log_append_time_ms` is -1 unless the topic stamps records itself.
+    `leader_id` and `leader_epoch` go with a refusal of a node that does not lead, where it knows which one does.
     """
 
     topic_id: UUID
@@ -35,6 +36,8 @@ class ProducePartitionResult(Message, frozen=True, array_like=True, gc=False):
     base_offset: int = NO_OFFSET
     log_append_time_ms: int = NO_TIMESTAMP
     log_start_offset: int = NO_OFFSET
+    leader_id: int = NO_NODE
+    leader_epoch: int = NO_EPOCH
 
 
 class ProduceResponse(Message, frozen=True, array_like=True):

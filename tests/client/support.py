@@ -15,6 +15,7 @@ from rayka.client.producer.producer_batch import ProducerBatch
 from rayka.errors import BrokerNotAvailable, ErrorCode, NetworkException, RequestTimedOut
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_header import RecordBatch, split_batches
+from rayka.protocol.current_leader import CurrentLeader
 from rayka.protocol.membership import (
     MetadataBroker,
     MetadataPartition,
@@ -32,7 +33,7 @@ Answer = ErrorCode | Exception
 
 class ScriptedCluster:
     """A `ClusterHandle` and its `Network`: two brokers, one controller, topics by name and partition count. Broker 1
-    leads all, until `move_leaders`; the logs are the same on both.
+    leads all, until `move_leaders`; the logs are the same on both. A refusal names `named`.
 
     `answers`: what becomes of the next produced partitions, one after another: an error code, or an error of
     the network. `logs`: the batches of each partition, as they arrived. While `hold` was called, produce
@@ -53,6 +54,7 @@ class ScriptedCluster:
         self.asked: list[int] = []  # the nodes that got them
         self.leader_id = BROKER
         self.leader_epoch = 0
+        self.named = CurrentLeader()
         self.metadata_offset = 7
         self.dead: list[int] = []  # nodes that are not reached
         self.fenced: list[int] = []
@@ -158,7 +160,15 @@ class ScriptedCluster:
             )
         answer = self.answers.popleft() if self.answers else None
         if isinstance(answer, ErrorCode):
-            return ProducePartitionResult(part.topic_id, part.partition, answer, "as told")
+            leader_id, leader_epoch = self.named
+            return ProducePartitionResult(
+                part.topic_id,
+                part.partition,
+                answer,
+                "as told",
+                leader_id=leader_id,
+                leader_epoch=leader_epoch,
+            )
         if isinstance(answer, Exception) and not self.executes_lost_requests:
             raise answer
         if part.records.size > self.batch_bytes_max:

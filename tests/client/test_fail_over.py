@@ -8,6 +8,7 @@ from rayka import Producer
 from rayka.client.producer.leader_watch import LeaderWatch
 from rayka.errors import DeliveryTimeout, ErrorCode, NetworkException
 from rayka.ids import NO_NODE
+from rayka.protocol.current_leader import CurrentLeader
 from rayka.protocol.membership import MetadataPartition, MetadataTopic
 from tests.client.support import BROKER, OTHER, ScriptedCluster
 
@@ -32,6 +33,63 @@ def test_a_new_leader_that_is_known_gets_the_records_without_a_pause(
         cluster.answers.append(failure)
         assert producer.send("orders", b"1").result(WAIT_S).offset == 1
     assert cluster.asked == [BROKER, BROKER, OTHER]
+
+
+def test_a_leader_that_a_refusal_names_gets_the_records_without_a_question_for_metadata() -> None:  # G18
+    cluster = ScriptedCluster({"orders": 2})
+    with Producer(cluster, **PATIENT) as producer:
+        producer.send("orders", b"0", partition=1).result(WAIT_S)
+        calls = cluster.metadata_calls
+        cluster.move_leaders(OTHER)
+        cluster.named = CurrentLeader(OTHER, cluster.leader_epoch)
+        cluster.answers.append(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        assert producer.send("orders", b"1", partition=1).result(WAIT_S).offset == 1
+        assert producer.send("orders", b"2", partition=1).result(WAIT_S).offset == 2
+    assert cluster.asked == [BROKER, BROKER, OTHER, OTHER]
+    assert cluster.metadata_calls == calls
+
+
+@pytest.mark.parametrize(
+    "named", [CurrentLeader(OTHER, 1), CurrentLeader(BROKER, 2), CurrentLeader(BROKER, 3)], ids=str
+)
+def test_a_leader_that_has_yet_to_hear_that_it_leads_is_tried_again_soon_without_a_question(
+    named: CurrentLeader,
+) -> None:  # G18
+    cluster = ScriptedCluster({"orders": 1})
+    cluster.leader_epoch = 2
+    with Producer(cluster, **PATIENT) as producer:
+        producer.send("orders", b"0").result(WAIT_S)
+        calls = cluster.metadata_calls
+        cluster.named = named
+        cluster.answers += [ErrorCode.NOT_LEADER_OR_FOLLOWER] * 2
+        assert producer.send("orders", b"1").result(WAIT_S).offset == 1
+    assert (cluster.asked, cluster.metadata_calls) == ([BROKER] * 4, calls)
+
+
+def test_a_leader_that_never_hears_that_it_leads_is_a_reason_to_ask() -> None:  # G18
+    cluster = ScriptedCluster({"orders": 1})
+    cluster.leader_epoch = 2
+    with Producer(cluster, **PATIENT) as producer:
+        producer.send("orders", b"0").result(WAIT_S)
+        cluster.move_leaders(OTHER)
+        cluster.named = CurrentLeader(BROKER, 1)
+        cluster.answers += [ErrorCode.NOT_LEADER_OR_FOLLOWER] * 5
+        assert producer.send("orders", b"1").result(WAIT_S).offset == 1
+    assert cluster.asked == [*[BROKER] * 6, OTHER]
+
+
+@pytest.mark.parametrize("named", [CurrentLeader(NO_NODE, 1), CurrentLeader()], ids=["none", "unknown"])
+def test_a_refusal_that_names_no_later_leader_is_a_reason_to_ask(named: CurrentLeader) -> None:  # G18
+    cluster = ScriptedCluster({"orders": 1})
+    with Producer(cluster, **PATIENT) as producer:
+        producer.send("orders", b"0").result(WAIT_S)
+        calls = cluster.metadata_calls
+        cluster.named = named
+        cluster.leader_epoch += 1
+        cluster.answers.append(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        assert producer.send("orders", b"1").result(WAIT_S).offset == 1
+    assert cluster.asked == [BROKER] * 3
+    assert cluster.metadata_calls > calls
 
 
 def test_a_leader_is_asked_for_again_and_again_while_there_is_none() -> None:  # G18

@@ -238,9 +238,32 @@ def test_a_fenced_epoch_is_asked_again_in_the_new_one() -> None:  # B24, G18
     assert [(each.node_id, each.leader_epoch) for each in asked] == [(LEADER, EPOCH), (FOLLOWER, EPOCH + 1)]
 
 
+@pytest.mark.parametrize("code", [ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH])
+def test_a_leader_that_a_refusal_names_is_asked_without_a_question_and_a_pause(
+    code: ErrorCode,
+) -> None:  # G18
+    named = {"error_code": code, "leader_id": FOLLOWER, "leader_epoch": EPOCH + 1}
+    asked, brokers = follow(named, retry_backoff_ms=TIMEOUT_MS, retry_backoff_max_ms=TIMEOUT_MS)
+    assert [(each.node_id, each.leader_epoch) for each in asked] == [(LEADER, EPOCH), (FOLLOWER, EPOCH + 1)]
+    assert brokers.metadata_count == 1
+
+
+@pytest.mark.parametrize("named", [(FOLLOWER, EPOCH), (NO_NODE, EPOCH + 1)], ids=["older", "none"])
+def test_a_refusal_that_names_no_later_leader_is_a_reason_to_ask(named: tuple[int, int]) -> None:  # G18
+    refusal = {
+        "error_code": ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        "leader_id": named[0],
+        "leader_epoch": named[1],
+    }
+    asked, brokers = follow(refusal)
+    assert [(each.node_id, each.leader_epoch) for each in asked] == [(LEADER, EPOCH)] * 2
+    assert brokers.metadata_count == 2
+
+
 def test_an_epoch_that_the_broker_does_not_know_yet_is_asked_again() -> None:  # B24, G18
+    """Soon: it is about to hear of that epoch."""
     unknown = {"error_code": ErrorCode.UNKNOWN_LEADER_EPOCH}
-    asked, brokers = follow(unknown, unknown)
+    asked, brokers = follow(unknown, unknown, retry_backoff_ms=TIMEOUT_MS, retry_backoff_max_ms=TIMEOUT_MS)
     assert [(each.node_id, each.offset) for each in asked] == [(LEADER, START)] * 3
     assert brokers.metadata_count == 1
 

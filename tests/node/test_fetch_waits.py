@@ -73,7 +73,9 @@ def test_a_consumer_that_waits_is_told_that_another_broker_leads(epoch: int, err
         broker, handler = await led()
         waiting = await parked(handler, request(at(0, current_leader_epoch=epoch), max_wait_ms=WAIT_MS))
         await broker.apply(changed(leader_id=FOLLOWER))
-        assert ((await waiting).partitions[0].error_code, passed_ms()) == (error, 0)
+        (result,) = (await waiting).partitions
+        assert (result.error_code, passed_ms()) == (error, 0)
+        assert (result.leader_id, result.leader_epoch) == (FOLLOWER, LEADER_EPOCH + 1)
         await broker.stop()
 
     run(main)

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from rayka.errors import ErrorCode, NotLeaderOrFollower, UnknownTopicId
-from rayka.ids import NO_NODE, TopicPartition
+from rayka.ids import NO_EPOCH, NO_NODE, TopicPartition
 from rayka.metadata.metadata_records import PartitionChangeRecord, RemoveTopicRecord
 from rayka.node.answering import completed
 from rayka.node.handlers.produce_handler import ProduceHandler
@@ -32,6 +32,7 @@ from tests.node.replica_support import (
     BROKER,
     DATA_DIR,
     LEADER,
+    LEADER_EPOCH,
     ORDERS,
     OTHER,
     Broker,
@@ -97,6 +98,24 @@ def test_acks_all_waits_for_every_replica_in_sync_and_acks_one_for_none() -> Non
     run(main)
 
 
+def test_only_a_refusal_of_who_does_not_lead_names_the_leader() -> None:  # G18
+    async def main() -> None:
+        broker = await Broker.start()
+        await broker.apply(broker.new_partition())
+        refused = await produce(broker)
+        assert refused.error_code is ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert (refused.leader_id, refused.leader_epoch) == (LEADER, LEADER_EPOCH)
+        await broker.apply(changed(leader_id=NO_NODE))
+        refused = await produce(broker)
+        assert (refused.leader_id, refused.leader_epoch) == (NO_NODE, LEADER_EPOCH + 1)
+        unknown = await produce(broker, number=9)
+        assert unknown.error_code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        assert (unknown.leader_id, unknown.leader_epoch) == (NO_NODE, NO_EPOCH)
+        await broker.stop()
+
+    run(main)
+
+
 @pytest.mark.parametrize(
     "case", ["another broker leads", "this one leads again", "the replica was moved away"]
 )
@@ -107,7 +126,10 @@ def test_who_waits_is_told_of_another_leadership(case: str) -> None:  # B15
         await settle()
         change = changed(leader_id=BROKER if case == "this one leads again" else LEADER)
         await broker.apply(moved(broker) if case == "the replica was moved away" else change)
-        assert (await waiting).error_code is ErrorCode.NOT_LEADER_OR_FOLLOWER
+        result = await waiting
+        assert result.error_code is ErrorCode.NOT_LEADER_OR_FOLLOWER
+        leader_id = BROKER if case == "this one leads again" else LEADER
+        assert (result.leader_id, result.leader_epoch) == (leader_id, LEADER_EPOCH + 1)
         await broker.stop()
 
     run(main)

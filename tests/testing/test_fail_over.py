@@ -4,6 +4,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -106,6 +107,22 @@ def test_a_producer_goes_on_with_the_next_leader_as_soon_as_there_is_one() -> No
         assert cluster.now_ms - led_ms <= 120
         producer.end()
         assert producer.offsets == {number: number for number in range(producer.count)}  # once, and in order
+
+
+def test_a_lead_that_moves_costs_clients_a_refusal_and_no_question() -> None:  # G18
+    with virtual_cluster() as cluster:
+        producer = VirtualProducer(cluster, pause_ms=2)
+        consumer = VirtualConsumer(cluster)
+        cluster.go_on(1_000)
+        cluster.questions_ms.clear()
+        for node_id in (2, 3, 1):
+            cluster.move_lead(node_id)
+            cluster.go_on(1_000)
+        producer.end()
+        cluster.until(lambda: len(consumer.values) == producer.count)
+        assert cluster.questions_ms == []
+        for times_ms in (producer.acknowledged_ms, consumer.read_ms):
+            assert max(later - earlier for earlier, later in pairwise(times_ms[100:])) <= 50
 
 
 @pytest.mark.parametrize("options", [{}, {"enable_idempotence": False}], ids=str)

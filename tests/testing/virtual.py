@@ -21,6 +21,12 @@ from rayka.metadata.image import PartitionImage
 from rayka.ports import Network
 from rayka.protocol.active_controller import ActiveController
 from rayka.protocol.membership import MetadataRequest
+from rayka.protocol.partition_admin import (
+    AlterPartitionReassignmentsRequest,
+    ElectionType,
+    ElectLeadersRequest,
+    Reassignment,
+)
 from rayka.protocol.topics import CreateTopicsRequest, NewTopic
 from rayka.sim.checks.data_history import Send
 from rayka.sim.loop import START_US
@@ -90,6 +96,16 @@ class VirtualCluster:
         state = image.partition(TopicIdPartition(image.topics[TOPIC].topic_id, 0))
         assert state is not None
         return state
+
+    def move_lead(self, node_id: int) -> None:
+        """The partition is led by this broker from now on."""
+        replicas = (node_id, *(each for each in REPLICAS if each != node_id))
+        active, partition = ActiveController(self.network()), TopicPartition(TOPIC, 0)
+        order = AlterPartitionReassignmentsRequest((Reassignment(TOPIC, 0, replicas),))
+        self.run(active.call(order, _PATIENCE_MS))
+        self.until(lambda: self.partition.replicas == replicas)
+        self.run(active.call(ElectLeadersRequest(ElectionType.PREFERRED, (partition,)), _PATIENCE_MS))
+        self.until(lambda: self.partition.leader_id == node_id)
 
     def silence(self, node_id: int) -> None:
         """The node ends in silence: calls to it are never answered."""

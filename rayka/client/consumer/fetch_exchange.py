@@ -21,7 +21,7 @@ from rayka.client.loop_time import now_s
 from rayka.client.metadata import ClusterMetadata
 from rayka.config import ConsumerConfig
 from rayka.errors import ApiError, ErrorCode, NetworkException, RequestTimedOut, error_for, is_retriable
-from rayka.ids import NO_NODE
+from rayka.ids import NO_NODE, TopicPartition
 from rayka.log.given import COPIED_RANGE_BYTES_MIN
 from rayka.ports import Network
 from rayka.protocol.fetch import (
@@ -40,11 +40,17 @@ _CLOSE_TIMEOUT_S = 0.2  # not worth more: brokers evict sessions that are not en
 logger = logging.getLogger(__name__)
 
 
+Refused = tuple[FetchTicket, ApiError]
+
+
 class Trouble(NamedTuple):
-    """Errors that a pause may mend: one of the whole broker, or those of single partitions."""
+    """Errors that a pause may mend: one of the whole broker, or those of single partitions; a short pause, where the
+    broker is `behind` what is known here.
+    """
 
     node_error: ApiError | None = None
-    partitions: tuple[tuple[FetchTicket, ApiError], ...] = ()
+    partitions: tuple[Refused, ...] = ()
+    behind: tuple[Refused, ...] = ()
 
 
 class FetchExchange:
@@ -87,12 +93,23 @@ class FetchExchange:
             return Trouble(error_for(response.error_code, response.error_message) if is_failed else None)
         if size_bytes := sum(each.size_bytes for each in response.partitions):
             node.gets_many = size_bytes >= COPIED_RANGE_BYTES_MIN
-        refused = []
+        self._metadata.on_refused(response.partitions)
+        refused: list[Refused] = []
+        behind: list[Refused] = []
         for result in response.partitions:
             ticket = node.ticket(number, result)
-            if ticket is not None and (problem := self.take(ticket, result)) is not None:
-                refused.append((ticket, problem))
-        return Trouble(partitions=tuple(refused))
+            if ticket is None or (problem := self.take(ticket, result)) is None:
+                continue
+            if not self._has_later_leader(ticket.topic_partition, node.leader_epoch(result)):
+                is_behind = result.error_code is ErrorCode.UNKNOWN_LEADER_EPOCH
+                (behind if is_behind else refused).append((ticket, problem))
+        node.behind_count = node.behind_count + 1 if behind else 0
+        return Trouble(partitions=tuple(refused), behind=tuple(behind))
+
+    def _has_later_leader(self, topic_partition: TopicPartition, leader_epoch: int) -> bool:
+        """Whether a leader of a later epoch than was asked in is known by now: it is asked without a pause."""
+        known = self._metadata.partition(topic_partition.topic, topic_partition.partition)
+        return known is not None and known.leader_id != NO_NODE and known.leader_epoch > leader_epoch
 
     def _request(self, node: NodeFetches, session: SessionRequest) -> FetchRequest:
         return FetchRequest(

@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from rayka.client.call_watch import CallWatch, Patience
-from rayka.client.consumer.fetch_exchange import FetchExchange
+from rayka.client.consumer.fetch_exchange import FetchExchange, Refused
 from rayka.client.consumer.fetch_plan import FetchPlanner
 from rayka.client.consumer.fetch_starts import FetchStarts
 from rayka.client.consumer.fetch_state import FetchState, FetchTicket
@@ -155,24 +155,34 @@ class FetchLoop:
         if trouble.node_error is not None:  # refreshed metadata may name other nodes for its partitions
             node.is_paused = True
             try:
-                await self._pause(_topics(node.tickets()), [trouble.node_error])
+                pause_ms = self._backoff.pause_ms(1)
+                await self._pause(_topics(node.tickets()), [trouble.node_error], pause_ms)
             finally:
                 node.is_paused = False
         if trouble.partitions:
-            tickets = [ticket for ticket, _ in trouble.partitions]
-            for ticket in tickets:
-                self._state.rest(ticket)
-            try:
-                await self._pause(_topics(tickets), [error for _, error in trouble.partitions])
-            finally:
-                for ticket in tickets:
-                    self._state.end_rest(ticket)
+            self._rest(trouble.partitions, self._backoff.pause_ms(1))
+        if trouble.behind:
+            self._rest(trouble.behind, self._backoff.soon_ms(node.behind_count))
 
-    async def _pause(self, topics: tuple[str, ...], errors: Sequence[ApiError]) -> None:
+    def _rest(self, refused: Sequence[Refused], pause_ms: float) -> None:
+        """From now on these are not asked for, until their pause is over."""
+        for ticket, _ in refused:
+            self._state.rest(ticket)
+        self.spawn(self._end_rest(refused, pause_ms))
+
+    async def _end_rest(self, refused: Sequence[Refused], pause_ms: float) -> None:
+        tickets = [ticket for ticket, _ in refused]
+        try:
+            await self._pause(_topics(tickets), [error for _, error in refused], pause_ms)
+        finally:
+            for ticket in tickets:
+                self._state.end_rest(ticket)
+
+    async def _pause(self, topics: tuple[str, ...], errors: Sequence[ApiError], pause_ms: float) -> None:
         if any(needs_metadata(each.code) for each in errors):
             await self.refresh(topics)
             self.wake()
-        await asyncio.sleep(self._backoff.pause_ms(1) / 1000)
+        await asyncio.sleep(pause_ms / 1000)
 
     def _on_silent(self, node_id: int, fetches: list[NodeFetches]) -> None:
         self._metadata.nodes.doubt(node_id)

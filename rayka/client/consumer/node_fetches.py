@@ -9,7 +9,7 @@ partition; without anything wanted nothing is asked. Kafka: FetchSessionHandler,
 from collections.abc import Iterable
 
 from rayka.client.consumer.fetch_state import FetchTicket
-from rayka.ids import node_name
+from rayka.ids import NO_EPOCH, node_name
 from rayka.protocol.fetch import FIRST_SESSION_EPOCH, FetchPartition, FetchPartitionResult
 from rayka.protocol.fetch_session import PartitionKey, SessionRequest
 from rayka.protocol.fetch_stream import FetchStream
@@ -31,7 +31,8 @@ class _Asked:
 
 class NodeFetches:
     """See the module. `is_paused`: the broker has failed to answer, and is given a while. `gets_many`: whether the last
-    records were so many that their files are worth opening, where they are on this machine.
+    records were so many that their files are worth opening, where they are on this machine. `behind_count`: how many of
+    its answers in a row say that it has yet to hear of a leader epoch.
     """
 
     def __init__(self, node_id: int) -> None:
@@ -39,6 +40,7 @@ class NodeFetches:
         self.stream = FetchStream()
         self.is_paused = False
         self.gets_many = True
+        self.behind_count = 0
         self._asked: dict[PartitionKey, _Asked] = {}
         self._has_news = False  # something to ask for that no request asks for yet
 
@@ -102,3 +104,8 @@ class NodeFetches:
         """What the result, which the request of this number brought, answers; None when it is of no use any more."""
         asked = self._asked.get((result.topic_id, result.partition))
         return asked.ticket if asked is not None and asked.asked_in <= number else None
+
+    def leader_epoch(self, result: FetchPartitionResult) -> int:
+        """The leader epoch in which the partition of this result, which has a `ticket`, is asked for."""
+        wanted = self.stream.session.wanted(result.topic_id, result.partition)
+        return NO_EPOCH if wanted is None else wanted.current_leader_epoch

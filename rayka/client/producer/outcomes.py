@@ -29,13 +29,14 @@ from rayka.errors import (
     RequestTimedOut,
     error_for,
 )
-from rayka.ids import NO_NODE, node_name
+from rayka.ids import NO_EPOCH, NO_NODE, node_name
 from rayka.protocol.batch_header import Codec
 from rayka.protocol.produce import ProducePartitionResult
 
 NO_LEADER_ERRORS = (InvalidMetadataError, RequestTimedOut)
 _PERHAPS_IN_LOG = (NetworkException, RequestTimedOut, NotEnoughReplicasAfterAppend)
 _IN_LOG = (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER)
+_SOON_MAX = 4  # tries; a node that then still does not know that it leads may never hear of it
 
 logger = logging.getLogger(__name__)
 
@@ -84,11 +85,13 @@ class Outcomes:
             callbacks = batch.acknowledge(result.base_offset, result.log_append_time_ms)
             if callbacks:
                 self._to_call_back.append((batch, callbacks))
+        if len(appended) < len(batches):
+            self._leaders.on_refused(results)
         for batch, result in zip(batches, results, strict=True):
             if result.error_code not in _IN_LOG:
                 where = f"{node_name(node_id)} of cluster {self._cluster_name!r}, {batch.topic_partition}"
                 error = error_for(result.error_code, f"{where}: {result.error_message}")
-                self.on_error(batch, error, node_id)
+                self.on_error(batch, error, node_id, leader_epoch=result.leader_epoch)
 
     def call_back(self) -> None:
         """Tells of the batches that were acknowledged."""
@@ -99,21 +102,28 @@ class Outcomes:
     def _go_on(self, batch: ProducerBatch, result: ProducePartitionResult) -> bool:
         return self._accumulator.go_on(batch, PartEnd(result.base_offset, result.log_append_time_ms))
 
-    def on_error(self, batch: ProducerBatch, error: ApiError, node_id: int) -> None:
-        """Another try later, or at once at a leader that is known by now, or the end."""
+    def on_error(
+        self, batch: ProducerBatch, error: ApiError, node_id: int, *, leader_epoch: int = NO_EPOCH
+    ) -> None:
+        """Another try later, soon at a leader that has yet to hear that it leads, at once at another one that is known
+        by now, or the end. `leader_epoch`: the last one that the node knows.
+        """
         if isinstance(error, RecordTooLarge) and self._goes_on_smaller(batch, error):
             return
         batch.may_be_in_log |= isinstance(error, _PERHAPS_IN_LOG)
         may_retry = error.retriable or isinstance(error, OutOfOrderSequence)
-        if not may_retry or not self._accumulator.defer(batch, error, self.retry_ms(batch)):
+        is_soon = batch.failure_count < _SOON_MAX and self._leaders.is_behind(batch, node_id, leader_epoch)
+        retry_ms = self._soon_ms(batch) if is_soon else self.retry_ms(batch)
+        if not may_retry or not self._accumulator.defer(batch, error, retry_ms):
             self.end(batch, error)
             return
         self._counts.retries += 1
-        if isinstance(error, NO_LEADER_ERRORS):
-            if self._leaders.leader_of(batch) in (node_id, NO_NODE):
-                self._leaders.on_failed(batch)
-            else:
-                self._accumulator.on_new_leaders(batch.topic, (batch.partition,))
+        if is_soon or not isinstance(error, NO_LEADER_ERRORS):
+            return
+        if self._leaders.leader_of(batch) in (node_id, NO_NODE):
+            self._leaders.on_failed(batch)
+        else:
+            self._accumulator.on_new_leaders(batch.topic, (batch.partition,))
 
     def _goes_on_smaller(self, batch: ProducerBatch, error: RecordTooLarge) -> bool:
         """Whether the log is asked to take less at a time, or what is behind the one record that is too large."""
@@ -142,6 +152,9 @@ class Outcomes:
     def retry_ms(self, batch: ProducerBatch) -> float:
         """When to try again after another failure of the batch."""
         return self._now_ms() + self._backoff.pause_ms(batch.failure_count + 1)
+
+    def _soon_ms(self, batch: ProducerBatch) -> float:
+        return self._now_ms() + self._backoff.soon_ms(batch.failure_count + 1)
 
     def fail(self, batches: Sequence[ProducerBatch], error: RaykaError) -> None:
         """They have failed for good; one that is in flight is ended by its answer."""

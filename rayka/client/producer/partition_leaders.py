@@ -17,8 +17,9 @@ from rayka.client.producer.accumulator import Accumulator
 from rayka.client.producer.leader_watch import LeaderWatch
 from rayka.client.producer.producer_batch import ProducerBatch
 from rayka.errors import ApiError
-from rayka.ids import NO_NODE
+from rayka.ids import NO_EPOCH, NO_NODE
 from rayka.protocol.membership import MetadataTopic
+from rayka.protocol.produce import ProducePartitionResult
 
 _TICK_S = 0.001  # a rest that ends sooner is over, however a clock rounds
 _FIRST_PAUSE_S = 0.01  # each is twice the one before, up to retry_backoff_ms
@@ -65,6 +66,22 @@ class PartitionLeaders:
         if known is not None:
             self._watch.on_failed(batch.topic, known)
         self.refresh(batch.topic)
+
+    def on_refused(self, results: Sequence[ProducePartitionResult]) -> None:
+        """An answer that refuses batches may name later leaders: what waits for one goes there."""
+        for topic in self._metadata.on_refused(results):
+            led = self._watch.on_metadata(topic)
+            if led:
+                self._accumulator.on_new_leaders(topic.name, led)
+
+    def is_behind(self, batch: ProducerBatch, node_id: int, leader_epoch: int) -> bool:
+        """Whether the node that refused the batch, and knows of no later epoch than this, leads the partition in the
+        epoch that is known here: it is about to hear of that.
+        """
+        known = self._metadata.partition(batch.topic, batch.partition)
+        if known is None or known.leader_id != node_id:
+            return False
+        return NO_EPOCH < leader_epoch <= known.leader_epoch
 
     def on_settled(self, batch: ProducerBatch) -> None:
         """The leader took the batch, or it was given up."""

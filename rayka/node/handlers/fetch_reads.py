@@ -13,7 +13,7 @@ import numpy as np
 from rayka.errors import ApiError, StorageError
 from rayka.ids import NO_EPOCH, NO_NODE
 from rayka.node.handlers.fetch_sessions import FetchContext
-from rayka.node.replication.replica import Replica
+from rayka.node.replication.replica import PartitionKey, Replica
 from rayka.node.replication.replica_manager import ReplicaManager
 from rayka.partition.follower_states import FollowerFetch
 from rayka.partition.partition import Partition
@@ -107,7 +107,13 @@ class FetchReads:
             except StorageError as error:
                 raise self._leader.replicas.on_storage_error(replica, error) from error
         except ApiError as error:
-            return FetchPartitionResult(fetch.topic_id, fetch.partition, error.code, str(error))
+            return self._refused((fetch.topic_id, fetch.partition), error)
+
+    def _refused(self, key: PartitionKey, error: ApiError) -> FetchPartitionResult:
+        leader_id, leader_epoch = self._leader.replicas.current_leader(key, error)
+        return FetchPartitionResult(
+            *key, error.code, str(error), leader_id=leader_id, leader_epoch=leader_epoch
+        )
 
     def _read_replica(
         self, replica: Replica, fetch: FetchPartition, *, is_first: bool

@@ -51,7 +51,7 @@ class ProduceHandler:
             try:
                 appended, result = self._append(data, request.acks)
             except ApiError as error:
-                results.append(_refused((data.topic_id, data.partition), error))
+                results.append(_refused(self._replicas, (data.topic_id, data.partition), error))
             else:
                 results.append(result)
                 if request.acks != ACKS_NONE:
@@ -124,7 +124,7 @@ class _ParkedProduce(ParkedRequest):
             f"appended, but not acknowledged within {self._timeout_ms} ms; it stays",
         )
         for place in self._waiting:
-            results[place] = _refused(_key(results[place]), RequestTimedOut(late))
+            results[place] = _refused(self._replicas, _key(results[place]), RequestTimedOut(late))
         return ProduceResponse(tuple(results))
 
     def end(self) -> None:
@@ -141,7 +141,7 @@ def _settle(
             if not replicas.get(*key).partition.as_leader().is_acknowledged(appended, acks):
                 continue
         except ApiError as error:
-            results[place] = _refused(key, error)
+            results[place] = _refused(replicas, key, error)
         del waiting[place]
 
 
@@ -159,5 +159,8 @@ def _accepted(data: ProducePartition, replica: Replica, appended: Appended) -> P
     )
 
 
-def _refused(key: PartitionKey, error: ApiError) -> ProducePartitionResult:
-    return ProducePartitionResult(*key, error.code, str(error))
+def _refused(replicas: ReplicaManager, key: PartitionKey, error: ApiError) -> ProducePartitionResult:
+    leader_id, leader_epoch = replicas.current_leader(key, error)
+    return ProducePartitionResult(
+        *key, error.code, str(error), leader_id=leader_id, leader_epoch=leader_epoch
+    )

@@ -19,7 +19,7 @@ from rayka.errors import (
     UnknownTopicId,
     UnknownTopicOrPartition,
 )
-from rayka.ids import TopicPartition, node_name
+from rayka.ids import TopicIdPartition, TopicPartition, node_name
 from rayka.log.local_directories import LocalDirectories
 from rayka.log.local_disk import LocalDisk
 from rayka.log.log_directory import LogDirectory
@@ -41,6 +41,7 @@ from rayka.node.tasks import Tasks
 from rayka.partition.partition import Partition
 from rayka.partition.partition_leader import FollowerUpdate
 from rayka.partition.quota import PacedQuota, ReplicationQuota, ReplicationQuotas
+from rayka.protocol.current_leader import NAMING_CODES, CurrentLeader
 
 _logger = logging.getLogger(__name__)
 
@@ -108,6 +109,15 @@ class ReplicaManager:
             f"{self._name} holds no replica of {topic.name}-{number};"
             f" broker {topic.partitions[number].leader_id} leads it"
         )
+
+    def current_leader(self, key: PartitionKey, error: ApiError) -> CurrentLeader:
+        """What a client that was refused with this error is told: who leads by the newest metadata, if the error says
+        that it asked the wrong node or in a former epoch.
+        """
+        if error.code not in NAMING_CODES or self.image is None:
+            return CurrentLeader()
+        state = self.image.partition(TopicIdPartition(*key))
+        return CurrentLeader() if state is None else CurrentLeader(state.leader_id, state.leader_epoch)
 
     def find(self, key: PartitionKey) -> Replica | None:
         """The replica, if there is a usable one here."""
