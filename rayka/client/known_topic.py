@@ -2,7 +2,12 @@
 
 Invariants: metadata never replace what was made from a later part of the metadata log; nor does a partition go back to
 a former leader epoch, as metadata would have it of a broker that has not heard of a leader that another one has named.
-Kafka: Metadata.updateLatestMetadata, Metadata.updatePartitionLeadership (KIP-951).
+
+A client that misses a leader asks again and again. An answer about thousands of partitions costs the broker and the
+client tens of milliseconds, and a broker that is behind would have nothing else to do: so behind each answer a topic
+rests, in proportion to its partitions, whatever part of the client asks; one with few partitions never does.
+
+Kafka: Metadata.updateLatestMetadata, Metadata.updatePartitionLeadership (KIP-951), Metadata.timeToAllowUpdate.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,6 +21,7 @@ from rayka.ids import NO_NODE
 from rayka.protocol.current_leader import NamesLeader
 from rayka.protocol.membership import MetadataPartition, MetadataTopic
 
+_REST_S = 50e-6  # for each partition, ten times what its metadata cost the broker and the client
 _NONE: Mapping[int, MetadataPartition] = MappingProxyType({})
 
 
@@ -32,6 +38,11 @@ class KnownTopic(NamedTuple):
     def is_news(self, metadata_offset: int) -> bool:
         """Whether metadata as of that offset say at least as much."""
         return self.metadata_offset <= metadata_offset
+
+    def rest_s(self, at_s: float, *, is_asked: bool) -> float:
+        """How long it is still to be left alone; while it is asked for, its rest has not begun."""
+        rest_s = len(self.topic.partitions) * _REST_S
+        return rest_s if is_asked else self.fetched_at_s + rest_s - at_s
 
     def updated(self, topic: MetadataTopic, at_s: float, metadata_offset: int) -> "KnownTopic":
         """With these newer metadata, and with leaders that were named of later epochs than theirs."""

@@ -172,7 +172,7 @@ class _Asking(Generic[WantedT, ResultT]):
                 return
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._budget.remaining_ms / 1000):
-                    await self._metadata.refresh(sorted({tp.topic for tp in wanted}))
+                    await self._metadata.refresh_leaders(sorted({tp.topic for tp in wanted}))
             if not await retry.pause():
                 self._refuse(wanted, self._api.too_late(problem, self._metadata.cluster_name))
                 return
@@ -249,7 +249,7 @@ class _Asking(Generic[WantedT, ResultT]):
         self._start(self._refreshes, self._look_elsewhere(tuple(topics)))
 
     async def _look_elsewhere(self, topics: tuple[str, ...]) -> None:
-        await self._metadata.refresh(topics)
+        await self._metadata.refresh_leaders(topics)
         self._calls.give_up(lambda node_id, parts: not any(self._is_led_by(node_id, tp) for tp in parts))
 
     def _is_led_by(self, node_id: int, topic_partition: TopicPartition) -> bool:

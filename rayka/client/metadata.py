@@ -32,6 +32,7 @@ from rayka.protocol.current_leader import NamesLeader
 from rayka.protocol.membership import MetadataPartition, MetadataRequest, MetadataResponse, MetadataTopic
 
 _NAMES_SHOWN = 5
+_TICK_S = 0.001  # a rest that ends sooner is over, however a clock rounds
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +74,7 @@ class ClusterMetadata:
         self._wanted: dict[str, None] = {}
         self._upcoming: asyncio.Task[RaykaError | None] | None = None
         self._one_at_a_time = asyncio.Lock()
+        self._asked: tuple[str, ...] = ()  # in the question that is under way
 
     def __repr__(self) -> str:
         return f"<ClusterMetadata of {self.cluster_name} topics={sorted(self._topics)}>"
@@ -150,6 +152,22 @@ class ClusterMetadata:
         """
         return await asyncio.shield(self._ask_soon(names))
 
+    async def refresh_leaders(self, names: Iterable[str]) -> RaykaError | None:
+        """As `refresh`, for a caller that asks again as long as it misses a leader: once the topics' rest is over."""
+        asked = tuple(names)
+        while not all(
+            name in self._wanted for name in asked
+        ):  # a question that is about to leave tells as much
+            rest_s = max(map(self._rest_s, asked))
+            if rest_s <= _TICK_S:
+                break
+            await asyncio.sleep(rest_s)
+        return await self.refresh(asked)
+
+    def _rest_s(self, name: str) -> float:
+        known = self._topics.get(name)
+        return known.rest_s(self._clock.now_s(), is_asked=name in self._asked) if known is not None else 0.0
+
     def on_refused(self, refusals: Sequence[NamesLeader]) -> list[MetadataTopic]:
         """Takes over the leaders that an answer names beside errors, where they are of later epochs than those known;
         returns the topics of which something is known anew, as they are now. Nothing is asked.
@@ -197,11 +215,14 @@ class ClusterMetadata:
         async with self._one_at_a_time:
             names, self._wanted = tuple(self._wanted), {}
             self._upcoming = None  # calls that ask from now on get the next attempt
+            self._asked = names
             try:
                 await self._update(names)
             except RaykaError as error:
                 logger.debug("metadata of %s: %s", self.cluster_name, error)
                 return error
+            finally:
+                self._asked = ()
             return None
 
     async def _update(self, names: tuple[str, ...]) -> None:

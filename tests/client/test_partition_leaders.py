@@ -1,4 +1,4 @@
-"""What a producer keeps of topics whose leaders it has asked for: nothing, once the rest after the answer is over."""
+"""What a producer keeps of topics whose leaders it has asked for: nothing, once they have come."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -41,12 +41,12 @@ def test_nothing_is_kept_of_a_topic_once_its_rest_is_over_or_it_is_gone(is_gone:
     async def scene(cluster: ScriptedCluster, leaders: PartitionLeaders) -> None:
         leaders.refresh("orders")
         await asyncio.sleep(0.05)
-        assert repr(leaders) == "<PartitionLeaders <LeaderWatch {}> refreshing=[] resting=['orders']>"
+        assert repr(leaders) == "<PartitionLeaders <LeaderWatch {}> refreshing=[]>"
         if is_gone:
             leaders.refresh("orders")
             cluster.topics.clear()
         await asyncio.sleep(0.1)
-        assert repr(leaders) == "<PartitionLeaders <LeaderWatch {}> refreshing=[] resting=[]>"
+        assert repr(leaders) == "<PartitionLeaders <LeaderWatch {}> refreshing=[]>"
         assert (cluster.metadata_calls > 1) == is_gone
 
     play(scene)

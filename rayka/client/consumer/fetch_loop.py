@@ -205,7 +205,7 @@ class FetchLoop:
 
     async def refresh(self, topics: Iterable[str]) -> None:
         """Asks for the topics again; those that are gone are errors for the application."""
-        await self._metadata.refresh(topics)
+        await self._metadata.refresh_leaders(topics)
         for name, partitions in self._state.by_topic.items():
             if (gone := self._metadata.missing(name)) is not None:
                 for tp in partitions:

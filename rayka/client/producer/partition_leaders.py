@@ -2,9 +2,9 @@
 
 While a partition waits for another leader (`leader_watch`) the metadata of its topic are asked for at once and then
 again and again: soon at first, since mostly there is one and the broker that was asked has yet to hear of it, and less
-often where a topic has many partitions, or a broker that is behind would have nothing else to do. A call that is not
-answered is given up as soon as the metadata say that the node leads none of its partitions any more (`call_watch`). On
-the IO thread only. Kafka: Metadata.requestUpdate.
+often where a topic has many partitions (`metadata_rests`). A call that is not answered is given up as soon as the
+metadata say that the node leads none of its partitions any more (`call_watch`). On the IO thread only. Kafka:
+Metadata.requestUpdate.
 """
 
 import asyncio
@@ -21,9 +21,7 @@ from rayka.ids import NO_EPOCH, NO_NODE
 from rayka.protocol.membership import MetadataTopic
 from rayka.protocol.produce import ProducePartitionResult
 
-_TICK_S = 0.001  # a rest that ends sooner is over, however a clock rounds
 _FIRST_PAUSE_S = 0.01  # each is twice the one before, up to retry_backoff_ms
-_REST_S = 50e-6  # for each partition, ten times what its metadata cost the broker and the client
 _PATIENCE = Patience(least_s=0.1, most_s=1.0)  # without an answer for so long, and metadata may tell why
 
 
@@ -47,13 +45,10 @@ class PartitionLeaders:
         self._watch = LeaderWatch()
         self._refreshing: dict[str, None] = {}
         self._next_refreshes: dict[str, asyncio.TimerHandle] = {}
-        self._rests: dict[
-            str, asyncio.TimerHandle
-        ] = {}  # until a topic whose metadata just came may be asked for
         self._pauses_s: dict[str, float] = {}  # of topics that are watched: the next one
 
     def __repr__(self) -> str:
-        return f"<PartitionLeaders {self._watch!r} refreshing={list(self._refreshing)} resting={list(self._rests)}>"
+        return f"<PartitionLeaders {self._watch!r} refreshing={list(self._refreshing)}>"
 
     def leader_of(self, batch: ProducerBatch) -> int:
         """The node that leads its partition, or NO_NODE."""
@@ -89,15 +84,8 @@ class PartitionLeaders:
 
     def refresh(self, topic: str) -> None:
         """Asks for the topic's metadata once: now, or as soon as the rest since the last answer is over."""
-        if topic in self._refreshing:
-            return
-        rest = self._rests.get(topic)
-        rest_s = 0.0 if rest is None else rest.when() - asyncio.get_running_loop().time()
-        if rest_s > _TICK_S:
-            self._refresh_later(topic, rest_s)
-        else:
+        if topic not in self._refreshing:
             self._cancel(topic)
-            self._end_rest(topic)
             self._refreshing[topic] = None
             self._run(self._refresh(topic))
 
@@ -111,29 +99,21 @@ class PartitionLeaders:
         if timer is not None:
             timer.cancel()
 
-    def _end_rest(self, topic: str) -> None:
-        """Nothing is kept of it: a producer may write to any number of topics, one after another."""
-        rest = self._rests.pop(topic, None)
-        if rest is not None:
-            rest.cancel()
-
     def close(self) -> None:
         """Asks no more."""
-        for timer in (*self._next_refreshes.values(), *self._rests.values()):
+        for timer in self._next_refreshes.values():
             timer.cancel()
 
     async def _refresh(self, topic: str) -> None:
         before = _leader_ids(self._metadata.cached(topic))
         try:
-            await self._metadata.refresh((topic,))
+            await self._metadata.refresh_leaders((topic,))
         finally:
             del self._refreshing[topic]
         missing, known = self._metadata.missing(topic), self._metadata.cached(topic)
         if missing is not None:
             self._on_gone(self._accumulator.remove_topic(topic), missing)
         elif known is not None:
-            rest_s = len(known.partitions) * _REST_S
-            self._rests[topic] = asyncio.get_running_loop().call_later(rest_s, self._end_rest, topic)
             led = self._watch.on_metadata(known)
             if led or _leader_ids(known) != before:
                 self._accumulator.on_new_leaders(topic, led)
