@@ -22,7 +22,12 @@ from rayka.errors import (
     RebalanceInProgress,
     UnknownMemberId,
 )
-from rayka.protocol.consumer_protocol import CONSUMER_PROTOCOL_TYPE, ConsumerSubscription, decode_said
+from rayka.protocol.consumer_protocol import (
+    CONSUMER_PROTOCOL_TYPE,
+    ConsumerAssignment,
+    ConsumerSubscription,
+    decode_said,
+)
 from rayka.protocol.groups import JoinGroupRequest, JoinGroupResponse
 from rayka.shard.shard import Later
 
@@ -162,7 +167,23 @@ def _is_unchanged(group: Group, following: Group, old: Member, member: Member) -
     """Whether the generation can go on with the new process."""
     name, protocol_type = group.protocol_name, group.protocol_type
     says_the_same = _says(protocol_type, old, name) == _says(protocol_type, member, name)
-    return says_the_same and following.protocol_type == protocol_type and following.select_protocol() == name
+    is_same_protocol = following.protocol_type == protocol_type and following.select_protocol() == name
+    return says_the_same and is_same_protocol and not _is_giving_up(group, old)
+
+
+def _is_giving_up(group: Group, old: Member) -> bool:
+    """Whether the generation waits for the former process to give up partitions, which it claimed and no member was
+    assigned: the new one reads none of them, would not join again, and they would have no owner.
+    """
+    if group.protocol_type != CONSUMER_PROTOCOL_TYPE:
+        return False
+    with suppress(CorruptRecord):
+        claimed = decode_said(ConsumerSubscription, old.metadata(group.protocol_name)).owned_partitions
+        if claimed:
+            given = [each.assignment for each in group.members.values() if each.assignment]
+            assigned = {tp for each in given for tp in decode_said(ConsumerAssignment, each).partitions}
+            return not assigned.issuperset(claimed)
+    return False
 
 
 def _says(protocol_type: str, member: Member, protocol_name: str) -> object:

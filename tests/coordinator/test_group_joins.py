@@ -5,7 +5,7 @@ import pytest
 from rayka.coordinator.group import COMPLETING, EMPTY, PREPARING, STABLE
 from rayka.coordinator.group_joins import PENDING_MAX
 from rayka.errors import ErrorCode, InvariantBroken
-from rayka.protocol.consumer_protocol import ConsumerSubscription, encode_said
+from rayka.protocol.consumer_protocol import ConsumerAssignment, ConsumerSubscription, encode_said
 from rayka.protocol.groups import GroupProtocol
 from tests.coordinator.group_support import (
     DELAY_MS,
@@ -332,6 +332,34 @@ def test_a_static_member_that_comes_back_with_another_subscription_begins_a_reba
     assert coordinator.group().state is PREPARING
     coordinator.join(coordinator.group().statics["a"], group_instance_id="a")
     assert answer(pending).generation_id == 2
+
+
+@pytest.mark.parametrize("is_given_to_another", [False, True])
+def test_what_a_static_member_was_to_give_up_gets_an_owner_when_its_process_is_another(
+    is_given_to_another: bool,
+) -> None:  # E7 E8
+    """A generation of cooperative members leaves out what one of them still reads. That one gives it up and joins
+    again, which the process that takes its place has no reason to do.
+    """
+    coordinator = Coordinator()
+    claims = encode_said(ConsumerSubscription(("t",), (partition("t-0"), partition("t-1")), 1))
+    of_b = (GroupProtocol("cooperative-sticky", claims),)
+    of_a = (GroupProtocol("cooperative-sticky", encode_said(ConsumerSubscription(("t",)))),)
+    joins = [coordinator.join(group_instance_id="a", protocols=of_a)]
+    joins.append(coordinator.join(group_instance_id="b", protocols=of_b))
+    coordinator.wait(2 * DELAY_MS)
+    a, b = (answer(each).member_id for each in joins)
+    given = {
+        a: encode_said(ConsumerAssignment((partition("t-1"),) if is_given_to_another else ())),
+        b: encode_said(ConsumerAssignment((partition("t-0"),))),
+    }
+    coordinator.sync(b, 1, instance="b")
+    coordinator.sync(a, 1, instance="a", **given)
+    assert coordinator.group().state is STABLE
+    coordinator.restart()
+    again = coordinator.join(group_instance_id="b", protocols=of_a)
+    assert coordinator.group().state is (STABLE if is_given_to_another else PREPARING)
+    assert again.is_done == is_given_to_another
 
 
 def test_two_processes_of_one_instance_that_both_wait_leave_the_first_one_fenced() -> None:  # E7
