@@ -1,6 +1,7 @@
 """What there is of a cluster whose brokers or coordinators come and go: asked of the active controller and of Ray."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import TypeVar
 
@@ -57,6 +58,7 @@ class ClusterLooks:
         topics: tuple[MetadataTopic, ...] | None = None
         if leaving or not all(is_active(each) for each in brokers.values()):
             topics = (await self.ask(MetadataRequest())).topics
+        counts = None if topics is None else await asyncio.to_thread(_replica_counts, topics)
         loads = {each.broker_id: each for each in (await self.ask(DescribeLoadRequest(_NO_TOPIC))).brokers}
         moves = (await self.ask(ListPartitionReassignmentsRequest())).reassignments
         running, asked_for = await asyncio.to_thread(self._ask_ray)
@@ -69,7 +71,7 @@ class ClusterLooks:
                         is_active(each),
                         id in leaving,
                         _load(loads.get(id)),
-                        _count(topics, id),
+                        None if counts is None else counts[id],
                         frozenset(directory.directory_id for directory in each.directories),
                     )
                     for id, each in brokers.items()
@@ -146,10 +148,8 @@ def _target(partition: MetadataPartition) -> list[int]:
     return [each for each in partition.replicas if each not in partition.removing_replicas]
 
 
-def _count(topics: Collection[MetadataTopic] | None, broker_id: int) -> int | None:
-    if topics is None:
-        return None
-    return sum(broker_id in each.replicas for topic in topics for each in topic.partitions)
+def _replica_counts(topics: Collection[MetadataTopic]) -> Counter[int]:
+    return Counter(node_id for topic in topics for each in topic.partitions for node_id in each.replicas)
 
 
 def _load(found: BrokerLoad | None) -> Load | None:

