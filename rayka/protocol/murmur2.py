@@ -4,7 +4,7 @@ The same key goes to the same partition as with Kafka's Java client. Kafka: `Uti
 `BuiltInPartitioner.partitionForKey`.
 """
 
-from struct import unpack_from
+from struct import Struct, unpack_from
 
 import numpy as np
 import pyarrow as pa
@@ -13,28 +13,35 @@ _SEED = 0x9747B28C
 _FACTOR = 0x5BD1E995
 _MASK = 0xFFFFFFFF
 _POSITIVE = 0x7FFFFFFF
+_SHORT_KEY_BYTES = 256
+_WORDS = [Struct(f"<{count}I").unpack_from for count in range(_SHORT_KEY_BYTES // 4 + 1)]
 _COLUMN_KEY_BYTES_MAX = 256  # longer keys cost a column more in rounds than one by one
 
 
 def murmur2(key: bytes) -> int:
     """The hash as a signed 32-bit integer, as Java has it."""
-    length = len(key)
-    state = _SEED ^ length
-    for word in unpack_from(f"<{length // 4}I", key):
-        mixed = word * _FACTOR & _MASK
-        mixed = (mixed ^ mixed >> 24) * _FACTOR & _MASK
-        state = state * _FACTOR & _MASK ^ mixed
-    if length & 3:
-        tail = int.from_bytes(key[length & ~3 :], "little")
-        state = (state ^ tail) * _FACTOR & _MASK
-    state = (state ^ state >> 13) * _FACTOR & _MASK
-    state ^= state >> 15
+    state = _murmur2(key)
     return state - (1 << 32) if state > _POSITIVE else state
 
 
 def positive_murmur2(key: bytes) -> int:
     """The hash without its sign: modulo the number of partitions it is the partition of the key."""
-    return murmur2(key) & _POSITIVE
+    return _murmur2(key) & _POSITIVE
+
+
+def _murmur2(key: bytes) -> int:
+    """A mask commutes with the exclusive or, so that the products of a round are cut once."""
+    length = len(key)
+    state = _SEED ^ length
+    words = _WORDS[length >> 2](key) if length <= _SHORT_KEY_BYTES else unpack_from(f"<{length >> 2}I", key)
+    for word in words:
+        mixed = word * _FACTOR & _MASK
+        state = (state * _FACTOR ^ (mixed ^ mixed >> 24) * _FACTOR) & _MASK
+    if length & 3:
+        tail = int.from_bytes(key[length & ~3 :], "little")
+        state = (state ^ tail) * _FACTOR & _MASK
+    state = (state ^ state >> 13) * _FACTOR & _MASK
+    return state ^ state >> 15
 
 
 def partition_for_key(key: bytes, partition_count: int) -> int:

@@ -22,6 +22,14 @@ def test_published_hashes(key: bytes) -> None:  # Kafka's UtilsTest
     assert murmur2(key) == PUBLISHED[key]
 
 
+def test_keys_of_every_length_are_hashed_alike() -> None:
+    assert [murmur2(bytes(range(256))), murmur2(b"x" * 257), murmur2(b"a long key " * 40)] == [
+        -1948347274,
+        -939133454,
+        1849645486,
+    ]
+
+
 def test_a_column_has_the_published_hashes() -> None:
     assert murmur2_column(pa.array(list(PUBLISHED))).tolist() == list(PUBLISHED.values())
 
