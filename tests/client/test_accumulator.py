@@ -16,7 +16,7 @@ from rayka.client.producer.producer_batch import BATCH_OVERHEAD_BYTES, PartEnd, 
 from rayka.client.producer.record_columns import KEYED_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES, Columns, Row
 from rayka.errors import RequestTimedOut, UnknownTopicOrPartition
 from rayka.protocol.batch_decode import decode
-from rayka.protocol.batch_header import Codec, split_batches
+from rayka.protocol.batch_header import Codec, RecordBatch, split_batches
 from tests.client.support import OneLeader, hold_back, new_accumulator, start_batch
 
 RECORD_BYTES = 100 + RECORD_OVERHEAD_BYTES
@@ -218,6 +218,52 @@ def test_an_open_batch_that_failed_takes_no_more_records():
     assert batch.limit_bytes < 0
     after = append(filling, now_ms=101).batch
     assert list(filling.batches()) == [after]
+
+
+# ---- A record behind others ----
+
+
+def append_next(to: Accumulator, partition: int = 0, size_bytes: int = RECORD_BYTES) -> DeliveryFuture | None:
+    return to.append_next("orders", partition, VALUE, b"key", size_bytes, Moment(2, 3))
+
+
+def test_a_record_behind_others_goes_into_their_batch():
+    filling = accumulator()
+    first = append(filling, partition=0)
+    future = append_next(filling)
+    assert future is not None
+    assert (future.batch, len(first.batch)) == (first.batch, 2)
+    assert first.batch.size_bytes == BATCH_OVERHEAD_BYTES + 2 * RECORD_BYTES
+    start_batch(filling, first.batch)
+    batch = RecordBatch(first.batch.encode(Codec.NONE, 10_000))
+    assert decode(batch).keys_list() == [None, b"key"]
+    assert list(decode(batch).timestamps_ms) == [1, 3]
+
+
+def test_a_record_that_needs_more_than_a_place_goes_the_longer_way():
+    filling = accumulator(batch_bytes=1 << 20)
+    assert append_next(filling) is None  # there is no batch
+    batch = append(filling, partition=0).batch
+    assert append_next(filling, size_bytes=batch.granted_bytes) is None  # there is no memory for it yet
+    while len(batch) < OPENED_AT - 1:
+        append(filling, partition=0)
+    assert append_next(filling) is None  # the batch is about to open
+    append(filling, partition=0)
+    assert batch.limit_bytes > 0
+    assert append_next(filling) is None  # it takes records without the lock
+
+
+def test_a_record_behind_others_goes_nowhere_when_its_topic_is_gone_or_the_producer_is_closed():
+    filling, closed = accumulator(), accumulator()
+    for each in (filling, closed):
+        append(each, partition=0)
+        append(each, partition=2)
+    filling.set_topic("orders", 2, 1 << 20)
+    assert append_next(filling, 2) is None
+    filling.remove_topic("orders")
+    closed.close()
+    assert append_next(filling) is None
+    assert append_next(closed) is None
 
 
 # ---- Memory ----

@@ -15,7 +15,9 @@ until its batch is closed, then to the one with the shortest queue. Kafka: Recor
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from rayka.client.producer.agenda import APPENDING_MS, Agenda
 from rayka.client.producer.delivery_future import DeliveryFuture, OnDelivery
@@ -32,7 +34,7 @@ from rayka.ids import NO_NODE
 OPENED_AT = 8  # records of one partition
 
 
-class Moment(NamedTuple):
+class Moment(msgspec.Struct, frozen=True, gc=False):
     """Now, on both clocks."""
 
     now_ms: float
@@ -118,6 +120,28 @@ class Accumulator:
             self._wake_ups.wake()
         return future
 
+    def append_next(
+        self, topic: str, partition: int, value: bytes, key: bytes, size_bytes: int, at: Moment
+    ) -> DeliveryFuture | None:
+        """As `append`, of a record behind others whose batch has the memory for it and is not about to open: nothing
+        else is to be done for it. None for any other.
+        """
+        with self._lock:
+            known = self.topics.by_key.get(topic)
+            batch = known.filling[partition] if known is not None and partition < len(known.filling) else None
+            if batch is None or batch.limit_bytes >= 0 or self._is_closed:
+                return None
+            records, filled_bytes = batch.records, batch.size_bytes + size_bytes
+            if filled_bytes > batch.granted_bytes or not 0 < len(records) < OPENED_AT - 1:
+                return None
+            batch.stamp(at.timestamp_ms, at.now_ms)
+            self._appended_ms = at.now_ms
+            batch.size_bytes = filled_bytes
+            batch.has_keys = True
+            future = DeliveryFuture(batch, value, key)
+            records.append(future)
+            return future
+
     def is_counted(self, future: DeliveryFuture) -> bool:
         """Whether its batch, which was sealed meanwhile, has the record, which was added without the lock."""
         with self._lock:
@@ -173,11 +197,6 @@ class Accumulator:
             self._is_closed = True
             self.topics.close_open()
         return self.hurry()
-
-    @property
-    def has_more_to_send(self) -> bool:
-        """Whether an answer lets something go: else the next drain can wait for its time."""
-        return self.agenda.has_work
 
     def drain(self, now_ms: float, dispatch: Dispatch) -> tuple[list[ProducerBatch], float]:
         """Starts what is ready, as far as leaders take it; returns batches that have had their time, to be failed, and

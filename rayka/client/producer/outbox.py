@@ -131,8 +131,11 @@ class Outbox:
         """A value and a key, for a partition that no batch is open for; None where it needs `prepared`."""
         if size_bytes > self._record_bytes_max:
             return None
-        at = Moment(self.sender.now_ms(), io_thread.wall_clock_ms())
-        return self.accumulator.append(topic, partition, value, size_bytes, at, key=key)
+        at, accumulator = Moment(self.sender.now_ms(), io_thread.wall_clock_ms()), self.accumulator
+        future = accumulator.append_next(topic, partition, value, key, size_bytes, at)
+        if future is not None:
+            return future
+        return accumulator.append(topic, partition, value, size_bytes, at, key=key)
 
     def _too_large(self, topic: str, size_bytes: int) -> RecordTooLarge:
         return RecordTooLarge(

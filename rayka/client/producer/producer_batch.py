@@ -330,6 +330,8 @@ def _numbered(parts: Sequence[np.ndarray], sequence: ProducerSequence) -> list[n
 def _each_timestamp(stamps: list[int]) -> Timestamps:
     """Of each record, from the index where each timestamp ends and the timestamp, in turn."""
     ends, timestamps_ms = stamps[::2], stamps[1::2]
+    if len(ends) == ends[-1]:  # none shares its timestamp
+        return array("q", timestamps_ms)
     lengths = [end - begin for begin, end in pairwise([0, *ends])]
     if ends[-1] < SHORT_LIST:
         return array("q", chain.from_iterable(map(repeat, timestamps_ms, lengths)))

@@ -276,7 +276,9 @@ class Sender:
         for batch in request.started:
             if not batch.is_done and batch.is_in_flight:  # given up
                 self._end_by_close(batch)
-        if self._timer is not None or self.accumulator.has_more_to_send:
+        if (
+            self._timer is not None or self.accumulator.agenda.has_work
+        ):  # else only an append changes anything
             self._pump()
         self.outcomes.call_back()
 
