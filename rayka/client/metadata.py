@@ -74,6 +74,7 @@ class ClusterMetadata:
         self._wanted: dict[str, None] = {}
         self._upcoming: asyncio.Task[RaykaError | None] | None = None
         self._one_at_a_time = asyncio.Lock()
+        self._under_way: asyncio.Task[RaykaError | None] | None = None
         self._asked: tuple[str, ...] = ()  # in the question that is under way
 
     def __repr__(self) -> str:
@@ -153,20 +154,35 @@ class ClusterMetadata:
         return await asyncio.shield(self._ask_soon(names))
 
     async def refresh_leaders(self, names: Iterable[str]) -> RaykaError | None:
-        """As `refresh`, for a caller that asks again as long as it misses a leader: once the topics' rest is over."""
-        asked = tuple(names)
-        while not all(
-            name in self._wanted for name in asked
-        ):  # a question that is about to leave tells as much
-            rest_s = max(map(self._rest_s, asked))
-            if rest_s <= _TICK_S:
-                break
-            await asyncio.sleep(rest_s)
-        return await self.refresh(asked)
+        """As `refresh`, for a caller that asks again as long as it misses a leader: once the topics' rest is over. What
+        others are told of a topic meanwhile counts, so it waits for one question and one rest at most.
+        """
+        left, begun_s = tuple(names), self._clock.now_s()
+        is_about_to_leave = all(name in self._wanted for name in left)  # that question tells as much
+        if is_about_to_leave or self._rest_s(left) <= _TICK_S:
+            return await self.refresh(left)
+        if self._under_way is not None and not set(left).isdisjoint(self._asked):
+            await asyncio.shield(self._under_way)
+            left = self._untold(left, begun_s)
+        await asyncio.sleep(self._rest_s(left))
+        left = self._untold(left, begun_s)
+        return await self.refresh(left) if left else None
 
-    def _rest_s(self, name: str) -> float:
-        known = self._topics.get(name)
-        return known.rest_s(self._clock.now_s(), is_asked=name in self._asked) if known is not None else 0.0
+    def _rest_s(self, names: Iterable[str]) -> float:
+        """The longest rest of these topics."""
+        at_s = self._clock.now_s()
+        known = ((name, self._topics.get(name)) for name in names)
+        return max(
+            (each.rest_s(at_s, is_asked=name in self._asked) for name, each in known if each), default=0
+        )
+
+    def _untold(self, names: Iterable[str], since_s: float) -> tuple[str, ...]:
+        """Those of which no answer has come since then."""
+        return tuple(
+            name
+            for name in names
+            if (known := self._topics.get(name)) is None or known.fetched_at_s <= since_s
+        )
 
     def on_refused(self, refusals: Sequence[NamesLeader]) -> list[MetadataTopic]:
         """Takes over the leaders that an answer names beside errors, where they are of later epochs than those known;
@@ -214,7 +230,10 @@ class ClusterMetadata:
     async def _attempt(self) -> RaykaError | None:
         async with self._one_at_a_time:
             names, self._wanted = tuple(self._wanted), {}
-            self._upcoming = None  # calls that ask from now on get the next attempt
+            self._under_way, self._upcoming = (
+                self._upcoming,
+                None,
+            )  # what asks from now on gets the next attempt
             self._asked = names
             try:
                 await self._update(names)
@@ -222,7 +241,7 @@ class ClusterMetadata:
                 logger.debug("metadata of %s: %s", self.cluster_name, error)
                 return error
             finally:
-                self._asked = ()
+                self._under_way, self._asked = None, ()
             return None
 
     async def _update(self, names: tuple[str, ...]) -> None:

@@ -12,6 +12,7 @@ from rayka.client.bootstrap import ClientConfig
 
 JITTER = 0.2
 SOON_MS = 10
+SOON_MAX = 4  # tries; a node that then still does not know that it leads may never hear of it
 TELL_AFTER_S = 3.0
 
 logger = logging.getLogger(__name__)

@@ -5,6 +5,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from random import Random
 from typing import Any
 
+import pytest
+
 from rayka.client.metadata import ClusterMetadata
 from rayka.config import AdminConfig
 from rayka.protocol.membership import MetadataRequest
@@ -69,6 +71,47 @@ def test_all_who_ask_for_many_partitions_share_a_question_for_each_rest() -> Non
 def test_what_takes_longer_than_its_rest_is_not_asked_for_meanwhile() -> None:
     at_s = [at for at, _ in questions(ask_for_two_seconds, answer_s=0.8, orders=MANY)]
     assert at_s == [10.0, 11.3]  # behind an answer that took 0.8 s
+
+
+def test_one_who_asks_for_several_topics_waits_no_longer_than_those_who_ask_for_one_of_them() -> None:
+    waits_s: list[float] = []
+
+    async def ask(metadata: ClusterMetadata, pause_s: float, *names: str) -> None:
+        loop = asyncio.get_running_loop()
+        while loop.time() < 41:
+            begun_s = loop.time()
+            await metadata.refresh_leaders(names)
+            if len(names) > 1:
+                waits_s.append(loop.time() - begun_s)
+            await asyncio.sleep(pause_s)
+
+    async def all_of_them(metadata: ClusterMetadata) -> None:
+        alone = [ask(metadata, 0.08 + 0.007 * number, "ab"[number % 2]) for number in range(6)]
+        await asyncio.gather(*alone, ask(metadata, 0.1, "a", "b"))
+
+    found = questions(all_of_them, answer_s=0.01, a=2_000, b=2_000)
+    assert max(waits_s) < 0.13  # a rest, a question, and the one before it
+    assert len(found) < 2 * 30 / 0.1, "each topic rests all the same"
+
+
+def test_what_waits_for_a_question_that_takes_long_does_not_look_again_and_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sleeps_s: list[float] = []
+    sleep = asyncio.sleep
+
+    async def counted(delay_s: float) -> None:
+        sleeps_s.append(delay_s)
+        await sleep(delay_s)
+
+    async def fifty(metadata: ClusterMetadata) -> None:
+        monkeypatch.setattr("rayka.client.metadata.asyncio.sleep", counted)
+        first = asyncio.ensure_future(metadata.refresh_leaders(("orders",)))
+        await sleep(0.1)
+        await asyncio.gather(first, *(metadata.refresh_leaders(("orders",)) for _ in range(50)))
+
+    assert len(questions(fifty, answer_s=2.0, orders=100)) == 1
+    assert len(sleeps_s) < 60
 
 
 def test_few_partitions_do_not_rest() -> None:

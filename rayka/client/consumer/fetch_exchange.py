@@ -19,6 +19,7 @@ from rayka.client.consumer.local_reader import LocalReader
 from rayka.client.consumer.node_fetches import NodeFetches
 from rayka.client.loop_time import now_s
 from rayka.client.metadata import ClusterMetadata
+from rayka.client.retry import SOON_MAX
 from rayka.config import ConsumerConfig
 from rayka.errors import ApiError, ErrorCode, NetworkException, RequestTimedOut, error_for, is_retriable
 from rayka.ids import NO_NODE, TopicPartition
@@ -45,12 +46,13 @@ Refused = tuple[FetchTicket, ApiError]
 
 class Trouble(NamedTuple):
     """Errors that a pause may mend: one of the whole broker, or those of single partitions; a short pause, where the
-    broker is `behind` what is known here.
+    broker is `behind` what is known here, and has been so often in a row.
     """
 
     node_error: ApiError | None = None
     partitions: tuple[Refused, ...] = ()
     behind: tuple[Refused, ...] = ()
+    behind_count: int = 0
 
 
 class FetchExchange:
@@ -70,6 +72,7 @@ class FetchExchange:
         self._state = state
         self._calls = calls
         self._local = LocalReader() if config.local_reads else None
+        self._behind_counts: dict[TopicPartition, int] = {}  # answers in a row that a broker has yet to hear
 
     def begin(self, node: NodeFetches, session: SessionRequest) -> Later[FetchResponse]:
         """Sends a request; its answer."""
@@ -98,13 +101,25 @@ class FetchExchange:
         behind: list[Refused] = []
         for result in response.partitions:
             ticket = node.ticket(number, result)
-            if ticket is None or (problem := self.take(ticket, result)) is None:
+            if ticket is None:
                 continue
-            if not self._has_later_leader(ticket.topic_partition, node.leader_epoch(result)):
-                is_behind = result.error_code is ErrorCode.UNKNOWN_LEADER_EPOCH
-                (behind if is_behind else refused).append((ticket, problem))
-        node.behind_count = node.behind_count + 1 if behind else 0
-        return Trouble(partitions=tuple(refused), behind=tuple(behind))
+            problem = self.take(ticket, result)
+            if problem is None:
+                if self._behind_counts:
+                    self._behind_counts.pop(ticket.topic_partition, None)
+            elif not self._has_later_leader(ticket.topic_partition, node.leader_epoch(result)):
+                (behind if self._is_behind(ticket, problem) else refused).append((ticket, problem))
+        count = max((self._behind_counts[each.topic_partition] for each, _ in behind), default=0)
+        return Trouble(None, tuple(refused), tuple(behind), count)
+
+    def _is_behind(self, ticket: FetchTicket, problem: ApiError) -> bool:
+        """Whether the broker has yet to hear of the leader epoch, and is likely to soon."""
+        tp = ticket.topic_partition
+        if problem.code is not ErrorCode.UNKNOWN_LEADER_EPOCH:
+            self._behind_counts.pop(tp, None)
+            return False
+        self._behind_counts[tp] = count = self._behind_counts.get(tp, 0) + 1
+        return count <= SOON_MAX
 
     def _has_later_leader(self, topic_partition: TopicPartition, leader_epoch: int) -> bool:
         """Whether a leader of a later epoch than was asked in is known by now: it is asked without a pause."""

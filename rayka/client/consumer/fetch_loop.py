@@ -162,7 +162,7 @@ class FetchLoop:
         if trouble.partitions:
             self._rest(trouble.partitions, self._backoff.pause_ms(1))
         if trouble.behind:
-            self._rest(trouble.behind, self._backoff.soon_ms(node.behind_count))
+            self._rest(trouble.behind, self._backoff.soon_ms(trouble.behind_count))
 
     def _rest(self, refused: Sequence[Refused], pause_ms: float) -> None:
         """From now on these are not asked for, until their pause is over."""

@@ -31,8 +31,7 @@ class _Asked:
 
 class NodeFetches:
     """See the module. `is_paused`: the broker has failed to answer, and is given a while. `gets_many`: whether the last
-    records were so many that their files are worth opening, where they are on this machine. `behind_count`: how many of
-    its answers in a row say that it has yet to hear of a leader epoch.
+    records were so many that their files are worth opening, where they are on this machine.
     """
 
     def __init__(self, node_id: int) -> None:
@@ -40,7 +39,6 @@ class NodeFetches:
         self.stream = FetchStream()
         self.is_paused = False
         self.gets_many = True
-        self.behind_count = 0
         self._asked: dict[PartitionKey, _Asked] = {}
         self._has_news = False  # something to ask for that no request asks for yet
 

@@ -16,7 +16,7 @@ from rayka.client.producer.accumulator import Accumulator
 from rayka.client.producer.partition_leaders import PartitionLeaders
 from rayka.client.producer.producer_batch import Callback, PartEnd, ProducerBatch
 from rayka.client.producer.producer_metrics import Counts
-from rayka.client.retry import Backoff
+from rayka.client.retry import SOON_MAX, Backoff
 from rayka.errors import (
     ApiError,
     ErrorCode,
@@ -36,7 +36,6 @@ from rayka.protocol.produce import ProducePartitionResult
 NO_LEADER_ERRORS = (InvalidMetadataError, RequestTimedOut)
 _PERHAPS_IN_LOG = (NetworkException, RequestTimedOut, NotEnoughReplicasAfterAppend)
 _IN_LOG = (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER)
-_SOON_MAX = 4  # tries; a node that then still does not know that it leads may never hear of it
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +111,7 @@ class Outcomes:
             return
         batch.may_be_in_log |= isinstance(error, _PERHAPS_IN_LOG)
         may_retry = error.retriable or isinstance(error, OutOfOrderSequence)
-        is_soon = batch.failure_count < _SOON_MAX and self._leaders.is_behind(batch, node_id, leader_epoch)
+        is_soon = batch.failure_count < SOON_MAX and self._leaders.is_behind(batch, node_id, leader_epoch)
         retry_ms = self._soon_ms(batch) if is_soon else self.retry_ms(batch)
         if not may_retry or not self._accumulator.defer(batch, error, retry_ms):
             self.end(batch, error)
