@@ -39,7 +39,6 @@ def spec(**scaling: object) -> ClusterSpec:
     return ClusterSpec.of(
         {
             "brokers": {"min": 3, "max": 6},
-            "config": {"broker.unavailable.timeout.ms": AWAY_S * 1000},
             "scaling": {**targets, "out_window_s": 2, "in_window_s": IN_S, **scaling},
         }
     )
@@ -88,6 +87,7 @@ class FakeCluster:
             {id for id, each in self.brokers.items() if each.has_actor and not each.is_lost},
             self.moves,
             FACTOR,
+            AWAY_S * 1000,
         )
 
     def go_on(self, planner: Planner, seconds: int = 1) -> None:
@@ -275,6 +275,30 @@ def test_a_declared_broker_whose_machine_is_gone_for_good_is_no_capacity(is_heal
     cluster.load = 390
     cluster.go_on(planner, 10)
     assert taken(cluster) == ["AskForRoom 5", "Make 5", "ReturnRoom 5"]
+
+
+def test_another_one_comes_while_a_move_waits_for_a_machine_that_is_gone_for_good() -> None:
+    cluster, planner = FakeCluster(load=290), Planner(spec())
+    lose(cluster, 2, is_healed=False)
+    steps = []
+    for _ in range(AWAY_S + 2):
+        steps.append(planner.next(replace(cluster.seen(), move_count=1)))
+        cluster.now_ms += 1_000
+    assert steps[:-2] == [None] * AWAY_S
+    assert isinstance(steps[-1], AskForRoom)
+
+
+def test_none_goes_while_one_that_may_soon_be_back_would_be_needed() -> None:
+    """There are more than max, and one of them is away for a moment, which holds nothing."""
+    narrow = ClusterSpec.of({"brokers": {"min": 3, "max": 3}, "config": {"balancer.enable": False}})
+    cluster, planner = FakeCluster(), Planner(narrow)
+    cluster.brokers[4] = FakeBroker(replicas=4)
+    cluster.brokers[2].has_actor, cluster.brokers[2].replicas = False, 0
+    cluster.go_on(planner, 20)
+    assert taken(cluster) == []
+    cluster.brokers[2].has_actor = True
+    cluster.go_on(planner, 20)
+    assert taken(cluster)[0] == "Leave 4"
 
 
 def test_what_is_never_automatic_holds_for_one_whose_machine_is_gone() -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TypeVar
 
 from rayka.actors.names import running_node_ids
@@ -17,7 +17,7 @@ from rayka.ids import Role, is_internal, role_of
 from rayka.node.clock import now_ms
 from rayka.node.controller_link import ControllerLink
 from rayka.ports import Request
-from rayka.protocol.configs import ConfigResourceName, DescribeConfigsRequest, ResourceType
+from rayka.protocol.configs import ConfigResourceName, DescribeConfigsRequest, DescribedConfig, ResourceType
 from rayka.protocol.load import BrokerLoad, DescribeLoadRequest
 from rayka.protocol.membership import (
     MetadataBroker,
@@ -30,6 +30,7 @@ from rayka.protocol.partition_admin import ListPartitionReassignmentsRequest
 
 CALL_TIMEOUT_MS = 2_000
 _ANSWER_TIMEOUT_S = 10.0
+_UNAVAILABLE = "broker.unavailable.timeout.ms"
 _NO_TOPIC = ("",)  # so that no partition is named
 ResponseT = TypeVar("ResponseT")
 
@@ -54,7 +55,8 @@ class ClusterLooks:
         self.cluster_id = cluster.cluster_id
         ranges = self._spec.ranges
         brokers = {each.node_id: each for each in cluster.brokers if not ranges.keys().isdisjoint(each.roles)}
-        leaving = await self._leaving(brokers)
+        described = await self._described(brokers)
+        leaving = {broker_id for broker_id, each in described.items() if is_leaving(each)}
         topics: tuple[MetadataTopic, ...] | None = None
         if leaving or not all(is_active(each) for each in brokers.values()):
             topics = (await self.ask(MetadataRequest())).topics
@@ -81,6 +83,7 @@ class ClusterLooks:
                 [each for each in running if role_of(each) is role],
                 len(moves),
                 factor_max(topics or (), cluster) if role is Role.BROKER else 1,
+                self._unavailable_ms(described.values()),
             )
             for role in ranges
         }
@@ -102,12 +105,17 @@ class ClusterLooks:
             described, {each.node_id: [path.path for path in each.directories] for each in brokers}
         )
 
-    async def _leaving(self, broker_ids: Collection[int]) -> set[int]:
-        if not broker_ids:
-            return set()
+    async def _described(self, broker_ids: Collection[int]) -> dict[int, DescribedConfig]:
         names = tuple(ConfigResourceName(ResourceType.BROKER, str(each)) for each in broker_ids)
         described = (await self.ask(DescribeConfigsRequest(names))).resources
-        return {broker_id for broker_id, each in zip(broker_ids, described, strict=True) if is_leaving(each)}
+        return dict(zip(broker_ids, described, strict=True))
+
+    def _unavailable_ms(self, described: Iterable[DescribedConfig]) -> int:
+        """As it is in force, which is the same for all brokers."""
+        found = [
+            int(entry.value) for each in described for entry in each.entries if entry.name == _UNAVAILABLE
+        ]
+        return max(found, default=self._spec.config.broker_unavailable_timeout_ms)
 
     def _ask_ray(self) -> tuple[Collection[int], dict[int, tuple[Room, str]]]:
         name = self._spec.name

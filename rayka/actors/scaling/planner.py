@@ -45,7 +45,8 @@ class Room:
 class Seen:
     """What there is of one role. `actors`: the brokers that have one; `move_count`: reassignments under way, whatever
     they move; `factor_max`: the largest replication factor that these brokers have to hold, 1 where that was not asked
-    for, and of coordinators, beside which brokers hold the rest.
+    for, and of coordinators, beside which brokers hold the rest. `unavailable_ms`: the replicas of one that is away for
+    so long are made anew.
     """
 
     now_ms: int
@@ -54,6 +55,7 @@ class Seen:
     actors: Collection[int] = ()
     move_count: int = 0
     factor_max: int = 1
+    unavailable_ms: int = 900_000
 
 
 # ---- Steps ---------------------------------------------------------------------------------------------------------
@@ -140,7 +142,7 @@ class Planner:
         desired = self._count(seen) + isinstance(step, AskForRoom) - isinstance(step, Leave)
         actual = sum(each.is_active for each in seen.brokers.values())
         self.status = ScalingStatus(desired, actual, self._range.min, self._range.max, reason)
-        is_leaving = any(each.is_leaving for each in seen.brokers.values())
+        is_leaving = any(each.is_leaving and each.is_active for each in seen.brokers.values())
         is_coming = any(each not in seen.rooms or not seen.rooms[each].lacking for each in _coming(seen))
         self.is_under_way = is_leaving or is_coming or step is not None
         return step
@@ -208,9 +210,10 @@ class Planner:
 
     def _obstacle(self, seen: Seen) -> str:
         """Why nothing is decided now."""
-        if seen.move_count:
-            return f"{seen.move_count:,} reassignments are under way"
         are_too_few = self._count(seen) < self._least(seen)
+        are_needed = are_too_few and any(self._is_long_away(each, seen) for each in self._staying(seen))
+        if seen.move_count and not are_needed:  # else a move may wait for one of them
+            return f"{seen.move_count:,} reassignments are under way"
         for each in self._staying(seen):
             found = seen.brokers[each]
             may_be_needed = not found.is_active and found.replica_count != 0
@@ -231,6 +234,8 @@ class Planner:
         }
         if _coming(seen) or not loads:
             return None, reason
+        if len(_active(seen)) <= self._least(seen):
+            return None, f"{reason}; only {len(_active(seen))} {self._role}s are there now"
         cheapest = min(loads, key=lambda each: (loads[each].size_bytes, loads[each].partition_count, -each))
         free_bytes = sum(
             load.free_bytes
@@ -262,7 +267,7 @@ class Planner:
     def _is_long_away(self, broker_id: int, seen: Seen) -> bool:
         """Whether its replicas are made anew on others, as far as these have room."""
         away_ms = seen.now_ms - self._away_since_ms.get(broker_id, seen.now_ms)
-        return away_ms >= self._spec.config.broker_unavailable_timeout_ms
+        return away_ms >= seen.unavailable_ms
 
     def _is_ghost(self, broker_id: int, found: Standing, actors: Collection[int]) -> bool:
         is_empty = not found.is_active and found.replica_count == 0
