@@ -7,7 +7,8 @@ load (then it is asked again). A coordinator that is silent is given up as soon 
 is usual, so it is looked at once a second and ends when the coordinator moves.
 
 Invariants: one look for a group at a time, shared by all calls that need it; a request that is asked again may have
-been executed before. Kafka: AbstractCoordinator, CoordinatorStrategy (E1, G18).
+been executed before; each attempt of a commit names the epoch of the coordinator that it is sent to, so that one which
+arrives late is refused. Kafka: AbstractCoordinator, CoordinatorStrategy (E1, G18).
 """
 
 import asyncio
@@ -15,7 +16,9 @@ import logging
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import msgspec
 
 from rayka.client.call_watch import CallWatch, Patience
 from rayka.client.cluster_nodes import ClusterNodes
@@ -32,10 +35,12 @@ from rayka.errors import (
 )
 from rayka.ids import NO_NODE, node_name
 from rayka.ports import Request
-from rayka.protocol.groups import FindCoordinatorRequest
+from rayka.protocol.group_offsets import OffsetCommitRequest
+from rayka.protocol.groups import FindCoordinatorRequest, GroupCoordinator
 from rayka.protocol.later import Later
 
 ResponseT = TypeVar("ResponseT")
+RequestT = TypeVar("RequestT", bound=Request[Any])
 _PATIENCE = Patience(0.1, 1.0)
 _PARKED_PATIENCE = Patience(1.0, 1.0, often_s=1.0)
 _NO_ANSWER = (NetworkException, RequestTimedOut)
@@ -51,23 +56,31 @@ def _what(group_id: str) -> str:
     return f"the coordinator of group {group_id!r}"
 
 
+def _addressed(request: RequestT, coordinator: GroupCoordinator) -> RequestT:
+    """The request for this coordinator: a commit is meant for the epoch in which it leads."""
+    if isinstance(request, OffsetCommitRequest):
+        return msgspec.structs.replace(request, coordinator_epoch=coordinator.leader_epoch)
+    return request
+
+
 class CoordinatorCalls:
     """See the module. All methods belong to the loop that the client runs on."""
 
     def __init__(self, nodes: ClusterNodes) -> None:
         self._nodes = nodes
-        self._known: dict[str, int] = {}  # the coordinator of each group
-        self._looks: dict[str, asyncio.Task[int]] = {}
+        self._known: dict[str, GroupCoordinator] = {}
+        self._looks: dict[str, asyncio.Task[GroupCoordinator]] = {}
         self._calls = CallWatch[str](_PATIENCE, self._on_silent)
         self._parked = CallWatch[str](_PARKED_PATIENCE, self._on_parked)
 
     def __repr__(self) -> str:
-        known = {group_id: node_name(node_id) for group_id, node_id in self._known.items()}
+        known = {group_id: node_name(found.node_id) for group_id, found in self._known.items()}
         return f"<CoordinatorCalls {known}>"
 
     def known(self, group_id: str) -> int:
         """The coordinator as last found."""
-        return self._known.get(group_id, NO_NODE)
+        found = self._known.get(group_id)
+        return found.node_id if found is not None else NO_NODE
 
     async def call(
         self,
@@ -111,11 +124,11 @@ class CoordinatorCalls:
         """The first attempt of a `call`, without a task: `on_end` is told how it ends, unless what this returns is
         cancelled before. None where the coordinator has yet to be found.
         """
-        node_id = self._known.get(group_id)
-        if node_id is None:
+        found = self._known.get(group_id)
+        if found is None:
             return None
-        attempt_ms = min(timeout_ms, self._nodes.request_timeout_ms)
-        call = self._nodes.network.call(node_id, request, attempt_ms)
+        node_id, attempt_ms = found.node_id, min(timeout_ms, self._nodes.request_timeout_ms)
+        call = self._nodes.network.call(node_id, _addressed(request, found), attempt_ms)
         answer = self._calls.answer(node_id, group_id, call)
         answer.then(partial(self._on_first, group_id, node_id, on_end))
         return answer
@@ -124,7 +137,7 @@ class CoordinatorCalls:
         """What a caller of `begin` waits for, in words for a log."""
         return self._nodes.awaited(_what(group_id), None)
 
-    def abandon(self) -> "list[asyncio.Task[int]]":
+    def abandon(self) -> "list[asyncio.Task[GroupCoordinator]]":
         """Cancels what looks for coordinators; returns the tasks that are ending."""
         looks = list(self._looks.values())
         for look in looks:
@@ -136,13 +149,14 @@ class CoordinatorCalls:
     async def _attempt(
         self, group_id: str, request: Request[ResponseT], remaining_ms: int, *, may_park: bool
     ) -> ResponseT:
-        node_id = self._known.get(group_id)
-        if node_id is None:
-            node_id = await self._find(group_id, remaining_ms)
+        found = self._known.get(group_id)
+        if found is None:
+            found = await self._find(group_id, remaining_ms)
+        node_id = found.node_id
         attempt_ms = remaining_ms if may_park else min(remaining_ms, self._nodes.request_timeout_ms)
         watch = self._parked if may_park else self._calls
         try:
-            call = self._nodes.network.call(node_id, request, attempt_ms)
+            call = self._nodes.network.call(node_id, _addressed(request, found), attempt_ms)
             return await watch.answer(node_id, group_id, call)
         except _NO_ANSWER:
             self._nodes.doubt(node_id)
@@ -161,7 +175,7 @@ class CoordinatorCalls:
             self._on_problem(group_id, outcome)
         on_end(outcome)
 
-    async def _find(self, group_id: str, timeout_ms: int) -> int:
+    async def _find(self, group_id: str, timeout_ms: int) -> GroupCoordinator:
         try:
             return await asyncio.wait_for(asyncio.shield(self._look_soon(group_id)), timeout_ms / 1000)
         except TimeoutError:
@@ -178,25 +192,25 @@ class CoordinatorCalls:
 
     # ---- The coordinator --------------------------------------------------------------------------------------------
 
-    def _look_soon(self, group_id: str) -> "asyncio.Task[int]":
+    def _look_soon(self, group_id: str) -> "asyncio.Task[GroupCoordinator]":
         look = self._looks.get(group_id)
         if look is None:
             look = self._looks[group_id] = asyncio.get_running_loop().create_task(self._look(group_id))
             look.add_done_callback(lambda done: self._on_looked(group_id, done))
         return look
 
-    async def _look(self, group_id: str) -> int:
+    async def _look(self, group_id: str) -> GroupCoordinator:
         request = FindCoordinatorRequest((group_id,))
-        response = await self._nodes.ask_any_broker(request, last_id=self._known.get(group_id, NO_NODE))
+        response = await self._nodes.ask_any_broker(request, last_id=self.known(group_id))
         (found,) = response.coordinators
         if found.error_code is not ErrorCode.NONE:
             raise error_for(found.error_code, f"group {group_id!r}: {found.error_message}")
-        self._known[group_id] = found.node_id
+        self._known[group_id] = found
         for watch in (self._calls, self._parked):
             watch.give_up(lambda node_id, subject: subject == group_id and node_id != found.node_id)
-        return found.node_id
+        return found
 
-    def _on_looked(self, group_id: str, look: "asyncio.Task[int]") -> None:
+    def _on_looked(self, group_id: str, look: "asyncio.Task[GroupCoordinator]") -> None:
         del self._looks[group_id]
         if not look.cancelled() and (error := look.exception()) is not None:
             logger.debug("the coordinator of group %r: %s", group_id, error)

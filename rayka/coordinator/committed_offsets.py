@@ -20,14 +20,16 @@ from rayka.coordinator.group_records import (
 from rayka.coordinator.known_groups import KnownGroups
 from rayka.errors import (
     ApiError,
+    CoordinatorLoadInProgress,
     ErrorCode,
     GroupIdNotFound,
     IllegalGeneration,
     NonEmptyGroup,
+    NotCoordinator,
     RebalanceInProgress,
     UnknownMemberId,
 )
-from rayka.ids import TopicPartition
+from rayka.ids import NO_EPOCH, TopicPartition
 from rayka.protocol.group_offsets import (
     CommittedOffset,
     FetchedOffset,
@@ -70,10 +72,13 @@ class CommittedOffsets:
         """What each is answered or refused with, as if they were asked one after another: what one of them writes no
         other one looks at.
         """
-        return tuple(self._answer(each, effects) for each in together.requests)
+        return tuple(self._answer(each, together.leader_epoch, effects) for each in together.requests)
 
-    def _answer(self, request: OffsetCommitRequest, effects: Effects) -> OffsetCommitResponse | ApiError:
+    def _answer(
+        self, request: OffsetCommitRequest, leader_epoch: int, effects: Effects
+    ) -> OffsetCommitResponse | ApiError:
         try:
+            _check_coordinator_epoch(request, leader_epoch)
             return self.commit(request, effects)
         except ApiError as refusal:
             return refusal
@@ -213,4 +218,15 @@ def _fetched(partition: TopicPartition, value: OffsetValue | None) -> FetchedOff
         value.leader_epoch,
         value.metadata,
         topic_id=UUID(bytes=value.topic_id),
+    )
+
+
+def _check_coordinator_epoch(request: OffsetCommitRequest, leader_epoch: int) -> None:
+    """A commit for a former epoch may be late, and would overwrite a newer one that another leader has taken since."""
+    asked = request.coordinator_epoch
+    if asked in (leader_epoch, NO_EPOCH):
+        return
+    refusal = NotCoordinator if asked < leader_epoch else CoordinatorLoadInProgress
+    raise refusal(
+        f"the commit of group {request.group_id!r} is for leader epoch {asked}, found {leader_epoch} here"
     )

@@ -53,9 +53,12 @@ class ForgetTopics(NamedTuple):
 
 
 class CommitTogether(NamedTuple):
-    """A request of the node: commits that have come one after another are one batch of the log."""
+    """A request of the node: commits that have come one after another are one batch of the log. The node leads in this
+    epoch.
+    """
 
     requests: tuple[OffsetCommitRequest, ...]
+    leader_epoch: int
 
 
 class Effects:

@@ -35,17 +35,24 @@ class OffsetCommitResponse(Message, frozen=True, array_like=True):
 
 
 class OffsetCommitRequest(Request[OffsetCommitResponse], frozen=True, array_like=True):
-    """Commits offsets. Without a generation: of a group that has no members, which a commit creates (E10)."""
+    """Commits offsets. Without a generation: of a group that has no members, which a commit creates (E10).
+
+    `coordinator_epoch` is the `GroupCoordinator.leader_epoch` of the coordinator that is meant: one that leads in
+    another epoch refuses the commit, which may be late. NO_EPOCH is not checked.
+    """
 
     group_id: str
     partitions: tuple[CommittedOffset, ...]
     generation_id: int = NO_EPOCH
     member_id: str = ""
     group_instance_id: str = ""
+    coordinator_epoch: int = NO_EPOCH
 
 
 def check_offset_commit(request: OffsetCommitRequest) -> None:
     check_group_id(request.group_id)
+    if request.coordinator_epoch < NO_EPOCH:
+        require(False, "coordinator_epoch", f"{NO_EPOCH} or more", request.coordinator_epoch)
     check_partitions(request.partitions)
     for each in request.partitions:
         if each.offset < 0:

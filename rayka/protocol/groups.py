@@ -55,12 +55,15 @@ def _check_group_ids(group_ids: tuple[str, ...]) -> None:
 
 
 class GroupCoordinator(Message, frozen=True, array_like=True):
-    """The node that coordinates a group; COORDINATOR_NOT_AVAILABLE while its partition has no leader."""
+    """The node that coordinates a group, and the epoch in which it leads the group's partition;
+    COORDINATOR_NOT_AVAILABLE while that has no leader.
+    """
 
     group_id: str
     node_id: int = NO_NODE
     error_code: ErrorCode = ErrorCode.NONE
     error_message: str = ""
+    leader_epoch: int = NO_EPOCH
 
 
 class FindCoordinatorResponse(Message, frozen=True, array_like=True):

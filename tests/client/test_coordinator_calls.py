@@ -21,7 +21,7 @@ from rayka.errors import (
     UnavailableError,
     error_for,
 )
-from rayka.ids import TopicPartition
+from rayka.ids import NO_EPOCH, TopicPartition
 from rayka.protocol.group_offsets import (
     CommittedOffset,
     OffsetCommitRequest,
@@ -41,6 +41,7 @@ from tests.testing.virtual import VirtualCluster, virtual_cluster
 A, B, CONTROLLER = 1, 2, 3001
 TIMEOUT_MS = 10_000
 FETCH = OffsetFetchRequest("g")
+COMMIT = OffsetCommitRequest("g", (CommittedOffset("orders", 0, 7),))
 JOIN = JoinGroupRequest("g", 45_000, 300_000, "m", "consumer", ())
 
 
@@ -53,6 +54,7 @@ class Brokers:
         self.problems: list[ErrorCode] = []  # of the next answers of coordinators
         self.asked: list[int] = []  # for the group, in order
         self.looked: list[int] = []  # for its coordinator
+        self.epochs: list[int] = []  # that commits were meant for
 
     async def node_ids(self) -> Sequence[int]:
         return [CONTROLLER, A, B]
@@ -63,6 +65,8 @@ class Brokers:
             return MetadataResponse("id", CONTROLLER, brokers, (), 7)
         is_look = isinstance(request, FindCoordinatorRequest)
         (self.looked if is_look else self.asked).append(node_id)
+        if isinstance(request, OffsetCommitRequest):
+            self.epochs.append(request.coordinator_epoch)
         if node_id in self.silent:
             await asyncio.sleep(timeout_ms / 1000)
             raise RequestTimedOut(f"broker-{node_id} did not answer within {timeout_ms} ms")
@@ -192,6 +196,30 @@ def test_a_call_that_parks_may_take_as_long_as_it_likes_and_is_looked_at_once_a_
     assert 80 <= len(brokers.looked) <= 110
 
 
+def test_each_attempt_of_a_commit_names_the_epoch_of_its_coordinator() -> None:  # E10
+    brokers = Brokers()
+    brokers.coordinator = GroupCoordinator("g", A, leader_epoch=4)
+    brokers.problems = [ErrorCode.COORDINATOR_LOAD_IN_PROGRESS]
+
+    async def scene(calls: CoordinatorCalls) -> None:
+        await calls.call("g", COMMIT, TIMEOUT_MS)
+        brokers.coordinator = GroupCoordinator("g", A, leader_epoch=6)
+        brokers.problems = [ErrorCode.NOT_COORDINATOR]
+        await calls.call("g", COMMIT, TIMEOUT_MS)
+        answer = calls.begin("g", COMMIT, TIMEOUT_MS, lambda outcome: None)
+        assert answer is not None
+        await answer
+
+    play(brokers, scene)
+    assert brokers.epochs == [4, 4, 4, 6, 6]
+
+
+def test_a_coordinator_whose_epoch_was_not_told_gets_commits_that_name_none() -> None:  # E10
+    brokers = Brokers()
+    play(brokers, lambda calls: calls.call("g", COMMIT, TIMEOUT_MS))
+    assert brokers.epochs == [NO_EPOCH]
+
+
 def test_an_error_within_a_response_is_mended_like_that_of_a_call() -> None:
     brokers = Brokers()
     problems = [NetworkException("within")]
@@ -207,9 +235,7 @@ def test_an_error_within_a_response_is_mended_like_that_of_a_call() -> None:
 def test_a_coordinator_that_dies_is_replaced_within_the_call() -> None:  # E1
     with virtual_cluster(default_replication_factor=3, offsets_topic_num_partitions=1) as cluster:
         calls = CoordinatorCalls(ClusterNodes(cluster.network(), "virtual", ConsumerConfig(), Random(1)))
-        offset = CommittedOffset("orders", 0, 7)
-        commit = OffsetCommitRequest("g", (offset,))
-        cluster.run(calls.call("g", commit, TIMEOUT_MS))
+        cluster.run(calls.call("g", COMMIT, TIMEOUT_MS))
         cluster.silence(_coordinator(cluster))
         fetch = OffsetFetchRequest("g", (TopicPartition("orders", 0),))
         (found,) = cluster.run(calls.call("g", fetch, 60_000)).partitions

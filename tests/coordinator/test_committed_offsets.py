@@ -7,12 +7,19 @@ import pytest
 
 from rayka.coordinator.group import EMPTY, PREPARING, STABLE
 from rayka.coordinator.group_effects import CommitTogether, ForgetTopics
-from rayka.errors import ErrorCode, IllegalGeneration, UnknownMemberId
-from rayka.ids import ZERO_ID
+from rayka.errors import (
+    CoordinatorLoadInProgress,
+    ErrorCode,
+    IllegalGeneration,
+    NotCoordinator,
+    UnknownMemberId,
+)
+from rayka.ids import NO_EPOCH, ZERO_ID
 from rayka.protocol.group_offsets import (
     CommittedOffset,
     FetchedOffset,
     OffsetCommitRequest,
+    OffsetCommitResponse,
     OffsetDeleteRequest,
     OffsetFetchRequest,
 )
@@ -101,7 +108,8 @@ def test_commits_that_are_written_together_are_one_batch_and_each_has_its_own_an
                     OffsetCommitRequest("g", (at_7, too_long), 1, leader),
                     OffsetCommitRequest("g", (at_7,)),
                     OffsetCommitRequest("h", (CommittedOffset("t", 0, 9),)),
-                )
+                ),
+                leader_epoch=5,
             )
         )
     )
@@ -112,6 +120,24 @@ def test_commits_that_are_written_together_are_one_batch_and_each_has_its_own_an
     assert codes == [[ErrorCode.NONE], [ErrorCode.NONE, metadata_too_large], [ErrorCode.NONE]]
     assert coordinator.committed() == {"t-0": 7}
     assert coordinator.committed("h") == {"t-0": 9}
+
+
+def test_a_commit_for_another_epoch_of_the_coordinator_is_refused_alone() -> None:  # E10
+    coordinator = Coordinator()
+    requests = [
+        OffsetCommitRequest("g", (CommittedOffset("t", 0, offset),), coordinator_epoch=epoch)
+        for offset, epoch in ((1, 5), (2, 4), (3, 6), (4, NO_EPOCH), (5, 0))
+    ]
+    found = answer(coordinator.ask(CommitTogether(tuple(requests), leader_epoch=5)))
+    assert [type(each) for each in found] == [
+        OffsetCommitResponse,
+        NotCoordinator,
+        CoordinatorLoadInProgress,
+        OffsetCommitResponse,
+        NotCoordinator,
+    ]
+    assert coordinator.log.batches[-1] == 2
+    assert coordinator.committed() == {"t-0": 4}
 
 
 def test_a_commit_without_a_generation_makes_a_group() -> None:  # E10

@@ -6,11 +6,13 @@ from collections.abc import Iterator
 import pytest
 
 from rayka.coordinator.group_shard import OFFSETS_TOPIC, partition_of_group
-from rayka.errors import ErrorCode, NotCoordinator
+from rayka.errors import CoordinatorLoadInProgress, ErrorCode, NotCoordinator
+from rayka.ids import NO_NODE
 from rayka.protocol.group_offsets import CommittedOffset, OffsetCommitRequest, OffsetFetchRequest
 from rayka.protocol.groups import (
     DeleteGroupsRequest,
     DescribeGroupsRequest,
+    FindCoordinatorRequest,
     GroupState,
     LeaveGroupRequest,
     LeavingMember,
@@ -20,7 +22,15 @@ from rayka.protocol.groups import (
 )
 from rayka.protocol.membership import MetadataRequest
 from rayka.protocol.topics import DeleteTopicsRequest
-from tests.node.group_callers import PARTITIONS, Caller, GroupMember, committed, leader_of_group, settled
+from tests.node.group_callers import (
+    PARTITIONS,
+    Caller,
+    GroupMember,
+    committed,
+    leader_of_group,
+    partition_of,
+    settled,
+)
 from tests.testing.virtual import CONTROLLER, REPLICAS, TOPIC, VirtualCluster
 
 
@@ -168,6 +178,39 @@ def test_when_the_coordinator_dies_the_generation_goes_on_at_another_one(
 
     cluster.run(scenario())
     assert leader_of_group(cluster) != before
+
+
+def test_a_commit_that_was_meant_for_a_former_epoch_of_the_coordinator_changes_nothing(
+    cluster: VirtualCluster,
+) -> None:  # E10
+    member = cluster.run(settled(cluster, 1))[0]
+    before = leader_of_group(cluster)
+    cluster.sim.cluster.kill(before)
+    cluster.until(lambda: leader_of_group(cluster) not in (before, NO_NODE))
+
+    async def scenario() -> None:
+        assert await committed(member) == []
+        asked = next(each for each in REPLICAS if each != before)
+        (found,) = (await member.to(asked, FindCoordinatorRequest(("g",)))).coordinators
+        epoch = partition_of(cluster).leader_epoch
+        assert (found.node_id, found.leader_epoch) == (leader_of_group(cluster), epoch)
+        commits = [
+            OffsetCommitRequest(
+                "g",
+                (CommittedOffset("orders", 0, offset),),
+                member.generation_id,
+                member.member_id,
+                coordinator_epoch=meant,
+            )
+            for offset, meant in ((7, epoch), (3, epoch - 1), (4, epoch + 1))
+        ]
+        together = (member.to(found.node_id, each) for each in commits)
+        taken, *refused = await asyncio.gather(*together, return_exceptions=True)
+        assert [each.error_code for each in taken.partitions] == [ErrorCode.NONE]
+        assert [type(each) for each in refused] == [NotCoordinator, CoordinatorLoadInProgress]
+        assert await committed(member) == [7]
+
+    cluster.run(scenario())
 
 
 def test_a_coordinator_that_shuts_down_hands_its_groups_over_without_a_rebalance(

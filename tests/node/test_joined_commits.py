@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from rayka.coordinator.group_effects import CommitTogether
 from rayka.errors import IllegalGeneration, NotCoordinator
 from rayka.node.handlers.joined_commits import JoinedCommits
 from rayka.protocol.group_offsets import (
@@ -28,10 +27,10 @@ class Shards:
         self.answers: list[asyncio.Future[Any]] = []
         self.refusal: Exception | None = None
 
-    def begin(self, number: int, together: CommitTogether) -> Any:
+    def begin(self, number: int, requests: tuple[OffsetCommitRequest, ...]) -> Any:
         if self.refusal is not None:
             raise self.refusal
-        self.begun.append((number, [each.group_id for each in together.requests]))
+        self.begun.append((number, [each.group_id for each in requests]))
         self.answers.append(asyncio.get_running_loop().create_future())
         return _awaited(self.answers[-1])
 

@@ -97,6 +97,7 @@ INVALID: list[tuple[Request[Any], str]] = [
     (DescribeGroupsRequest(("g", "g")), "group_ids: expected each once"),
     (commit(CommittedOffset("t", 0, -1)), "the offset of t-0: expected 0 or more, found -1"),
     (commit(CommittedOffset("t", 0, 1), CommittedOffset("t", 0, 2)), "partitions: expected each once"),
+    (OffsetCommitRequest("g", (), coordinator_epoch=-2), "coordinator_epoch: expected -1 or more, found -2"),
     (commit(CommittedOffset("", 0, 1)), "partitions: expected topics with a name"),
     (commit(CommittedOffset("t", -1, 1)), "partitions: expected topics with a name"),
     (OffsetFetchRequest("g", (TopicPartition("t", 2**31),)), "partitions: expected topics with a name"),

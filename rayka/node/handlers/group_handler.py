@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 from uuid import UUID
 
-from rayka.coordinator.group_effects import ForgetTopics
+from rayka.coordinator.group_effects import CommitTogether, ForgetTopics
 from rayka.coordinator.group_shard import OFFSETS_TOPIC, partition_of_group
 from rayka.errors import (
     ApiError,
@@ -28,6 +28,7 @@ from rayka.errors import (
 from rayka.node.handlers.joined_commits import JoinedCommits
 from rayka.node.hosting.hosted_shards import HostedShards
 from rayka.node.hosting.internal_topics import InternalTopics
+from rayka.node.hosting.replicated_shard import ReplicatedShard
 from rayka.node.metadata_follower import MetadataFollower
 from rayka.protocol.group_offsets import OffsetCommitRequest, OffsetCommitResponse
 from rayka.protocol.groups import (
@@ -65,7 +66,7 @@ class GroupHandler:
         self._internal_topics = internal_topics
         self._follower = follower
         self._one_at_a_time = asyncio.Lock()
-        self._commits = JoinedCommits(self._begin)
+        self._commits = JoinedCommits(self._begin_commits)
 
     def __repr__(self) -> str:
         return f"<GroupHandler {self._topic.name} partitions={self._partition_count}>"
@@ -102,7 +103,7 @@ class GroupHandler:
         if not partition.has_leader:
             error, message = ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{OFFSETS_TOPIC}-{number} has no leader"
             return GroupCoordinator(group_id, error_code=error, error_message=message)
-        return GroupCoordinator(group_id, partition.leader_id)
+        return GroupCoordinator(group_id, partition.leader_id, leader_epoch=partition.leader_epoch)
 
     # ---- Topics that are gone ----------------------------------------------------------------------------------------
 
@@ -183,15 +184,27 @@ class GroupHandler:
     def _begin(self, number: int, request: Any) -> Any:
         """Runs the request on the shard: its answer, or the coroutine that waits for that."""
         with _ToldToMembers(number):
-            if number < 0:
-                raise NotCoordinator(f"there is no {OFFSETS_TOPIC} yet; find_coordinator creates it")
-            shard = self._shards.get(OFFSETS_TOPIC, number)
-            pending = shard.run_request(request)
-            if not pending.is_done:
-                return _answer(number, shard.answer_of(pending))
-            if pending.error is not None:
-                raise pending.error
-            return pending.response
+            return _begin_on(self._shard(number), number, request)
+
+    def _begin_commits(self, number: int, requests: tuple[OffsetCommitRequest, ...]) -> Any:
+        """As `_begin`, in the epoch that the shard is active in now: a commit for another one is refused."""
+        with _ToldToMembers(number):
+            shard = self._shard(number)
+            return _begin_on(shard, number, CommitTogether(requests, shard.active_epoch))
+
+    def _shard(self, number: int) -> ReplicatedShard[Any, Any]:
+        if number < 0:
+            raise NotCoordinator(f"there is no {OFFSETS_TOPIC} yet; find_coordinator creates it")
+        return self._shards.get(OFFSETS_TOPIC, number)
+
+
+def _begin_on(shard: ReplicatedShard[Any, Any], number: int, request: Any) -> Any:
+    pending = shard.run_request(request)
+    if not pending.is_done:
+        return _answer(number, shard.answer_of(pending))
+    if pending.error is not None:
+        raise pending.error
+    return pending.response
 
 
 async def _answer(number: int, answering: Coroutine[Any, Any, Any]) -> Any:

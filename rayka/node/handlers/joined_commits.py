@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from rayka.coordinator.group_effects import CommitTogether
 from rayka.errors import ApiError
 from rayka.protocol.group_offsets import OffsetCommitRequest, OffsetCommitResponse
 from rayka.protocol.later import Later
@@ -18,7 +17,7 @@ from rayka.shard.runtime import STEPS_PER_TURN
 
 _METADATA_CHARS_MAX = 1 << 20  # at most 4 MB of a batch that may have 16
 _Answer = Later[OffsetCommitResponse]
-_Begin = Callable[[int, Any], Any]
+_Begin = Callable[[int, tuple[OffsetCommitRequest, ...]], Any]
 
 
 class _Together:
@@ -44,7 +43,7 @@ class _Together:
 
 
 class JoinedCommits:
-    """See the module. `begin` runs a request on a partition's shard: its answer, or a coroutine that waits for it."""
+    """See the module. `begin` runs commits on a shard: their answers, or a coroutine that waits for them."""
 
     def __init__(self, begin: _Begin) -> None:
         self._begin = begin
@@ -80,7 +79,7 @@ class JoinedCommits:
 
     def _begin_these(self, number: int, together: _Together) -> None:
         try:
-            answering = self._begin(number, CommitTogether(tuple(together.requests)))
+            answering = self._begin(number, tuple(together.requests))
         except Exception as error:  # also one that no code expected: the callers' requests fail with it
             _refuse(together.answers, error)
             return

@@ -83,6 +83,11 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
         return self._runtime.is_active and self._epoch == self._log.leading_epoch
 
     @property
+    def active_epoch(self) -> int:
+        """The leader epoch in which its shard is active; NO_EPOCH of one that is not."""
+        return self._epoch if self._epoch is not None and self.is_active else NO_EPOCH
+
+    @property
     def takes_requests(self) -> bool:
         """Whether it leads, as far as it has noticed: its shard may be ahead of what is committed."""
         return self._runtime.is_active
