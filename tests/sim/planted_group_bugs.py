@@ -10,7 +10,7 @@ from rayka.client.consumer.fetcher import Fetcher
 from rayka.client.group import group_membership
 from rayka.client.group.committing import GroupOffsets
 from rayka.client.group.offset_values import OffsetAndMetadata
-from rayka.coordinator import group_members
+from rayka.coordinator import committed_offsets, group_members
 from rayka.coordinator.committed_offsets import CommittedOffsets
 from rayka.coordinator.group import Group
 from rayka.coordinator.group_members import GroupMembers
@@ -24,7 +24,7 @@ from rayka.protocol.groups import GroupHeartbeatResponse, GroupState, MemberAssi
 from rayka.shard.runtime import ShardRuntime
 from rayka.shard.shard import Later
 from rayka.sim.group_plan import GroupPlan
-from rayka.sim.run_options import TopicPlan
+from rayka.sim.run_options import LanePlan, TopicPlan
 from rayka.sim.world.faults import FaultKind
 from tests.sim.planting import SECONDS, SHORT, PlantedBug, planted
 
@@ -63,6 +63,14 @@ FAR_APART = GROUP | {
     "jitter_ms": 40.0,
     "fault_kinds": (FaultKind.KILL, FaultKind.CUT_LINK, FaultKind.ISOLATE),
     "faults_per_minute": 60.0,
+}
+
+
+# Calls wait on their way to nodes that hear nothing for a while, and arrive when these lead again.
+DEAF = GROUP | {
+    "lanes": LanePlan(share=1.0, latency_ms=0.1, jitter_ms=1.0, breaks=0.0, death_news_ms=100.0),
+    "fault_kinds": (FaultKind.DEAFEN, FaultKind.CUT_ONE_WAY),
+    "faults_per_minute": 30.0,
 }
 
 
@@ -280,4 +288,6 @@ GROUP_BUGS = [
          chosen=DYING, seconds=2 * SHORT),
     _bug("a coordinator answers before its records are committed", "group-owners", ShardRuntime, "_finish",
          answers_before_the_high_watermark, 125, chosen=FAR_APART),
+    _bug("a coordinator takes commits that were meant for a former epoch", "group-went-back", committed_offsets,
+         "_check_coordinator_epoch", does_nothing, 11, chosen=DEAF),
 ]  # fmt: skip
