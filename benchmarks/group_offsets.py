@@ -16,6 +16,9 @@ from rayka.protocol.group_offsets import CommittedOffset, OffsetCommitRequest, O
 from rayka.protocol.groups import FindCoordinatorRequest
 
 _TIMEOUT_MS, _TIMEOUT_S = 30_000, 120.0
+# Ray keeps a call to an actor that restarts for up to two seconds after the actor runs again, and fails it then; one
+# that is sent meanwhile is answered at once.
+_FIND_TIMEOUT_MS = 100
 _IN_FLIGHT = 8
 
 
@@ -148,7 +151,8 @@ async def _ask(network: Network, group_id: str, request: Any) -> None:
         while True:
             try:
                 broker_id = min(await network.node_ids())
-                found = await network.call(broker_id, FindCoordinatorRequest((group_id,)), _TIMEOUT_MS)
+                find = FindCoordinatorRequest((group_id,))
+                found = await network.call(broker_id, find, _FIND_TIMEOUT_MS)
                 await network.call(found.coordinators[0].node_id, request, _TIMEOUT_MS)
                 return
             except ApiError:
