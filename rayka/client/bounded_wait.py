@@ -6,14 +6,16 @@ import asyncio
 from typing import Any, TypeVar
 
 from rayka.client import io_thread
-from rayka.client.io_thread import Work
+from rayka.client.io_thread import BlockingWork, Work
 from rayka.errors import UnavailableError
 
 ResultT = TypeVar("ResultT")
 SLACK_S = 1.0  # for coroutines that end by themselves at the bound, with a better message
 
 
-def wait_for(work: Work[ResultT], timeout_ms: float, *, caller: object, slack_s: float = SLACK_S) -> ResultT:
+def wait_for(
+    work: BlockingWork[ResultT], timeout_ms: float, *, caller: object, slack_s: float = SLACK_S
+) -> ResultT:
     """The work's result. Raises UnavailableError, which names it and the caller, when it takes longer; then, and
     when Ctrl-C ends the wait, it is cancelled.
     """
@@ -36,7 +38,7 @@ async def await_for(
         raise _late(work, timeout_ms, caller) from error
 
 
-def _late(work: Work[Any], timeout_ms: float, caller: object) -> UnavailableError:
+def _late(work: BlockingWork[Any], timeout_ms: float, caller: object) -> UnavailableError:
     return UnavailableError(
         f"{caller}: {io_thread.name_of(work)} did not end within {timeout_ms:g} ms; do the cluster's nodes answer? "
         "see `rayka status`"

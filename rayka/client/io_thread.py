@@ -19,11 +19,14 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from rayka import forks
+from rayka.protocol.later import Later
 
 ResultT = TypeVar("ResultT")
 # A function that makes a coroutine, called on the IO thread: a coroutine made elsewhere would be left behind, with a
 # warning, by a Ctrl-C between its making and its way here.
 Work = Callable[[], Coroutine[Any, Any, ResultT]]
+# As `Work`, or a function that gives what hands its result over in the step that brings it.
+BlockingWork = Callable[[], Coroutine[Any, Any, ResultT] | Later[ResultT]]
 _STOP_TIMEOUT_S = 2.0
 
 
@@ -195,9 +198,9 @@ class _Awaited(Generic[ResultT]):
     side, and the turn of the loop between them, would cost the two threads twice as much.
     """
 
-    def __init__(self, work: Work[ResultT]) -> None:
+    def __init__(self, work: BlockingWork[ResultT]) -> None:
         self._work = work
-        self._task: asyncio.Task[None] | None = None
+        self._under_way: asyncio.Future[Any] | None = None
         self._outcome: list[ResultT] = []
         self._error: BaseException | None = None
         self._over = threading.Lock()
@@ -205,16 +208,34 @@ class _Awaited(Generic[ResultT]):
 
     def begin(self) -> None:
         """On the IO thread."""
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        try:
+            work = self._work()
+        except BaseException as error:
+            self._end(error)
+            return
+        if isinstance(work, Later):
+            self._under_way = work
+            work.then(self._end)
+        else:
+            self._under_way = asyncio.get_running_loop().create_task(self._run(work))
+            # A task that is cancelled before its first step leaves the coroutine within behind, with a warning.
+            self._under_way.add_done_callback(lambda _: work.close())
 
     def give_up(self) -> None:
         """On the IO thread, behind `begin`, if that was called: nothing waits for it any more."""
-        if self._task is not None:
-            self._task.cancel()
+        if self._under_way is not None:
+            self._under_way.cancel()
 
-    async def _run(self) -> None:
+    def _end(self, outcome: ResultT | BaseException) -> None:
+        if isinstance(outcome, BaseException):
+            self._error = outcome
+        else:
+            self._outcome.append(outcome)
+        self._over.release()
+
+    async def _run(self, work: Coroutine[Any, Any, ResultT]) -> None:
         try:
-            self._outcome.append(await self._work())
+            self._outcome.append(await work)
         except (Exception, asyncio.CancelledError) as error:
             self._error = error
         except BaseException as error:
@@ -249,7 +270,7 @@ def submit(work: Work[ResultT]) -> "Future[ResultT]":
     return asyncio.run_coroutine_threadsafe(work(), own_loop)
 
 
-def run(work: Work[ResultT], timeout_s: float | None, slack_s: float = 0.0) -> ResultT:
+def run(work: BlockingWork[ResultT], timeout_s: float | None, slack_s: float = 0.0) -> ResultT:
     """Runs the work on the IO thread and waits for its result.
 
     Raises TimeoutError after timeout_s, and slack_s more; None: the work has a deadline of its own. Then, and when
@@ -268,13 +289,13 @@ def run(work: Work[ResultT], timeout_s: float | None, slack_s: float = 0.0) -> R
     return awaited.result()
 
 
-def name_of(work: Work[Any]) -> str:
+def name_of(work: BlockingWork[Any]) -> str:
     """What errors call it: the function's own name."""
     function = work.func if isinstance(work, partial) else work
     return str(getattr(function, "__name__", "a blocking call"))
 
 
-def _loop_for(work: Work[Any]) -> asyncio.AbstractEventLoop:
+def _loop_for(work: BlockingWork[Any]) -> asyncio.AbstractEventLoop:
     """The loop that is to run it."""
     refuse(name_of(work))
     return loop()

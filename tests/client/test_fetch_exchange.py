@@ -22,6 +22,7 @@ from rayka.protocol.fetch import (
     FetchRequest,
     FetchResponse,
 )
+from rayka.protocol.later import Later
 from rayka.sim.loop import VirtualLoop
 
 ORDERS = TopicPartition("orders", 0)
@@ -73,7 +74,14 @@ class Exchanged:
 
     async def send(self, node: NodeFetches) -> Trouble:
         number, session = node.begin()
-        return await self.exchange.finish(node, number, self.exchange.begin(node, session))
+        return self.exchange.finish(node, number, await outcome_of(self.exchange.begin(node, session)))
+
+
+async def outcome_of(answer: Later[FetchResponse]) -> FetchResponse | BaseException:
+    try:
+        return await answer
+    except ApiError as error:
+        return error
 
 
 def play(scene: Callable[[Exchanged], Coroutine[Any, Any, None]]) -> None:
@@ -97,7 +105,7 @@ def test_the_end_of_a_request_that_was_overtaken_is_ignored(error: ApiError) -> 
         node.begin()
         exchanged.answers.append(error)
         overtaken = exchanged.exchange.begin(node, session)
-        assert await exchanged.exchange.finish(node, number, overtaken) == Trouble()
+        assert exchanged.exchange.finish(node, number, await outcome_of(overtaken)) == Trouble()
         assert not exchanged.state.buffer.has_news()
         assert exchanged.state.read_replicas.node_id(ORDERS, 0) == FOLLOWER
 

@@ -340,9 +340,11 @@ def test_what_the_leader_says_is_out_of_range_is_an_error_without_a_policy() -> 
 def test_a_partition_whose_error_is_raised_late_is_asked_again() -> None:  # G16
     async def raise_late(scripted: ScriptedBrokers, fetcher: Fetcher) -> None:
         await fetcher.seek({ORDERS: 99})
+        arrived = asyncio.Event()
+        fetcher.state.buffer.on_error = arrived.set
         await fetcher.poll(0, list)
         async with asyncio.timeout(TIMEOUT_MS / 1000):
-            await fetcher.state.buffer.news.wait()
+            await arrived.wait()
         for _ in range(100):  # the loop has nothing left to ask, and waits
             await asyncio.sleep(0)
         with pytest.raises(OffsetOutOfRange):

@@ -204,7 +204,7 @@ ELASTIC_BUGS = [
             planted(badly_off.__dict__, "badly_off", is_always_off),
             planted(badly_off.__dict__, "REPEAT_MS", lambda _: 0),
         ),
-        29,
+        41,
         ELASTIC,
     ),
     PlantedBug(

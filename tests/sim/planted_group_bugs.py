@@ -273,7 +273,7 @@ GROUP_BUGS = [
     _bug("a member commits what was fetched", "group-skipped", Fetcher, "consumed", commits_what_was_fetched, 18),
     _bug("a member commits one record less than it was given", "group-redelivered", Fetcher, "consumed",
          commits_one_less, 2),
-    _bug("a commit is never sent", "group-went-back", GroupOffsets, "_send_some", sends_no_commit, 5),
+    _bug("a commit is never sent", "group-went-back", GroupOffsets, "_send_some", sends_no_commit, 6),
     _bug("offsets expire under a group", "group-went-back", CommittedOffsets, "_expired", expires_at_once,
          chosen=EXPIRING),
     _bug("no member is told of a rebalance", "group-unsettled", GroupMembers, "heartbeat", tells_of_no_rebalance, 6,

@@ -337,7 +337,7 @@ REPLICATION_BUGS = [
     bug("producers' state is kept over a truncation", "promised",
         planted(ProducerSnapshots, "on_truncated", keeps_what_was_cut_off), 4, FLIPPING),
     bug("followers do not learn of producers", "duplicate",
-        planted(partition_follower, "append_batches", forgets_producers_as_a_follower), 9, MOVING),
+        planted(partition_follower, "append_batches", forgets_producers_as_a_follower), 5, MOVING),
     bug("serves from another broker's directory", "foreign-directory",
         planted(log_directory, "read_meta_properties", takes_any_directory), 1,
         {**DATA, "fault_kinds": (FaultKind.SWAP,)}),

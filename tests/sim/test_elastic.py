@@ -23,7 +23,7 @@ def test_brokers_come_and_go_under_load(seed: int) -> None:  # decisions 062 065
 @pytest.mark.sim
 def test_machines_drain_under_load() -> None:  # decision 073
     chosen = {"comers": 2, "elastic": ElasticPlan(drain_pause_s=2.0), "faults_per_minute": 0.0}
-    simulation = Simulation(swarm(3, seconds=SECONDS, **chosen))
+    simulation = Simulation(swarm(6, seconds=SECONDS, **chosen))
     outcome = simulation.run()
     assert outcome.verdict is Verdict.OK, outcome
     assert simulation.drained.count > 0

@@ -17,7 +17,7 @@ from rayka.client.bootstrap import ClusterHandle, resolve
 from rayka.client.bounded_wait import wait_for
 from rayka.client.consumer.delivery import Delivery
 from rayka.client.consumer.fetcher import Fetcher
-from rayka.client.io_thread import Work
+from rayka.client.io_thread import BlockingWork
 from rayka.client.process_bound import ProcessBound
 from rayka.config import ConsumerConfig
 from rayka.errors import ClosedError
@@ -55,7 +55,7 @@ class ConsumerPart(ProcessBound):
         """What the work comes to, within `default_api_timeout_ms`."""
         return self._run_within(self._config.default_api_timeout_ms, partial(work, *arguments, **options))
 
-    def _run_within(self, timeout_ms: float, work: Work[ResultT]) -> ResultT:
+    def _run_within(self, timeout_ms: float, work: BlockingWork[ResultT]) -> ResultT:
         return wait_for(work, timeout_ms, caller=self)
 
     @contextmanager

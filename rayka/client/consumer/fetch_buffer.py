@@ -5,9 +5,8 @@ stops while a partition holds its share of bytes, or all hold the total; an erro
 came before it, and until then its partition is not asked for. Kafka: FetchBuffer (G16).
 """
 
-import asyncio
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -30,11 +29,15 @@ class Fetched(NamedTuple):
     buffers: tuple[np.ndarray, ...]
 
 
+def _nothing() -> None:
+    pass
+
+
 class FetchBuffer:
-    """See the module. `news` is set when something arrives; partitions that may be asked again are `changed`."""
+    """See the module. `on_error` is called behind each error; partitions that may be asked again are `changed`."""
 
     def __init__(self, changed: ChangedPartitions, partition_bytes_max: int, total_bytes_max: int) -> None:
-        self.news = asyncio.Event()
+        self.on_error: Callable[[], object] = _nothing
         self._changed = changed
         self._partition_bytes_max = partition_bytes_max
         self._total_bytes_max = total_bytes_max
@@ -77,13 +80,12 @@ class FetchBuffer:
         self._size_bytes += size_bytes
         self._sizes[tp] = self._sizes.get(tp, 0) + size_bytes
         self._fetched.append(fetched)
-        self.news.set()
 
     def fail(self, topic_partition: TopicPartition, error: RaykaError) -> None:
         """`take` raises this error to the application; until then the partition is not asked for."""
         self._errors[topic_partition] = error
         self._changed.add(topic_partition)
-        self.news.set()
+        self.on_error()
 
     def forgive(self, topic_partition: TopicPartition) -> None:
         """Forgets the partition's error."""

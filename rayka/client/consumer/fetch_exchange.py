@@ -80,15 +80,16 @@ class FetchExchange:
         call = self._network.call(node.node_id, self._request(node, session), timeout_ms)
         return self._calls.answer(node.node_id, node, call)
 
-    async def finish(self, node: NodeFetches, number: int, answer: Later[FetchResponse]) -> Trouble:
-        """The request of this number, to its end."""
-        try:
-            response = await answer
-        except ApiError as error:
-            return self._on_failure(node, number, error)
-        except BaseException:
+    def finish(self, node: NodeFetches, number: int, outcome: FetchResponse | BaseException) -> Trouble:
+        """The request of this number has ended. Raises an exception that is no answer of a node's."""
+        if isinstance(outcome, ApiError):
+            return self._on_failure(node, number, outcome)
+        if isinstance(outcome, BaseException):
             node.stream.on_failure(number)
-            raise
+            raise outcome
+        return self._on_response(node, number, outcome)
+
+    def _on_response(self, node: NodeFetches, number: int, response: FetchResponse) -> Trouble:
         ending = node.stream.on_response(number, response)
         if ending is not Ending.ANSWERED:
             logger.debug("%r: %s", node, response.error_message)

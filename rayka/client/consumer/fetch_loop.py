@@ -9,12 +9,13 @@ to the leader, which alone decides about offsets and epochs. Kafka: Fetcher (G14
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from functools import partial
 from random import Random
 from typing import Any
 
 from rayka.client.call_watch import CallWatch, Patience
-from rayka.client.consumer.fetch_exchange import FetchExchange, Refused
+from rayka.client.consumer.fetch_exchange import FetchExchange, Refused, Trouble
 from rayka.client.consumer.fetch_plan import FetchPlanner
 from rayka.client.consumer.fetch_starts import FetchStarts
 from rayka.client.consumer.fetch_state import FetchState, FetchTicket
@@ -41,16 +42,20 @@ class FetchLoop:
         config: ConsumerConfig,
         random: Random,
         *,
+        on_arrived: Callable[[], object],
         group_offsets: GroupOffsets | None = None,
     ) -> None:
+        """`on_arrived` is called behind each answer, when all that it brought is in the state and the next has left."""
         timeout_ms = config.default_api_timeout_ms
         self.starts = FetchStarts(state, leaders, timeout_ms, self.wake, group_offsets=group_offsets)
         self._state = state
         self._metadata = leaders.metadata
         self._backoff = Backoff.of(config, random)
         self._planner = FetchPlanner(state, self._metadata, config.max_partition_fetch_bytes)
+        self._on_arrived = on_arrived
         self._wake = asyncio.Event()
         self._tasks: dict[asyncio.Task[None], None] = {}
+        self._open: dict[Later[FetchResponse], None] = {}
         self._refreshed: dict[str, None] = {}
         self._is_started = False
         answer_s = config.fetch_max_wait_ms / 1000 + _LATE_S
@@ -72,16 +77,15 @@ class FetchLoop:
         """There may be more to ask, or elsewhere."""
         self._wake.set()
 
-    async def send(self) -> None:
-        """As `wake`; what there is to ask has left when this returns. For a thread of the application that waits: it
-        goes on with the records that it got, and from then on each step of the loop has to wait for the interpreter.
-        """
+    def send(self) -> None:
+        """Asks for what there is to ask, in this step; the loop asks for the rest of very much."""
         try:
+            self._look_up_unknown()
             self._send_fetches()
         except Exception as error:
             self._fail_all(error)
-        self.wake()
-        await asyncio.sleep(0)
+        if not self._planner.is_done:
+            self.wake()
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Runs it until the loop is cancelled; an exception of it is an error for the application."""
@@ -91,6 +95,9 @@ class FetchLoop:
 
     def cancel(self) -> "list[asyncio.Task[None]]":
         """Cancels what is under way; returns the tasks that are ending."""
+        for answer in list(self._open):
+            answer.cancel()
+        self._open.clear()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -138,7 +145,7 @@ class FetchLoop:
         for node in self._planner.nodes.values() if self._state.buffer.has_room else ():
             if node.may_send:
                 number, session = node.begin()
-                self.spawn(self._fetch(node, number, self._exchange.begin(node, session)))
+                self._follow(node, number, self._exchange.begin(node, session))
         topics = tuple(each for each in self._planner.stale_topics if each not in self._refreshed)
         if topics:
             self._refreshed.update(dict.fromkeys(topics))
@@ -146,23 +153,50 @@ class FetchLoop:
 
     # ---- One fetch -------------------------------------------------------------------------------------------------
 
-    async def _fetch(self, node: NodeFetches, number: int, answer: Later[FetchResponse]) -> None:
-        """One request, and the rest of what it was wrong with. Its end wakes the loop, which sends others meanwhile."""
-        trouble = await self._exchange.finish(node, number, answer)
-        if not any(trouble):
-            return
-        self.wake()
-        if trouble.node_error is not None:  # refreshed metadata may name other nodes for its partitions
+    def _follow(self, node: NodeFetches, number: int, answer: Later[FetchResponse]) -> None:
+        """`_on_end` is called behind the request's end, or in another turn where that has come already."""
+        self._open[answer] = None
+        on_end = partial(self._on_end, node, number, answer)
+        if answer.done():
+            asyncio.get_running_loop().call_soon(answer.then, on_end)
+        else:
+            answer.then(on_end)
+
+    def _on_end(
+        self,
+        node: NodeFetches,
+        number: int,
+        answer: Later[FetchResponse],
+        outcome: FetchResponse | BaseException,
+    ) -> None:
+        """In the step that brings the answer: the next request leaves, and the poll that waits has it."""
+        del self._open[answer]
+        try:
+            trouble = self._exchange.finish(node, number, outcome)
+        except Exception as error:
+            self._fail_all(error)
+            trouble = Trouble()
+        if any(trouble):
+            self._pause_after(node, trouble)
+        self.send()
+        self._on_arrived()
+
+    def _pause_after(self, node: NodeFetches, trouble: Trouble) -> None:
+        """What a request was wrong with is not asked for meanwhile; the rest is."""
+        if trouble.node_error is not None:
             node.is_paused = True
-            try:
-                pause_ms = self._backoff.pause_ms(1)
-                await self._pause(_topics(node.tickets()), [trouble.node_error], pause_ms)
-            finally:
-                node.is_paused = False
+            self.spawn(self._end_pause(node, trouble.node_error))
         if trouble.partitions:
             self._rest(trouble.partitions, self._backoff.pause_ms(1))
         if trouble.behind:
             self._rest(trouble.behind, self._backoff.soon_ms(trouble.behind_count))
+
+    async def _end_pause(self, node: NodeFetches, error: ApiError) -> None:
+        """Refreshed metadata may name other nodes for its partitions."""
+        try:
+            await self._pause(_topics(node.tickets()), [error], self._backoff.pause_ms(1))
+        finally:
+            node.is_paused = False
 
     def _rest(self, refused: Sequence[Refused], pause_ms: float) -> None:
         """From now on these are not asked for, until their pause is over."""

@@ -8,30 +8,29 @@ Fetcher, FetchCollector (G14, G15, G16, G18).
 import asyncio
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from functools import partial
 from random import Random
 from typing import Any
 from uuid import UUID
 
 from rayka.client.bootstrap import ClusterHandle
 from rayka.client.consumer.delivery import Position
-from rayka.client.consumer.fetch_buffer import Fetched
+from rayka.client.consumer.fetch_buffer import FetchBuffer, Fetched
 from rayka.client.consumer.fetch_loop import FetchLoop
 from rayka.client.consumer.fetch_state import FetchStart, FetchState, FetchTicket
+from rayka.client.consumer.poll_wait import PollWait
 from rayka.client.consumer.subscription import Subscription
 from rayka.client.coordinator_calls import CoordinatorCalls
 from rayka.client.group.committing import GroupOffsets
 from rayka.client.group.offset_values import OffsetAndMetadata
 from rayka.client.leader_calls import LeaderCalls
-from rayka.client.loop_time import now_s
 from rayka.client.metadata import ClusterMetadata, check_partition, topic_recreated
 from rayka.client.silence import SilenceWatch
 from rayka.config import ConsumerConfig
 from rayka.errors import UnavailableError
 from rayka.ids import TopicPartition
+from rayka.protocol.later import Later
 from rayka.protocol.membership import MetadataTopic
-
-_ARRIVED_S = 0.1  # for answers that arrived while the process or its loop stood still
 
 
 class Fetcher:
@@ -59,7 +58,16 @@ class Fetcher:
         self.subscription = Subscription(self.state, handle.name)
         self.metadata.listen(self._on_topic)
         self._config = config
-        self._loop = FetchLoop(self.state, self.leaders, config, random, group_offsets=self.group_offsets)
+        self._wait = PollWait(network, self._has_for_poll, self._is_asking)
+        self.state.buffer.on_error = self._wait.tell_soon
+        self._loop = FetchLoop(
+            self.state,
+            self.leaders,
+            config,
+            random,
+            on_arrived=self._wait.tell,
+            group_offsets=self.group_offsets,
+        )
         self._is_closed = False
         self._is_interrupted = False
         self.is_in_group = False  # so that the coordinator is asked, also while nothing is assigned
@@ -115,7 +123,7 @@ class Fetcher:
     def interrupt(self) -> None:
         """Ends a poll that waits, or else the next one, before anything is delivered."""
         self._is_interrupted = True
-        self.state.buffer.news.set()
+        self._wait.tell()
 
     async def seek(self, partitions: Mapping[TopicPartition, int]) -> None:
         """The next fetch of each partition begins at its offset."""
@@ -180,58 +188,59 @@ class Fetcher:
             return at.fetch_offset
         raise buffer.take_error(topic_partition)
 
-    async def poll(
+    def poll(
         self,
         timeout_ms: float,
         deliver: Callable[[Sequence[Fetched]], object],
         *,
         silence_ms_max: float = math.inf,
-    ) -> bool:
+    ) -> Later[bool]:
         """Delivers everything fetched; waits up to timeout_ms for something, False when nothing came.
 
         What is taken is delivered in the same step: a Ctrl-C in the thread that waits for the answer loses nothing.
-        Raises errors of partitions, and UnavailableError whenever no node has answered anything for
+        Ends in errors of partitions, and in UnavailableError whenever no node has answered anything for
         silence_ms_max. A poll that waits while the fetcher is closed or interrupted ends at once.
         """
+        ended: Later[bool] = Later(self._wait.give_up)
         if self._is_closed:
-            return False
+            ended.end(False)
+            return ended
         if self._loop.start():
             self._loop.spawn(self._network.watch_clock())
         # A fetch without news is answered after its wait: so long a silence is none.
         silence_ms_max = max(silence_ms_max, 2 * self._config.fetch_max_wait_ms)
-        await self._wait_for_news(timeout_ms / 1000, silence_ms_max / 1000)
+        on_end = partial(self._end_poll, ended, deliver)
+        self._wait.begin(timeout_ms / 1000, silence_ms_max / 1000, on_end)
+        return ended
+
+    def _end_poll(
+        self,
+        ended: Later[bool],
+        deliver: Callable[[Sequence[Fetched]], object],
+        silence: UnavailableError | None,
+    ) -> None:
         is_interrupted, self._is_interrupted = self._is_interrupted, False
+        if silence is not None:
+            ended.end(silence)
+            return
         if is_interrupted or self._is_closed or not self.state.buffer.has_news():
-            return False
-        was_full = not self.state.buffer.has_room
-        try:
-            deliver(self.state.buffer.take())
-        finally:  # a partition whose error was raised is asked again, too
-            if was_full or self.state.changed:
-                await self._loop.send()
-        return True
+            ended.end(False)
+            return
+        was_full, outcome = not self.state.buffer.has_room, _delivered(self.state.buffer, deliver)
+        if was_full or self.state.changed:  # a partition whose error was raised is asked again, too
+            self._loop.send()
+            # Behind what was sent: a thread that waits goes on with the records then, and from there on each step of
+            # the loop has to wait for the interpreter.
+            asyncio.get_running_loop().call_soon(ended.end, outcome)
+        else:
+            ended.end(outcome)
 
-    async def _wait_for_news(self, timeout_s: float, silence_s_max: float) -> None:
-        """Raises UnavailableError when a silence has lasted too long, and then not again before as long a one."""
-        buffer, deadline_s = self.state.buffer, now_s() + timeout_s
-        while not (buffer.has_news() or self._is_closed or self._is_interrupted):
-            if self._silence_remaining_s(silence_s_max) <= 0:
-                await asyncio.sleep(_ARRIVED_S)
-                if self._silence_remaining_s(silence_s_max) <= 0 and not buffer.has_news():
-                    self._network.forget()
-                    raise self._network.error(silence_s_max)
-            remaining_s = deadline_s - now_s()
-            if remaining_s <= 0:
-                return
-            buffer.news.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(min(remaining_s, self._silence_remaining_s(silence_s_max))):
-                    await buffer.news.wait()
+    def _has_for_poll(self) -> bool:
+        return self._is_interrupted or self._is_closed or self.state.buffer.has_news()
 
-    def _silence_remaining_s(self, silence_s_max: float) -> float:
+    def _is_asking(self) -> bool:
         """Without an assignment, and without a group that could give one, nothing is asked, so no silence counts."""
-        is_asking = self.is_in_group or bool(self.state.by_topic)
-        return self._network.remaining_s(silence_s_max) if is_asking else math.inf
+        return self.is_in_group or bool(self.state.by_topic)
 
     async def close(self) -> None:
         """Stops fetching; what is in flight is given up, and the brokers forget what was asked."""
@@ -242,7 +251,7 @@ class Fetcher:
         """Cancels what is under way; returns the tasks that are ending."""
         self._is_closed = True
         self.metadata.unlisten(self._on_topic)
-        self.state.buffer.news.set()
+        self._wait.tell()
         commits = self.group_offsets.abandon() if self.group_offsets is not None else []
         return [*self._loop.cancel(), *commits, *self.coordinators.abandon()]
 
@@ -255,6 +264,15 @@ class Fetcher:
     def _on_topic(self, topic: MetadataTopic) -> None:
         if self.subscription.on_metadata(topic):
             self._loop.wake()
+
+
+def _delivered(buffer: FetchBuffer, deliver: Callable[[Sequence[Fetched]], object]) -> bool | Exception:
+    """True, or the error for the application."""
+    try:
+        deliver(buffer.take())
+    except Exception as error:
+        return error
+    return True
 
 
 def _last_partitions(partitions: Iterable[TopicPartition]) -> dict[str, int]:

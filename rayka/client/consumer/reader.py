@@ -33,6 +33,7 @@ from rayka.errors import ConfigError, OffsetOutOfRange, UnavailableError
 from rayka.ids import NO_OFFSET, TopicPartition
 from rayka.options import ConsumerOptions
 from rayka.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
+from rayka.protocol.later import Later
 
 Bound = str | int | datetime | Mapping[TopicPartition, int]
 P = ParamSpec("P")
@@ -129,7 +130,10 @@ class Reader:
             self._wait_for(fetcher.close)
 
     def _wait_for(
-        self, work: Callable[P, Coroutine[Any, Any, _ItemT]], *arguments: P.args, **options: P.kwargs
+        self,
+        work: Callable[P, Coroutine[Any, Any, _ItemT] | Later[_ItemT]],
+        *arguments: P.args,
+        **options: P.kwargs,
     ) -> _ItemT:
         bound_ms = self._config.default_api_timeout_ms
         work_now = partial(work, *arguments, **options)

@@ -18,7 +18,7 @@ from rayka.client.group.group_face import GroupFace
 from rayka.client.group.group_member import GroupMember
 from rayka.client.group.handover_stages import Listener
 from rayka.client.group.member_requests import GroupMetadata, MemberOptions
-from rayka.client.io_thread import Work
+from rayka.client.io_thread import BlockingWork
 from rayka.errors import ClosedError, ConfigError, UnknownTopicOrPartition
 from rayka.ids import TopicPartition
 
@@ -136,7 +136,7 @@ class ConsumerMembership(ConsumerCommits, ConsumerPositions):
         if self._group is not None:
             self._group.hand_over()
 
-    def _polls(self, poll: Work[bool], remaining_ms: float) -> bool:
+    def _polls(self, poll: BlockingWork[bool], remaining_ms: float) -> bool:
         """What the fetcher's poll says. That a topic is gone is no error to a group: the leader assigns the others."""
         try:
             return self._run_within(remaining_ms, poll)
