@@ -24,7 +24,7 @@ from typing import IO
 
 from tests.tidy import ROOT
 
-FOLDERS = ("shard", "partition", "raft", "controller", "log", "cleaner")
+FOLDERS = ("shard", "partition", "raft", "controller", "log", "cleaner", "coordinator")
 _SLOW = (
     "tests/raft/test_faults.py",
 )  # long runs by seed, which most functions take part in: only with `--slow`

@@ -230,11 +230,8 @@ class ClusterMetadata:
     async def _attempt(self) -> RaykaError | None:
         async with self._one_at_a_time:
             names, self._wanted = tuple(self._wanted), {}
-            self._under_way, self._upcoming = (
-                self._upcoming,
-                None,
-            )  # what asks from now on gets the next attempt
-            self._asked = names
+            self._under_way, self._asked = self._upcoming, names
+            self._upcoming = None  # what asks from now on gets the next attempt
             try:
                 await self._update(names)
             except RaykaError as error:
