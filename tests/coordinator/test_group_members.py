@@ -12,6 +12,7 @@ from tests.coordinator.group_support import (
     Coordinator,
     answer,
     code,
+    offers,
 )
 
 
@@ -184,6 +185,30 @@ def test_a_member_that_waits_for_the_others_needs_no_heartbeats() -> None:  # E6
         coordinator.heartbeat(follower, 1)
     coordinator.join(follower)
     assert answer(waiting).generation_id == 2
+
+
+def test_a_process_that_took_a_static_members_place_is_removed_when_it_is_silent() -> None:  # E6 E7
+    coordinator = Coordinator()
+    leader, follower = coordinator.stable(instances=["a", "b"])
+    instances = {member_id: each for each, member_id in coordinator.group().statics.items()}
+    new = answer(coordinator.join(group_instance_id=instances[follower])).member_id
+    for expected in (ErrorCode.NONE, ErrorCode.REBALANCE_IN_PROGRESS):
+        assert coordinator.group().members.keys() == {leader, new}
+        coordinator.wait(SESSION_MS // 2)
+        assert coordinator.heartbeat(leader, 1, instances[leader]) is expected
+    assert coordinator.group().members.keys() == {leader}
+
+
+def test_who_is_gone_leaves_no_timer_behind() -> None:  # E3 E7
+    coordinator = Coordinator()
+    of_no_member_ms = coordinator.runtime.next_timer_ms
+    coordinator.leave(coordinator.new_id())
+    assert coordinator.runtime.next_timer_ms == of_no_member_ms
+    old = coordinator.stable(1, instances=["a"])[0]
+    coordinator.wait(1)
+    new = coordinator.join(group_instance_id="a", protocols=offers(topics=["other"]))
+    assert (answer(new).generation_id, answer(new).member_id == old) == (2, False)
+    assert coordinator.runtime.next_timer_ms == coordinator.now_ms + SESSION_MS
 
 
 def test_when_all_members_are_gone_the_group_is_empty_and_a_record_says_so() -> None:  # E5 E6
