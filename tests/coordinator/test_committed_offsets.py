@@ -1,11 +1,11 @@
-"""Offsets of groups: who may commit, what is read, what expires, and what operators do to groups."""
+"""Offsets of groups: who may commit, what is read, what expires, and what operators delete."""
 
 from itertools import pairwise
 from uuid import UUID
 
 import pytest
 
-from rayka.coordinator.group import EMPTY, PREPARING, STABLE
+from rayka.coordinator.group import EMPTY, PREPARING
 from rayka.coordinator.group_effects import CommitTogether, ForgetTopics
 from rayka.errors import (
     CoordinatorLoadInProgress,
@@ -23,19 +23,12 @@ from rayka.protocol.group_offsets import (
     OffsetDeleteRequest,
     OffsetFetchRequest,
 )
-from rayka.protocol.groups import (
-    DeleteGroupsRequest,
-    DescribeGroupsRequest,
-    GroupProtocol,
-    ListedGroup,
-    ListGroupsRequest,
-)
+from rayka.protocol.groups import GroupProtocol, ListedGroup, ListGroupsRequest
 from tests.coordinator.group_support import (
     SESSION_MS,
     Coordinator,
     answer,
     code,
-    offers,
     partition,
 )
 
@@ -206,6 +199,7 @@ def test_metadata_that_is_too_large_refuses_its_partition_alone() -> None:  # E1
     )
     response = answer(coordinator.ask(OffsetCommitRequest("g", offsets)))
     assert error_codes(response) == [ErrorCode.OFFSET_METADATA_TOO_LARGE, ErrorCode.NONE]
+    assert response.partitions[0].error_message == "metadata: expected at most 4096 characters, found 4097"
     assert coordinator.committed() == {"t-1": 1}
 
 
@@ -234,51 +228,6 @@ def test_of_members_that_are_no_consumers_it_is_not_known_what_they_read() -> No
 def test_offsets_of_a_group_that_is_not_known_are_not_deleted() -> None:
     coordinator = Coordinator()
     assert code(coordinator.ask(OffsetDeleteRequest("g", ()))) is ErrorCode.GROUP_ID_NOT_FOUND
-
-
-def test_a_group_without_members_is_deleted_with_all_it_has() -> None:
-    coordinator = Coordinator()
-    ids = coordinator.stable()
-    answer(coordinator.commit({f"t-{number}": 1 for number in range(2_500)}, 1, ids[0]))
-    deletion = DeleteGroupsRequest(("g", "nothing"))
-    refused = answer(coordinator.ask(deletion)).groups
-    assert [each.error_code for each in refused] == [ErrorCode.NON_EMPTY_GROUP, ErrorCode.GROUP_ID_NOT_FOUND]
-    coordinator.leave(*ids)
-    deleted = answer(coordinator.ask(deletion)).groups
-    assert [each.error_code for each in deleted] == [ErrorCode.NONE, ErrorCode.GROUP_ID_NOT_FOUND]
-    for _ in range(2):
-        assert (coordinator.group_ids, coordinator.committed()) == ([], {})
-        coordinator.restart()
-
-
-def test_a_group_that_is_about_to_have_a_member_is_not_deleted() -> None:
-    coordinator = Coordinator()
-    answer(coordinator.commit({"t-0": 1}))
-    coordinator.new_id()
-    (refused,) = answer(coordinator.ask(DeleteGroupsRequest(("g",)))).groups
-    assert refused.error_code is ErrorCode.NON_EMPTY_GROUP
-
-
-# ---- Description -----------------------------------------------------------------------------------------------------
-
-
-def test_groups_are_listed_by_state_and_described_with_their_members() -> None:
-    coordinator = Coordinator()
-    leader, follower = coordinator.stable()
-    answer(coordinator.ask(OffsetCommitRequest("a", (CommittedOffset("t", 0, 1),))))
-    listed = answer(coordinator.ask(ListGroupsRequest())).groups
-    assert listed == (ListedGroup("a", "", EMPTY), ListedGroup("g", "consumer", STABLE))
-    assert answer(coordinator.ask(ListGroupsRequest((STABLE,)))).groups == listed[1:]
-    described, absent = answer(coordinator.ask(DescribeGroupsRequest(("g", "b")))).groups
-    assert absent.error_code is ErrorCode.GROUP_ID_NOT_FOUND
-    assert (described.generation_id, described.protocol_name) == (1, "range")
-    members = {each.member_id: each for each in described.members}
-    assert members.keys() == {leader, follower}
-    assert members[leader].assignment == leader.encode()
-    assert members[leader].metadata == offers()[0].metadata
-    coordinator.join(leader)
-    (during,) = answer(coordinator.ask(DescribeGroupsRequest(("g",)))).groups
-    assert (during.state, during.members[0].assignment) == (PREPARING, b"")
 
 
 # ---- Expiry ----------------------------------------------------------------------------------------------------------

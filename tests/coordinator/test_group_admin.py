@@ -1,16 +1,18 @@
 """What an operator is told of the groups of a coordinator, and what deleting one leaves in the log."""
 
-from rayka.coordinator.group import COMPLETING, STABLE
+from rayka.coordinator.group import EMPTY, PREPARING, STABLE
 from rayka.coordinator.group_records import GroupKey
 from rayka.errors import ErrorCode
+from rayka.protocol.group_offsets import CommittedOffset, OffsetCommitRequest
 from rayka.protocol.groups import (
     DeleteGroupsRequest,
     DescribedGroup,
     DescribeGroupsRequest,
     GroupResult,
+    ListedGroup,
     ListGroupsRequest,
 )
-from tests.coordinator.group_support import DELAY_MS, Coordinator, answer, offers
+from tests.coordinator.group_support import Coordinator, answer, offers
 
 
 def described(coordinator: Coordinator, group_id: str = "g") -> DescribedGroup:
@@ -37,15 +39,14 @@ def test_a_stable_group_is_described_with_its_protocol_and_what_its_members_have
     assert {each.metadata for each in found.members} == {offers()[0].metadata}
 
 
-def test_before_it_is_stable_a_group_has_members_and_no_protocol_yet() -> None:
+def test_during_a_rebalance_a_group_is_described_without_protocol_and_assignments() -> None:
     coordinator = Coordinator()
-    coordinator.join(group_instance_id="a")
-    coordinator.wait(2 * DELAY_MS)
+    leader, follower = coordinator.stable()
+    coordinator.join(leader)
     found = described(coordinator)
-    assert (found.state, found.protocol_type, found.protocol_name) == (COMPLETING, "consumer", "")
-    assert [(each.group_instance_id, each.metadata, each.assignment) for each in found.members] == [
-        ("a", b"", b"")
-    ]
+    assert (found.state, found.protocol_type, found.protocol_name) == (PREPARING, "consumer", "")
+    assert {each.member_id for each in found.members} == {leader, follower}
+    assert {(each.metadata, each.assignment) for each in found.members} == {(b"", b"")}
 
 
 def test_a_group_that_is_not_known_is_named_in_the_refusal() -> None:
@@ -58,23 +59,30 @@ def test_a_group_that_is_not_known_is_named_in_the_refusal() -> None:
 def test_groups_are_listed_by_their_ids_and_by_the_states_that_are_asked_for() -> None:
     coordinator = Coordinator()
     coordinator.stable()
-    coordinator.join(group_id="a", group_instance_id="i")
+    coordinator.ask(OffsetCommitRequest("a", (CommittedOffset("t", 0, 1),)))
     listed = answer(coordinator.ask(ListGroupsRequest())).groups
-    assert [each.group_id for each in listed] == ["a", "g"]
-    stable = answer(coordinator.ask(ListGroupsRequest((STABLE,)))).groups
-    assert [(each.group_id, each.protocol_type, each.state) for each in stable] == [("g", "consumer", STABLE)]
+    assert listed == (ListedGroup("a", "", EMPTY), ListedGroup("g", "consumer", STABLE))
+    assert answer(coordinator.ask(ListGroupsRequest((STABLE,)))).groups == listed[1:]
 
 
-def test_a_group_with_members_is_not_deleted() -> None:
+def test_a_group_without_members_is_deleted_with_all_it_has() -> None:
     coordinator = Coordinator()
-    coordinator.stable()
-    appended = coordinator.log.next_offset
-    assert deleted(coordinator).error_code is ErrorCode.NON_EMPTY_GROUP
-    assert coordinator.log.next_offset == appended
+    ids = coordinator.stable()
+    answer(coordinator.commit({f"t-{number}": 1 for number in range(2_500)}, 1, ids[0]))
+    deletion = DeleteGroupsRequest(("g", "nothing"))
+    refused = answer(coordinator.ask(deletion)).groups
+    assert [each.error_code for each in refused] == [ErrorCode.NON_EMPTY_GROUP, ErrorCode.GROUP_ID_NOT_FOUND]
+    coordinator.leave(*ids)
+    gone = answer(coordinator.ask(deletion)).groups
+    assert [each.error_code for each in gone] == [ErrorCode.NONE, ErrorCode.GROUP_ID_NOT_FOUND]
+    for _ in range(2):
+        assert (coordinator.group_ids, coordinator.committed()) == ([], {})
+        coordinator.restart()
 
 
-def test_an_id_that_was_given_out_keeps_a_group_from_being_deleted() -> None:  # E3
+def test_a_group_that_is_about_to_have_a_member_is_not_deleted() -> None:
     coordinator = Coordinator()
+    answer(coordinator.commit({"t-0": 1}))
     coordinator.new_id()
     assert deleted(coordinator).error_code is ErrorCode.NON_EMPTY_GROUP
 

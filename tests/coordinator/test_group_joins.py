@@ -112,6 +112,23 @@ def test_a_group_takes_no_more_members_than_its_size() -> None:  # E3
     assert len(coordinator.group().members) == 2
 
 
+def test_a_static_member_that_comes_back_has_its_place_in_a_full_group() -> None:  # E3 E7
+    coordinator = Coordinator(group_max_size=2)
+    coordinator.stable(instances=["a", "b"])
+    assert answer(coordinator.join(group_instance_id="b")).generation_id == 1
+    assert code(coordinator.join(group_instance_id="c")) is ErrorCode.GROUP_MAX_SIZE_REACHED
+
+
+def test_a_static_member_that_comes_back_may_offer_what_only_its_former_process_did_not() -> None:  # E3 E7
+    coordinator = Coordinator()
+    both = offers("range", "sticky")
+    coordinator.stable(1, instances=["a"])
+    again = coordinator.join(group_instance_id="a", protocols=offers("sticky"))
+    assert answer(again).protocol_name == "sticky"
+    assert code(coordinator.join(group_instance_id="b")) is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    assert not coordinator.join(group_instance_id="b", protocols=both).is_done
+
+
 def test_during_a_rebalance_the_first_ones_to_join_are_the_members() -> None:  # E3
     coordinator = Coordinator(group_max_size=2)
     leader, follower = coordinator.stable()
@@ -154,6 +171,7 @@ def test_the_leader_is_told_all_members_and_the_others_are_told_the_leader() -> 
     assert first.leader_id == second.leader_id == first.member_id
     assert [each.group_instance_id for each in first.members] == ["a", "b"]
     assert first.members[0].metadata == offers()[0].metadata
+    assert (first.skip_assignment, second.skip_assignment) == (False, False)
     assert second.members == ()
     assert coordinator.group().state is COMPLETING
 
@@ -204,6 +222,23 @@ def test_a_static_member_that_has_not_joined_in_time_stays() -> None:  # E4 E7
     again = coordinator.join(leader, group_instance_id="a", session_timeout_ms=REBALANCE_MS * 2)
     coordinator.wait(REBALANCE_MS)
     assert len(answer(again).members) == 2
+
+
+def test_the_leader_leads_on_where_an_earlier_member_has_joined_again_too() -> None:  # E4
+    coordinator = Coordinator()
+    long = {"session_timeout_ms": REBALANCE_MS * 3}
+    leader, follower = coordinator.stable(instances=["a", "b"], **long)
+    names = {member_id: each for each, member_id in coordinator.group().statics.items()}
+    alone = coordinator.join(
+        follower, group_instance_id=names[follower], protocols=offers(topics=["u"]), **long
+    )
+    coordinator.wait(REBALANCE_MS)
+    assert answer(alone).leader_id == follower
+    joins = [
+        coordinator.join(each, group_instance_id=names[each], protocols=offers(topics=["v"]), **long)
+        for each in (leader, follower)
+    ]
+    assert [answer(each).leader_id for each in joins] == [follower, follower]
 
 
 def test_while_no_static_member_has_come_back_the_group_goes_on_waiting() -> None:  # E4

@@ -4,7 +4,13 @@ import pytest
 
 from rayka.coordinator.group import COMPLETING, EMPTY, PREPARING, STABLE
 from rayka.errors import ErrorCode, NotEnoughReplicas
-from rayka.protocol.groups import GroupHeartbeatRequest, LeaveGroupRequest, LeavingMember, SyncGroupRequest
+from rayka.protocol.groups import (
+    GroupHeartbeatRequest,
+    LeaveGroupRequest,
+    LeavingMember,
+    LeftMember,
+    SyncGroupRequest,
+)
 from tests.coordinator.group_support import (
     DELAY_MS,
     REBALANCE_MS,
@@ -288,6 +294,13 @@ def test_who_leaves_while_others_wait_for_it_lets_them_go_on() -> None:  # E6
     waiting = coordinator.join(leader)
     coordinator.leave(follower)
     assert answer(waiting).generation_id == 2
+
+
+def test_what_became_of_a_member_that_leaves_is_told_under_its_names() -> None:  # E6
+    coordinator = Coordinator()
+    member_id = coordinator.stable(1, instances=["a"])[0]
+    request = LeaveGroupRequest("g", (LeavingMember(member_id, "a"),))
+    assert answer(coordinator.ask(request)).members == (LeftMember(member_id, "a"),)
 
 
 def test_several_members_leave_each_on_its_own() -> None:  # E6
