@@ -131,7 +131,8 @@ class Appender:
                 self._epochs.assign(each.epoch, each.place.base_offset)
         position, places = self._segments.active.size_bytes, []
         for each in run:
-            places.append(each.place._replace(position=position))
+            _, *place = each.place
+            places.append(BatchPosition(position, *place))
             position += each.place.size_bytes
         self._segments.active.append([buffer for each in run for buffer in each.buffers], places)
         for each in run:

@@ -14,13 +14,15 @@ storage; what compaction keeps is decided in `rayka.cleaner`, what expires in `r
 import posixpath
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from types import TracebackType
 from typing import NamedTuple
 
 from rayka.config import TopicConfig
 from rayka.errors import DiskFull, InvariantBroken, OffsetOutOfRange, StorageError
 from rayka.ids import NO_OFFSET, OffsetAndEpoch
-from rayka.log.appending import Appender, AppendInfo, check_sizes, placed_by_follower, placed_by_leader
+from rayka.log.appending import Appender, AppendInfo, placed_by_follower
+from rayka.log.leader_appends import AppendOutcome, LeaderRun, runs_without_repeats
 from rayka.log.leader_epoch_cache import LeaderEpochCache
 from rayka.log.log_files import LogFiles
 from rayka.log.markers import LOWERED_RECOVERY_POINT_FILE, lowered_recovery_point, raised_log_start
@@ -100,7 +102,7 @@ class Log:
         self.is_reopened = False  # from the files, so these do not change meanwhile
         self.retired = RetiredSegments(files, segments, snapshots)
         self.cleaned_offset = 0  # below it compaction has seen everything
-        self.swaps = Swaps(files, segments, self._changing)
+        self.swaps = Swaps(files, segments, partial(_Change, self))
         self.log_start_offset = log_start_offset
         self.flushed_offset = flushed_offset
         self.recovery = recovery
@@ -141,16 +143,37 @@ class Log:
         Raises RecordBatchTooLarge and what `ProducerStates.check` raises, with nothing written, and StorageError,
         after which nothing can be appended.
         """
-        for batch in batches:
-            known = self.producers.check(batch)
-            if known is not None:
-                return AppendInfo(
-                    known.first_offset, known.last_offset, known.timestamp_ms, is_duplicate=True
-                )
-        placed = placed_by_leader(batches, leader_epoch, self.log_end_offset, log_append_time_ms)
-        check_sizes(self.name, placed, self.config.segment_bytes)
-        with self._changing():
-            return self._appender.append(placed, self.config, now_ms)
+        (outcome,) = self.append_all_as_leader(
+            (batches,), leader_epoch, now_ms=now_ms, log_append_time_ms=log_append_time_ms
+        )
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def append_all_as_leader(
+        self,
+        requests: Sequence[Sequence[RecordBatch]],
+        leader_epoch: int,
+        *,
+        now_ms: int,
+        log_append_time_ms: int | None = None,
+    ) -> list[AppendOutcome]:
+        """As `append_as_leader` for each of several requests, in their order, almost always in one write. What that
+        would raise is the request's outcome.
+        """
+        outcomes: list[AppendOutcome] = []
+        for run_requests in runs_without_repeats(requests):
+            run = LeaderRun(self.producers, self.log_end_offset, leader_epoch, log_append_time_ms)
+            for batches in run_requests:
+                run.add(batches, self.config.segment_bytes)
+            try:
+                if run.placed:
+                    with _Change(self):
+                        self._appender.append(run.placed, self.config, now_ms)
+            except StorageError as error:
+                run.fail(error)
+            outcomes += run.outcomes
+        return outcomes
 
     def append_as_follower(self, batches: Sequence[RecordBatch], *, now_ms: int) -> AppendInfo:
         """Appends batches that have offsets and epochs. The first may leave a gap, none may go back (B18). One from
@@ -159,21 +182,18 @@ class Log:
         Raises CorruptRecord when offsets go back; otherwise as `append_as_leader`.
         """
         placed = placed_by_follower(self.name, batches, self.log_end_offset)
-        with self._changing():
+        with _Change(self):
             return self._appender.append(placed, self.config, now_ms)
-
-    def _changing(self) -> "_Change":
-        return _Change(self)
 
     def make_files(self) -> None:
         """The log has its directory from now on, whether there is a record or not."""
-        with self._changing():
+        with _Change(self):
             self._appender.make_files()
 
     def roll(self, now_ms: int) -> None:
         """Seals the active segment and begins another at the log end offset; an empty one stays as it is."""
         if self.segments.active.size_bytes:
-            with self._changing():
+            with _Change(self):
                 self._appender.roll(self.log_end_offset, self.config, now_ms)
 
     # ---- Epochs --------------------------------------------------------------------------------------------
@@ -182,7 +202,7 @@ class Log:
         """A leader epoch begins, perhaps without a record yet (B16, B20). Durable once a sync plan made now
         is, except in a log that never had a record.
         """
-        with self._changing():
+        with _Change(self):
             self.epochs.assign(epoch, start_offset)
 
     def end_offset_for_epoch(self, epoch: int) -> OffsetAndEpoch:
@@ -224,7 +244,7 @@ class Log:
         a record is forgotten even when the log is no longer than that: another leader never had it (B20).
         """
         if offset >= self.log_end_offset:
-            with self._changing():
+            with _Change(self):
                 self.epochs.truncate_from_end(self.log_end_offset)
             return None
         if offset < self.segments.first.base_offset:
@@ -304,7 +324,7 @@ class Log:
         3. Power is lost, and the first segment's tail with it. 4. A scan from 100 would miss the hole.
         The name of this file is in the directory of the segments, so it is never lost before theirs.
         """
-        with self._changing():
+        with _Change(self):
             self.truncation_count += 1
             if offset < self.flushed_offset:
                 self._files.write(lowered_recovery_point(self.segments.holding(offset).base_offset))
@@ -345,7 +365,7 @@ class Log:
         """This log holds the records of the other one, up to its end; now it also knows which epochs began without a
         record, and of producers whose records are gone (C8).
         """
-        with self._changing():
+        with _Change(self):
             self.epochs.replace(other.epochs.entries)
             self.producers.clear()
             self.producers.replace(dict(other.producers.items()))
@@ -353,7 +373,7 @@ class Log:
 
     def move_to(self, directory: str) -> None:
         """Renames the directory of the log; durable once a sync plan made now is. Readers keep what they mapped."""
-        with self._changing():
+        with _Change(self):
             self._files.move_to(directory)
             self.segments.on_moved()
             self.directory, self.name = directory, posixpath.basename(directory)

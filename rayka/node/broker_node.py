@@ -78,6 +78,7 @@ class _Parts:
     shards: HostedShards
     internal_topics: InternalTopics
     groups: GroupHandler
+    produces: ProduceHandler
     handlers: Mapping[type[Any], Callable[[Any], Response]]  # by the type of the request
 
     # For `observed`:
@@ -184,6 +185,7 @@ class BrokerNode:
         shards = HostedShards(hosting, replicas, self._tasks)
         internal_topics = InternalTopics(lifecycle, link, settings.node_id)
         groups = GroupHandler(group_type.topic, shards, internal_topics, follower)
+        produces = ProduceHandler(replicas, settings.wall_clock_ms)
         return _Parts(
             directories,
             replicas,
@@ -194,8 +196,9 @@ class BrokerNode:
             shards,
             internal_topics,
             groups,
+            produces,
             handlers={
-                ProduceRequest: ProduceHandler(replicas, settings.wall_clock_ms).handle,
+                ProduceRequest: produces.handle,
                 InitProducerIdRequest: ProducerIdHandler(lifecycle, link, settings.node_id).handle,
                 FetchRequest: FetchHandler(replicas, settings).handle,
                 ListOffsetsRequest: ListOffsetsHandler(replicas).handle,
@@ -231,6 +234,7 @@ class BrokerNode:
             return
         if has_served:
             await parts.lifecycle.shut_down()
+        parts.produces.append_due()
         parts.replicas.parked.close(f"{self._name} is shutting down")
         await self._tasks.stop()
         parts.shards.close()
@@ -245,6 +249,7 @@ class BrokerNode:
         self._tasks.abandon()
         parts, self._parts = self._parts, None
         if parts is not None:
+            parts.produces.abandon()
             parts.shards.abandon()
             parts.directories.release()
 
@@ -260,7 +265,10 @@ class BrokerNode:
         """The answer of the API's handler. It is not awaited here: that would keep the records of a produce."""
         if isinstance(request, StatusRequest):
             return self._status()
-        return self._serving().handlers[type(request)](request)
+        parts = self._serving()
+        if not isinstance(request, ProduceRequest):
+            parts.produces.append_due()  # what came before is in the log when this looks at it
+        return parts.handlers[type(request)](request)
 
     async def _status(self) -> StatusResponse:
         """How this node is; it answers whatever has happened to it."""

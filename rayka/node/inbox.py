@@ -2,10 +2,10 @@
 
 A shell (the Ray actor, the direct lane, the in-process cluster) hands every call to `Inbox.start` or `Inbox.handle` and
 returns what that gives. Invariants: of one caller, calls are handed to the node in the order of their numbers, each at
-most once, and what a handler does without waiting (a produce appends, a fetch looks) is done by then; the requests of
-an API that wait are bounded, by number and by bytes, but what keeps the cluster alive (heartbeats, fetches of followers
-and observers, status) is always admitted; nothing here refers to a request once its handler has it; no exception
-leaves, except that of the task being cancelled.
+most once, and what a handler does without waiting (a fetch looks) is done by then; the requests of an API that wait
+are bounded, by number and by bytes, but what keeps the cluster alive (heartbeats, fetches of followers and observers,
+status) is always admitted; nothing here refers to a request once its handler has it; no exception leaves, except that
+of the task being cancelled.
 
 Kafka: `SocketServer` (ordering, throttling, `queued.max.request.bytes`) and `KafkaApis` (dispatch).
 """

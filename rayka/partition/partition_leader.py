@@ -9,17 +9,19 @@ reader gets, and no producer was told of, a record that can vanish.
 Kafka: the leader's half of `cluster/Partition.scala` (B1, B2, B5, B10-B12, B15, B16, B18, B41; G11, G13, G15).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from rayka.errors import (
+    ApiError,
     InvariantBroken,
     NotEnoughReplicas,
     NotEnoughReplicasAfterAppend,
     NotLeaderOrFollower,
     OffsetOutOfRange,
+    StorageError,
 )
 from rayka.ids import NO_NODE, NO_OFFSET, NO_TIMESTAMP
 from rayka.metadata.image import PartitionImage
@@ -48,6 +50,9 @@ class Appended(NamedTuple):
     log_append_time_ms: int
     needs_sync: bool
     is_high_watermark_raised: bool
+
+
+ProduceOutcome = Appended | ApiError | StorageError
 
 
 class FollowerUpdate(NamedTuple):
@@ -139,46 +144,76 @@ class PartitionLeader:
     # ---- Producing --------------------------------------------------------------------------------------------------
 
     def append(self, records: Buffer, acks: int, *, now_ms: int, timestamp_ms: int) -> Appended:
-        """Validates the batches and appends them (B18). `now_ms` is monotonic, `timestamp_ms` the wall
+        """Validates the batches of one request and appends them (B18). `now_ms` is monotonic, `timestamp_ms` the wall
         clock's.
 
         A batch that its producer sent before is where it was (C3). Raises NotEnoughReplicas (B15, nothing written),
         what `validate_batches` raises, OutOfOrderSequence, InvalidProducerEpoch, RecordBatchTooLarge, and StorageError
         when the disk fails.
         """
-        self._check_enough_replicas(acks)
+        (outcome,) = self.append_all(((records, acks),), now_ms=now_ms, timestamp_ms=timestamp_ms)
+        return _appended(outcome)
+
+    def append_all(
+        self, requests: Iterable[tuple[Buffer, int]], *, now_ms: int, timestamp_ms: int
+    ) -> list[ProduceOutcome]:
+        """As `append` for the records and acks of each of several requests, in their order and in one write where that
+        can be. What that would raise is the request's outcome.
+        """
         replica = self._replica
-        batches = validate_batches(
-            records, replica.config, where=str(replica.topic_partition), timestamp_ms=timestamp_ms
-        )
-        return self._append(batches, now_ms, timestamp_ms)
+        where, config = str(replica.topic_partition), replica.config
+        refused: list[ApiError | None] = []
+        accepted: list[Sequence[RecordBatch]] = []
+        for records, acks in requests:
+            try:
+                self._check_enough_replicas(acks)
+                accepted.append(validate_batches(records, config, where=where, timestamp_ms=timestamp_ms))
+                refused.append(None)
+            except ApiError as error:
+                refused.append(error)
+        appended = iter(self._append(accepted, now_ms, timestamp_ms))
+        return [next(appended) if each is None else each for each in refused]
 
     def append_own(self, records: Buffer, *, now_ms: int, timestamp_ms: int) -> Appended:
         """As `append` with acks=all, of one batch that this process has encoded just now (`own_batch`)."""
         self._check_enough_replicas(ACKS_ALL)
         replica = self._replica
         batch = own_batch(records, replica.config, where=str(replica.topic_partition))
-        return self._append([batch], now_ms, timestamp_ms)
+        (outcome,) = self._append([[batch]], now_ms, timestamp_ms)
+        return _appended(outcome)
 
     def _check_enough_replicas(self, acks: int) -> None:
         if acks == ACKS_ALL and len(self.isr.committed) < self.effective_min_isr:
             raise NotEnoughReplicas(self._too_few_replicas())
 
-    def _append(self, batches: Sequence[RecordBatch], now_ms: int, timestamp_ms: int) -> Appended:
+    def _append(
+        self, requests: Sequence[Sequence[RecordBatch]], now_ms: int, timestamp_ms: int
+    ) -> list[ProduceOutcome]:
         replica, leader_epoch = self._replica, self.state.leader_epoch
         stamp_ms = timestamp_ms if is_stamped_by_broker(replica.config) else None
-        info = replica.log.append_as_leader(batches, leader_epoch, now_ms=now_ms, log_append_time_ms=stamp_ms)
-        if info.is_duplicate and stamp_ms is not None:
-            stamp_ms = info.max_timestamp_ms
-        is_raised = self.maybe_increment_high_watermark(now_ms)
-        return Appended(
-            base_offset=info.first_offset,
-            required_offset=info.last_offset + 1,
-            leader_epoch=leader_epoch,
-            log_append_time_ms=NO_TIMESTAMP if stamp_ms is None else stamp_ms,
-            needs_sync=replica.needs_sync,
-            is_high_watermark_raised=is_raised,
+        found = replica.log.append_all_as_leader(
+            requests, leader_epoch, now_ms=now_ms, log_append_time_ms=stamp_ms
         )
+        is_raised, needs_sync = self.maybe_increment_high_watermark(now_ms), replica.needs_sync
+        outcomes: list[ProduceOutcome] = []
+        for info in found:
+            if isinstance(info, Exception):
+                outcomes.append(info)
+                continue
+            append_time_ms = NO_TIMESTAMP
+            if stamp_ms is not None:
+                append_time_ms = info.max_timestamp_ms if info.is_duplicate else stamp_ms
+            outcomes.append(
+                Appended(
+                    info.first_offset,
+                    info.last_offset + 1,
+                    leader_epoch,
+                    append_time_ms,
+                    needs_sync,
+                    is_raised,
+                )
+            )
+        return outcomes
 
     def is_acknowledged(self, appended: Appended, acks: int) -> bool:
         """Whether the producer may be told of the append (B15).
@@ -350,3 +385,9 @@ class PartitionLeader:
             partition_epoch=result.partition_epoch,
             leader_recovery_state=result.leader_recovery_state,
         )
+
+
+def _appended(outcome: ProduceOutcome) -> Appended:
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome

@@ -21,7 +21,13 @@ from rayka.node.broker_node import BrokerNode
 from rayka.node.inbox import Inbox
 from rayka.ports import Request
 from rayka.protocol.caller import Answer, Call, Caller
-from rayka.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, FetchRequest, ListOffsetsRequest
+from rayka.protocol.fetch import (
+    EARLIEST_TIMESTAMP,
+    LATEST_TIMESTAMP,
+    FetchRequest,
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+)
 from rayka.protocol.membership import MetadataRequest, NodeState, RegisterBrokerRequest, StatusRequest
 from rayka.protocol.produce import (
     ACKS_ALL,
@@ -124,6 +130,16 @@ def test_requests_of_one_caller_are_appended_in_order(topic: Topic) -> None:
 
     run(produce_all())
     assert topic.values() == [str(number).encode() for number in range(50)]
+
+
+def test_a_request_behind_a_produce_sees_what_that_has_appended(topic: Topic) -> None:
+    latest = ListOffsetsRequest((ListOffsetsPartition(topic.topic_id, 0, LATEST_TIMESTAMP),))
+
+    async def ask_both() -> int:
+        made = (topic.a_produce({0: records(b"a")}), topic.a_call(latest))
+        return (await asyncio.gather(*made))[1].partitions[0].offset
+
+    assert run(ask_both()) == 1
 
 
 # ---- Fetch ----

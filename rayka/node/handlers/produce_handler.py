@@ -1,32 +1,44 @@
-"""Produce on a broker: batches appended at once, in order, and acknowledged when they are as safe as was
-asked for.
+"""Produce on a broker: what arrives in one turn of the event loop is appended together, in order, and acknowledged when
+it is as safe as was asked for.
 
-Invariants: every partition of the request is appended (or refused) before anything is awaited, so requests
-of one caller are appended in the order of their calls; each partition succeeds or fails for itself; what
-was appended stays, whatever its answer; a request that waits holds no records. Kafka: `ReplicaManager.appendRecords`,
-`DelayedProduce` (G10, B15).
+A small batch costs far less to append beside others than alone: there is one write, one look at the high watermark and
+one wake-up of what waits for the partition. Invariants: produce requests are appended before any later request of
+another kind is looked at, so the requests of one caller act in the order of their calls; each partition succeeds or
+fails for itself; what was appended stays, whatever its answer; what waits for the end of the turn is bounded. Kafka:
+`ReplicaManager.appendRecords` (G10, B15).
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-from rayka.errors import ApiError, RequestTimedOut, StorageError
+import numpy as np
+
+from rayka.errors import ApiError, StorageError
 from rayka.node.answering import Response
 from rayka.node.clock import now_ms
-from rayka.node.handlers.parked import News, ParkedRequest, Watch
+from rayka.node.handlers.unacknowledged import (
+    OpenProduce,
+    ParkedAppends,
+    Unacknowledged,
+    refused,
+    unsettled,
+)
 from rayka.node.replication.replica import PartitionKey, Replica, check_not_internal
 from rayka.node.replication.replica_manager import ReplicaManager
-from rayka.partition.partition import Partition
-from rayka.partition.partition_leader import Appended
-from rayka.protocol.produce import (
-    ACKS_NONE,
-    ProducePartition,
-    ProducePartitionResult,
-    ProduceRequest,
-    ProduceResponse,
-)
+from rayka.partition.partition_leader import Appended, ProduceOutcome
+from rayka.protocol.produce import ACKS_NONE, ProducePartitionResult, ProduceRequest, ProduceResponse
 
-_Waiting = dict[int, Appended]  # by place in the request
+DUE_COUNT_MAX = 128  # appended in one turn: a few milliseconds
+DUE_BYTES_MAX = 1 << 20
+
+
+class _Due(NamedTuple):
+    """One partition of a request, to be appended."""
+
+    produce: OpenProduce
+    place: int
+    records: np.ndarray
 
 
 class ProduceHandler:
@@ -35,132 +47,97 @@ class ProduceHandler:
     def __init__(self, replicas: ReplicaManager, wall_clock_ms: Callable[[], int]) -> None:
         self._replicas = replicas
         self._wall_clock_ms = wall_clock_ms
+        self._due: dict[PartitionKey, list[_Due]] = {}
+        self._due_count = self._due_bytes = 0
+        self._end_of_turn: asyncio.Handle | None = None
+
+    def __repr__(self) -> str:
+        return f"<ProduceHandler due={self._due_count}>"
 
     def handle(self, request: ProduceRequest) -> Response:
-        """One result for each partition; all of them are appended when this returns."""
-        results, waiting = self._append_all(request)
-        _settle(self._replicas, request.acks, results, waiting)
-        if not waiting:
-            return ProduceResponse(tuple(results))
-        return _ParkedProduce(self._replicas, request.acks, request.timeout_ms, results, waiting).response
-
-    def _append_all(self, request: ProduceRequest) -> tuple[list[ProducePartitionResult], _Waiting]:
-        results: list[ProducePartitionResult] = []
-        waiting: _Waiting = {}
+        """One result for each partition."""
+        if not request.partitions:
+            return ProduceResponse(())
+        loop = asyncio.get_running_loop()
+        produce = OpenProduce(request, loop.time())
         for place, data in enumerate(request.partitions):
+            due = _Due(produce, place, data.records)
+            self._due.setdefault((data.topic_id, data.partition), []).append(due)
+            self._due_bytes += data.records.size
+        self._due_count += len(request.partitions)
+        if self._due_count >= DUE_COUNT_MAX or self._due_bytes >= DUE_BYTES_MAX:
+            self.append_due()
+        elif self._end_of_turn is None:
+            self._end_of_turn = loop.call_soon(self.append_due)
+        return produce.response
+
+    def append_due(self) -> None:
+        """Appends all that has come and is not appended yet."""
+        due = self._take_due()
+        for key, parts in due.items():
             try:
-                appended, result = self._append(data, request.acks)
+                self._append(key, parts)
             except ApiError as error:
-                results.append(_refused(self._replicas, (data.topic_id, data.partition), error))
-            else:
-                results.append(result)
-                if request.acks != ACKS_NONE:
-                    waiting[place] = appended
-        return results, waiting
+                for each in parts:
+                    each.produce.settle(each.place, refused(self._replicas, key, error))
+            except Exception as error:
+                for each in parts:
+                    each.produce.response.end(error)
 
-    def _append(self, data: ProducePartition, acks: int) -> tuple[Appended, ProducePartitionResult]:
-        replica = self._replicas.get(data.topic_id, data.partition)
+    def abandon(self) -> None:
+        """The process has ended, as far as its disk is concerned: what is not appended yet never will be."""
+        self._take_due()
+
+    def _take_due(self) -> dict[PartitionKey, list[_Due]]:
+        if self._end_of_turn is not None:
+            self._end_of_turn.cancel()
+            self._end_of_turn = None
+        due, self._due = self._due, {}
+        self._due_count = self._due_bytes = 0
+        return due
+
+    def _append(self, key: PartitionKey, parts: Sequence[_Due]) -> None:
+        replica = self._replicas.get(*key)
         check_not_internal(replica.partition)
-        try:
-            appended = replica.partition.as_leader().append(
-                data.records, acks, now_ms=now_ms(), timestamp_ms=self._wall_clock_ms()
-            )
-        except StorageError as error:
-            raise self._replicas.on_storage_error(replica, error) from error
-        traffic = replica.partition.traffic
-        traffic.bytes_in += data.records.size
-        traffic.records_in += appended.required_offset - appended.base_offset
-        self._replicas.on_appended(replica, is_high_watermark_moved=appended.is_high_watermark_raised)
-        return appended, _accepted(data, replica, appended)
-
-
-class _CommitWatch(Watch[PartitionKey]):
-    """Sleeps through appends, and through commits that do not reach what it waits for: of hundreds of requests for one
-    partition each commit acknowledges a few.
-    """
-
-    __slots__ = ("_required",)
-
-    def __init__(self, required: Mapping[PartitionKey, tuple[Partition, int]]) -> None:
-        super().__init__(News.APPENDED)
-        self._required = required
-
-    def wake(self, key: PartitionKey, news: News = News.CHANGED) -> None:
-        if news is News.COMMITTED:
-            partition, required_offset = self._required[key]
-            if partition.high_watermark < required_offset:
-                return
-        super().wake(key, news)
-
-
-class _ParkedProduce(ParkedRequest):
-    """Until each append is acknowledged, refused, or the request's time is over."""
-
-    __slots__ = ("_acks", "_keys", "_replicas", "_results", "_timeout_ms", "_waiting")
-
-    def __init__(
-        self, replicas: ReplicaManager, acks: int, timeout_ms: int, results: list[ProducePartitionResult],
-        waiting: _Waiting,
-    ) -> None:  # fmt: skip
-        self._replicas = replicas
-        self._acks = acks
-        self._timeout_ms = timeout_ms
-        self._results = results
-        self._waiting = waiting
-        required = {_key(results[place]): appended.required_offset for place, appended in waiting.items()}
-        self._keys = list(required)
-        watch = _CommitWatch({key: (replicas.get(*key).partition, required[key]) for key in required})
-        replicas.parked.begin(watch)
-        replicas.parked.add(watch, self._keys)
-        super().__init__(watch, asyncio.get_running_loop().time() + timeout_ms / 1000)
-
-    def look(self) -> ProduceResponse | None:
-        _settle(self._replicas, self._acks, self._results, self._waiting)
-        return None if self._waiting else ProduceResponse(tuple(self._results))
-
-    def last_look(self) -> ProduceResponse:
-        results, late = (
-            self._results,
-            f"appended, but not acknowledged within {self._timeout_ms} ms; it stays",
+        outcomes = replica.partition.as_leader().append_all(
+            [(each.records, each.produce.acks) for each in parts],
+            now_ms=now_ms(),
+            timestamp_ms=self._wall_clock_ms(),
         )
-        for place in self._waiting:
-            results[place] = _refused(self._replicas, _key(results[place]), RequestTimedOut(late))
-        return ProduceResponse(tuple(results))
+        appended = [each for each in outcomes if isinstance(each, Appended)]
+        if appended:
+            traffic = replica.partition.traffic
+            traffic.records_in += sum([each.required_offset - each.base_offset for each in appended])
+            is_raised = appended[0].is_high_watermark_raised
+            self._replicas.on_appended(replica, is_high_watermark_moved=is_raised)
+        self._answer(replica, key, parts, outcomes)
 
-    def end(self) -> None:
-        self._replicas.parked.remove(self._watch, self._keys)
-
-
-def _settle(
-    replicas: ReplicaManager, acks: int, results: list[ProducePartitionResult], waiting: _Waiting
-) -> None:
-    """Takes out of `waiting` whatever need not wait any longer."""
-    for place, appended in list(waiting.items()):
-        key = _key(results[place])
-        try:
-            if not replicas.get(*key).partition.as_leader().is_acknowledged(appended, acks):
+    def _answer(
+        self, replica: Replica, key: PartitionKey, parts: Sequence[_Due], outcomes: Sequence[ProduceOutcome]
+    ) -> None:
+        """What need not wait gets its result; the rest waits together."""
+        traffic, log_start_offset = replica.partition.traffic, replica.partition.log.log_start_offset
+        waiting: list[Unacknowledged] = []
+        for part, outcome in zip(parts, outcomes, strict=True):
+            if not isinstance(outcome, Appended):
+                error = (
+                    self._replicas.on_storage_error(replica, outcome)
+                    if isinstance(outcome, StorageError)
+                    else outcome
+                )
+                part.produce.settle(part.place, refused(self._replicas, key, error))
                 continue
-        except ApiError as error:
-            results[place] = _refused(replicas, key, error)
-        del waiting[place]
-
-
-def _key(result: ProducePartitionResult) -> PartitionKey:
-    return result.topic_id, result.partition
-
-
-def _accepted(data: ProducePartition, replica: Replica, appended: Appended) -> ProducePartitionResult:
-    return ProducePartitionResult(
-        data.topic_id,
-        data.partition,
-        base_offset=appended.base_offset,
-        log_append_time_ms=appended.log_append_time_ms,
-        log_start_offset=replica.partition.log.log_start_offset,
-    )
-
-
-def _refused(replicas: ReplicaManager, key: PartitionKey, error: ApiError) -> ProducePartitionResult:
-    leader_id, leader_epoch = replicas.current_leader(key, error)
-    return ProducePartitionResult(
-        *key, error.code, str(error), leader_id=leader_id, leader_epoch=leader_epoch
-    )
+            traffic.bytes_in += part.records.size
+            result = ProducePartitionResult(
+                *key,
+                base_offset=outcome.base_offset,
+                log_append_time_ms=outcome.log_append_time_ms,
+                log_start_offset=log_start_offset,
+            )
+            if part.produce.acks == ACKS_NONE:
+                part.produce.settle(part.place, result)
+            else:
+                waiting.append(Unacknowledged(part.produce, part.place, outcome, result))
+        waiting = unsettled(self._replicas, key, waiting)
+        if waiting:
+            ParkedAppends(self._replicas, key, waiting)
