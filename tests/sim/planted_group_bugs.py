@@ -287,7 +287,7 @@ GROUP_BUGS = [
     _bug("a new coordinator begins no sessions", "group-unsettled", GroupShard, "on_active", begins_no_sessions, 10,
          chosen=DYING, seconds=2 * SHORT),
     _bug("a coordinator answers before its records are committed", "group-went-back", ShardRuntime, "_finish",
-         answers_before_the_high_watermark, 33, chosen=FAR_APART),
+         answers_before_the_high_watermark, 12, chosen=FAR_APART),
     _bug("a coordinator takes commits that were meant for a former epoch", "group-went-back", committed_offsets,
          "_check_coordinator_epoch", does_nothing, 11, chosen=DEAF),
 ]  # fmt: skip

@@ -133,7 +133,7 @@ def reads_to_the_log_end(_: Any) -> Any:
 
 
 def appends_in_the_epoch_before(original: Callable[..., Any]) -> Callable[..., Any]:
-    def append(self: PartitionLeader, *args: Any, **options: Any) -> Any:
+    def append_all(self: PartitionLeader, *args: Any, **options: Any) -> Any:
         state = self.state
         self.state = msgspec.structs.replace(state, leader_epoch=max(0, state.leader_epoch - 1))
         try:
@@ -141,7 +141,7 @@ def appends_in_the_epoch_before(original: Callable[..., Any]) -> Callable[..., A
         finally:
             self.state = state
 
-    return append
+    return append_all
 
 
 # ---- Acknowledgements ------------------------------------------------------------------------------------------------
@@ -313,7 +313,7 @@ REPLICATION_BUGS = [
     bug("a follower joins before the leader's epoch began", "isr-member",
         planted(PartitionLeader, "maybe_expand", forgets_where_its_epoch_began), 2),
     bug("appends in an old epoch", "partition-leader",
-        planted(PartitionLeader, "append", appends_in_the_epoch_before), 1),
+        planted(PartitionLeader, "append_all", appends_in_the_epoch_before), 1),
     bug("consumers read to the log end", "consumed", planted(Partition, "_end_offset_for", reads_to_the_log_end), 1),
     bug("acknowledges what the leader has", "acknowledged-early",
         planted(PartitionLeader, "is_acknowledged", does_not_wait), 1),
@@ -331,7 +331,7 @@ REPLICATION_BUGS = [
     bug("elects whoever is first", "unclean-election",
         planted(PartitionChangeBuilder, "_clean_leader", elects_by_order_alone), 1),
     bug("a sequence check that is off by one", "duplicate",
-        planted(ProducerStates, "check", is_off_by_one), 11, LOSSY),
+        planted(ProducerStates, "check", is_off_by_one), 1, LOSSY),
     bug("a duplicate window of one batch", "duplicate",
         planted(producer_state, "CACHED_BATCHES", lambda _: 1), 18, WILD),
     bug("producers' state is kept over a truncation", "promised",
