@@ -26,6 +26,7 @@ from rayka.actors.names import actor_name
 from rayka.actors.node_logs import begin_log, own_log_path
 from rayka.actors.node_placement import Placement, wall_clock_ms
 from rayka.actors.payload import PackedAnswer, PackedCall, pack_answer, unpack_call
+from rayka.actors.priority import take_usual_niceness
 from rayka.errors import BrokerNotAvailable, InvalidRequest, RaykaError
 from rayka.ids import node_name
 from rayka.log.local_disk import LocalDisk
@@ -69,6 +70,7 @@ class NodeShell:
         begin_log(actor_name(placement.spec.name, placement.node_id))
         keep_freed_memory()
         set_modules_aside()
+        take_usual_niceness()
         self._make_node = make_node
         self._placement = placement
         self._disk = LocalDisk()

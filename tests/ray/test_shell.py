@@ -173,3 +173,19 @@ def test_an_unexpected_exception_ends_the_process_and_is_recorded(tmp_path: Path
     assert done.returncode == 1
     assert "KeyError: 'a bug'" in done.stderr
     assert (directory / "crash-times").read_text().isdigit()
+
+
+def test_a_node_does_not_keep_the_niceness_of_a_worker_where_it_may_give_it_up() -> None:
+    program = (
+        "import os\n"
+        "from rayka.actors.priority import take_usual_niceness\n"
+        "def niceness(): return os.getpriority(os.PRIO_PROCESS, 0)\n"
+        "usual = niceness()\n"
+        "os.nice(5)\n"
+        "try: os.setpriority(os.PRIO_PROCESS, 0, usual); os.nice(5)\n"
+        "except OSError: usual = niceness()\n"
+        "take_usual_niceness()\n"
+        "print(niceness() <= usual)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n", done.stderr
