@@ -50,6 +50,13 @@ def test_an_id_that_is_not_used_is_forgotten_and_the_group_with_it() -> None:  #
     assert code(coordinator.join(member_id)) is ErrorCode.UNKNOWN_MEMBER_ID
 
 
+def test_a_group_that_had_a_generation_is_kept_when_an_id_is_given_back() -> None:  # E3
+    coordinator = Coordinator()
+    coordinator.leave(*coordinator.stable())
+    coordinator.leave(coordinator.new_id())
+    assert (coordinator.group().state, coordinator.group().generation_id) == (EMPTY, 2)
+
+
 def test_a_static_member_gets_its_id_at_once() -> None:  # E3
     coordinator = Coordinator()
     pending = coordinator.join(group_instance_id="i")
@@ -341,11 +348,14 @@ def test_what_a_static_member_had_claimed_does_not_count_when_it_comes_back() ->
 
 def test_a_leader_that_comes_back_is_told_that_it_need_not_assign() -> None:  # E7
     coordinator = Coordinator()
-    leader, _ = coordinator.stable(instances=["a", "b"])
+    leader, follower = coordinator.stable(instances=["a", "b"])
     instance = next(each for each in "ab" if coordinator.group().statics[each] == leader)
     response = answer(coordinator.join(group_instance_id=instance))
     assert (response.leader_id, response.skip_assignment) == (response.member_id, True)
-    assert len(response.members) == 2
+    assert {each.member_id: each.assignment for each in response.members} == {
+        response.member_id: leader.encode(),
+        follower: follower.encode(),
+    }
 
 
 def test_a_place_that_was_taken_is_taken_for_the_next_coordinator_too() -> None:  # E7
