@@ -47,7 +47,12 @@ HOPS = (
     Hop("rayka.protocol.caller", "Caller.decode_answer", "the records are there", "", "fetch", 1),
     Hop("rayka.node.inbox", "Inbox.start", "the call arrives", "the answer is ready", "produce", 1),
     Hop("rayka.node.inbox", "Inbox.start", "the fetch arrives", "the fetch is answered", "fetch", 1),
-    Hop("rayka.partition.partition_leader", "PartitionLeader.append", "the append begins", "the append ends"),
+    Hop(
+        "rayka.partition.partition_leader",
+        "PartitionLeader.append_all",
+        "the append begins",
+        "the append ends",
+    ),
     Hop("rayka.partition.partition_leader", "PartitionLeader.record_fetch", "the fetch is recorded", ""),
     Hop("rayka.partition.partition_follower", "PartitionFollower.append", "", "the copy is made"),
 )
