@@ -204,8 +204,9 @@ ELASTIC_BUGS = [
             planted(badly_off.__dict__, "badly_off", is_always_off),
             planted(badly_off.__dict__, "REPEAT_MS", lambda _: 0),
         ),
-        41,
+        4,
         ELASTIC,
+        seconds=SHORT,
     ),
     PlantedBug(
         "a balance beside an operator's reassignment",

@@ -282,7 +282,7 @@ GROUP_BUGS = [
          gives_the_share_of_the_leader, 18),
     _bug("an early sync is given the last generation's assignment", "group-owners", GroupMembers, "sync",
          answers_an_early_sync, 2),
-    _bug("a session never ends", "group-unsettled", Rebalances, "end_session", does_nothing, 9, chosen=DYING,
+    _bug("a session never ends", "group-unsettled", Rebalances, "end_session", does_nothing, 10, chosen=DYING,
          seconds=SHORT),
     _bug("a new coordinator begins no sessions", "group-unsettled", GroupShard, "on_active", begins_no_sessions, 10,
          chosen=DYING, seconds=2 * SHORT),
