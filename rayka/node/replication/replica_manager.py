@@ -111,7 +111,7 @@ class ReplicaManager:
         )
 
     def current_leader(self, key: PartitionKey, error: ApiError) -> CurrentLeader:
-        """What a client that was refused with this error is told: who leads by the newest metadata, if the error says
+        """What a client that was refused with this error is told: the leader by the newest metadata, if the error says
         that it asked the wrong node or in a former epoch.
         """
         if error.code not in NAMING_CODES or self.image is None:
