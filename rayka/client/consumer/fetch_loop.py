@@ -173,6 +173,8 @@ class FetchLoop:
         del self._open[answer]
         try:
             trouble = self._exchange.finish(node, number, outcome)
+        except asyncio.CancelledError:
+            return  # the event loop ends, and all calls with it
         except Exception as error:
             self._fail_all(error)
             trouble = Trouble()
