@@ -143,22 +143,15 @@ class PartitionLeader:
 
     # ---- Producing --------------------------------------------------------------------------------------------------
 
-    def append(self, records: Buffer, acks: int, *, now_ms: int, timestamp_ms: int) -> Appended:
-        """Validates the batches of one request and appends them (B18). `now_ms` is monotonic, `timestamp_ms` the wall
-        clock's.
-
-        A batch that its producer sent before is where it was (C3). Raises NotEnoughReplicas (B15, nothing written),
-        what `validate_batches` raises, OutOfOrderSequence, InvalidProducerEpoch, RecordBatchTooLarge, and StorageError
-        when the disk fails.
-        """
-        (outcome,) = self.append_all(((records, acks),), now_ms=now_ms, timestamp_ms=timestamp_ms)
-        return _appended(outcome)
-
     def append_all(
         self, requests: Iterable[tuple[Buffer, int]], *, now_ms: int, timestamp_ms: int
     ) -> list[ProduceOutcome]:
-        """As `append` for the records and acks of each of several requests, in their order and in one write where that
-        can be. What that would raise is the request's outcome.
+        """Validates the batches of each request, its records and acks, and appends them (B18): in the order of the
+        requests, and in one write where that can be. `now_ms` is monotonic, `timestamp_ms` the wall clock's.
+
+        What is wrong with a request is its outcome: NotEnoughReplicas (B15, nothing written), what `validate_batches`
+        raises, OutOfOrderSequence, InvalidProducerEpoch, RecordBatchTooLarge, and StorageError when the disk fails. A
+        batch that its producer sent before is where it was (C3).
         """
         replica = self._replica
         where, config = str(replica.topic_partition), replica.config
@@ -175,12 +168,16 @@ class PartitionLeader:
         return [next(appended) if each is None else each for each in refused]
 
     def append_own(self, records: Buffer, *, now_ms: int, timestamp_ms: int) -> Appended:
-        """As `append` with acks=all, of one batch that this process has encoded just now (`own_batch`)."""
+        """Appends one batch with acks=all that this process has encoded just now (`own_batch`). Raises what would be
+        the outcome of such a request.
+        """
         self._check_enough_replicas(ACKS_ALL)
         replica = self._replica
         batch = own_batch(records, replica.config, where=str(replica.topic_partition))
         (outcome,) = self._append([[batch]], now_ms, timestamp_ms)
-        return _appended(outcome)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
     def _check_enough_replicas(self, acks: int) -> None:
         if acks == ACKS_ALL and len(self.isr.committed) < self.effective_min_isr:
@@ -385,9 +382,3 @@ class PartitionLeader:
             partition_epoch=result.partition_epoch,
             leader_recovery_state=result.leader_recovery_state,
         )
-
-
-def _appended(outcome: ProduceOutcome) -> Appended:
-    if isinstance(outcome, Exception):
-        raise outcome
-    return outcome

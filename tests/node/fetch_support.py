@@ -17,6 +17,7 @@ from rayka.protocol.fetch_session import FetchSessionHandler
 from rayka.protocol.produce import ACKS_LEADER
 from tests.metadata.support import ORDERS
 from tests.node.replica_support import BROKER, LEADER, LEADER_EPOCH, OTHER, Broker, now_ms
+from tests.partition.support import append_one
 
 FOLLOWERS = (LEADER, OTHER)  # the names of `replica_support`, where broker 1 is the one that follows
 FOLLOWER = LEADER
@@ -47,8 +48,8 @@ def append(broker: Broker, *values: bytes, number: int = 0) -> None:
     """As a producer with acks=0 does."""
     replica = broker.replica(number)
     records = encode_batch(list(values), timestamps_ms=1_700_000_000_000)
-    appended = replica.partition.as_leader().append(
-        records, ACKS_LEADER, now_ms=now_ms(), timestamp_ms=1_700_000_000_000
+    appended = append_one(
+        replica.partition.as_leader(), records, ACKS_LEADER, now_ms=now_ms(), timestamp_ms=1_700_000_000_000
     )
     broker.replicas.on_appended(replica, is_high_watermark_moved=appended.is_high_watermark_raised)
 

@@ -16,6 +16,7 @@ from tests.metadata.support import ORDERS, topic
 from tests.node.broker_support import records
 from tests.node.fetch_support import append
 from tests.node.replica_support import BROKER, DATA_DIR, Broker, configured, run
+from tests.partition.support import append_one
 
 DELAY_S = 60
 NEWER = UUID(int=101)
@@ -90,8 +91,8 @@ def test_a_topic_that_is_created_again_keeps_its_files_when_those_of_the_first_a
         await broker.apply(REMOVE, topic(topic_id=NEWER))
         await broker.apply(broker.new_partition(topic_id=NEWER, leader_id=BROKER, isr=(BROKER,)))
         partition = broker.replica(topic_id=NEWER).partition
-        partition.as_leader().append(
-            records(b"b", b"c"), ACKS_LEADER, now_ms=0, timestamp_ms=1_700_000_000_000
+        append_one(
+            partition.as_leader(), records(b"b", b"c"), ACKS_LEADER, now_ms=0, timestamp_ms=1_700_000_000_000
         )
         handler = DescribeLogDirsHandler(broker.settings, broker.directories, broker.replicas)
         (replica,) = (await handler.handle(DescribeLogDirsRequest())).directories[0].replicas

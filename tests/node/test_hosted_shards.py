@@ -17,6 +17,7 @@ from rayka.protocol.produce import ACKS_ALL, ProducePartition, ProduceRequest
 from rayka.sim.registers import REGISTERS_TOPIC, Get, Put, Register, registers_type
 from tests.node.log_support import until
 from tests.node.state_machine_support import OnPartition, active, active_shard, ask
+from tests.partition.support import append_one
 
 
 @pytest.fixture
@@ -150,7 +151,7 @@ def test_records_that_cannot_be_read_are_loaded_once_and_the_broker_lives(
         await ask(cluster, Put("a", "1"))
         broker, partition = await led(cluster)
         foreign = encode_batch([b"\xc1 no register"], keys=[b"a"], timestamps_ms=1)
-        partition.as_leader().append(foreign, ACKS_ALL, now_ms=0, timestamp_ms=1)
+        append_one(partition.as_leader(), foreign, ACKS_ALL, now_ms=0, timestamp_ms=1)
         await until(lambda: partition.high_watermark == 2)
         shard = broker.shards.get(REGISTERS_TOPIC, 0)
         shard.end(shard.not_here("begins anew"))  # as after a change of leaders

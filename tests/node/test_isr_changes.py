@@ -34,6 +34,7 @@ from tests.node.replica_support import (
     run,
     settle,
 )
+from tests.partition.support import append_one
 
 LAG_MS = 30_000
 
@@ -188,8 +189,8 @@ def test_a_follower_that_does_not_keep_up_is_left_out_within_one_and_a_half_time
         broker = await leading(0, isr=(BROKER, LEADER, OTHER))
         began_ms = now_ms()
         fetch(broker, 0, OTHER)
-        broker.partition().as_leader().append(
-            records(b"a"), 1, now_ms=now_ms(), timestamp_ms=1_700_000_000_000
+        append_one(
+            broker.partition().as_leader(), records(b"a"), 1, now_ms=now_ms(), timestamp_ms=1_700_000_000_000
         )
         asked = await broker.others.proposals.get()
         (item,) = asked.request.partitions

@@ -26,7 +26,7 @@ from rayka.protocol.fetch import FetchPartition
 from rayka.protocol.replica_reports import AlterPartitionItem, AlterPartitionResult
 from rayka.testing.memory_disk import MemoryDisk
 from tests.log.support import opened_log
-from tests.partition.support import LAG_MAX_MS, broker_image, position, records, sync
+from tests.partition.support import LAG_MAX_MS, append_one, broker_image, position, records, sync
 
 BROKERS = (1, 2, 3)
 
@@ -234,8 +234,8 @@ class Replica:
 
     def append(self, value: bytes, acks: int, now_ms: int) -> Appended | None:
         try:
-            return self.partition.as_leader().append(
-                records(value), acks, now_ms=now_ms, timestamp_ms=1_000_000
+            return append_one(
+                self.partition.as_leader(), records(value), acks, now_ms=now_ms, timestamp_ms=1_000_000
             )
         except ApiError:
             return None

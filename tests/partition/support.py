@@ -13,8 +13,9 @@ from rayka.metadata.image import BrokerImage, PartitionImage
 from rayka.metadata.metadata_records import RegisterBrokerRecord
 from rayka.partition.follower_states import FollowerFetch, FollowerState
 from rayka.partition.partition import Partition
-from rayka.partition.partition_leader import Appended, FollowerUpdate
+from rayka.partition.partition_leader import Appended, FollowerUpdate, PartitionLeader
 from rayka.partition.partition_reads import ReadResult
+from rayka.ports import Buffer
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.fetch import FetchPartition
 from rayka.protocol.produce import ACKS_ALL
@@ -79,8 +80,18 @@ def new_partition(
     return partition
 
 
+def append_one(
+    leader: PartitionLeader, data: Buffer, acks: int, *, now_ms: int, timestamp_ms: int
+) -> Appended:
+    """As a request alone; raises what it is refused with."""
+    (outcome,) = leader.append_all([(data, acks)], now_ms=now_ms, timestamp_ms=timestamp_ms)
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
+
+
 def append(partition: Partition, *values: bytes, acks: int = ACKS_ALL) -> Appended:
-    return partition.as_leader().append(records(*values), acks, now_ms=0, timestamp_ms=NOW_MS)
+    return append_one(partition.as_leader(), records(*values), acks, now_ms=0, timestamp_ms=NOW_MS)
 
 
 def sync(partition: Partition, disk: MemoryDisk) -> None:

@@ -37,6 +37,7 @@ from tests.partition.support import (
     LED_HERE,
     NOW_MS,
     append,
+    append_one,
     changed,
     fetch,
     new_partition,
@@ -124,8 +125,8 @@ def test_an_append_gets_offset_and_epoch_and_is_committed_by_the_only_replica() 
 
 def test_a_topic_that_stamps_records_gives_all_of_them_the_time_of_the_append() -> None:  # B18
     partition = new_partition(message_timestamp_type=MessageTimestampType.LOG_APPEND_TIME)
-    appended = partition.as_leader().append(
-        records(b"a", b"b", timestamp_ms=3), ACKS_ALL, now_ms=0, timestamp_ms=NOW_MS
+    appended = append_one(
+        partition.as_leader(), records(b"a", b"b", timestamp_ms=3), ACKS_ALL, now_ms=0, timestamp_ms=NOW_MS
     )
     (batch,) = split_batches(read(partition, 0).records)
     assert appended.log_append_time_ms == NOW_MS
@@ -137,14 +138,14 @@ def test_a_batch_that_was_sent_before_has_the_time_of_its_first_append() -> None
     partition = new_partition(message_timestamp_type=MessageTimestampType.LOG_APPEND_TIME)
     data = encode_batch([b"a"], timestamps_ms=3, sequence=ProducerSequence(7, 0, 0))
     times = [
-        partition.as_leader()
-        .append(data, ACKS_ALL, now_ms=0, timestamp_ms=NOW_MS + after_ms)
-        .log_append_time_ms
+        append_one(
+            partition.as_leader(), data, ACKS_ALL, now_ms=0, timestamp_ms=NOW_MS + after_ms
+        ).log_append_time_ms
         for after_ms in (0, 50)
     ]
     assert times == [NOW_MS, NOW_MS]
     partition.update_config(TopicConfig())
-    again = partition.as_leader().append(data, ACKS_ALL, now_ms=0, timestamp_ms=NOW_MS)
+    again = append_one(partition.as_leader(), data, ACKS_ALL, now_ms=0, timestamp_ms=NOW_MS)
     assert (again.base_offset, again.log_append_time_ms) == (0, NO_TIMESTAMP)
 
 
@@ -155,8 +156,12 @@ def test_where_producers_stamp_records_an_append_has_no_time() -> None:  # B18
 def test_a_leaders_log_of_records_without_a_time_begins_a_new_segment_by_the_clock() -> None:  # F4
     partition = new_partition(segment_ms=1_000)
     for now_ms in (0, 10_000):
-        partition.as_leader().append(
-            records(b"a", timestamp_ms=NO_TIMESTAMP), ACKS_ALL, now_ms=now_ms, timestamp_ms=NOW_MS
+        append_one(
+            partition.as_leader(),
+            records(b"a", timestamp_ms=NO_TIMESTAMP),
+            ACKS_ALL,
+            now_ms=now_ms,
+            timestamp_ms=NOW_MS,
         )
     assert len(partition.log.segments) == 2
 
@@ -404,8 +409,12 @@ def test_a_reader_at_the_begin_of_the_log_is_told_too_where_its_log_parts() -> N
 def test_offsets_are_found_by_place_and_by_time() -> None:  # G12
     partition = new_partition()
     for timestamp_ms in (100, 300, 200):
-        partition.as_leader().append(
-            records(b"a", timestamp_ms=timestamp_ms), ACKS_ALL, now_ms=0, timestamp_ms=NOW_MS
+        append_one(
+            partition.as_leader(),
+            records(b"a", timestamp_ms=timestamp_ms),
+            ACKS_ALL,
+            now_ms=0,
+            timestamp_ms=NOW_MS,
         )
     found = {
         each: result_of(partition.find_offset(each, -1))
