@@ -158,10 +158,11 @@ class CommittedOffsets:
     # ---- Topics that are gone ----------------------------------------------------------------------------------------
 
     def forget_topics(self, request: ForgetTopics, effects: Effects) -> Steps[GroupRecord, None]:
-        """Forgets what all groups have committed of topics that were deleted."""
-        for group_id in list(self._known.offsets):
+        """Forgets what all groups have committed of topics that were deleted. A group that has nothing else is
+        forgotten with the last of it, between two steps.
+        """
+        for group_id, offsets in list(self._known.offsets.items()):
             yield None
-            offsets = self._known.offsets.get(group_id, {})
             for partition, value in list(offsets.items()):
                 topic_id = request.topic_ids.get(partition.topic)
                 if topic_id is not None and value.topic_id in (topic_id.bytes, NO_TOPIC_ID):

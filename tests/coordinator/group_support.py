@@ -85,9 +85,13 @@ class Coordinator:
         self.start()
 
     def ask(self, request: Any) -> Pending:
-        pending = self.runtime.handle(request, now_ms=self.now_ms, deadline_ms=self.now_ms + 30_000)
+        pending = self.begin(request)
         self.settle()
         return pending
+
+    def begin(self, request: Any) -> Pending:
+        """The first turn of it only, or nothing where another request is under way."""
+        return self.runtime.handle(request, now_ms=self.now_ms, deadline_ms=self.now_ms + 30_000)
 
     def settle(self) -> None:
         """Everything that is to happen now."""

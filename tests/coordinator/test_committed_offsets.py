@@ -24,12 +24,14 @@ from rayka.protocol.group_offsets import (
     OffsetFetchRequest,
 )
 from rayka.protocol.groups import GroupProtocol, ListedGroup, ListGroupsRequest
+from rayka.shard.runtime import STEPS_PER_TURN
 from tests.coordinator.group_support import (
     SESSION_MS,
     Coordinator,
     answer,
     code,
     partition,
+    split,
 )
 
 DAY_MS = 24 * 3_600_000
@@ -60,6 +62,34 @@ def test_a_group_that_had_nothing_but_offsets_of_a_deleted_topic_is_forgotten() 
     answer(coordinator.commit({"t-0": 5}))
     answer(coordinator.ask(ForgetTopics({"t": T_ID})))
     assert coordinator.group_ids == []
+
+
+@pytest.mark.parametrize(
+    "count", [STEPS_PER_TURN - 2, STEPS_PER_TURN - 1, STEPS_PER_TURN, 3 * STEPS_PER_TURN]
+)
+def test_a_group_that_is_forgotten_between_two_steps_leaves_others_to_be_looked_at(count: int) -> None:  # E17
+    coordinator = Coordinator()
+    gone = {f"t-{number}": 1 for number in range(count)}
+    for group_id, offsets in (("a", gone), ("b", {"t-0": 2, "u-0": 3}), ("c", {"t-1": 4}), ("d", {"u-1": 5})):
+        answer(coordinator.ask(OffsetCommitRequest(group_id, committed_of(offsets, T_ID))))
+    steps = coordinator.begin(ForgetTopics({"t": T_ID}))
+    seen = [coordinator.group_ids]
+    late = coordinator.begin(OffsetCommitRequest("a", committed_of({"t-0": 7}, UUID(int=2))))
+    while coordinator.runtime.is_busy:
+        coordinator.runtime.advance(coordinator.now_ms)
+        seen.append(coordinator.group_ids)
+    coordinator.settle()
+    answer(steps)
+    answer(late)
+    assert ["b", "c", "d"] in seen or ["b", "d"] in seen, "the first is forgotten before the request is over"
+    for _ in range(2):
+        assert [coordinator.committed(each) for each in "abcd"] == [{"t-0": 7}, {"u-0": 3}, {}, {"u-1": 5}]
+        assert coordinator.group_ids == ["a", "b", "d"]
+        coordinator.restart()
+
+
+def committed_of(offsets: dict[str, int], topic_id: UUID) -> tuple[CommittedOffset, ...]:
+    return tuple(CommittedOffset(*split(each), at, topic_id=topic_id) for each, at in offsets.items())
 
 
 # ---- Commit and fetch ------------------------------------------------------------------------------------------------
