@@ -128,14 +128,24 @@ def test_brokers_that_had_come_are_kept_before_the_first_look() -> None:
     assert 4 not in again.spec.roles
 
 
-def test_a_step_that_is_refused_is_no_event_and_says_why() -> None:
+def test_one_that_may_not_go_is_said_once_as_an_event_and_rests() -> None:
     port = FakePort()
     port.refusal = "too few brokers for topic clicks"
     mine = scaler(port)
-    assert look(mine, port, seen(10, 4)) == [True], "it is not asked for again at once"
-    assert [type(each) for each in port.taken] == [Leave]
-    assert port.recorded == []
+    looks = [replace(seen(10, 4), now_ms=each * 5_000) for each in range(4)]
+    assert look(mine, port, *looks) == [True] * 4, "it is not asked for again at once"
+    assert [type(each) for each in port.taken] == [Leave, Leave], "at first, and after 15 s"
+    assert port.recorded == [("scale-in-waits", 4, "too few brokers for topic clicks")]
     assert said(mine) == "broker 4: too few brokers for topic clicks"
+
+
+def test_another_step_that_is_refused_is_no_event_and_says_why() -> None:
+    port = FakePort()
+    port.refusal = "its room has gone"
+    mine = scaler(port)
+    assert look(mine, port, seen(60, rooms={4: Room("here")})) == [True]
+    assert port.recorded == []
+    assert said(mine) == "broker 4: its room has gone"
 
 
 def test_what_ray_lacks_is_recorded_once() -> None:

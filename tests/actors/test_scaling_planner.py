@@ -1,5 +1,6 @@
 """Brokers come and go step by step, whoever takes the next step. Needs no Ray."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -299,6 +300,75 @@ def test_none_goes_while_one_that_may_soon_be_back_would_be_needed() -> None:
     cluster.brokers[2].has_actor = True
     cluster.go_on(planner, 20)
     assert taken(cluster)[0] == "Leave 4"
+
+
+def too_many(cluster: FakeCluster) -> Planner:
+    """One more than max, which no load makes go sooner or later."""
+    cluster.brokers[4] = FakeBroker(replicas=4)
+    return Planner(ClusterSpec.of({"brokers": {"min": 3, "max": 3}}))
+
+
+def refusals(cluster: FakeCluster, planner: Planner, seconds: int) -> list[tuple[int, bool]]:
+    """When one was to go within that time, in seconds from now, and whether its refusal is news."""
+    found, begin_ms = [], cluster.now_ms
+    for _ in range(seconds):
+        seen = cluster.seen()
+        step = planner.next(seen)
+        if step is not None:
+            assert isinstance(step, Leave)
+            is_news = planner.refused(step, "broker 4: too few brokers for topic clicks", seen)
+            found.append(((cluster.now_ms - begin_ms) // 1_000, is_news))
+        assert planner.status is not None
+        assert planner.status.reason.endswith("broker 4: too few brokers for topic clicks")
+        cluster.now_ms += 1_000
+    return found
+
+
+def test_one_that_may_not_go_is_asked_to_ever_more_seldom_and_its_refusal_is_news_once() -> None:
+    cluster = FakeCluster()
+    planner = too_many(cluster)
+    found = refusals(cluster, planner, 1_700)
+    assert found == [(0, True), *((each, False) for each in (15, 45, 105, 225, 465, 765, 1_065, 1_365, 1_665))]
+    assert planner.status is not None
+    assert planner.status.reason.startswith("there are never more than 3; but broker 4")
+    assert not planner.is_under_way
+
+
+def with_loads(seen: Seen, **values: int) -> Seen:
+    brokers = {
+        id: replace(each, load=each.load and replace(each.load, **values)) for id, each in seen.brokers.items()
+    }
+    return replace(seen, brokers=brokers)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda seen: replace(seen, brokers={**seen.brokers, 5: seen.brokers[4]}),
+        lambda seen: with_loads(seen, free_bytes=1_200),
+        lambda seen: with_loads(seen, partition_count=1),
+    ],
+    ids=["another-serves", "more-room", "fewer-replicas"],
+)
+def test_one_that_might_not_go_is_asked_to_at_once_when_what_refused_it_may_have_changed(
+    change: Callable[[Seen], Seen],
+) -> None:
+    cluster = FakeCluster()
+    planner, seen = too_many(cluster), with_loads(cluster.seen(), partition_count=2)
+    planner.refused(Leave(4, ""), "too many", seen)
+    assert planner.next(seen) is None
+    assert planner.next(with_loads(seen, free_bytes=1_050, partition_count=3)) is None
+    assert isinstance(planner.next(change(seen)), Leave)
+
+
+def test_one_that_goes_after_all_is_a_new_story() -> None:
+    cluster = FakeCluster()
+    planner = too_many(cluster)
+    assert refusals(cluster, planner, 20) == [(0, True), (15, False)]
+    cluster.go_on(planner, 60)
+    assert sorted(cluster.brokers) == [1, 2, 3]
+    cluster.brokers[4] = FakeBroker(replicas=4)
+    assert refusals(cluster, planner, 20) == [(0, True), (15, False)]
 
 
 def test_what_is_never_automatic_holds_for_one_whose_machine_is_gone() -> None:

@@ -14,6 +14,7 @@ from uuid import UUID
 
 from rayka.actors.scaling.decision import Decider, Load
 from rayka.actors.scaling.grown_spec import come_and_gone, free_id
+from rayka.actors.scaling.rest import Rest, Standpoint
 from rayka.config import ClusterSpec, Scaling
 from rayka.ids import Role, role_of
 
@@ -127,6 +128,7 @@ class Planner:
         self._range = spec.ranges[role]
         self._targets = spec.scaling or Scaling()
         self._decider = Decider(self._range, self._targets, role)
+        self._rest = Rest()
         self._ghost_since_ms: dict[int, int] = {}
         self._away_since_ms: dict[int, int] = {}
         self.status: ScalingStatus | None = None
@@ -147,6 +149,13 @@ class Planner:
         self.is_under_way = is_leaving or is_coming or step is not None
         return step
 
+    def refused(self, step: Step, reason: str, seen: Seen) -> bool:
+        """The step was not taken, for this reason. Whether that is news: one that is to go is asked to again after a
+        while, or as soon as something has changed that may make it possible.
+        """
+        self.failed(reason)
+        return isinstance(step, Leave) and self._rest.begin(reason, _standpoint(seen), seen.now_ms)
+
     def failed(self, reason: str) -> None:
         """The step was not taken, for this reason: nothing is decided before the windows are whole again."""
         self._decider.begin_anew()
@@ -165,6 +174,7 @@ class Planner:
         leaving = [each for each, found in seen.brokers.items() if found.is_leaving]
         if leaving:
             self._decider.begin_anew()
+            self._rest.end()
             return self._go_on_leaving(leaving[0], seen)
         return self._decide(seen)
 
@@ -236,6 +246,9 @@ class Planner:
             return None, reason
         if len(_active(seen)) <= self._least(seen):
             return None, f"{reason}; only {len(_active(seen))} {self._role}s are there now"
+        refusal = self._rest.holds(_standpoint(seen), seen.now_ms)
+        if refusal:
+            return None, f"{reason}; but {refusal}"
         cheapest = min(loads, key=lambda each: (loads[each].size_bytes, loads[each].partition_count, -each))
         free_bytes = sum(
             load.free_bytes
@@ -298,6 +311,14 @@ class Planner:
 def _active(seen: Seen) -> list[int]:
     """Those that serve, and stay."""
     return [each for each, found in seen.brokers.items() if found.is_active and not found.is_leaving]
+
+
+def _standpoint(seen: Seen) -> Standpoint:
+    active = _active(seen)
+    loads = [load for each in active if (load := seen.brokers[each].load) is not None]
+    return Standpoint(
+        frozenset(active), sum(each.free_bytes for each in loads), sum(each.partition_count for each in loads)
+    )
 
 
 def _coming(seen: Seen) -> list[int]:

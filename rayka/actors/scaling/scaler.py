@@ -32,6 +32,7 @@ from rayka.ids import Role, role_of
 
 _SOON_S = 0.5
 _WAITS = "scale-out-waits"
+_REFUSED = "scale-in-waits"
 _ERRORS = (RaykaError, TimeoutError, ray.exceptions.RayError)
 # Steps that are decisions, or their end, and the kinds of events that they are.
 _KINDS: dict[type[Step], str] = {
@@ -126,19 +127,20 @@ class Scaler:
         """Plans for one role, and takes the step; what goes wrong leaves other roles as they are."""
         step = planner.next(seen)
         try:
-            is_refused = step is not None and not await self._has_taken(planner, step)
+            is_refused = step is not None and not await self._has_taken(planner, step, seen)
         except _ERRORS as error:
             self._failed(planner, error)
             return True
         return is_refused or not planner.is_under_way
 
-    async def _has_taken(self, planner: Planner, step: Step) -> bool:
+    async def _has_taken(self, planner: Planner, step: Step, seen: Seen) -> bool:
         async with self._acting:
             refusal = await self._port.take(step)
         name = f"{role_of(step.broker_id)} {step.broker_id}"
         if refusal:
-            planner.failed(f"{name}: {refusal}")
             _logger.warning("%r: %s", self, refusal)
+            if planner.refused(step, f"{name}: {refusal}", seen):
+                await self._port.record(_REFUSED, step.broker_id, refusal)
             return False
         _logger.info("%s of %s: %s", type(step).__name__, name, step.reason)
         if type(step) in _KINDS:

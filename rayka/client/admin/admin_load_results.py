@@ -160,8 +160,8 @@ class EventInfo(Result):
 
     `kind`: `heal-begun`, `heal-ended`, `heal-stopped` of replicas that are made anew; `balance-begun`, `balance-ended`,
     `balance-cancelled`, about the brokers that were badly off where it began by itself; `scale-out-` and `scale-in-`
-    with `begun`, `ended` or `stopped`, and `scale-out-waits`, of nodes that come and go by the load. `subjects` are
-    the nodes (`broker-4`), topics or partitions (`orders-0`) that it is about, of many the first ones.
+    with `begun`, `ended`, `stopped` or `waits`, of nodes that come and go by the load. `subjects` are the nodes
+    (`broker-4`), topics or partitions (`orders-0`) that it is about, of many the first ones.
     """
 
     number: int
