@@ -128,7 +128,8 @@ class BrokerConfig(ConfigModel):
         default=True,
         description=(
             "Rayka's own: whether the controller makes the replicas of a broker or directory that is gone anew on"
-            " other brokers."
+            " other brokers. It decides nothing else: replicas move off a broker that is drained or goes by the load,"
+            " and another one comes where `scaling` says so."
         ),
     )
     broker_unavailable_timeout_ms: int = Field(

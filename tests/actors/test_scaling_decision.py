@@ -132,6 +132,12 @@ def test_what_never_happens_is_said(which: str) -> None:
     assert world.reason.endswith(f"scaling.never has {which}")
 
 
+def test_none_comes_below_min_where_that_never_happens_by_itself() -> None:
+    decider = Decider(RANGE, BYTES.model_copy(update={"never": ("out",)}))
+    found = decider.advise([Load()] * 2, 2, 1, 0)
+    assert found == Advice(2, "there are never fewer than 3; scaling.never has out")
+
+
 @pytest.mark.parametrize(
     ("targets", "load", "said"),
     [

@@ -278,6 +278,27 @@ def test_a_declared_broker_whose_machine_is_gone_for_good_is_no_capacity(is_heal
     assert taken(cluster) == ["AskForRoom 5", "Make 5", "ReturnRoom 5"]
 
 
+def test_one_that_is_away_for_long_with_its_replicas_holds_up_none_that_comes_and_each_that_goes() -> None:
+    """They are not made anew: nowhere is room for them, or self.healing.enable is false."""
+    cluster, planner = FakeCluster(load=390), Planner(spec())
+    cluster.brokers |= {4: FakeBroker(replicas=4), 5: FakeBroker(replicas=4)}
+    lose(cluster, 2, is_healed=False)
+    cluster.go_on(planner, AWAY_S)
+    assert taken(cluster) == []
+    cluster.load = 450
+    cluster.go_on(planner, 10)
+    assert taken(cluster) == ["AskForRoom 6", "Make 6", "ReturnRoom 6"]
+    cluster.steps.clear()
+    cluster.load = 60
+    cluster.go_on(planner, 5 * IN_S)
+    assert taken(cluster) == []
+    assert planner.status is not None
+    assert planner.status.reason == "broker 2 is away, and holds replicas"
+    lose(cluster, 2, is_healed=True)
+    cluster.go_on(planner)
+    assert taken(cluster) == ["Leave 6"]
+
+
 def test_another_one_comes_while_a_move_waits_for_a_machine_that_is_gone_for_good() -> None:
     cluster, planner = FakeCluster(load=290), Planner(spec())
     lose(cluster, 2, is_healed=False)
@@ -328,7 +349,10 @@ def test_one_that_may_not_go_is_asked_to_ever_more_seldom_and_its_refusal_is_new
     cluster = FakeCluster()
     planner = too_many(cluster)
     found = refusals(cluster, planner, 1_700)
-    assert found == [(0, True), *((each, False) for each in (15, 45, 105, 225, 465, 765, 1_065, 1_365, 1_665))]
+    assert found == [
+        (0, True),
+        *((each, False) for each in (15, 45, 105, 225, 465, 765, 1_065, 1_365, 1_665)),
+    ]
     assert planner.status is not None
     assert planner.status.reason.startswith("there are never more than 3; but broker 4")
     assert not planner.is_under_way
@@ -336,7 +360,8 @@ def test_one_that_may_not_go_is_asked_to_ever_more_seldom_and_its_refusal_is_new
 
 def with_loads(seen: Seen, **values: int) -> Seen:
     brokers = {
-        id: replace(each, load=each.load and replace(each.load, **values)) for id, each in seen.brokers.items()
+        id: replace(each, load=each.load and replace(each.load, **values))
+        for id, each in seen.brokers.items()
     }
     return replace(seen, brokers=brokers)
 

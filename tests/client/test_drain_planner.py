@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from itertools import count
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,6 +34,7 @@ from rayka.protocol.membership import (
 from rayka.protocol.partition_admin import AlterPartitionReassignmentsRequest, Reassignment
 from tests.controller.admin_support import cluster, create, report_isr
 from tests.controller.support import Machine
+from tests.controller.test_healing import set_for_all
 from tests.metadata.support import directory
 
 NOW_MS = 1_700_000_000_000
@@ -411,8 +413,11 @@ def held(here: Drained, broker_id: int) -> int:
     return sum(broker_id in each.replicas for each in here.machine.image.topics["orders"].partitions)
 
 
-def test_a_machine_is_emptied_and_its_broker_stopped_then_all_is_as_before() -> None:
+@pytest.mark.parametrize("heals", ["true", "false"])
+def test_a_machine_is_emptied_and_its_broker_stopped_then_all_is_as_before(heals: str) -> None:
+    """Healing is about what is lost, so a drain is none of its business."""
     here = drained()
+    set_for_all(here.machine, "self.healing.enable", heals)
     here.drains = {1: here.now_ms + 120_000}
     here.settle()
     assert [type(each) for each in here.steps] == [Mark, Move, Move, Stop]

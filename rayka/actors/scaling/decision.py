@@ -73,7 +73,9 @@ class Decider:
             self._count = count
         least = min(max(self._counts.min, factor_max), self._counts.max)
         if count < least:
-            return Advice(count + 1, f"there are never fewer than {least}")
+            why = f"there are never fewer than {least}"
+            is_never = "out" in self._targets.never
+            return Advice(count, f"{why}; scaling.never has out") if is_never else Advice(count + 1, why)
         if count > self._counts.max and "in" not in self._targets.never:
             return Advice(count - 1, f"there are never more than {self._counts.max}")
         wish = self._wish(loads, count)

@@ -4,8 +4,9 @@ Level-triggered: what was begun is where everyone finds it, so the next planner 
 that is to come is a room that Ray is asked for (`rooms`), then an actor, then a registration; one that is to go is
 marked in the metadata (`scaling.leaving`), loses its replicas, its actor, its directories, its registration. Nothing of
 this is remembered here. Only one comes or goes at a time. The first min stay: they are what the spec declares. One that
-has been away for as long as its replicas wait to be made anew does not count until it is back. A coordinator is a
-broker here, too, as it is to the controller: each role has a planner, which sees its own nodes only.
+has been away for as long as its replicas wait to be made anew does not count until it is back, whether they are made
+anew or not; while it holds some, others come, and none goes. A coordinator is a broker here, too, as it is to the
+controller: each role has a planner, which sees its own nodes only.
 """
 
 from collections.abc import Collection, Mapping
@@ -226,9 +227,8 @@ class Planner:
             return f"{seen.move_count:,} reassignments are under way"
         for each in self._staying(seen):
             found = seen.brokers[each]
-            may_be_needed = not found.is_active and found.replica_count != 0
-            if may_be_needed and not (are_too_few and self._is_long_away(each, seen)):
-                return f"{_named(each)} is away, and holds replicas"
+            if _is_away_with_replicas(found) and not self._is_long_away(each, seen):
+                return _away(each)
             if found.is_active and found.load is None:
                 return f"{_named(each)} has not reported its load yet"
         return ""
@@ -237,6 +237,9 @@ class Planner:
         """The one that is not there yet, else the one that is the least to move."""
         for each in seen.rooms:
             return _with_reason(DropRoom(each, reason))
+        away = [each for each in self._staying(seen) if _is_away_with_replicas(seen.brokers[each])]
+        if away:  # for long: it may come back, and what it holds is nowhere else yet
+            return None, _away(away[0])
         loads = {
             each: load
             for each in _active(seen)
@@ -311,6 +314,14 @@ class Planner:
 def _active(seen: Seen) -> list[int]:
     """Those that serve, and stay."""
     return [each for each, found in seen.brokers.items() if found.is_active and not found.is_leaving]
+
+
+def _is_away_with_replicas(found: Standing) -> bool:
+    return not found.is_active and found.replica_count != 0
+
+
+def _away(broker_id: int) -> str:
+    return f"{_named(broker_id)} is away, and holds replicas"
 
 
 def _standpoint(seen: Seen) -> Standpoint:
