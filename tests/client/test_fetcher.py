@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from random import Random
 from typing import Any, NamedTuple
+from uuid import UUID
 
 import msgspec
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 from rayka.client import io_thread
 from rayka.client.consumer.fetch_buffer import Fetched
 from rayka.client.consumer.fetcher import Fetcher
+from rayka.client.group.offset_values import OffsetAndMetadata
 from rayka.config import ConsumerConfig
 from rayka.errors import ErrorCode, LogTruncation, NetworkException, OffsetOutOfRange
 from rayka.ids import NO_EPOCH, NO_NODE, ZERO_ID, OffsetAndEpoch, TopicPartition
@@ -61,6 +63,7 @@ class ScriptedBrokers:
     def __init__(self) -> None:
         self.answers: deque[dict[str, Any] | Exception] = deque()
         self.asked: list[Asked] = []
+        self.topic_id, self.start = ZERO_ID, START
         self.leader_id, self.leader_epoch = LEADER, EPOCH
         self.is_follower_fenced = False
         self.partition_count = 1
@@ -80,7 +83,9 @@ class ScriptedBrokers:
             return self._metadata()
         if isinstance(request, ListOffsetsRequest):
             found = [
-                ListOffsetsPartitionResult(each.topic_id, each.partition, offset=START, leader_epoch=EPOCH)
+                ListOffsetsPartitionResult(
+                    each.topic_id, each.partition, offset=self.start, leader_epoch=EPOCH
+                )
                 for each in request.partitions
             ]
             return ListOffsetsResponse(tuple(found))
@@ -111,7 +116,8 @@ class ScriptedBrokers:
             MetadataPartition(number, self.leader_id, self.leader_epoch, replicas, replicas)
             for number in range(self.partition_count)
         )
-        return MetadataResponse("id", CONTROLLER, brokers, (MetadataTopic("orders", ZERO_ID, partitions),), 7)
+        topic = MetadataTopic("orders", self.topic_id, partitions)
+        return MetadataResponse("id", CONTROLLER, brokers, (topic,), 7)
 
     async def _fetch(self, node_id: int, request: FetchRequest) -> FetchResponse:
         for part in request.partitions:
@@ -384,6 +390,21 @@ def test_a_position_that_was_sought_has_no_epoch() -> None:  # G2
 
 
 # ---- Metadata of a consumer that waits ----
+
+
+def test_what_waits_of_a_former_topic_is_no_position_to_commit_for_the_new_one() -> None:  # E10
+    async def scene(brokers: ScriptedBrokers, fetcher: Fetcher) -> None:
+        await fetcher.poll(0, [].extend)
+        await brokers.until_all_asked()
+        assert fetcher.consumed({}) == {ORDERS: OffsetAndMetadata(START)}
+        brokers.topic_id, brokers.start = UUID(int=1), 0
+        await fetcher.metadata.refresh(["orders"])
+        assert fetcher.consumed({}) == {}
+        await brokers.until_all_asked()
+        assert fetcher.consumed({}) == {ORDERS: OffsetAndMetadata(0, leader_epoch=EPOCH)}
+        assert [each.fetch_offset for each in fetcher.state.buffer.waiting()] == [START]
+
+    consume_alone([data(20)], scene)
 
 
 def test_metadata_that_have_become_old_are_asked_for_while_nothing_happens() -> None:  # G14, G18

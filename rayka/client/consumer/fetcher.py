@@ -149,18 +149,20 @@ class Fetcher:
     def consumed(self, read: Mapping[TopicPartition, Position]) -> dict[TopicPartition, OffsetAndMetadata]:
         """Up to where each partition that has a position was handed over; `read` is what the application knows of it.
 
-        What was fetched ahead counts as not handed over.
+        What was fetched ahead counts as not handed over. What waits of a former topic of the name is no position in
+        this one.
         """
-        waiting: dict[TopicPartition, Fetched] = {}
+        waiting: dict[tuple[TopicPartition, int], Fetched] = {}
         for fetched in self.state.buffer.waiting():
-            waiting.setdefault(fetched.topic_partition, fetched)
+            waiting.setdefault((fetched.topic_partition, fetched.generation), fetched)
         found: dict[TopicPartition, OffsetAndMetadata] = {}
         for tp in self.subscription.partitions:
             at, known = self.state.position(tp), read.get(tp)
+            ahead = waiting.get((tp, at.generation))
             if known is not None and known.generation == at.generation:
                 found[tp] = OffsetAndMetadata(known.offset, leader_epoch=known.leader_epoch)
-            elif tp in waiting:
-                found[tp] = OffsetAndMetadata(waiting[tp].fetch_offset)
+            elif ahead is not None:
+                found[tp] = OffsetAndMetadata(ahead.fetch_offset)
             elif isinstance(at, FetchTicket):
                 found[tp] = OffsetAndMetadata(at.fetch_offset, leader_epoch=at.last_fetched_epoch)
         return found
