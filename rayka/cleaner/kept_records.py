@@ -23,6 +23,8 @@ from rayka.protocol.batch_decode import DecodedBatch, decode
 from rayka.protocol.batch_header import RecordBatch
 from rayka.protocol.batch_rebuild import with_records, without_records
 
+_HORIZON_MAX_MS = 2**63 - 1  # a header holds no later one
+
 
 @dataclass
 class CleaningCounts:
@@ -153,7 +155,7 @@ class KeptRecords:
             self._counts.tombstones += tombstones
             # Not before all of the batch was seen: the horizon would pass while an older value is still there.
             if tombstones and horizon_ms is None and batch.next_offset <= horizon.end_offset:
-                horizon_ms = horizon.timestamp_ms + horizon.delete_retention_ms
+                horizon_ms = min(horizon.timestamp_ms + horizon.delete_retention_ms, _HORIZON_MAX_MS)
         return self._batch_of(decoded, is_kept | is_beyond, horizon_ms, is_needed=is_needed)
 
     def _batch_of(

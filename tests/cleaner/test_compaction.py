@@ -101,6 +101,17 @@ def test_a_tombstone_of_which_the_map_saw_only_a_part_of_the_batch_gets_no_horiz
     assert [each.delete_horizon_ms for each in read_batches(log)] == [None]
 
 
+def test_tombstones_that_are_to_stay_for_ever_do() -> None:  # F23
+    disk, log = new_log(COMPACTED.model_copy(update={"delete_retention_ms": 2**63 - 1}))
+    put(log, (b"a", b"1"))
+    put(log, (b"a", None), (b"b", b"1"), timestamp_ms=2000)
+    for timestamp_ms in (50_000, 2**62):
+        clean(disk, log, at(timestamp_ms))
+        put(log, (b"c", b"1"))
+    assert records_of(log)[:2] == [(1, b"a", None), (2, b"b", b"1")]
+    assert decode(read_batches(log)[0]).timestamps_ms.tolist() == [2000, 2000]
+
+
 def test_a_record_without_a_key_goes() -> None:  # F22
     disk, log = new_log(COMPACTED)
     put(log, (None, b"1"), (b"a", b"1"))
