@@ -1,7 +1,7 @@
 """Compacts the logs of one broker, those with the most to gain first, in the background (F20, F26-F28).
 
-Invariants: a log is cleaned by one cleaning at a time, and given up as soon as it is truncated, deleted, moved or
-failed; one that cannot be cleaned is named with the reason, and the others go on; between two slices of work everything
+Invariants: a log is cleaned by one cleaning at a time, and given up as soon as it is truncated, deleted, moved, failed
+or not to be compacted any more; one that cannot be cleaned is named with the reason, and the others go on; between two slices of work everything
 else has its turn, and the bytes read and written stay below `log.cleaner.io.max.bytes.per.second`. Kafka:
 `LogCleaner`, `LogCleanerManager`, `Throttler`. Its threads are tasks here: `log.cleaner.threads` logs are cleaned at
 once, and share
@@ -57,9 +57,10 @@ class _Chosen(NamedTuple):
         return self.replica.topic_partition
 
     def is_wanted(self) -> bool:
-        """Whether the log is still the one of its partition here."""
+        """Whether the log is still the one of its partition here, and its topic compacted."""
         directory = self.replica.directory
-        return directory.failure is None and directory.logs.get(self.topic_partition) is self.log
+        is_here = directory.failure is None and directory.logs.get(self.topic_partition) is self.log
+        return is_here and self.replica.partition.config.is_compacted
 
 
 @dataclass

@@ -1,0 +1,56 @@
+"""Which log a broker compacts next, how fast, and what ends a cleaning, on a clock that jumps (F20, F27)."""
+
+import asyncio
+
+from rayka.errors import ErrorCode
+from rayka.log.log import Log
+from rayka.node.answering import completed
+from rayka.node.handlers.produce_handler import ProduceHandler
+from rayka.protocol.batch_encode import encode_batch
+from rayka.protocol.produce import ACKS_LEADER, ProducePartition, ProduceRequest
+from rayka.testing.memory_disk import MemoryDisk
+from tests.metadata.support import ORDERS
+from tests.node.produce_support import TIMEOUT_MS, WALL_CLOCK_MS
+from tests.node.replica_support import BROKER, Broker, configured, run
+
+BACKOFF_S = 15
+COMPACTED = {"cleanup_policy": "compact", "segment_bytes": 1024, "min_cleanable_dirty_ratio": 0.01}
+
+
+async def leading(disk: MemoryDisk | None = None, *, partitions: int = 1, **config: object) -> Broker:
+    """Broker 1 leads compacted partitions, each of segments with one key."""
+    broker = await Broker.start(disk, **config)
+    new = [broker.new_partition(number, leader_id=BROKER, isr=(BROKER,)) for number in range(partitions)]
+    await broker.apply(*configured(**COMPACTED), *new)
+    for number in range(partitions):
+        for _ in range(40):
+            await put(broker, number)
+    return broker
+
+
+async def put(broker: Broker, number: int = 0, value: bytes = b"." * 200) -> None:
+    """One record of the key."""
+    records = encode_batch([value], keys=[b"key"], timestamps_ms=WALL_CLOCK_MS)
+    request = ProduceRequest(ACKS_LEADER, TIMEOUT_MS, (ProducePartition(ORDERS, number, records),))
+    response = await completed(ProduceHandler(broker.replicas, lambda: WALL_CLOCK_MS).handle(request))
+    assert response.partitions[0].error_code is ErrorCode.NONE
+
+
+def log_of(broker: Broker, number: int = 0) -> Log:
+    return broker.partition(number).log
+
+
+def test_a_topic_that_is_not_compacted_any_more_loses_nothing_to_a_cleaning_under_way() -> None:  # F20
+    async def main() -> None:
+        broker = await leading(log_cleaner_io_max_bytes_per_second=1000)
+        size_bytes = log_of(broker).segments.size_bytes
+        await asyncio.sleep(BACKOFF_S + 2)
+        await broker.apply(*configured(cleanup_policy="delete"))
+        await asyncio.sleep(600)
+        assert (log_of(broker).segments.size_bytes, log_of(broker).cleaned_offset) == (size_bytes, 0)
+        await broker.apply(*configured(cleanup_policy="compact"))
+        await asyncio.sleep(600)
+        assert log_of(broker).segments.size_bytes < size_bytes / 4
+        await broker.stop()
+
+    run(main)
