@@ -10,8 +10,9 @@ from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.produce import ACKS_LEADER, ProducePartition, ProduceRequest
 from rayka.testing.memory_disk import MemoryDisk
 from tests.metadata.support import ORDERS
+from tests.node.move_support import FullDisk
 from tests.node.produce_support import TIMEOUT_MS, WALL_CLOCK_MS
-from tests.node.replica_support import BROKER, Broker, configured, run
+from tests.node.replica_support import BROKER, DATA_DIR, Broker, configured, run
 
 BACKOFF_S = 15
 COMPACTED = {"cleanup_policy": "compact", "segment_bytes": 1024, "min_cleanable_dirty_ratio": 0.01}
@@ -51,6 +52,21 @@ def test_a_topic_that_is_not_compacted_any_more_loses_nothing_to_a_cleaning_unde
         await broker.apply(*configured(cleanup_policy="compact"))
         await asyncio.sleep(600)
         assert log_of(broker).segments.size_bytes < size_bytes / 4
+        await broker.stop()
+
+    run(main)
+
+
+def test_a_log_that_finds_no_room_does_not_keep_the_others_from_being_compacted() -> None:  # F27
+    async def main() -> None:
+        disk = FullDisk()
+        broker = await leading(disk, partitions=3)
+        disk.full_path = f"{DATA_DIR}/orders-0/"
+        await asyncio.sleep(4 * BACKOFF_S)
+        assert [log_of(broker, number).cleaned_offset for number in range(3)] == [0, 39, 39]
+        disk.full_path = "nothing"
+        await asyncio.sleep(2 * BACKOFF_S)
+        assert log_of(broker).cleaned_offset == 39
         await broker.stop()
 
     run(main)

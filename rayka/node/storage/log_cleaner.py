@@ -85,6 +85,8 @@ class LogCleaner:
         self._uncleanable: dict[Log, str] = {}
         self._waiting: dict[Log, str] = {}  # until the disk has room, or a process lives
         self._last: dict[Log, LastCleaning] = {}
+        self._tries: dict[Log, int] = {}  # the number of the last one, of logs that were not cleaned by it
+        self._try_count = 0
         self.config: BrokerConfig = settings.config
         self.paused: set[TopicPartition] = set()  # their logs are copied, and the copies take their places
 
@@ -119,15 +121,17 @@ class LogCleaner:
     # ---- Choice ------------------------------------------------------------------------------------------
 
     async def _filthiest(self, count: int) -> list[_Chosen]:
-        """So many of those that are due, by the share of bytes that were never cleaned (F20)."""
+        """So many of those that are due, by the share of bytes that were never cleaned (F20). One whose cleaning ended
+        early, as on a full disk, comes after the others, or it would be tried again and again in their place.
+        """
         replicas = self._owner.replicas
         logs = {each.partition.log for each in replicas}
-        for known in (self._uncleanable, self._waiting, self._last):
+        for known in (self._uncleanable, self._waiting, self._last, self._tries):
             for log in [each for each in known if each not in logs]:
                 del known[log]
         looked_at = in_turns(replicas, weigh=weight_of)
         found = [each async for replica in looked_at if (each := self._choice(replica)) is not None]
-        return sorted(found, key=lambda each: -each.part.dirty_ratio)[:count]
+        return sorted(found, key=lambda each: (self._tries.get(each.log, 0), -each.part.dirty_ratio))[:count]
 
     def _choice(self, replica: Replica) -> _Chosen | None:
         """The log with what is to be cleaned of it; None where nothing is due, or possible."""
@@ -154,8 +158,11 @@ class LogCleaner:
         compaction = Compaction(chosen.log, chosen.part, settings, chosen.is_wanted)
         failure = await self._perform(compaction)
         if failure is not None:
+            self._try_count += 1
+            self._tries[chosen.log] = self._try_count
             return self._on_refused(chosen, failure)
         self._repeats.succeeded(chosen.log)
+        self._tries.pop(chosen.log, None)
         self._on_cleaned(chosen, compaction, settings.timestamp_ms)
         return True
 
