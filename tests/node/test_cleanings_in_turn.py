@@ -70,3 +70,35 @@ def test_a_log_that_finds_no_room_does_not_keep_the_others_from_being_compacted(
         await broker.stop()
 
     run(main)
+
+
+def test_all_cleanings_together_stay_below_the_rate() -> None:  # F27
+    async def main() -> None:
+        broker = await leading(partitions=2, log_cleaner_threads=2, log_cleaner_io_max_bytes_per_second=1000)
+        read_bytes = sum(log_of(broker, number).segments.size_bytes for number in range(2))
+        await asyncio.sleep(BACKOFF_S + 2 * read_bytes / 1000 - 3)
+        assert not all(log_of(broker, number).cleaned_offset for number in range(2))
+        await asyncio.sleep(10)
+        assert all(log_of(broker, number).cleaned_offset for number in range(2))
+        await broker.stop()
+
+    run(main)
+
+
+def test_another_rate_counts_from_the_next_slice_on() -> None:  # F27
+    async def main() -> None:
+        broker = await leading(log_cleaner_io_max_bytes_per_second=10_000)
+        cleaner = broker.replicas.logs.cleaner
+        fast, slow = (
+            cleaner.config,
+            cleaner.config.model_copy(update={"log_cleaner_io_max_bytes_per_second": 100}),
+        )
+        await asyncio.sleep(BACKOFF_S + 1)
+        cleaner.config = slow
+        await asyncio.sleep(2)
+        cleaner.config = fast
+        await asyncio.sleep(20)  # a slice of 1 KB at the slow rate takes ten
+        assert log_of(broker).cleaned_offset
+        await broker.stop()
+
+    run(main)

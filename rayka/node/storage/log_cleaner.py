@@ -1,17 +1,15 @@
 """Compacts the logs of one broker, those with the most to gain first, in the background (F20, F26-F28).
 
 Invariants: a log is cleaned by one cleaning at a time, and given up as soon as it is truncated, deleted, moved, failed
-or not to be compacted any more; one that cannot be cleaned is named with the reason, and the others go on; between two slices of work everything
-else has its turn, and the bytes read and written stay below `log.cleaner.io.max.bytes.per.second`. Kafka:
-`LogCleaner`, `LogCleanerManager`, `Throttler`. Its threads are tasks here: `log.cleaner.threads` logs are cleaned at
-once, and share
-`log.cleaner.dedupe.buffer.size`.
+or not to be compacted any more; one that cannot be cleaned is named with the reason, and the others go on; between two
+slices of work everything else has its turn, and the bytes that all cleanings read and write stay below
+`log.cleaner.io.max.bytes.per.second`. Kafka: `LogCleaner`, `LogCleanerManager`, `Throttler`. Its threads are tasks
+here: `log.cleaner.threads` logs are cleaned at once, and share `log.cleaner.dedupe.buffer.size`.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from rayka.cleaner.cleanable import Cleanable, cleanable
@@ -63,12 +61,6 @@ class _Chosen(NamedTuple):
         return is_here and self.replica.partition.config.is_compacted
 
 
-@dataclass
-class _Pace:
-    begin_ms: int
-    done_bytes: int = 0
-
-
 class LogCleaner:
     """The cleanings of one broker. `config` may change at any time."""
 
@@ -87,6 +79,7 @@ class LogCleaner:
         self._last: dict[Log, LastCleaning] = {}
         self._tries: dict[Log, int] = {}  # the number of the last one, of logs that were not cleaned by it
         self._try_count = 0
+        self._free_ms = 0.0
         self.config: BrokerConfig = settings.config
         self.paused: set[TopicPartition] = set()  # their logs are copied, and the copies take their places
 
@@ -168,11 +161,11 @@ class LogCleaner:
 
     async def _perform(self, compaction: Compaction) -> Exception | None:
         """All of it; returns what it failed with."""
-        job, pace = self._settings.disk.start(compaction.job), _Pace(clock.now_ms())
+        job = self._settings.disk.start(compaction.job)
         answer = failure = None
         try:
             while (step := await job.next(answer)) is not None:
-                answer = await self._make(compaction.on_step(step), pace)
+                answer = await self._make(compaction.on_step(step))
             compaction.finish()
         except FAILURES as error:
             failure = error
@@ -180,7 +173,7 @@ class LogCleaner:
             await job.end()
         return None if failure is None else compaction.on_failed(failure)
 
-    async def _make(self, turns: Turns, pace: _Pace) -> GroupPlan | None:
+    async def _make(self, turns: Turns) -> GroupPlan | None:
         while True:
             try:
                 turn = next(turns)
@@ -190,11 +183,14 @@ class LogCleaner:
             if isinstance(turn, SyncNeeded):
                 await self._settings.disk.sync(turn.files, turn.directories)
             else:
-                pace.done_bytes += turn.size_bytes
-                due_ms = (
-                    pace.begin_ms + pace.done_bytes * 1000 / self.config.log_cleaner_io_max_bytes_per_second
-                )
-                await asyncio.sleep(max(0.0, due_ms - clock.now_ms()) / 1000)
+                await self._spend(turn.size_bytes)
+
+    async def _spend(self, size_bytes: int) -> None:
+        """Until so many more bytes may have been read and written, of all logs together."""
+        now_ms = clock.now_ms()
+        rate = self.config.log_cleaner_io_max_bytes_per_second
+        self._free_ms = max(now_ms, self._free_ms) + size_bytes * 1000 / rate
+        await asyncio.sleep(int(self._free_ms - now_ms) / 1000)
 
     def _on_refused(self, chosen: _Chosen, error: Exception) -> bool:
         """What was met counts for the log, or for its directory; a full disk is tried again, and so is a process."""
