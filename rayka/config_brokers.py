@@ -363,8 +363,9 @@ class BrokerConfig(ConfigModel):
     scaling_leaving: bool = Field(
         default=False,
         description=(
-            "Set of one broker while brokers between min and max shrink: it takes no new replicas, is emptied, then"
-            " removed. Deleted: it stays. Of a broker from 1 to min it is deleted."
+            "Set of one broker, by the supervisor only, while brokers between min and max shrink: it takes no new"
+            " replicas, is emptied, then removed. Deleted: it stays. It is deleted of a broker from 1 to min, and where"
+            " their number is fixed."
         ),
     )
     machine_drain_deadline_ms: int = Field(

@@ -21,6 +21,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+import ray
+
 from rayka.actors import launch
 from rayka.actors.cluster_record import ClusterRecord, Identities
 from rayka.actors.draining.drained_cluster import DrainedCluster
@@ -41,6 +43,7 @@ from rayka.actors.node_logs import begin_log
 from rayka.actors.node_placement import Placement, Site, able_ray_nodes, is_able, needs, place, shortage
 from rayka.actors.on_ray_node import Answers, open_ray_nodes, run_on_all
 from rayka.actors.pending import PendingTimes
+from rayka.actors.ray_network import RayNetwork
 from rayka.actors.ray_records import (
     PendingActor,
     draining_ray_nodes,
@@ -49,13 +52,17 @@ from rayka.actors.ray_records import (
     last_places,
     pending_actors,
 )
+from rayka.actors.scaling.cluster_looks import ClusterLooks
 from rayka.actors.scaling.grown_spec import as_it_is
+from rayka.actors.scaling.leftover_marks import remove_leftover_marks
 from rayka.actors.scaling.planner import ScalingStatus
 from rayka.actors.scaling.scaled_cluster import ScaledCluster
 from rayka.actors.scaling.scaler import Scaler
 from rayka.actors.start_lock import is_starting
 from rayka.config import ClusterSpec
+from rayka.errors import RaykaError
 from rayka.ids import Role, node_name
+from rayka.node.controller_link import ControllerLink
 from rayka.node.repeats import Repeats
 
 _LOOK_S = 1.0
@@ -95,6 +102,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         works = [self._keep(), self._drainer.run(), watch.run(lambda: partition_nodes(self._spec))]
         works += [self._scaler.run()] if self._scaler is not None else []
+        works += [_remove_leftover_marks(spec)]
         self._tasks = [loop.create_task(each) for each in works]
         for task in self._tasks:
             task.add_done_callback(self._on_done)
@@ -274,6 +282,19 @@ def _scaler(record: ClusterRecord, acting: asyncio.Lock) -> Scaler | None:
         return None
     look_s = max(_LOOK_S, record.spec.config.broker_load_report_interval_ms / 1000)
     return Scaler(record.spec, ScaledCluster(record), look_s, acting)
+
+
+async def _remove_leftover_marks(spec: ClusterSpec) -> None:
+    """Once is enough, as soon as a controller answers: the next specification has another supervisor."""
+    looks = ClusterLooks(spec, ControllerLink(RayNetwork(spec.name)))
+    while True:
+        try:
+            for each in await remove_leftover_marks(looks.ask, spec.ranges):
+                _logger.info("%s stays: the specification lets none go by the load", node_name(each))
+            return
+        except (RaykaError, TimeoutError, ray.exceptions.RayError) as error:
+            _logger.info("not known yet whether a node is marked to go: %r", error)
+        await asyncio.sleep(_SEARCH_AGAIN_S)
 
 
 def place_found(

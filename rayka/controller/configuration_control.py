@@ -4,7 +4,8 @@ All changes of one resource are made or none. What is written is checked by the 
 files, so nothing is in force that could not stand there. Three keys have consequences at once: a changed
 `min.insync.replicas` makes the eligible leader replicas forgotten first, since they were whole under the old one only
 (B42); where unclean elections become allowed, partitions without a leader get one; of a broker whose machine drains
-others lead, also when that is said again, since the controller that was told first may have died on the way.
+others lead, also when that is said again, since the controller that was told first may have died on the way. That a
+broker goes by the load (`scaling.leaving`) only the supervisor says; that it stays, every caller.
 
 While there are eligible leader replicas, `min.insync.replicas` has a value for all brokers in the log from the first
 record on: one in the nodes' own configuration could change between two runs, and no broker would forget them.
@@ -24,6 +25,7 @@ from rayka.config import (
 )
 from rayka.config_model import dotted, snake
 from rayka.controller.draining_brokers import DRAIN_DEADLINE, is_draining
+from rayka.controller.placeable_directories import LEAVING
 from rayka.controller.request_context import RequestContext
 from rayka.errors import (
     ApiError,
@@ -132,7 +134,7 @@ def alter_configs(
     """Changes what can be changed; every other resource has its error in the response. The elections that follow come
     after all configurations, which stand in one batch.
     """
-    alteration = _Alteration(context)
+    alteration = _Alteration(context, is_scaling=request.is_scaling)
     results = tuple(alteration.try_alter(resource) for resource in request.resources)
     yield alteration.records
     yield from alteration.elections()
@@ -147,8 +149,9 @@ def alter_configs(
 class _Alteration:
     """The resources of one request, one after another."""
 
-    def __init__(self, context: RequestContext) -> None:
+    def __init__(self, context: RequestContext, *, is_scaling: bool) -> None:
         self._context = context
+        self._is_scaling = is_scaling
         self._image = context.image
         self._is_unclean_changed = False
         self._drains: dict[int, None] = {}  # brokers of which it is said whether their machine drains
@@ -233,10 +236,22 @@ class _Alteration:
                 raise InvalidRequest(
                     f"{_what(resource)}: the controller goes by {key!r} too, so no broker has its own; set it for all"
                 )
+            if key == LEAVING and change.op is AlterConfigOp.SET:
+                self._check_goes(resource)
             if key == CORDONED and resource.resource_name and change.op is AlterConfigOp.SET:
                 self._check_paths(int(resource.resource_name), change)
             if key == MIN_ISR and change.op is AlterConfigOp.DELETE:
                 self._check_min_isr_is_kept(change)
+
+    def _check_goes(self, resource: AlteredResource) -> None:
+        """Raises InvalidRequest unless it is a step of the supervisor about one broker: where no broker goes, nothing
+        would take the mark back, and the broker would never take a replica again.
+        """
+        if not self._is_scaling or resource.resource_name == _ALL_BROKERS:
+            raise InvalidRequest(
+                f"{_what(resource)}: {LEAVING!r} is set by the cluster, of a broker that goes by the load; to empty a "
+                "broker, use `rayka broker drain`; to keep one that goes, delete the key"
+            )
 
     def _check_paths(self, broker_id: int, change: ConfigChange) -> None:
         """Raises InvalidConfig for a directory that this broker does not have; what is set for all brokers may be one

@@ -103,9 +103,12 @@ class IncrementalAlterConfigsResponse(Message, frozen=True, array_like=True):
 
 
 class IncrementalAlterConfigsRequest(Request[IncrementalAlterConfigsResponse], frozen=True, array_like=True):
-    """Changes configurations, each resource on its own."""
+    """Changes configurations, each resource on its own. `is_scaling`: the supervisor asks, which alone says of a broker
+    that it goes by the load.
+    """
 
     resources: tuple[AlteredResource, ...]
+    is_scaling: bool = False
 
 
 def check_describe_configs(request: DescribeConfigsRequest) -> None:

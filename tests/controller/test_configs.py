@@ -3,6 +3,7 @@
 import re
 from typing import Any
 
+import msgspec
 import pytest
 
 from rayka.config import BrokerConfig
@@ -190,6 +191,20 @@ def test_what_is_not_there_is_refused_and_the_others_go_on(
     assert [(each.resource_type, each.resource_name, each.error_code) for each in described] == [
         (kind, name, code)
     ]
+
+
+def test_only_the_supervisor_says_that_a_broker_goes_and_everyone_that_it_stays(machine: Machine) -> None:
+    for name in ("2", ""):
+        refused = alter(machine, BROKER, name, scaling_leaving="true")
+        assert refused.error_code is ErrorCode.INVALID_REQUEST
+        assert "set by the cluster, of a broker that goes by the load" in refused.error_message
+    scaling = msgspec.structs.replace(request(BROKER, "2", {"scaling.leaving": "true"}), is_scaling=True)
+    assert machine.handle(scaling).resources[0].error_code is ErrorCode.NONE
+    assert machine.image.broker_configs(2) == {"scaling.leaving": "true"}
+    all_brokers = msgspec.structs.replace(request(BROKER, "", {"scaling.leaving": "true"}), is_scaling=True)
+    assert machine.handle(all_brokers).resources[0].error_code is ErrorCode.INVALID_REQUEST
+    assert alter(machine, BROKER, "2", scaling_leaving=None).error_code is ErrorCode.NONE
+    assert machine.image.broker_configs(2) == {}
 
 
 def test_a_specification_whose_min_isr_is_not_in_force_is_told_what_is() -> None:

@@ -151,7 +151,8 @@ class ClusterSteps:
 
     async def _mark(self, broker_id: int, change: ConfigChange) -> str:
         altered = AlteredResource(ResourceType.BROKER, str(broker_id), (change,))
-        (result,) = (await self._looks.ask(IncrementalAlterConfigsRequest((altered,)))).resources
+        request = IncrementalAlterConfigsRequest((altered,), is_scaling=True)
+        (result,) = (await self._looks.ask(request)).resources
         if result.error_code is not ErrorCode.NONE:
             raise error_for(result.error_code, result.error_message)
         return ""
