@@ -107,6 +107,8 @@ class Compaction:
         """
         if self._aside is not None:
             remove_cleaned(self._aside)
+        if error is self._log.failure:  # met in the swap
+            return error
         try:
             self._check(self._current)
         except CleaningAborted as aborted:
@@ -169,9 +171,10 @@ class Compaction:
         yield SyncNeeded((new.path, *new.indexes.paths), directory)
         self._check(group)
         new.open_sealed(group[-1].next_offset)
-        swap = self._log.swaps.swap_in(group, new)
+        swaps = self._log.swaps
+        swaps.swap_in(group, new)
         self._current, self._aside = (), None
-        for act in (swap.remove_old, swap.end):
+        for act in (swaps.remove_old, swaps.end):
             yield SyncNeeded((), directory)
             self._check_open()
             act()

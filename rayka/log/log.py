@@ -102,7 +102,7 @@ class Log:
         self.is_reopened = False  # from the files, so these do not change meanwhile
         self.retired = RetiredSegments(files, segments, snapshots)
         self.cleaned_offset = 0  # below it compaction has seen everything
-        self.swaps = Swaps(files, segments, partial(_Change, self))
+        self.swaps = Swaps(files, segments, snapshots, partial(_Change, self))
         self.log_start_offset = log_start_offset
         self.flushed_offset = flushed_offset
         self.recovery = recovery

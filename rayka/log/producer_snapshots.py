@@ -140,6 +140,10 @@ class ProducerSnapshots:
         del self._offsets[: len(going)]
         return retired
 
+    def remove_within(self, base_offset: int, end_offset: int) -> None:
+        """One segment holds all of this from now on: no other begins behind its base offset and before its end."""
+        self._remove([each for each in self._offsets if base_offset < each < end_offset])
+
     def _remove_above(self, offset: int) -> None:
         self._remove([each for each in self._offsets if each > offset])
 

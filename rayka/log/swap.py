@@ -47,24 +47,22 @@ class Swap:
 
     def remove_old(self) -> None:
         """Step 3, after a sync of the directory; then another one is due."""
-        if not self.is_over:
-            self.is_decided = True
-            for segment in reversed(self.old):
-                segment.delete()
+        self.is_decided = True
+        for segment in reversed(self.old):
+            segment.delete()
 
     def end(self) -> None:
         """Step 4, after that sync; a truncation cannot wait for it, and makes a recovery build the indexes anew."""
-        if not self.is_over:
-            self.is_over = True
-            if self._files.disk.exists(self.new.path):  # not removed with the log's start meanwhile
-                self.new.rename("")
+        self.is_over = True
+        if self._files.disk.exists(self.new.path):  # not removed with the log's start meanwhile
+            self.new.rename("")
 
     def undo(self) -> None:
-        """Back to step 1, while nothing is decided."""
+        """Nothing of the new segment is left, while nothing is decided."""
         if self.is_decided:
             raise InvariantBroken(f"{self!r} is decided")
         self.is_over = True
-        self.new.rename(CLEANED_SUFFIX)
+        self.new.delete()
 
 
 def has_swap(disk: Disk, directory: str) -> bool:

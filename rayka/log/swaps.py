@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 
 from rayka.errors import InvariantBroken
 from rayka.log.log_files import LogFiles
+from rayka.log.producer_snapshots import ProducerSnapshots
 from rayka.log.segment import Segment
 from rayka.log.segments import Segments
 from rayka.log.swap import Swap
@@ -17,11 +18,16 @@ class Swaps:
     """See the module. Within `changing` the log changes, or fails."""
 
     def __init__(
-        self, files: LogFiles, segments: Segments, changing: Callable[[], AbstractContextManager[None]]
+        self,
+        files: LogFiles,
+        segments: Segments,
+        snapshots: ProducerSnapshots,
+        changing: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self.count = 0  # how often segments were replaced
         self._files = files
         self._segments = segments
+        self._snapshots = snapshots
         self._changing = changing
         self._current: Swap | None = None
 
@@ -38,9 +44,9 @@ class Swaps:
             suffix=suffix,
         )
 
-    def swap_in(self, old: Sequence[Segment], new: Segment) -> Swap:
-        """The new segment, complete and durable, is read in the place of these, one behind the other, from now on; what
-        the swap still has to do is its user's to call.
+    def swap_in(self, old: Sequence[Segment], new: Segment) -> None:
+        """The new segment, complete and durable, is read in the place of these, one behind the other, from now on; the
+        steps that the swap still has are its user's to call.
         """
         if self._current is not None and not self._current.is_over:
             raise InvariantBroken(f"{self!r}: a swap is not over")
@@ -48,7 +54,22 @@ class Swaps:
             self._current = Swap(self._files, old, new)
             self._segments.swap(old, [new])
             self.count += 1
-        return self._current
+
+    def remove_old(self) -> None:
+        """Step 3 of the swap, unless a truncation has ended it. With the old segments go the snapshots of producers
+        that stood beside them, but for the first one's.
+        """
+        swap = self._current
+        if swap is not None and not swap.is_over:
+            with self._changing():
+                swap.remove_old()
+                self._snapshots.remove_within(swap.new.base_offset, swap.end_offset)
+
+    def end(self) -> None:
+        """Step 4 of the swap, unless a truncation has ended it."""
+        if self._current is not None and not self._current.is_over:
+            with self._changing():
+                self._current.end()
 
     def removable(self, offset: int) -> int:
         """Up to where segments may be removed at the log's start: a swap under way keeps those that it is about, for

@@ -21,10 +21,15 @@ ROUNDS = 12
 
 def filled() -> tuple[MemoryDisk, Log]:
     disk, log = new_log(COMPACTED)
-    for number in range(ROUNDS):
-        put(log, *[(key, b"%d" % number * 20) for key in (b"a", b"b", b"c")])
+    filled_log(log)
     disk.sync_now([], ["/", "/data"])
     return disk, log
+
+
+def filled_log(log: Log) -> Log:
+    for number in range(ROUNDS):
+        put(log, *[(key, b"%d" % number * 20) for key in (b"a", b"b", b"c")])
+    return log
 
 
 def reopened(disk: MemoryDisk, flushed_offset: int, tearing: Tearing) -> Log:
@@ -126,6 +131,43 @@ def test_a_full_disk_ends_a_cleaning_and_leaves_a_whole_log() -> None:
         assert table_of(records_of(log)) == table_of(before)
 
 
+class FullDisk(MemoryDisk):
+    """Has no room to remove files that end so, as a file system that never writes in place."""
+
+    suffix = "nothing"
+
+    def unlink(self, path: str) -> None:
+        if path.endswith(self.suffix):
+            raise DiskFull(f"cannot remove {path}: disk full")
+        super().unlink(path)
+
+
+def test_a_swap_that_finds_no_room_to_remove_a_file_is_ended_when_the_log_is_opened_again() -> None:  # F26
+    disk = FullDisk()
+    disk.make_directory("/data")
+    log = filled_log(open_log(disk, config=COMPACTED))
+    before = records_of(log)
+    part_of(disk, log)
+    disk.suffix = f"{log.segments.first.base_offset:020d}.log"
+    with pytest.raises(DiskFull):
+        clean(disk, log)
+    assert isinstance(log.failure, DiskFull)
+    assert table_of(records_of(log)) == table_of(before)
+    disk.suffix = "nothing"
+    again = reopened(disk, log.flushed_offset, Tearing.SHORT_TAIL)
+    assert table_of(records_of(again)) == table_of(before)
+    clean(disk, again)
+    assert table_of(records_of(again)) == table_of(before)
+
+
+def test_snapshots_of_producers_go_with_the_segments_that_become_one() -> None:  # C9, F26
+    disk, log = filled()
+    for _ in range(2):
+        clean(disk, log)  # the second time there are small ones to join
+    snapshots = {int(each[:20]) for each in disk.list(log.directory) if each.endswith(".snapshot")}
+    assert snapshots == {each.base_offset for each in log.segments} - {0}
+
+
 def test_a_failed_sync_is_told_and_changes_nothing() -> None:  # F13
     disk, log = filled()
     part_of(disk, log)
@@ -176,6 +218,7 @@ def test_a_truncation_at_any_step_of_a_cleaning_wins(offset: int) -> None:
         except CleaningAborted:
             pass
         assert log.log_end_offset <= (offset if not is_over else 3 * ROUNDS)
+        assert not [each for each in disk.list(log.directory) if each.endswith(".cleaned")]
         after = records_of(log)
         assert set(after) <= set(before)
         put(log, (b"z", b"1"))

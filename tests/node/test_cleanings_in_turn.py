@@ -2,7 +2,7 @@
 
 import asyncio
 
-from rayka.errors import ErrorCode
+from rayka.errors import DiskFull, ErrorCode
 from rayka.log.log import Log
 from rayka.node.answering import completed
 from rayka.node.handlers.produce_handler import ProduceHandler
@@ -99,6 +99,32 @@ def test_another_rate_counts_from_the_next_slice_on() -> None:  # F27
         cleaner.config = fast
         await asyncio.sleep(20)  # a slice of 1 KB at the slow rate takes ten
         assert log_of(broker).cleaned_offset
+        await broker.stop()
+
+    run(main)
+
+
+class NoRoomToRemove(MemoryDisk):
+    """Has no room to remove the first segment of partition 0, as a file system that never writes in place."""
+
+    is_full = True
+
+    def unlink(self, path: str) -> None:
+        if self.is_full and path.endswith(f"orders-0/{0:020d}.log"):
+            raise DiskFull(f"cannot remove {path}: disk full")
+        super().unlink(path)
+
+
+def test_a_log_whose_swap_met_a_full_disk_goes_on_when_there_is_room() -> None:  # F27
+    async def main() -> None:
+        disk = NoRoomToRemove()
+        broker = await leading(disk)
+        await asyncio.sleep(3 * BACKOFF_S)
+        assert isinstance(log_of(broker).failure, DiskFull)
+        disk.is_full = False
+        await asyncio.sleep(3 * BACKOFF_S)
+        await put(broker)
+        assert log_of(broker).cleaned_offset == 39
         await broker.stop()
 
     run(main)

@@ -205,6 +205,8 @@ class LogCleaner:
         elif isinstance(error, DiskFull):
             self._waiting[chosen.log] = f"{name} is not compacted until there is room: {error}"
             self._repeats.failed(chosen.log, self._waiting[chosen.log])
+            if chosen.log.failure is not None:  # in the middle of a swap: it goes on once it is opened again
+                chosen.replica.directory.on_full(error)
         elif isinstance(error, StorageError):
             self._on_failed(chosen.replica.directory, error)
         else:
