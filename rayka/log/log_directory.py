@@ -22,7 +22,11 @@ from rayka.log.durable import replace_durably
 from rayka.log.future_logs import FutureLogs
 from rayka.log.log import Log
 from rayka.log.log_opening import Left, opening_log
-from rayka.log.markers import LOWERED_RECOVERY_POINT_FILE, lowered_recovery_point
+from rayka.log.markers import (
+    LOWERED_RECOVERY_POINT_FILE,
+    lowered_recovery_point,
+    read_lowered_recovery_point,
+)
 from rayka.log.meta_properties import (
     META_PROPERTIES_FILE,
     MetaProperties,
@@ -195,9 +199,14 @@ class LogDirectory:
                 break
             await asyncio.sleep(0)
         self.shutdown.on_recovered(path)
-        log.cleaned_offset = min(checkpoints.cleaned_offsets.get(topic_partition, 0), log.log_end_offset)
+        log.cleaned_offset = self._cleaned_offset(topic_partition, log)
         self.logs[topic_partition] = log
         return log
+
+    def _cleaned_offset(self, topic_partition: TopicPartition, log: Log) -> int:
+        """What the checkpoint says; but where the log was truncated since, what came then was never cleaned."""
+        saved = self.checkpoints.cleaned_offsets.get(topic_partition, 0)
+        return min(read_lowered_recovery_point(self._disk, log.directory, saved), log.log_end_offset)
 
     def _check_has_files(self, topic_partition: TopicPartition, tearing: Tearing) -> None:
         """Raises DamagedLog when the checkpoints know of records, and there is no file of them.
