@@ -7,6 +7,7 @@ such client; aiokafka's runs on the loop of its user.
 """
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from functools import partial, wraps
@@ -70,8 +71,7 @@ class _Core(consumer.Consumer):
     def is_at_hand(self) -> bool:
         """Whether there is something to take, and nothing to wait for before: no other call, no change of the group."""
         is_settled = self._group is None or self._group.member.failure is None
-        is_free = is_settled and not (self._has_handover or self._in_use.locked())
-        return is_free and self._delivery.has_records()
+        return is_settled and not self._has_handover and bool(self._in_turn(self._delivery.has_records))
 
     def poll_at_hand(self) -> None:
         """What a poll does that waits for nothing, before it takes anything."""
@@ -109,16 +109,31 @@ class _Core(consumer.Consumer):
 
     def take(self, count_max: int) -> list[Record]:
         self._check_open()
-        return self._delivery.next_records(count_max)
+        return self._in_turn(lambda: self._delivery.next_records(count_max)) or []
 
     def take_arrow(self) -> pa.RecordBatch | None:
         self._check_open()
-        return self._delivery.next_arrow()
+        return self._in_turn(self._delivery.next_arrow)
 
     def iterator(self) -> Iterator[Record]:
         """The records that are here, one after another; none is taken before it is asked for."""
-        found = self._delivery.iterator() or iter(())
+        found = self._in_turn(self._delivery.iterator) or iter(())
         return islice(found, self.records_max) if self.is_in_group else found
+
+    def _in_turn(self, take: Callable[[], ResultT]) -> ResultT | None:
+        """What it gives, in the loop; None while the thread makes a call, which may move what is to be taken."""
+        if not self._in_use.acquire(blocking=False):
+            return None
+        try:
+            return take()
+        finally:
+            self._in_use.release()
+
+    def _takes_turn(self) -> bool:
+        """The thread makes one call at a time, and the loop has its turn for no longer than it takes records. A call
+        within another one, as of a callback, has the turn already.
+        """
+        return self._user != threading.get_ident() and self._in_use.acquire()
 
     def _hand_over(self) -> None:
         if self._wait is not None and self._wait.is_given_up:
@@ -190,15 +205,21 @@ class Consumer(AioClient, Generic[ValueT]):
             core = await self._until_there_are_records(left_ms)
             records = core.take(count_max)
             left_ms = timeout_ms - (time.monotonic() - began_s) * 1000
-            if records or left_ms <= 0:  # interceptors may have left none of those that were here
+            # Interceptors may have left none of those that were here, or a call of another task came between.
+            if records or left_ms <= 0:
                 return records
 
     async def poll_arrow(self, timeout_ms: float = 1000) -> pa.RecordBatch | None:
         """The next records as one Arrow batch, None after timeout_ms. Columns and errors as
         `rayka.Consumer.poll_arrow`.
         """
-        core = await self._until_there_are_records(timeout_ms)
-        return core.take_arrow()
+        began_s, left_ms = time.monotonic(), timeout_ms
+        while True:
+            core = await self._until_there_are_records(left_ms)
+            batch = core.take_arrow()
+            left_ms = timeout_ms - (time.monotonic() - began_s) * 1000
+            if batch is not None or left_ms <= 0:  # a call of another task may have come between
+                return batch
 
     async def __aiter__(self) -> AsyncIterator[Record[ValueT]]:
         """Records one after another, until the consumer is closed. As a loop over a `rayka.Consumer`."""

@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import threading
+import time
 from collections.abc import Coroutine, Iterator
 from itertools import count
 from typing import Any, TypeVar
@@ -17,6 +18,7 @@ from rayka.errors import ClosedError, ConfigError, OffsetOutOfRange, UnknownTopi
 from rayka.testing import InProcessCluster
 
 WAIT_S = 60
+BATCHES = 20
 ResultT = TypeVar("ResultT")
 _numbers = count()
 
@@ -137,6 +139,35 @@ def test_a_cancelled_poll_has_taken_nothing_and_ends_at_once(cluster: InProcessC
     assert run(work()) == [b"%d" % number for number in range(20)]
 
 
+def test_a_pause_of_another_task_meets_no_records_that_are_just_taken(cluster: InProcessCluster):
+    def deserialize(data: bytes) -> bytes:
+        time.sleep(0)  # the other thread has its turn in the middle of a batch
+        return data
+
+    async def pause_and_resume(consumer: Consumer) -> None:
+        while True:
+            await consumer.pause(tp)
+            await consumer.resume(tp)
+
+    async def work() -> list[int]:
+        offsets: list[int] = []
+        options = {"auto_offset_reset": "earliest", "value_deserializer": deserialize}
+        async with Consumer(cluster=cluster, **options) as consumer:
+            await consumer.assign([tp])
+            pausing = asyncio.ensure_future(pause_and_resume(consumer))
+            while len(offsets) < BATCHES * 100:
+                offsets += [each.offset for each in await consumer.poll()]
+            pausing.cancel()
+        return offsets
+
+    topic = new_topic(cluster)
+    tp = TopicPartition(topic, 0)
+    with rayka.Producer(cluster) as producer:
+        for _ in range(BATCHES):
+            producer.send_batch(topic, [b"x"] * 100).result(WAIT_S)
+    assert run(work()) == list(range(BATCHES * 100))
+
+
 def test_errors_are_those_of_the_sync_consumer(cluster: InProcessCluster):
     async def work() -> None:
         with pytest.raises(UnknownTopicOrPartition, match="no-such-topic"):
@@ -228,6 +259,26 @@ def test_members_of_a_group_share_a_topic_and_hear_of_it_in_the_loop(cluster: In
     topic = new_topic(cluster, b"a", b"b", partitions=2)
     run(work())
     assert [sorted(each) for each in heard] == [[TopicPartition(topic, 0), TopicPartition(topic, 1)]]
+
+
+def test_a_callback_may_close_its_consumer(cluster: InProcessCluster):
+    heard: list[str] = []
+
+    async def work() -> None:
+        consumer = Consumer(cluster=cluster, group_id="closers", auto_offset_reset="earliest")
+
+        async def on_assign(partitions: list[TopicPartition]) -> None:
+            heard.append("assigned")
+            await consumer.close()
+            heard.append("closed")
+
+        await consumer.subscribe([topic], on_assign=on_assign)
+        with pytest.raises(ClosedError):
+            await consumer.poll(timeout_ms=WAIT_S * 1_000)
+
+    topic = new_topic(cluster, b"a")
+    run(work())
+    assert heard == ["assigned", "closed"]
 
 
 def test_positions_are_committed_and_the_next_consumer_goes_on_there(cluster: InProcessCluster):

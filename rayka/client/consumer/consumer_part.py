@@ -69,10 +69,14 @@ class ConsumerPart(ProcessBound):
             return
         if io_thread.is_current():
             io_thread.refuse(f"a method of {self!r} other than commit_async with offsets")
-        if not self._in_use.acquire(blocking=False):
+        if not self._takes_turn():
             raise RuntimeError(f"{self!r} is used by two threads at once; give each its own consumer")
         with self._turn():
             yield
+
+    def _takes_turn(self) -> bool:
+        """Whether no other thread is in a method; `_turn` ends it."""
+        return self._in_use.acquire(blocking=False)
 
     @contextmanager
     def _turn(self) -> Iterator[None]:

@@ -125,7 +125,7 @@ class ConsumerCommits(ConsumerPart):
         `assign` named are committed; those of a member are when it leaves.
         """
         group_offsets = self._fetcher.group_offsets
-        if group_offsets is None or not self._in_use.acquire(blocking=False):
+        if group_offsets is None or not self._takes_turn():
             return  # or another thread polls just now: what it gets is not processed
         try:
             is_due = self._commit_due_s < _NEVER_S and not self._is_subscribed

@@ -172,7 +172,7 @@ class ConsumerMembership(ConsumerCommits, ConsumerPositions):
         try:
             if self._user == threading.get_ident():
                 self._leave_group(group)
-            elif self._in_use.acquire(blocking=False) or self._interrupt_other_thread():
+            elif self._takes_turn() or self._interrupt_other_thread():
                 with self._turn():
                     self._leave_group(group)
             else:
