@@ -11,8 +11,12 @@ from rayka.ids import TopicPartition
 class GroupLag:
     """Looks with clients of its own, which are members of no group. Made and used on one thread."""
 
-    def __init__(self, cluster: Cluster, group_id: str, topics: Sequence[str]) -> None:
+    def __init__(
+        self, cluster: Cluster, group_id: str, topics: Sequence[str], *, begins_at_end: bool = False
+    ) -> None:
+        """`begins_at_end`: where the group has committed nothing, what is there already does not wait for it."""
         self._topics = topics
+        self._begins_at_end = begins_at_end
         self._admin = Admin(cluster=cluster)
         self._consumer = Consumer(cluster=cluster, group_id=group_id, enable_auto_commit=False)
 
@@ -29,8 +33,9 @@ class GroupLag:
         ends = self._consumer.end_offsets(partitions)
         begins = self._consumer.beginning_offsets(partitions)
         committed = self._consumer.committed(partitions)
+        starts = ends if self._begins_at_end else begins
         done = {tp: max(begins[tp], at.offset) for tp, at in committed.items() if at is not None}
-        return sum(ends[tp] - done.get(tp, begins[tp]) for tp in partitions), len(partitions)
+        return sum(ends[tp] - done.get(tp, starts[tp]) for tp in partitions), len(partitions)
 
     def close(self) -> None:
         self._consumer.close()

@@ -327,4 +327,5 @@ def workers(
     if not isinstance(handle, Cluster):
         raise ConfigError(f"workers are Ray actors, so they need a rayka.Cluster on Ray, found {handle!r}")
     plan = WorkerPlan(handle.name, tuple(topic_names(topic)), function_or_class, parsed)
-    return WorkerPool(plan, GroupLag(handle, parsed.group_id, plan.topics))
+    begins_at_end = parsed.auto_offset_reset == "latest"
+    return WorkerPool(plan, GroupLag(handle, parsed.group_id, plan.topics, begins_at_end=begins_at_end))

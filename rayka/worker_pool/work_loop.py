@@ -100,6 +100,7 @@ class Worker:
                 raise
             self._consumer.seek(error.topic_partition, error.offset + 1)
             self._count_poison(None, error)
+            self._commit()  # no other record may come, and this one would wait for ever
             return None
 
     def _work_through(self, batch: Batch) -> None:

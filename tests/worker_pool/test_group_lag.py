@@ -24,8 +24,8 @@ def cluster() -> Iterator[InProcessCluster]:
         yield running
 
 
-def look(cluster: InProcessCluster, group_id: str) -> tuple[int, int]:
-    lag = GroupLag(cluster, group_id, ["work"])  # type: ignore[arg-type]
+def look(cluster: InProcessCluster, group_id: str, *, begins_at_end: bool = False) -> tuple[int, int]:
+    lag = GroupLag(cluster, group_id, ["work"], begins_at_end=begins_at_end)  # type: ignore[arg-type]
     try:
         return lag.look()
     finally:
@@ -34,6 +34,15 @@ def look(cluster: InProcessCluster, group_id: str) -> tuple[int, int]:
 
 def test_all_records_wait_for_a_group_that_has_committed_nothing(cluster: InProcessCluster) -> None:
     assert look(cluster, "new") == (2 * COUNT, 2)
+
+
+def test_what_was_there_before_does_not_wait_for_a_group_that_begins_at_the_end(
+    cluster: InProcessCluster,
+) -> None:
+    assert look(cluster, "late", begins_at_end=True) == (0, 2)
+    with rayka.Consumer(cluster=cluster, group_id="late") as consumer:
+        consumer.commit({TopicPartition("work", 0): 7})
+    assert look(cluster, "late", begins_at_end=True) == (COUNT - 7, 2)
 
 
 def test_what_is_committed_and_what_is_deleted_waits_no_more(cluster: InProcessCluster) -> None:

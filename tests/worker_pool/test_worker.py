@@ -171,6 +171,16 @@ def test_a_record_that_cannot_be_deserialized_is_poison(cluster: InProcessCluste
     assert [record for record, _ in work.poison] == [None]
 
 
+def test_a_record_that_cannot_be_deserialized_is_committed_where_none_follows(
+    cluster: InProcessCluster, topic: str
+) -> None:
+    with rayka.Producer(cluster=cluster) as producer:
+        producer.send(topic, b"{")
+    running = Running(cluster, topic, lambda batch: None, value_deserializer="json", on_poison="skip")
+    running.until(lambda: running.worker.status().poison == 1)
+    assert committed(cluster, topic) == COUNT + 1
+
+
 def test_a_worker_that_is_to_drain_does_not_wait_for_its_next_try(
     cluster: InProcessCluster, topic: str
 ) -> None:
