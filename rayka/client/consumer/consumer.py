@@ -84,7 +84,8 @@ class Consumer(ConsumerMembership, Generic[ValueT]):
     positions live in this object only.
 
     A consumer made with topics follows them: partitions that are added are read within `metadata_max_age_ms`, always
-    from their beginning, since all their records are newer than the subscription. When a topic was deleted and created
+    from their beginning, since all their records are newer than the subscription; by a group from where it has
+    committed, if it has, and so are topics that come to match its pattern. When a topic was deleted and created
     again, what was fetched of the old one is given, a warning is logged, and the new one is read where
     `auto_offset_reset` says; "none" raises InconsistentTopicId.
 

@@ -109,11 +109,15 @@ class FetchState:
         self._drop({topic_partition: None})
         self._set(FetchTicket(topic_partition, self._next_generation(), offset, last_epoch))
 
-    def seek_to_timestamp(self, topic_partition: TopicPartition, timestamp_ms: int) -> None:
-        """The next fetch begins where ListOffsets says: a time, EARLIEST_TIMESTAMP or LATEST_TIMESTAMP."""
+    def seek_to_timestamp(
+        self, topic_partition: TopicPartition, timestamp_ms: int, *, is_committed: bool = False
+    ) -> None:
+        """The next fetch begins where ListOffsets says: a time, EARLIEST_TIMESTAMP or LATEST_TIMESTAMP. With
+        `is_committed` what the group has committed comes first.
+        """
         self.position(topic_partition)
         self._drop({topic_partition: None})
-        self._set(FetchStart(topic_partition, self._next_generation(), timestamp_ms))
+        self._set(FetchStart(topic_partition, self._next_generation(), timestamp_ms, is_committed))
 
     def begin_again(self, topic_partition: TopicPartition) -> bool:
         """The topic was created again: the partition is read where the reset policy says, or from the start that was

@@ -29,6 +29,7 @@ from rayka.client.silence import SilenceWatch
 from rayka.config import ConsumerConfig
 from rayka.errors import UnavailableError
 from rayka.ids import TopicPartition
+from rayka.protocol.fetch import EARLIEST_TIMESTAMP
 from rayka.protocol.later import Later
 from rayka.protocol.membership import MetadataTopic
 
@@ -111,13 +112,18 @@ class Fetcher:
         }
         return {name: self.metadata.cached(name) or topic for name, topic in topics.items()}
 
-    def read(self, partitions: Sequence[TopicPartition]) -> None:
-        """Reads these partitions, of topics that are known, from now on."""
+    def read(self, partitions: Sequence[TopicPartition], *, newer: Iterable[TopicPartition] = ()) -> None:
+        """Reads these partitions, of topics that are known, from now on. The `newer` ones are among those that were not
+        read before, and are newer than the subscription: where the group has committed nothing they begin with their
+        first record.
+        """
         topics = [self.metadata.cached(name) for name in dict.fromkeys(tp.topic for tp in partitions)]
         known_ids = {topic.name: topic.topic_id for topic in topics if topic is not None}
         if not self.state.by_topic:
             self._network.forget()
         self.subscription.assign(partitions, known_ids, is_bounded=False)
+        for tp in newer:
+            self.state.seek_to_timestamp(tp, EARLIEST_TIMESTAMP, is_committed=True)
         self._loop.wake()
 
     def interrupt(self) -> None:

@@ -94,11 +94,10 @@ class GroupMember:
         """Joins with these topics, or with those that match, when the application polls. Raises
         UnknownTopicOrPartition.
         """
-        await self._topics.check(topics)
-        if pattern is not None:
-            topics = await self._topics.matching(pattern)
+        found = await (self._topics.named(topics) if pattern is None else self._topics.matching(pattern))
         self._pattern, self._fetcher.is_in_group = pattern, True
-        self._core.subscribe(topics)
+        self._topics.subscribe(found)
+        self._core.subscribe(tuple(each.name for each in found))
         if self._watching is None:
             self._watching = self._spawn(self._keep_up())
         self._advance()
@@ -116,8 +115,10 @@ class GroupMember:
             return True
         if ready is not self.ready:
             return False
-        self._last = ready
-        self._fetcher.read((*ready.kept, *(ready.added or ())))
+        self._last, added = ready, ready.added or ()
+        self._fetcher.read(
+            (*ready.kept, *added), newer=[each for each in added if self._topics.is_newer(each)]
+        )
         self._core.on_handed_over(ready)
         self._advance()
         return True
@@ -236,9 +237,10 @@ class GroupMember:
         owned = {tp.topic: None for tp in self._core.owned}
         found = await self._topics.partitions({**owned, **led}, has_racks=self._core.has_racks)
         if pattern is not None:
-            topics = await self._topics.matching(pattern)
+            matching = await self._topics.matching(pattern)
             if pattern is self._pattern:
-                self._core.subscribe(topics)
+                self._topics.match(matching)
+                self._core.subscribe(tuple(each.name for each in matching))
         self._core.on_topics({name: found[name] for name in led})
         self._read_existing()
         self._advance()

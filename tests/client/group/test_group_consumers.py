@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import rayka.testing
-from rayka import Consumer, TopicPartition
+from rayka import Consumer, Producer, TopicPartition
 from rayka.errors import (
     ClosedError,
     ConfigError,
@@ -196,6 +196,23 @@ def test_partitions_that_are_added_are_shared(cluster: InProcessCluster, topic: 
     poll_until(lambda: {*first.values, *second.values} >= {b"%d-0" % n for n in range(6)}, first, second)
     for each in (first, second):
         each.consumer.close()
+
+
+def test_what_is_newer_than_the_subscription_is_read_from_its_beginning(
+    cluster: InProcessCluster, topic: str
+) -> None:  # E8, G16
+    made = Told(cluster, topic, auto_offset_reset="latest", metadata_max_age_ms=500)
+    made.consumer.subscribe(pattern=f"{topic}.*")
+    poll_until(lambda: len(made.consumer.assignment()) == 4, made)
+    with rayka.Admin(cluster=cluster) as admin:
+        admin.create_partitions(topic, 6)
+        admin.create_topic(f"{topic}-later")
+    with Producer(cluster=cluster) as producer:
+        for tp in (TopicPartition(topic, 5), TopicPartition(f"{topic}-later", 0)):
+            producer.send(tp.topic, f"{tp}".encode(), partition=tp.partition)
+    poll_until(lambda: len(made.values) == 2, made)
+    assert set(made.values) == {f"{topic}-5".encode(), f"{topic}-later-0".encode()}
+    made.consumer.close()
 
 
 def test_a_topic_that_is_deleted_is_no_error_to_a_group_and_is_read_again_when_it_is_created_again(
