@@ -4,15 +4,19 @@ Kafka: `ReplicaAlterLogDirsThreadTest`, `AlterReplicaLogDirsRequestTest`.
 """
 
 import asyncio
+import errno
+from collections.abc import Sequence
 from random import Random
 
 import pytest
 
 from rayka.errors import ErrorCode, StorageError
 from rayka.ids import OffsetAndEpoch
+from rayka.log.local_disk import storage_error
 from rayka.node.storage.directory_move import SPARE_BYTES
 from rayka.testing.memory_disk import MemoryDisk
 from tests.log.producer_support import append, produced
+from tests.node.controller_support import until
 from tests.node.move_support import ONE, TWO, EndingDisk, FullDisk, MachineEnded, Mover
 from tests.node.replica_support import (
     BROKER,
@@ -308,6 +312,50 @@ def test_a_replica_that_goes_while_it_moves_leaves_nothing_behind() -> None:
         await asyncio.sleep(3)
         assert mover.names(ONE) + mover.names(TWO) == []
         assert not mover.broker.replicas.moves.running
+        await mover.stop()
+
+    run(main)
+
+
+class SlowDisk(MemoryDisk):
+    """Takes ten seconds to make names in directory `two` durable, or finds then that it has no room for them."""
+
+    has_no_room = False
+
+    async def sync(self, files: Sequence[str], directories: Sequence[str]) -> None:
+        if TWO in directories:
+            await asyncio.sleep(10)
+            if self.has_no_room:
+                raise storage_error("sync", TWO, errno.ENOSPC)
+        await super().sync(files, directories)
+
+
+def test_a_replica_that_goes_before_its_old_log_is_deleted_leaves_nothing_behind() -> None:
+    async def main() -> None:
+        mover = await Mover.start(SlowDisk())
+        await mover.produce(b"a")
+        await mover.ask(TWO)
+        await until(lambda: mover.where == TWO)
+        assert (mover.names(ONE), len(mover.broker.replicas.moves.running)) == (["orders-0"], 1)
+        await mover.apply(mover.broker.moved_away())
+        await asyncio.sleep(60)
+        assert mover.names(ONE) + mover.names(TWO) == []
+        await mover.stop()
+
+    run(main)
+
+
+def test_a_new_name_that_cannot_be_made_durable_ends_the_new_directory_and_not_the_old_log() -> None:  # F13
+    async def main() -> None:
+        disk = SlowDisk()
+        mover = await Mover.start(disk)
+        await mover.produce(b"a")
+        await mover.ask(TWO)
+        await until(lambda: mover.where == TWO)
+        disk.has_no_room = True
+        await asyncio.sleep(60)
+        assert mover.directories[1].failure is not None
+        assert mover.names(ONE) == ["orders-0"]
         await mover.stop()
 
     run(main)

@@ -356,10 +356,10 @@ class DirectoryMove:
         return moved
 
     async def _settle(self) -> None:
-        """The old log goes when nothing can bring it back."""
+        """The old log goes when nothing can bring it back, also where the replica has gone meanwhile."""
         logs, target, source = self._parts.logs, self.target, self.source
         try:
-            await self._parts.settings.disk.sync([], [target.path])
+            await self._sync_name()
             await target.checkpoint(partial(logs.high_watermarks, target))
         except DiskFull as error:
             _logger.warning("%s: no checkpoint: %s", target.path, error)
@@ -367,7 +367,14 @@ class DirectoryMove:
             logs.fail(target, error)
             return
         replica = self._parts.owner.find(self.key)
-        if replica is not None and replica.directory is not source:
+        if replica is None or replica.directory is not source:
             await logs.forget([(source, self.topic_partition)])
             logs.delete(source, self.topic_partition, self._partition.config.file_delete_delay_ms)
         _logger.info("%s is moved from %s to %s", self.topic_partition, source.path, target.path)
+
+    async def _sync_name(self) -> None:
+        """Raises StorageError, also where the disk is full: a sync that failed is not tried again."""
+        try:
+            await self._parts.settings.disk.sync([], [self.target.path])
+        except DiskFull as error:
+            raise StorageError(str(error)) from error
