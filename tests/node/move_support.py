@@ -117,9 +117,9 @@ class Mover:
         self.records += new
         await self.broker.apply(*new)
 
-    async def restart(self, disk: MemoryDisk) -> None:
+    async def restart(self, disk: MemoryDisk, **config: Any) -> None:
         """Another process, that reads all metadata at once."""
-        self.broker = await Broker.start(disk, data_dirs=(ONE, TWO), **QUICKLY)
+        self.broker = await Broker.start(disk, data_dirs=(ONE, TWO), **QUICKLY, **config)
         await self.broker.apply(*self.records)
         self.take_assignments()
 

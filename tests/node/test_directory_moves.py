@@ -426,10 +426,36 @@ def test_a_log_that_moves_is_not_compacted_meanwhile() -> None:
         await mover.ask(TWO)
         await settle()
         cleaner = mover.broker.replicas.logs.cleaner
-        assert {repr(each) for each in cleaner.paused} == {"orders-0"}
+        assert cleaner.is_paused(mover.broker.replica())
         await mover.ask(ONE)
         await mover.until_in(ONE)
-        assert cleaner.paused == set()
+        assert not cleaner.is_paused(mover.broker.replica())
+        await mover.stop()
+
+    run(main)
+
+
+def test_a_log_is_not_compacted_while_the_rest_of_a_move_of_an_earlier_process_waits() -> None:
+    async def main() -> None:
+        disk = MemoryDisk()
+        mover = await Mover.start(disk)
+        await mover.apply(mover.broker.new_partition(1, leader_id=BROKER, isr=(BROKER,)))
+        mover.hold_assignments()
+        for number in range(2):
+            await mover.ask(TWO, partition=number)
+            await mover.broker.others.assignments.get()
+        await mover.end()
+        disk.process_crash()
+        await mover.restart(disk, num_replica_alter_log_dirs_threads=1)
+        mover.hold_assignments()
+        await settle()
+        moves, cleaner = mover.broker.replicas.moves, mover.broker.replicas.logs.cleaner
+        replicas = [mover.broker.replica(number) for number in range(2)]
+        assert len(moves.running) == 1
+        assert all(map(cleaner.is_paused, replicas))
+        await mover.apply(*[mover.broker.moved_away(number) for number in range(2)])
+        await asyncio.sleep(60)
+        assert not any(map(cleaner.is_paused, replicas))
         await mover.stop()
 
     run(main)

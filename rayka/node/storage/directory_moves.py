@@ -51,6 +51,7 @@ class DirectoryMoves:
         self.config: BrokerConfig = settings.config
         truncations = Truncations(settings.disk)
         self._metadata = Signal()
+        logs.cleaner.is_paused = self.has_copy
         self._parts = MoveParts(
             settings, directories, owner, logs, link, self._metadata, self._spend, truncations.run
         )
@@ -112,6 +113,13 @@ class DirectoryMoves:
             replica.topic_partition, replica.partition.topic_id
         )
 
+    def has_copy(self, replica: Replica) -> bool:
+        """Whether a move of the replica is under way, or one that an earlier process began waits for its turn. If its
+        log were compacted, a tombstone might go before it is copied, and the value in the copy stay.
+        """
+        key = key_of(replica.partition)
+        return key in self._running or key in self._right_below
+
     def on_metadata(self) -> None:
         """There is another image."""
         self._metadata.notify()
@@ -157,14 +165,12 @@ class DirectoryMoves:
     async def _move(self, move: DirectoryMove, exchange: Exchange) -> None:
         key, name = move.key, move.topic_partition
         self._running[key] = move
-        self._logs.cleaner.paused.add(name)
         try:
             await move.run(exchange)
         except MoveCancelled as reason:
             if not move.is_withdrawn:
                 self._on_cancelled(move, f"{name} stays in {move.source.path}: {reason}")
         finally:
-            self._logs.cleaner.paused.discard(name)
             del self._running[key]
             if self._wanted.get(key) is move.target and not move.is_withdrawn:
                 del self._wanted[key]

@@ -81,7 +81,7 @@ class LogCleaner:
         self._try_count = 0
         self._free_ms = 0.0
         self.config: BrokerConfig = settings.config
-        self.paused: set[TopicPartition] = set()  # their logs are copied, and the copies take their places
+        self.is_paused: Callable[[Replica], bool] = lambda _: False  # a copy is to take the log's place
 
     def __repr__(self) -> str:
         return f"<LogCleaner cleaned={len(self._last)} uncleanable={len(self._uncleanable)}>"
@@ -130,7 +130,7 @@ class LogCleaner:
         """The log with what is to be cleaned of it; None where nothing is due, or possible."""
         partition, log = replica.partition, replica.partition.log
         is_usable = partition.failure is None and log.failure is None and replica.directory.failure is None
-        if not is_usable or log in self._uncleanable or replica.topic_partition in self.paused:
+        if not is_usable or log in self._uncleanable or self.is_paused(replica):
             return None
         if not partition.config.is_compacted:
             return None
