@@ -4,7 +4,7 @@ The rate is what was recorded in the last 11 samples of a second, over the time 
 second. Nothing is refused in the middle: a reader or fetcher asks first, and goes without while the rate is exceeded.
 Replicas in the ISR are exempt; the caller knows which those are. What a reassignment adds has a quota of its own, which
 follows from the metadata: it begins and ends with the reassignment, whichever controller leads. That is Rayka's own,
-and paced: a second's worth at once would take disks and processors for as long, and clients would wait.
+and paced: what comes at once takes disks and processors for as long, and clients wait meanwhile.
 Kafka: `ReplicationQuotaManager`, `SimpleRate`, `ReplicaManager.shouldLeaderThrottle`.
 """
 
@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 SAMPLE_MS = 1_000
-PACE_MS = 100
+PACE_MS = 20
 SAMPLES_MAX = 11
 _CACHED_MAX = 1024
 _EVERY_REPLICA = "*"
@@ -31,8 +31,6 @@ class ReplicationQuota:
 
     Invariant: samples are in the order of time, each of less than a second.
     """
-
-    pause_ms = SAMPLE_MS
 
     def __init__(self, bytes_per_second: int) -> None:
         self.bytes_per_second = bytes_per_second
@@ -57,17 +55,19 @@ class ReplicationQuota:
         elapsed_ms = max(now_ms - self._samples[0].start_ms, SAMPLE_MS)
         return sum(each.size_bytes for each in self._samples) * 1000 > self.bytes_per_second * elapsed_ms
 
+    def pause_ms(self, now_ms: int) -> int:
+        """How long they wait before they ask again; 0: they need not wait."""
+        return SAMPLE_MS if self.is_exceeded(now_ms) else 0
+
     def _forget(self, now_ms: int) -> None:
         while self._samples and now_ms - self._samples[0].start_ms >= SAMPLES_MAX * SAMPLE_MS:
             self._samples.popleft()
 
 
 class PacedQuota:
-    """As `ReplicationQuota`, but at most a tenth of a second's worth is ahead of the rate, however little there was
-    before: what goes beyond it is waited for in full.
+    """As `ReplicationQuota`, but at most what the rate allows in `PACE_MS` is ahead of it, however little there was
+    before: what goes beyond that is waited for in full.
     """
-
-    pause_ms = PACE_MS
 
     def __init__(self, bytes_per_second: int) -> None:
         self.bytes_per_second = bytes_per_second
@@ -84,8 +84,17 @@ class PacedQuota:
 
     def is_exceeded(self, now_ms: int) -> bool:
         """Whether throttled replicas must wait."""
+        return self.pause_ms(now_ms) > 0
+
+    def pause_ms(self, now_ms: int) -> int:
+        """How long they wait, at most a second, for the rate can change; 0: they need not wait."""
         self._pass(now_ms)
-        return self._ahead > self.bytes_per_second * PACE_MS
+        too_far = self._ahead - self.bytes_per_second * PACE_MS
+        if too_far <= 0:
+            return 0
+        if not self.bytes_per_second:
+            return SAMPLE_MS
+        return min(SAMPLE_MS, -(-too_far // self.bytes_per_second))
 
     def _pass(self, now_ms: int) -> None:
         self._ahead = max(0, self._ahead - self.bytes_per_second * (now_ms - self._at_ms))

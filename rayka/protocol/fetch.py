@@ -92,7 +92,8 @@ class FetchPartitionResult(Message, frozen=True, array_like=True):
 
 
 class FetchResponse(Message, frozen=True, array_like=True):
-    """One result for each partition of the request, in its order; within a session only of those with news (G14).
+    """One result for each partition of the request, for a consumer in its order; within a session only of those with
+    news (G14).
 
     With an error code the session is over, and nothing was read.
     """

@@ -108,18 +108,20 @@ class Session:
         self._replica_id = replica_id
         self.wanted = FetchSessionHandler()
 
-    async def fetch(self, *fetches: FetchPartition, max_wait_ms: int = 0) -> FetchResponse:
+    async def fetch(self, *fetches: FetchPartition, max_wait_ms: int = 0, **changes: Any) -> FetchResponse:
         """The answer to the next request, in which these have changed."""
-        response = await completed(self._handler.handle(self.next(*fetches, max_wait_ms=max_wait_ms)))
+        asked = self.next(*fetches, max_wait_ms=max_wait_ms, **changes)
+        response = await completed(self._handler.handle(asked))
         self.wanted.on_response(response)
         return response
 
-    def next(self, *fetches: FetchPartition, max_wait_ms: int = 0) -> FetchRequest:
+    def next(self, *fetches: FetchPartition, max_wait_ms: int = 0, **changes: Any) -> FetchRequest:
         for each in fetches:
             self.wanted.want(each)
         part = self.wanted.next()
         make = request if self._replica_id == NO_NODE else follower_request
-        changes: dict[str, Any] = {} if self._replica_id == NO_NODE else {"replica_id": self._replica_id}
+        if self._replica_id != NO_NODE:
+            changes["replica_id"] = self._replica_id
         return make(
             *part.partitions,
             session_id=part.session_id,

@@ -30,7 +30,7 @@ from rayka.node.settings import NodeSettings
 from rayka.node.storage.data_directories import DataDirectories
 from rayka.node.tasks import Tasks
 from rayka.partition.partition import Partition
-from rayka.ports import Disk, Request
+from rayka.ports import Buffer, Disk, Request
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_header import split_batches
 from rayka.protocol.configs import ResourceType
@@ -307,3 +307,37 @@ def positions(request: FetchRequest) -> dict[int, int]:
 def position(request: FetchRequest, number: int = 0) -> FetchPartition:
     (found,) = [each for each in request.partitions if each.partition == number]
     return found
+
+
+class CountingDisk(MemoryDisk):
+    """A memory disk that knows which logs were cut (`"cut"`) or appended to (`"append"`) in which turn of the event
+    loop.
+    """
+
+    def __init__(self, counted: str) -> None:
+        super().__init__()
+        self._counted = counted
+        self._turns: list[set[str]] = []
+
+    def cut(self, path: str, size_bytes: int) -> None:
+        self._count("cut", path)
+        super().cut(path, size_bytes)
+
+    def append(self, path: str, buffers: Sequence[Buffer]) -> int:
+        self._count("append", path)
+        return super().append(path, buffers)
+
+    def counts(self) -> list[int]:
+        """How many logs it were in each turn."""
+        return [len(each) for each in self._turns]
+
+    async def count_turns(self, log_count: int) -> None:
+        """Returns when it were so many logs."""
+        self._turns.clear()
+        while sum(self.counts()) < log_count:
+            self._turns.append(set())
+            await asyncio.sleep(0)
+
+    def _count(self, act: str, path: str) -> None:
+        if act == self._counted and path.endswith(".log") and self._turns:
+            self._turns[-1].add(path)

@@ -9,6 +9,8 @@ from rayka.ids import NO_EPOCH, NO_NODE, OffsetAndEpoch
 from rayka.metadata.metadata_records import BrokerRegistrationChangeRecord, ConfigRecord, RemoveTopicRecord
 from rayka.node.answering import completed
 from rayka.node.handlers.fetch_handler import FetchHandler, ListOffsetsHandler
+from rayka.node.handlers.fetch_reads import CATCH_UP_BYTES
+from rayka.partition.quota import PACE_MS
 from rayka.protocol.configs import ResourceType
 from rayka.protocol.fetch import (
     LATEST_TIMESTAMP,
@@ -566,6 +568,72 @@ def test_what_a_reassignment_adds_is_given_at_its_own_rate_which_can_be_changed(
             )
         )
         assert len(values((await session.fetch()).partitions[0])) == 1
+        await broker.stop()
+
+    run(main)
+
+
+def test_what_is_held_back_by_a_pace_is_given_as_soon_as_that_allows() -> None:
+    async def main() -> None:
+        broker, handler = await led(0, reassignment_replication_throttled_rate=10_000)
+        await broker.apply(new_led(broker, isr=(BROKER,), adding_replicas=(FOLLOWER,)))
+        for _ in range(2):
+            append(broker, b"x" * 1000)
+        session = Session(handler)
+        first = (await session.fetch(at(0, max_bytes=10))).partitions[0]
+        assert len(values(first)) == 1
+        began_ms = now_ms()
+        second = (await session.fetch(at(1), max_wait_ms=WAIT_MS)).partitions[0]
+        pause_ms = -(-first.size_bytes * 1000 // 10_000) - PACE_MS
+        assert (len(values(second)), now_ms() - began_ms) == (1, pause_ms)
+        await broker.stop()
+
+    run(main)
+
+
+# ---- In sync with some partitions, not with others ----
+
+
+LACKING, KEPT_UP = 0, 1
+
+
+async def with_one_in_sync(batches: int, size_bytes: int) -> tuple[Broker, FetchHandler]:
+    """A follower is in the ISR of one partition, which is empty, and not of the other one, which has so much."""
+    broker, handler = await led(0)
+    await broker.apply(new_led(broker, LACKING, isr=(BROKER, OTHER)), new_led(broker, KEPT_UP))
+    for _ in range(batches):
+        append(broker, b"x" * size_bytes, number=LACKING)
+    return broker, handler
+
+
+def test_a_follower_gets_first_what_it_keeps_up_with_and_a_bounded_part_of_the_rest() -> None:
+    async def main() -> None:
+        broker, handler = await with_one_in_sync(30, 100_000)
+        session, wanted = Session(handler), {"max_bytes": 10 << 20}
+        begun = await session.fetch(at(0, LACKING, **wanted), at(0, KEPT_UP), **wanted)
+        assert begun.partitions[0].next_offset == 30  # it keeps up with nothing that is known of
+        append(broker, b"news", number=KEPT_UP)
+        answer = await session.fetch(at(0, LACKING, **wanted), **wanted)
+        assert [each.partition for each in answer.partitions] == [KEPT_UP, LACKING]
+        assert values(answer.partitions[0]) == [b"news"]
+        assert CATCH_UP_BYTES - 110_000 < answer.partitions[1].size_bytes <= CATCH_UP_BYTES
+        await broker.stop()
+
+    run(main)
+
+
+def test_a_follower_catches_up_however_much_there_is_of_what_it_keeps_up_with() -> None:
+    async def main() -> None:
+        broker, handler = await with_one_in_sync(1, 100_000)
+        session, wanted = Session(handler), {"max_bytes": 1_000}
+        await session.fetch(at(1, LACKING, **wanted), at(0, KEPT_UP), **wanted)
+        for _ in range(3):
+            append(broker, b"n" * 900, number=KEPT_UP)
+        answer = await session.fetch(at(0, LACKING, **wanted), **wanted)
+        assert [(each.partition, each.next_offset) for each in answer.partitions] == [
+            (KEPT_UP, 1),
+            (LACKING, 1),
+        ]
         await broker.stop()
 
     run(main)

@@ -34,6 +34,7 @@ from tests.node.replica_support import (
     OTHER,
     SESSION,
     Broker,
+    CountingDisk,
     answered,
     batch,
     changed,
@@ -647,6 +648,22 @@ def test_a_replica_that_a_reassignment_adds_has_a_rate_of_its_own() -> None:
         assert positions(asked.request) == {1: 1}  # no reassignment adds it
         assert positions((await broker.next_fetch()).request) == {0: 1}
         assert now_ms() - began_ms >= first.size * 1000 / 100 - PACE_MS
+        await broker.stop()
+
+    run(main)
+
+
+def test_what_a_large_answer_brings_is_appended_in_several_turns() -> None:
+    async def main() -> None:
+        disk, numbers = CountingDisk("append"), range(10)
+        broker = await Broker.start(disk)
+        await broker.apply(*(broker.new_partition(each) for each in numbers))
+        asked = await broker.begin_session(*(given(each) for each in numbers))
+        records = batch(b"x" * 1_000_000)
+        asked.answer(answered(*(given(each, records, high_watermark=1) for each in numbers)))
+        await disk.count_turns(len(numbers))
+        assert max(disk.counts()) <= 2
+        assert positions((await broker.next_fetch()).request) == dict.fromkeys(numbers, 1)
         await broker.stop()
 
     run(main)

@@ -4,14 +4,13 @@ Kafka: `ReplicaFetcherThreadTest`; its truncation is in place and never waits.
 """
 
 import asyncio
-from collections import Counter
 
 import pytest
 
 from rayka.errors import ErrorCode
 from rayka.ids import OffsetAndEpoch
 from rayka.metadata.metadata_records import RemoveTopicRecord
-from rayka.node.replication.fetch_answers import RESULTS_PER_TURN
+from rayka.node.replication.fetch_answers import WEIGHT_PER_TURN
 from rayka.protocol.fetch import FetchRequest, FetchResponse
 from rayka.testing.memory_disk import MemoryDisk
 from tests.node.produce_support import produce
@@ -24,6 +23,7 @@ from tests.node.replica_support import (
     SESSION,
     Asked,
     Broker,
+    CountingDisk,
     answered,
     batch,
     changed,
@@ -240,27 +240,9 @@ def test_a_log_that_is_longer_than_its_leaders_waits_for_its_copy_too() -> None:
     run(main)
 
 
-class CountingDisk(MemoryDisk):
-    """A memory disk that knows in which turn of the event loop each cut was made."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.turn = 0
-        self.turns: list[int] = []
-
-    def cut(self, path: str, size_bytes: int) -> None:
-        self.turns.append(self.turn)
-        super().cut(path, size_bytes)
-
-    async def count_turns(self, until_count: int) -> None:
-        while len(self.turns) < until_count:
-            self.turn += 1
-            await asyncio.sleep(0)
-
-
 def test_many_logs_that_are_cut_in_place_are_cut_in_several_turns() -> None:  # B22
     async def main() -> None:
-        disk, numbers = CountingDisk(), range(3 * RESULTS_PER_TURN)
+        disk, numbers = CountingDisk("cut"), range(3 * WEIGHT_PER_TURN)
         broker = await Broker.start(disk)
         await broker.apply(*(broker.new_partition(each) for each in numbers))
         asked = await broker.begin_session(
@@ -272,7 +254,7 @@ def test_many_logs_that_are_cut_in_place_are_cut_in_several_turns() -> None:  # 
         results = [given(each, leader_epoch=1, diverging_epoch=PARTED) for each in numbers]
         asked.answer(FetchResponse(tuple(results), session_id=SESSION))
         await disk.count_turns(len(numbers))
-        assert max(Counter(disk.turns).values()) == RESULTS_PER_TURN
+        assert max(disk.counts()) == WEIGHT_PER_TURN
         asked = await broker.next_fetch()
         assert positions(asked.request) == dict.fromkeys(numbers, 1)
         await broker.stop()

@@ -81,14 +81,36 @@ def test_who_asks_before_each_transfer_stays_within_one_transfer_of_the_bound(
     assert sent <= 2_000 * 1.1 * (now_ms + SAMPLE_MS) / 1_000 + 10_000
 
 
-def test_what_is_paced_is_never_more_than_a_tenth_of_a_second_ahead() -> None:
+def test_what_is_paced_is_never_farther_ahead_than_its_pace() -> None:
     quota = PacedQuota(1_000)
-    quota.record(100, now_ms=50_000)
+    quota.record(PACE_MS, now_ms=50_000)
     assert not quota.is_exceeded(now_ms=50_000)
     quota.record(1, now_ms=50_000)
     assert [quota.is_exceeded(now_ms) for now_ms in (50_000, 50_001)] == [True, False]
-    quota.record(10_000, now_ms=60_000)
-    assert [quota.is_exceeded(now_ms) for now_ms in (69_899, 69_900)] == [True, False]
+    quota.record(1_000, now_ms=60_000)
+    end_ms = 61_000 - PACE_MS
+    assert [quota.is_exceeded(now_ms) for now_ms in (end_ms - 1, end_ms)] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_second", "pause_ms"), [(1_000, 600 - PACE_MS), (700, 858 - PACE_MS), (1, 1_000), (0, 1_000)]
+)
+def test_a_pause_is_as_long_as_the_pace_asks_and_a_second_at_most(
+    bytes_per_second: int, pause_ms: int
+) -> None:
+    quota = PacedQuota(bytes_per_second)
+    assert quota.pause_ms(now_ms=50_000) == 0
+    quota.record(600, now_ms=50_000)
+    assert quota.pause_ms(now_ms=50_000) == pause_ms
+    if pause_ms < SAMPLE_MS:
+        assert [quota.is_exceeded(50_000 + each) for each in (pause_ms - 1, pause_ms)] == [True, False]
+
+
+def test_a_rate_that_was_exceeded_is_asked_for_again_after_a_sample() -> None:  # B45
+    quota = ReplicationQuota(1_000)
+    assert quota.pause_ms(now_ms=0) == 0
+    quota.record(5_000, now_ms=0)
+    assert quota.pause_ms(now_ms=0) == SAMPLE_MS
 
 
 @given(st.lists(st.tuples(st.integers(0, 1_500), st.integers(0, 10_000)), min_size=1, max_size=60))

@@ -1,7 +1,8 @@
 """Fetch and ListOffsets on a broker, for consumers and for followers.
 
 A fetch is answered at once when it has enough, may not wait, or has an error to tell (G7); otherwise it is
-parked and looks again whenever one of its partitions has news (G8). What it is given is read at the end,
+parked and looks again whenever one of its partitions has news (G8). One that was held back by a rate is parked no
+longer than that has to wait, for no news tells when it may go on. What it is given is read at the end,
 once; a follower's position counts when it is looked at first (B6). Kafka: `ReplicaManager.fetchMessages`,
 `DelayedFetch`, `fetchOffsetForTimestamp` (G1-G9, G12).
 """
@@ -65,25 +66,31 @@ class FetchHandler:
             reads.refresh()
         results = reads.read_all(is_first=True)
         if not _is_complete(request, context, results):
-            return _ParkedFetch(self._leader, self._sessions, request, context).response
+            wait_ms = min(request.max_wait_ms, reads.pause_ms or request.max_wait_ms)
+            return _ParkedFetch(self._leader, self._sessions, request, context, wait_ms).response
         response = _told(context, reads, results)
         self._sessions.end(context)
         return response
 
 
 class _ParkedFetch(ParkedRequest):
-    """Until there is enough, or something else to tell; at the deadline with what is there."""
+    """Until there is enough, or something else to tell; after `wait_ms` with what is there."""
 
     __slots__ = ("_context", "_leader", "_request", "_sessions")
 
     def __init__(
-        self, leader: Leader, sessions: FetchSessions, request: FetchRequest, context: FetchContext
+        self,
+        leader: Leader,
+        sessions: FetchSessions,
+        request: FetchRequest,
+        context: FetchContext,
+        wait_ms: int,
     ) -> None:
         self._leader = leader
         self._sessions = sessions
         self._request = request
         self._context = context
-        super().__init__(context.watch, asyncio.get_running_loop().time() + request.max_wait_ms / 1000)
+        super().__init__(context.watch, asyncio.get_running_loop().time() + wait_ms / 1000)
 
     def look(self) -> FetchResponse | None:
         reads = self._reads()

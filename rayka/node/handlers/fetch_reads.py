@@ -4,6 +4,9 @@ One `FetchReads` is one look at the partitions of one request. A follower reads 
 counts for the ISR and the high watermark (B5, B6); a consumer reads what is committed, here or at the replica that it
 is sent to (G15). A follower outside the ISR gets nothing while the throttle is exceeded (G17). Kafka: `ReplicaManager.
 readFromLog`, `updateFollowerFetchState` (G1-G6, G13).
+
+Rayka's own: of a follower's partitions those are read first in whose ISR it is, and beside them it gets at most
+`CATCH_UP_BYTES` of what it has yet to catch up with. Acknowledgements wait until it has taken the whole answer.
 """
 
 from typing import NamedTuple, cast
@@ -20,6 +23,8 @@ from rayka.partition.partition import Partition
 from rayka.partition.partition_reads import ReadResult
 from rayka.partition.quota import Quota, is_throttled
 from rayka.protocol.fetch import FetchPartition, FetchPartitionResult, FetchRequest
+
+CATCH_UP_BYTES = 1 << 20  # two or three milliseconds of a follower's time
 
 
 class Leader(NamedTuple):
@@ -43,10 +48,24 @@ class FetchReads:
             request.max_bytes if self._is_follower else min(request.max_bytes, leader.max_bytes)
         )
         self._min_one_batch = True
+        self.pause_ms = 0  # after which something that was held back may be given; 0: nothing was held back
 
     def read_all(self, *, is_first: bool) -> list[FetchPartitionResult]:
-        """In the order of the session; the first batch of the first partition that has one is given anyway (G6)."""
-        return [self._read(fetch, is_first=is_first) for fetch in self._context.to_read()]
+        """In the order of the session, for a follower those first in whose ISR it is. The first batch of the first
+        partition that has one is given anyway (G6).
+        """
+        fetches = self._context.to_read()
+        if not self._is_follower or not self._context.session.has_caught_up:
+            return [self._read(each, is_first=is_first) for each in fetches]
+        in_sync: list[FetchPartition] = []
+        lacking: list[FetchPartition] = []
+        for each in fetches:
+            (lacking if self._is_out_of_sync(each) else in_sync).append(each)
+        catch_up_bytes = min(CATCH_UP_BYTES, self._left_bytes // 2) if lacking else 0
+        self._left_bytes -= catch_up_bytes
+        results = [self._read(each, is_first=is_first) for each in in_sync]
+        self._left_bytes, self._min_one_batch = catch_up_bytes, True  # else they might never have their turn
+        return results + [self._read(each, is_first=is_first) for each in lacking]
 
     def has_enough(self) -> bool:
         """Whether a parked fetch is to be answered now (G8): min_bytes are there, or something is wrong."""
@@ -56,7 +75,7 @@ class FetchReads:
                 replica = self._leader.replicas.get(fetch.topic_id, fetch.partition)
                 partition = replica.partition
                 partition.check_readable(fetch.current_leader_epoch, any_replica=self._may_read_anywhere)
-                if not self._is_throttled(partition):
+                if not self._pause_ms_of(partition):
                     missing_bytes -= partition.available_bytes(
                         fetch.fetch_offset,
                         min(missing_bytes, fetch.max_bytes),
@@ -97,6 +116,11 @@ class FetchReads:
         for each in self._counting(partition):
             each.record(size_bytes, self._now_ms)
 
+    def _is_out_of_sync(self, fetch: FetchPartition) -> bool:
+        """Whether no acknowledgement waits for this follower."""
+        replica = self._leader.replicas.find((fetch.topic_id, fetch.partition))
+        return replica is not None and self._request.replica_id not in replica.partition.isr
+
     # ---- One partition -------------------------------------------------------------------------------------
 
     def _read(self, fetch: FetchPartition, *, is_first: bool) -> FetchPartitionResult:
@@ -123,11 +147,13 @@ class FetchReads:
         if preferred != NO_NODE:
             nothing = ReadResult(partition.high_watermark, partition.log.log_start_offset, fetch.fetch_offset)
             return _result(fetch, partition, nothing, preferred)
-        is_held_back = self._is_throttled(partition)
+        pause_ms = self._pause_ms_of(partition)
+        if pause_ms:
+            self.pause_ms = min(self.pause_ms or pause_ms, pause_ms)
         read = partition.read(
             fetch,
-            max_bytes=0 if is_held_back else self._left_bytes,
-            min_one_batch=self._min_one_batch and not is_held_back,
+            max_bytes=0 if pause_ms else self._left_bytes,
+            min_one_batch=self._min_one_batch and not pause_ms,
             as_file_ranges=replica.directory.directory_id in self._request.local_directory_ids,
             is_follower=self._is_follower,
             any_replica=self._may_read_anywhere,
@@ -174,8 +200,11 @@ class FetchReads:
 
     # ---- Throttle ------------------------------------------------------------------------------------------
 
-    def _is_throttled(self, partition: Partition) -> bool:
-        return self._is_follower and any(each.is_exceeded(self._now_ms) for each in self._counting(partition))
+    def _pause_ms_of(self, partition: Partition) -> int:
+        """How long the follower goes without the partition; 0: it gets what there is."""
+        if not self._is_follower:
+            return 0
+        return max((each.pause_ms(self._now_ms) for each in self._counting(partition)), default=0)
 
     def _counting(self, partition: Partition) -> tuple[Quota, ...]:
         """The quotas that what the follower is given of the partition counts for (G17)."""

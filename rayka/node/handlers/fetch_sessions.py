@@ -72,6 +72,7 @@ class FetchSession:
         self.partitions: dict[PartitionKey, SessionPartition] = {}
         self.watch = watch
         self.is_closed = False
+        self.has_caught_up = False  # one of the partitions was read to its end
         self.created_ms = self.used_ms = self.refreshed_ms = now_ms
 
     def __repr__(self) -> str:
@@ -131,6 +132,7 @@ class FetchContext:
         """The partition was read to its end: it needs no look until something happens to it, or if the result is news,
         until that is answered.
         """
+        self.session.has_caught_up = True
         key = (result.topic_id, result.partition)
         if self.session.partitions[key].is_news(result):
             self._read_out[key] = None

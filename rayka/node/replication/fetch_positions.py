@@ -163,10 +163,9 @@ class FetchPositions:
             followed.hold = Hold.SYNC
             followed.replica.flusher.request(partition)
         elif followed.is_behind:
-            exceeded = [each for each in self._counting(partition) if each.is_exceeded(clock.now_ms())]
-            if exceeded:
+            pause_ms = max((each.pause_ms(clock.now_ms()) for each in self._counting(partition)), default=0)
+            if pause_ms:
                 followed.hold = Hold.QUOTA
-                pause_ms = max(each.pause_ms for each in exceeded)
                 self._release_later(pause_ms, (followed,), Hold.QUOTA)
 
     def _counting(self, partition: Partition) -> tuple[Quota, ...]:
