@@ -62,6 +62,7 @@ class Compaction:
         ]  # the dirty ones, then the group that is copied
         self._groups: Iterator[Sequence[Segment]] = iter(())
         self._aside: Segment | None = None
+        self.directory = log.directory
         self.counts = CleaningCounts()
         self.end_offset = part.first_dirty_offset  # how far the map reaches
         self.key_count = 0
@@ -69,6 +70,11 @@ class Compaction:
 
     def __repr__(self) -> str:
         return f"<Compaction of {self._log.name} {self._part!r} keys={self.key_count}>"
+
+    @property
+    def copied_bytes(self) -> int:
+        """How large the segments are that are copied now; 0 while there are none."""
+        return 0 if self._aside is None else sum(each.size_bytes for each in self._current)
 
     def run(self, disk: Disk) -> Generator[Slice | SyncNeeded, None, None]:
         """All of it in one place. Raises CleaningAborted, CorruptRecord and what the disk fails with."""

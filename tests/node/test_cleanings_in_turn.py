@@ -1,11 +1,13 @@
 """Which log a broker compacts next, how fast, and what ends a cleaning, on a clock that jumps (F20, F27)."""
 
 import asyncio
+from collections.abc import Sequence
 
 from rayka.errors import DiskFull, ErrorCode
 from rayka.log.log import Log
 from rayka.node.answering import completed
 from rayka.node.handlers.produce_handler import ProduceHandler
+from rayka.ports import Buffer
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.produce import ACKS_LEADER, ProducePartition, ProduceRequest
 from rayka.testing.memory_disk import MemoryDisk
@@ -29,9 +31,9 @@ async def leading(disk: MemoryDisk | None = None, *, partitions: int = 1, **conf
     return broker
 
 
-async def put(broker: Broker, number: int = 0, value: bytes = b"." * 200) -> None:
-    """One record of the key."""
-    records = encode_batch([value], keys=[b"key"], timestamps_ms=WALL_CLOCK_MS)
+async def put(broker: Broker, number: int = 0, *, key: bytes = b"key", value: bytes = b"." * 200) -> None:
+    """One record of a key."""
+    records = encode_batch([value], keys=[key], timestamps_ms=WALL_CLOCK_MS)
     request = ProduceRequest(ACKS_LEADER, TIMEOUT_MS, (ProducePartition(ORDERS, number, records),))
     response = await completed(ProduceHandler(broker.replicas, lambda: WALL_CLOCK_MS).handle(request))
     assert response.partitions[0].error_code is ErrorCode.NONE
@@ -125,6 +127,39 @@ def test_a_log_whose_swap_met_a_full_disk_goes_on_when_there_is_room() -> None: 
         await asyncio.sleep(3 * BACKOFF_S)
         await put(broker)
         assert log_of(broker).cleaned_offset == 39
+        await broker.stop()
+
+    run(main)
+
+
+class WatchedDisk(MemoryDisk):
+    """Knows how little room there was."""
+
+    least_bytes = 1 << 62
+
+    def append(self, path: str, buffers: Sequence[Buffer]) -> int:
+        begin = super().append(path, buffers)
+        self.least_bytes = min(self.least_bytes, self.free_bytes(DATA_DIR))
+        return begin
+
+
+def test_a_cleaning_leaves_room_to_the_logs_that_are_appended_to() -> None:  # F27
+    async def main() -> None:
+        disk = WatchedDisk()
+        broker = await leading(disk)
+        await broker.apply(*configured(segment_bytes=1 << 20))
+        for number in range(30):
+            await put(broker, key=b"%d" % number, value=bytes(100_000))
+        disk.fill_up(900_000)
+        await asyncio.sleep(2 * BACKOFF_S)
+        assert disk.least_bytes > 850_000
+        cleaning = broker.replicas.logs.cleaner.cleaning(broker.replica())
+        assert cleaning is not None
+        assert "is not compacted until there is room" in cleaning.problem
+        await put(broker)
+        disk.fill_up(1 << 30)
+        await asyncio.sleep(2 * BACKOFF_S)
+        assert log_of(broker).cleaned_offset > 39
         await broker.stop()
 
     run(main)

@@ -17,6 +17,8 @@ from rayka.log.meta_properties import wrong_cluster
 from rayka.node.settings import NodeSettings
 from rayka.protocol import membership as protocol
 
+# What works in the background leaves so much room to the logs that are appended to.
+SPARE_BYTES = 64 << 20
 _logger = logging.getLogger(__name__)
 
 

@@ -39,11 +39,10 @@ from rayka.node.controller_link import ControllerLink
 from rayka.node.replication.replica import PartitionKey, Replica, key_of
 from rayka.node.settings import NodeSettings
 from rayka.node.signal import Signal
-from rayka.node.storage.data_directories import DataDirectories
+from rayka.node.storage.data_directories import SPARE_BYTES, DataDirectories
 from rayka.node.storage.directory_assignment import AssignmentOwner, DirectoryAssignment
 from rayka.node.storage.log_manager import LogManager
 
-SPARE_BYTES = 64 << 20  # a move leaves so much room to the replicas that are in the directory already
 _logger = logging.getLogger(__name__)
 
 Exchange = Callable[[PartitionKey, Callable[[], Replica | None]], Awaitable[bool]]

@@ -24,6 +24,7 @@ from rayka.node import clock
 from rayka.node.repeats import Repeats
 from rayka.node.replication.replica import Replica
 from rayka.node.settings import NodeSettings
+from rayka.node.storage.data_directories import SPARE_BYTES
 from rayka.node.turns import in_turns
 from rayka.ports import JobDied
 from rayka.protocol.partition_admin import LastCleaning, LogCleaning
@@ -166,12 +167,24 @@ class LogCleaner:
         try:
             while (step := await job.next(answer)) is not None:
                 answer = await self._make(compaction.on_step(step))
+                self._check_room(compaction)
             compaction.finish()
         except FAILURES as error:
             failure = error
         finally:
             await job.end()
         return None if failure is None else compaction.on_failed(failure)
+
+    def _check_room(self, compaction: Compaction) -> None:
+        """Raises DiskFull before a copy takes the last room from the logs that are appended to. It needs as much as the
+        segments that it is of, at most: small ones are copied also where there is little.
+        """
+        spare_bytes = min(SPARE_BYTES, compaction.copied_bytes)
+        free_bytes = self._settings.disk.free_bytes(compaction.directory) if spare_bytes else 0
+        if free_bytes < spare_bytes:
+            raise DiskFull(
+                f"{compaction.directory} has {free_bytes} bytes of room, and {spare_bytes} stay free; free some space"
+            )
 
     async def _make(self, turns: Turns) -> GroupPlan | None:
         while True:
