@@ -9,6 +9,7 @@ compaction removed from one of them. Everything here is a slice of work, and cha
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from rayka.ids import NO_EPOCH
 from rayka.log.log import Log, PrefixCopy
 from rayka.protocol.batch_header import RecordBatch, split_batches
 
@@ -55,10 +56,11 @@ class LogCopy:
         if self._misplaced_from is not None:
             end_offset = min(end_offset, self._misplaced_from)
         start_offset = max(copy.log_start_offset, original.log_start_offset)
-        starts = {each.start_offset for log in (copy, original) for each in log.epochs.entries}
-        for offset in sorted({start_offset, *starts}):
-            is_shared = start_offset <= offset < end_offset
-            if is_shared and copy.epochs.epoch_of(offset) != original.epochs.epoch_of(offset):
+        copied, own = (_lineage(log, start_offset, end_offset) for log in (copy, original))
+        copied_epoch = own_epoch = NO_EPOCH
+        for offset in sorted({*copied, *own}):
+            copied_epoch, own_epoch = copied.get(offset, copied_epoch), own.get(offset, own_epoch)
+            if copied_epoch != own_epoch:
                 return offset
         return end_offset
 
@@ -121,3 +123,11 @@ class LogCopy:
     def _take_epochs(self, original: Log, end_offset: int) -> None:
         """The lineage of the log: where compaction left a gap, an epoch begins before its first batch."""
         self.log.epochs.replace([each for each in original.epochs.entries if each.start_offset < end_offset])
+
+
+def _lineage(log: Log, start_offset: int, end_offset: int) -> dict[int, int]:
+    """The epochs between the two offsets, by where they begin; one that began before is there at the first offset."""
+    entries = log.epochs.entries
+    return {
+        max(start_offset, start): epoch for epoch, start in entries if max(start_offset, start) < end_offset
+    }

@@ -16,6 +16,7 @@ from rayka.config import TopicConfig
 from rayka.errors import CorruptRecord
 from rayka.ids import TopicPartition
 from rayka.log.future_logs import FutureLogs
+from rayka.log.leader_epoch_cache import EpochStart
 from rayka.log.log import Log
 from rayka.log.log_copy import LogCopy
 from rayka.log.log_opening import Left
@@ -26,7 +27,17 @@ from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_header import split_batches
 from rayka.testing.memory_disk import MemoryDisk
 from tests.log.producer_support import produced
-from tests.log.support import SMALL, fill, opened_log, placed, read_batches, result_of, sync, truncate
+from tests.log.support import (
+    SMALL,
+    fill,
+    new_log,
+    opened_log,
+    placed,
+    read_batches,
+    result_of,
+    sync,
+    truncate,
+)
 
 ROOTS = ("/one", "/two")
 ORDERS, TOPIC_ID = TopicPartition("orders", 0), UUID(int=100)
@@ -276,3 +287,23 @@ def decode_one(records: bytes, offset: int) -> tuple[int, object]:
 
 TestLogCopyModel = LogCopyModel.TestCase
 TestLogCopyModel.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_copy_is_right_up_to_the_first_offset_that_is_of_another_epoch_in_the_log(seed: int) -> None:  # B22
+    random, logs = Random(seed), []
+    for _ in range(2):
+        _, log = new_log(SMALL)
+        fill(log, random.randint(10, 20))
+        log.increment_log_start_offset(random.choice([0, 0, 3]))
+        starts = sorted(random.sample(range(12), random.randint(0, 3)))
+        log.epochs.replace([EpochStart(2 * number, start) for number, start in enumerate(starts)])
+        logs.append(log)
+    copy, original = logs
+    if original.log_start_offset < copy.log_start_offset:
+        copy, original = original, copy
+    end_offset = min(each.log_end_offset for each in logs)
+    differs = [copy.epochs.epoch_of(each) != original.epochs.epoch_of(each) for each in range(end_offset)]
+    begin = original.log_start_offset
+    expected = next((each for each in range(begin, end_offset) if differs[each]), end_offset)
+    assert LogCopy(copy).common_end(original) == expected
