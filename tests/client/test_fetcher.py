@@ -457,6 +457,22 @@ def test_leaders_of_many_partitions_are_asked_for_less_often(partition_count: in
     assert most / 2 < brokers.metadata_count <= most
 
 
+def test_a_topic_that_is_subscribed_to_again_and_again_is_asked_for_as_often_as_one() -> None:  # G18
+    brokers = ScriptedBrokers()
+
+    async def main() -> None:
+        fetcher = Fetcher(brokers, ConsumerConfig(**QUICK, metadata_max_age_ms=10_000), Random(1))
+        for _ in range(9):
+            await fetcher.follow(["orders"])
+            await asyncio.sleep(1)
+        asked_count = brokers.metadata_count
+        await asyncio.sleep(30)
+        assert brokers.metadata_count - asked_count == 3
+        await fetcher.close()
+
+    VirtualLoop().run_until_complete(main())
+
+
 # ---- How much is fetched ahead ----
 
 

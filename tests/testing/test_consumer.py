@@ -178,6 +178,18 @@ def test_a_loop_gives_nothing_of_partitions_that_are_not_assigned_any_more(clust
         assert [record.value for record in islice(loop, 10)] == [b"1"] * 10
 
 
+def test_what_was_fetched_of_a_topic_is_not_given_once_another_one_is_subscribed_to(cluster, topic):
+    other = f"{topic}-other"
+    with rayka.Admin(cluster=cluster) as admin:
+        admin.create_topic(other)
+    send(cluster, topic, [b"old"] * 5)
+    send(cluster, other, [b"new"])
+    with Consumer(topic, cluster=cluster, auto_offset_reset="earliest") as consumer:
+        assert [each.value for each in consumer.poll(5_000, max_records=1)] == [b"old"]
+        consumer.subscribe(other)
+        assert [each.value for each in poll_all(consumer, 1)] == [b"new"]
+
+
 def test_a_loop_ends_when_its_consumer_is_closed_in_it(cluster, topic):
     send(cluster, topic, [b"x"] * 10)
     consumer = Consumer(topic, cluster=cluster, auto_offset_reset="earliest")

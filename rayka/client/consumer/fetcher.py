@@ -71,6 +71,7 @@ class Fetcher:
         )
         self._is_closed = False
         self._is_interrupted = False
+        self._is_keeping_up = False
         self.is_in_group = False  # so that the coordinator is asked, also while nothing is assigned
 
     def _group_offsets(self, config: ConsumerConfig) -> GroupOffsets | None:
@@ -101,7 +102,9 @@ class Fetcher:
         """Reads all partitions of these topics from now on, and those that will be added. Raises as `assign`."""
         found = await self._topics(dict.fromkeys(topics, 0))
         self.subscription.follow(list(found.values()))
-        self._loop.spawn(self._keep_up())
+        if not self._is_keeping_up:
+            self._is_keeping_up = True
+            self._loop.spawn(self._keep_up())
         self._loop.wake()
 
     async def _topics(self, last_partitions: Mapping[str, int]) -> dict[str, MetadataTopic]:
@@ -265,9 +268,12 @@ class Fetcher:
 
     async def _keep_up(self) -> None:
         """Refreshes the metadata of topics that are followed at their maximum age, also while nothing else asks."""
-        while followed := self.subscription.followed:
-            await asyncio.sleep(self._config.metadata_max_age_ms / 1000)
-            await self._loop.refresh(followed)
+        try:
+            while followed := self.subscription.followed:
+                await asyncio.sleep(self._config.metadata_max_age_ms / 1000)
+                await self._loop.refresh(followed)
+        finally:
+            self._is_keeping_up = False
 
     def _on_topic(self, topic: MetadataTopic) -> None:
         if self.subscription.on_metadata(topic):

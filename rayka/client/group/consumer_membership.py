@@ -73,6 +73,7 @@ class ConsumerMembership(ConsumerCommits, ConsumerPositions):
                         "subscribe: a pattern and callbacks expect a group; give the consumer a group_id"
                     )
                 self._run(self._fetcher.follow, names)
+                self._delivery.keep_only(self._fetcher.subscription.partitions)
             else:
                 group = self._group = self._group or self._face()
                 group.listener = listener
