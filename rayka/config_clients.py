@@ -361,6 +361,13 @@ class WorkersConfig(ConsumerConfig):
             raise ValueError("expected false: workers commit what their function has returned from")
         return value
 
+    @field_validator("group_instance_id")
+    @classmethod
+    def _not_shared(cls, value: str | None) -> str | None:
+        if value is not None:
+            raise ValueError("expected none: workers are several members, and an instance is one of them")
+        return value
+
     @field_validator("max")
     @classmethod
     def _not_below_min(cls, value: int, info: ValidationInfo) -> int:

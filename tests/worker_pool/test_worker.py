@@ -199,6 +199,7 @@ def test_a_worker_that_is_to_drain_does_not_wait_for_its_next_try(
         ({"max_records": 0}, "max_records"),
         ({"target_lag_seconds": 0}, "target_lag_seconds"),
         ({"enable_auto_commit": True}, "enable_auto_commit: expected false"),
+        ({"group_instance_id": "one"}, "group_instance_id: expected none"),
         ({"max_recrods": 5}, "the nearest known key is 'max_records'"),
     ],
     ids=lambda each: str(each)[:30],
