@@ -31,3 +31,9 @@ def partition_of(value: Any) -> TopicPartition:
     if not isinstance(value.topic, str) or not is_int(value.partition):
         raise TypeError(f"expected TopicPartition(str, int), found {tuple(value.__rich_repr__())!r}")
     return value
+
+
+def check_callback(given: Any, name: str) -> None:
+    """Raises TypeError, which names it, for what is neither None nor a callable."""
+    if given is not None and not callable(given):
+        raise TypeError(f"{name}: expected a callable, found {type(given).__name__}")

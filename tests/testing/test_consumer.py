@@ -1,5 +1,6 @@
 """The consumer without a group, and bounded reads, on the real nodes in this process (G3, G4, G12, G16)."""
 
+import math
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -460,6 +461,8 @@ def test_a_consumer_that_was_not_closed_warns(cluster, topic):
         lambda consumer, tp: consumer.seek(tp, True),
         lambda consumer, tp: consumer.poll(timeout_ms="1"),
         lambda consumer, tp: consumer.poll(max_records=1.5),
+        lambda consumer, tp: consumer.subscribe(tp.topic, on_assign=5),
+        lambda consumer, tp: consumer.commit_async({tp: 1}, callback=5),
         lambda consumer, tp: rayka.read(tp.topic.encode(), cluster="none"),
         lambda consumer, tp: rayka.Consumer(5, cluster="none"),
     ],
@@ -467,6 +470,14 @@ def test_a_consumer_that_was_not_closed_warns(cluster, topic):
 def test_a_wrong_type_is_a_type_error_at_once(cluster, topic, call):
     with Consumer(topic, cluster=cluster) as consumer, pytest.raises(TypeError, match=r"expected .*, found "):
         call(consumer, TopicPartition(topic, 0))
+
+
+@pytest.mark.parametrize("timeout_ms", [math.nan, math.inf, 1e300])
+def test_a_time_that_does_not_end_is_refused(cluster, topic, timeout_ms):
+    with Consumer(topic, cluster=cluster) as consumer:
+        for poll in (consumer.poll, consumer.poll_arrow):
+            with pytest.raises(ValueError, match="timeout_ms: expected a time that ends, found"):
+                poll(timeout_ms)
 
 
 def test_a_partition_named_twice_is_assigned_once(cluster, topic):

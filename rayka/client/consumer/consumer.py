@@ -5,6 +5,7 @@ thread; what is about positions, commits and membership are parts of their own. 
 Kafka's. Kafka: KafkaConsumer (G16).
 """
 
+import threading
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -206,6 +207,8 @@ class Consumer(ConsumerMembership, Generic[ValueT]):
         """What `take` gives, waiting for fetches while it gives nothing."""
         if not is_int(timeout_ms) and not isinstance(timeout_ms, float):
             raise TypeError(f"timeout_ms: expected a number, found {type(timeout_ms).__name__}")
+        if not timeout_ms / 1000 < threading.TIMEOUT_MAX:  # a NaN neither
+            raise ValueError(f"timeout_ms: expected a time that ends, found {timeout_ms}")
         deadline_s = time.monotonic() + timeout_ms / 1000
         self._maybe_auto_commit(late_s=COMMIT_LATE_S)
         with self._polling():

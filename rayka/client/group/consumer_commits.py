@@ -12,6 +12,7 @@ from functools import partial
 from typing import NamedTuple
 
 from rayka.client import io_thread
+from rayka.client.arguments import check_callback
 from rayka.client.bootstrap import ClusterHandle
 from rayka.client.consumer.consumer_part import ConsumerPart, partitions_of
 from rayka.client.consumer.delivery import Position
@@ -65,6 +66,7 @@ class ConsumerCommits(ConsumerPart):
         offsets, also while another thread polls; without them it raises RuntimeError there, since the thread that polls
         has not processed all up to its positions.
         """
+        check_callback(callback, "callback")
         if not io_thread.is_current():
             with self._exclusive():
                 self._begin_commit(offsets, callback)

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from rayka.client import io_thread
+from rayka.client.arguments import check_callback
 from rayka.client.consumer.consumer_part import topic_names
 from rayka.client.consumer.consumer_positions import ConsumerPositions
 from rayka.client.group.consumer_commits import ConsumerCommits
@@ -60,6 +61,8 @@ class ConsumerMembership(ConsumerCommits, ConsumerPositions):
         """
         names, matching = tuple(topic_names(topics)), _compiled(pattern)
         listener = Listener(on_assign, on_revoke, on_lost)
+        for name, callback in listener._asdict().items():
+            check_callback(callback, name)
         if bool(names) == (matching is not None):
             raise ValueError("subscribe: expected topics or a pattern; `unsubscribe` ends a subscription")
         with self._exclusive():
