@@ -7,6 +7,7 @@ such client; aiokafka's runs on the loop of its user.
 """
 
 import asyncio
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
@@ -21,7 +22,6 @@ from rayka.aio.call_thread import CallThread
 from rayka.aio.opening import AioClient, Opening
 from rayka.aio.reports import Reports
 from rayka.client import io_thread
-from rayka.client.arguments import int_of
 from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle
 from rayka.client.consumer import consumer
 from rayka.client.consumer.consumer_interceptors import ConsumerInterceptors
@@ -111,9 +111,9 @@ class _Core(consumer.Consumer):
         self._check_open()
         return self._in_turn(lambda: self._delivery.next_records(count_max)) or []
 
-    def take_arrow(self) -> pa.RecordBatch | None:
+    def take_arrow(self, count_max: int) -> pa.RecordBatch | None:
         self._check_open()
-        return self._in_turn(self._delivery.next_arrow)
+        return self._in_turn(lambda: self._delivery.next_arrow(count_max))
 
     def iterator(self) -> Iterator[Record]:
         """The records that are here, one after another; none is taken before it is asked for."""
@@ -197,9 +197,7 @@ class Consumer(AioClient, Generic[ValueT]):
 
         Raises as `rayka.Consumer.poll`.
         """
-        count_max = self._config.max_poll_records if max_records is None else max_records
-        if int_of(count_max, "max_records") < 1:
-            raise ValueError(f"max_records: expected 1 or more, found {max_records}")
+        count_max = consumer.record_count(max_records, self._config.max_poll_records)
         began_s, left_ms = time.monotonic(), timeout_ms
         while True:
             core = await self._until_there_are_records(left_ms)
@@ -209,14 +207,17 @@ class Consumer(AioClient, Generic[ValueT]):
             if records or left_ms <= 0:
                 return records
 
-    async def poll_arrow(self, timeout_ms: float = 1000) -> pa.RecordBatch | None:
-        """The next records as one Arrow batch, None after timeout_ms. Columns and errors as
+    async def poll_arrow(
+        self, timeout_ms: float = 1000, max_records: int | None = None
+    ) -> pa.RecordBatch | None:
+        """The next records as one Arrow batch, None after timeout_ms. Arguments, columns and errors as
         `rayka.Consumer.poll_arrow`.
         """
+        count_max = consumer.record_count(max_records, sys.maxsize)
         began_s, left_ms = time.monotonic(), timeout_ms
         while True:
             core = await self._until_there_are_records(left_ms)
-            batch = core.take_arrow()
+            batch = core.take_arrow(count_max)
             left_ms = timeout_ms - (time.monotonic() - began_s) * 1000
             if batch is not None or left_ms <= 0:  # a call of another task may have come between
                 return batch

@@ -93,7 +93,7 @@ class Worker:
         """A record that cannot be deserialized is poison, too."""
         try:
             if self._config.batch == "arrow":
-                return self._consumer.poll_arrow(_POLL_MS)
+                return self._consumer.poll_arrow(_POLL_MS, self._config.max_records)
             return self._consumer.poll(_POLL_MS, self._config.max_records)
         except SerializationError as error:
             if self._config.on_poison == "stop" or error.topic_partition is None or error.offset is None:
@@ -104,13 +104,11 @@ class Worker:
             return None
 
     def _work_through(self, batch: Batch) -> None:
-        for begin in range(0, len(batch), self._config.max_records):
-            part = _part(batch, begin, self._config.max_records)
-            error = self._attempt(part)
-            if error is not None:
-                self._on_poison(part, error)
-            self._records += len(part)
-            self._batches += 1
+        error = self._attempt(batch)
+        if error is not None:
+            self._on_poison(batch, error)
+        self._records += len(batch)
+        self._batches += 1
 
     def _attempt(self, batch: Batch) -> Exception | None:
         """None when the function has returned, otherwise what it raised at last."""
@@ -166,13 +164,9 @@ class Worker:
             logger.warning("%r could not commit: %s", self, error)
 
 
-def _part(batch: Batch, begin: int, count: int) -> Batch:
-    return batch[begin : begin + count] if isinstance(batch, list) else batch.slice(begin, count)
-
-
 def _singles(batch: Batch) -> Iterator[Batch]:
     for place in range(len(batch)):
-        yield _part(batch, place, 1)
+        yield [batch[place]] if isinstance(batch, list) else batch.slice(place, 1)
 
 
 def _place(batch: Batch) -> str:

@@ -236,6 +236,19 @@ def test_arrow_batches_have_the_columns_of_the_reference(cluster, topic, local_r
     }
 
 
+def test_arrow_batches_have_at_most_so_many_records_and_the_next_poll_goes_on_there(cluster, topic):
+    with Producer(cluster=cluster) as producer:
+        producer.send_batch(topic, [b"%d" % number for number in range(5)])
+    found: list[object] = []
+    with Consumer(topic, cluster=cluster, auto_offset_reset="earliest") as consumer:
+        while len(found) < 4:
+            batch = consumer.poll_arrow(5_000, max_records=2)
+            assert batch is not None
+            found += batch["value"].to_pylist()
+        found += [each.value for each in consumer.poll(5_000)]
+    assert found == [b"0", b"1", b"2", b"3", b"4"]
+
+
 @pytest.mark.parametrize("codec", ["gzip", "lz4", "zstd"])
 def test_compressed_batches_are_read(cluster, topic, codec):
     send(cluster, topic, [b"value" * 100] * 20, compression_type=codec)
@@ -409,8 +422,9 @@ def test_wrong_types_are_refused(cluster, topic):
             consumer.seek(TopicPartition(topic, 0), "0")  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="not assigned"):
             consumer.seek(TopicPartition(topic, 9), 0)
-        with pytest.raises(ValueError, match="max_records"):
-            consumer.poll(max_records=0)
+        for poll in (consumer.poll, consumer.poll_arrow):
+            with pytest.raises(ValueError, match="max_records"):
+                poll(max_records=0)
 
 
 def test_a_closed_consumer_says_so(cluster, topic):

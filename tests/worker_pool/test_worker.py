@@ -115,7 +115,8 @@ class Fails:
         self.poison: list[Any] = []
 
     def __call__(self, batch: Any) -> None:
-        values = [each.value for each in batch]
+        is_arrow = isinstance(batch, pa.RecordBatch)
+        values = batch["value"].to_pylist() if is_arrow else [each.value for each in batch]
         if b"7" in values and self.times:
             self.times -= 1
             raise LookupError("seven")
@@ -133,11 +134,12 @@ def test_a_batch_that_fails_is_tried_again(cluster: InProcessCluster, topic: str
     assert committed(cluster, topic) == COUNT
 
 
+@pytest.mark.parametrize("batch", ["records", "arrow"])
 def test_a_batch_that_fails_for_good_ends_the_worker_and_is_not_committed(
-    cluster: InProcessCluster, topic: str
+    cluster: InProcessCluster, topic: str, batch: str
 ) -> None:
     work = Fails()
-    running = Running(cluster, topic, work, retries=2)
+    running = Running(cluster, topic, work, retries=2, batch=batch)
     with pytest.raises(
         WorkFailed, match=rf"{topic}-0 offset 5 to {topic}-0 offset 9: the function failed 3 times"
     ):

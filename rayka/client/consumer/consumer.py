@@ -5,6 +5,7 @@ thread; what is about positions, commits and membership are parts of their own. 
 Kafka's. Kafka: KafkaConsumer (G16).
 """
 
+import sys
 import threading
 import time
 import warnings
@@ -138,22 +139,21 @@ class Consumer(ConsumerMembership, Generic[ValueT]):
         Raises OffsetOutOfRange when a position lies outside the log and no reset policy is set, CorruptRecord naming
         partition and offset, UnknownTopicOrPartition when a topic was deleted. Nothing is skipped by an error.
         """
-        count_max = self._config.max_poll_records if max_records is None else max_records
-        if int_of(count_max, "max_records") < 1:
-            raise ValueError(f"max_records: expected 1 or more, found {max_records}")
+        count_max = record_count(max_records, self._config.max_poll_records)
         with self._exclusive():
             return self._until(timeout_ms, lambda: self._delivery.next_records(count_max)) or []
 
-    def poll_arrow(self, timeout_ms: float = 1000) -> pa.RecordBatch | None:
-        """The next records as one Arrow batch, None after timeout_ms.
+    def poll_arrow(self, timeout_ms: float = 1000, max_records: int | None = None) -> pa.RecordBatch | None:
+        """The next records as one Arrow batch, at most max_records where that is given; None after timeout_ms.
 
         Columns: topic string, partition int32, offset int64, timestamp timestamp[ms, UTC], timestamp_type
         int32 (0 create, 1 log append), key binary, value binary, headers list<struct<key string, value
         binary>> (null where a batch has none). One batch of the log at a time, small ones merged; bytes are
         not deserialized. Raises as `poll`.
         """
+        count_max = record_count(max_records, sys.maxsize)
         with self._exclusive():
-            return self._until(timeout_ms, self._delivery.next_arrow)
+            return self._until(timeout_ms, lambda: self._delivery.next_arrow(count_max))
 
     def __iter__(self) -> Iterator[Record[ValueT]]:
         """Records one after another, for ever; leave the loop whenever you like, the next one goes on from there.
@@ -227,6 +227,15 @@ class Consumer(ConsumerMembership, Generic[ValueT]):
                     if not self._has_handover and time.monotonic() >= deadline_s:
                         self._raise_of_callbacks()
                         return None
+
+
+def record_count(max_records: int | None, default: int) -> int:
+    """How many records a poll gives at most. Raises TypeError, ValueError."""
+    if max_records is None:
+        return default
+    if int_of(max_records, "max_records") < 1:
+        raise ValueError(f"max_records: expected 1 or more, found {max_records}")
+    return max_records
 
 
 def parse_options(config: Mapping[str, Any] | None, options: Mapping[str, Any]) -> ConsumerConfig:

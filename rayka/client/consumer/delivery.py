@@ -6,6 +6,7 @@ happens here, on the application's thread, so that the IO thread stays free. Kaf
 FetchCollector (G16).
 """
 
+import sys
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
@@ -209,15 +210,15 @@ class Delivery:
         records = self._current.records(self._deserializers)
         return records if self.interceptors is None else self.interceptors.each_consumed(records)
 
-    def next_arrow(self) -> pa.RecordBatch | None:
-        """The next batch, small ones merged; None when nothing is left."""
+    def next_arrow(self, count_max: int = sys.maxsize) -> pa.RecordBatch | None:
+        """The next batch, or its first count_max records; small ones are merged. None when nothing is left."""
         parts: list[pa.RecordBatch] = []
         rows, size_bytes = 0, 0
         with self._raising_unless(parts):
-            while rows < _MERGED_ROWS and size_bytes < _MERGED_BYTES and self._advance():
+            while rows < min(_MERGED_ROWS, count_max) and size_bytes < _MERGED_BYTES and self._advance():
                 assert self._current is not None
                 size_bytes += self._current.batch.batch.size_bytes
-                part = self._current.take_arrow()
+                part = self._current.take_arrow(count_max - rows)
                 rows += part.num_rows
                 parts.append(part)
         if not parts:
@@ -364,10 +365,11 @@ class _Current:
         self._records.clear()
         self._end = self._stop
 
-    def take_arrow(self) -> pa.RecordBatch:
-        """All that is left."""
-        rows = slice(self._first_row(), self._end)
-        self._start, self._stop, self._iterator = self._end, self._end, None
+    def take_arrow(self, count_max: int) -> pa.RecordBatch:
+        """What is left, or the first count_max rows of that."""
+        first = self._first_row()
+        rows = slice(first, min(first + count_max, self._end))
+        self._start, self._stop, self._iterator = rows.stop, self._end, None
         return arrow_of(self.batch, rows, self.topic_partition)
 
     def _first_row(self) -> int:
