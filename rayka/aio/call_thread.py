@@ -50,7 +50,8 @@ class CallThread:
 
     def in_loop(self, callback: Callable[..., Any]) -> Callable[..., Any]:
         """What has the running loop call the callback, which may be a coroutine function, and waits for it in this
-        thread. Raises what it raises, and TimeoutError after its time.
+        thread. Raises what it raises, and TimeoutError after its time; never CancelledError, which would cancel the
+        task that waits for the call.
         """
         loop = asyncio.get_running_loop()
 
@@ -63,18 +64,23 @@ class CallThread:
                 raise
             over.add_done_callback(lambda _: self._jobs.put(_nothing))
             self._work_until(over)
+            if over.cancelled():
+                raise RuntimeError(f"the callback {callback!r} was cancelled, or its client closed meanwhile")
             return over.result(0)
 
         return called
 
     def _work_until(self, over: "Future[Any]") -> None:
+        """Raises TimeoutError."""
         deadline_s = time.monotonic() + self._callback_timeout_s
         while not over.done():
             try:
                 job = self._jobs.get(timeout=max(0.0, deadline_s - time.monotonic()))
             except Empty:
                 over.cancel()
-                return
+                raise TimeoutError(
+                    f"a callback did not end within {self._callback_timeout_s:g} s, and was cancelled"
+                ) from None
             if job is None:  # for the thread, when this is over
                 self._jobs.put(None)
                 over.cancel()
