@@ -1,0 +1,90 @@
+"""Which part of a log may be cleaned, and when it is due (F20)."""
+
+from typing import Any
+
+import pytest
+
+from rayka.cleaner.cleanable import cleanable
+from rayka.log.log import Log
+from rayka.testing.memory_disk import MemoryDisk
+from tests.cleaner.support import COMPACTED, clean, put
+from tests.log.support import new_log, sync
+
+NOW_MS = 100_000
+
+
+def five_segments(*timestamps_ms: int, **changes: Any) -> tuple[MemoryDisk, Log]:
+    """A log of five segments with ten records each, all durable, and an active one with one record."""
+    disk, log = new_log(COMPACTED.model_copy(update=changes))
+    for timestamp_ms in timestamps_ms or [1000] * 5:
+        put(log, *[(b"%d" % number, b"1") for number in range(10)], timestamp_ms=timestamp_ms)
+        log.roll(0)
+    put(log, (b"a", b"1"))
+    sync(disk, log)
+    return disk, log
+
+
+def end_of(log: Log, high_watermark: int = 51) -> int:
+    return cleanable(log, high_watermark, NOW_MS).end_offset
+
+
+def test_all_but_the_active_segment_may_be_cleaned() -> None:
+    _, log = five_segments()
+    part = cleanable(log, 51, NOW_MS)
+    sealed = sum(each.size_bytes for each in log.segments.all[:-1])
+    assert (part.first_dirty_offset, part.end_offset) == (0, 50)
+    assert (part.clean_bytes, part.cleanable_bytes, part.dirty_ratio) == (0, sealed, 1.0)
+
+
+@pytest.mark.parametrize(("high_watermark", "end_offset"), [(9, 0), (10, 10), (39, 30), (40, 40), (51, 50)])
+def test_what_is_not_committed_stays(high_watermark: int, end_offset: int) -> None:
+    _, log = five_segments()
+    assert end_of(log, high_watermark) == end_offset
+
+
+def test_what_a_power_cut_may_take_stays() -> None:
+    """Else the newest record of a key would be lost with it, and the one before it gone already."""
+    disk, log = five_segments()
+    put(log, *[(b"%d" % number, b"2") for number in range(10)])
+    log.roll(0)
+    assert end_of(log, log.log_end_offset) == 50
+    sync(disk, log)
+    assert end_of(log, log.log_end_offset) == 61
+
+
+def test_nothing_behind_a_record_that_is_too_young_is_cleaned() -> None:
+    """Of a key there may be an older record before it, which it has to outlive."""
+    young_ms = NOW_MS - 999
+    _, log = five_segments(1000, 1000, young_ms, 1000, 1000, min_compaction_lag_ms=1000)
+    assert end_of(log) == 20
+    log.config = log.config.model_copy(update={"min_compaction_lag_ms": 999})
+    assert end_of(log) == 50
+
+
+@pytest.mark.parametrize(("lag_ms", "is_due"), [(99_000, False), (98_999, True)])
+def test_a_record_that_waited_too_long_makes_a_log_due(lag_ms: int, *, is_due: bool) -> None:
+    _, log = five_segments(min_cleanable_dirty_ratio=1, max_compaction_lag_ms=lag_ms)
+    part = cleanable(log, 51, NOW_MS)
+    assert (part.is_overdue, part.is_due(log.config)) == (is_due, is_due)
+
+
+def test_a_log_is_due_when_more_of_it_is_dirty_than_it_may_be() -> None:
+    _, log = five_segments(min_cleanable_dirty_ratio=0.5)
+    log.cleaned_offset = 30
+    assert not cleanable(log, 51, NOW_MS).is_due(log.config)
+    log.cleaned_offset = 20
+    assert cleanable(log, 51, NOW_MS).is_due(log.config)
+
+
+def test_a_clean_log_is_not_due_however_little_may_be_dirty() -> None:
+    disk, log = five_segments(max_compaction_lag_ms=1)
+    clean(disk, log)
+    assert not cleanable(log, log.log_end_offset, NOW_MS).is_due(log.config)
+
+
+def test_what_was_deleted_at_the_begin_counts_neither_as_clean_nor_as_dirty() -> None:
+    _, log = five_segments()
+    log.cleaned_offset = 10
+    log.increment_log_start_offset(25)
+    part = cleanable(log, 51, NOW_MS)
+    assert (part.first_dirty_offset, part.end_offset, part.clean_bytes) == (25, 50, 0)
