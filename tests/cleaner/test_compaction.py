@@ -120,6 +120,17 @@ def test_a_record_without_a_key_goes() -> None:  # F22
     assert compaction.counts.invalid_records == 1
 
 
+def test_a_record_without_a_key_is_counted_also_where_all_others_of_its_batch_have_newer_ones() -> (
+    None
+):  # F22
+    disk, log = new_log(COMPACTED)
+    put(log, (None, b"1"), (b"a", b"1"))
+    put(log, (b"a", b"2"))
+    compaction = clean(disk, log)
+    assert records_of(log) == [(2, b"a", b"2")]
+    assert compaction.counts.invalid_records == 1
+
+
 def test_a_full_map_ends_a_cleaning_early_and_the_next_one_goes_on_there() -> None:  # F21
     disk, log = filled()
     for number in range(60):

@@ -218,6 +218,7 @@ def test_a_truncation_at_any_step_of_a_cleaning_wins(offset: int) -> None:
         except CleaningAborted:
             pass
         assert log.log_end_offset <= (offset if not is_over else 3 * ROUNDS)
+        assert log.cleaned_offset <= log.log_end_offset
         assert not [each for each in disk.list(log.directory) if each.endswith(".cleaned")]
         after = records_of(log)
         assert set(after) <= set(before)

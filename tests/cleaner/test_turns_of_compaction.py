@@ -55,6 +55,22 @@ def test_very_many_small_segments_become_several() -> None:
     assert list(grouped([], LARGE)) == []
 
 
+def test_as_many_segments_become_one_as_fit_and_no_more() -> None:  # F22
+    _, log = new_log(COMPACTED)
+    for number in range(40):
+        for _ in range(1 + number % 3):
+            put(log, (b"a", b"1"))
+        log.roll(0)
+    groups = list(grouped(log.segments.all[:-1], COMPACTED))
+    sizes = [sum(each.size_bytes for each in group) for group in groups]
+    assert len(groups) > 3
+    assert max(sizes) <= COMPACTED.segment_bytes
+    assert all(
+        size + following[0].size_bytes > COMPACTED.segment_bytes
+        for size, following in zip(sizes, groups[1:], strict=False)
+    )
+
+
 PANDAS = """
 import sys
 from tests.cleaner.support import COMPACTED, clean, put
