@@ -112,6 +112,14 @@ def test_tombstones_that_are_to_stay_for_ever_do() -> None:  # F23
     assert decode(read_batches(log)[0]).timestamps_ms.tolist() == [2000, 2000]
 
 
+def test_of_segments_that_become_one_only_the_last_batch_stays_without_records() -> None:  # F25
+    disk, log = filled()
+    for _ in range(2):
+        clean(disk, log)  # the second time there are small ones to join
+    empty = [each.next_offset for each in read_batches(log) if not each.record_count]
+    assert set(empty) <= {each.next_offset for each in log.segments}
+
+
 def test_a_record_without_a_key_goes() -> None:  # F22
     disk, log = new_log(COMPACTED)
     put(log, (None, b"1"), (b"a", b"1"))

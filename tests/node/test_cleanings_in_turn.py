@@ -3,11 +3,14 @@
 import asyncio
 from collections.abc import Sequence
 
-from rayka.errors import DiskFull, ErrorCode
+import pytest
+
+from rayka.cleaner.offset_map import SLOT_BYTES
+from rayka.errors import DiskFull, ErrorCode, StorageError
 from rayka.log.log import Log
 from rayka.node.answering import completed
 from rayka.node.handlers.produce_handler import ProduceHandler
-from rayka.ports import Buffer
+from rayka.ports import Buffer, Job, RunningJob
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.produce import ACKS_LEADER, ProducePartition, ProduceRequest
 from rayka.testing.memory_disk import MemoryDisk
@@ -163,3 +166,42 @@ def test_a_cleaning_leaves_room_to_the_logs_that_are_appended_to() -> None:  # F
         await broker.stop()
 
     run(main)
+
+
+class CountingDisk(MemoryDisk):
+    """Knows how many jobs were started."""
+
+    job_count = 0
+
+    def start(self, job: Job) -> RunningJob:
+        self.job_count += 1
+        return super().start(job)
+
+
+def test_a_log_that_takes_no_changes_is_left_alone() -> None:  # F27
+    async def main() -> None:
+        disk = CountingDisk()
+        broker = await leading(disk, partitions=2)
+        log_of(broker).failure = StorageError("damaged")
+        await asyncio.sleep(4 * BACKOFF_S)
+        assert disk.job_count == 1  # of the other one
+        await broker.stop()
+
+    run(main)
+
+
+def test_cleanings_at_once_share_the_memory_for_their_maps(caplog: pytest.LogCaptureFixture) -> None:  # F21
+    async def main() -> None:
+        broker = await leading(
+            partitions=2, log_cleaner_threads=2, log_cleaner_dedupe_buffer_size=2 * 200 * SLOT_BYTES
+        )
+        for number in range(2):
+            for key in range(300):
+                await put(broker, number, key=b"%d" % key, value=b"")
+        await asyncio.sleep(BACKOFF_S + 1)
+        await broker.stop()
+
+    caplog.set_level("INFO")
+    run(main)
+    assert "; 180 keys in the map" in caplog.text
+    assert "; 301 keys in the map" not in caplog.text
