@@ -150,12 +150,13 @@ class _Block:
     def take_integers(self, column: int, kind: np.dtype[Any], count: int) -> np.ndarray:
         return np.frombuffer(self.take(column, count * kind.itemsize), kind)
 
-    def take_offsets(self, column: int, count: int) -> np.ndarray:
-        """int32 offsets of count entries, which begin at 0 and never fall."""
-        offsets = self.take_integers(column, _INT32, count + 1)
-        if offsets[0] != 0 or _falls(offsets):
+    def take_offsets(self, column: int, count: int) -> tuple[pa.Buffer, int]:
+        """int32 offsets of count entries, which begin at 0 and never fall; and the last, where the data ends."""
+        offsets = self.take(column, (count + 1) * _INT32.itemsize)
+        end = _end_of_few(offsets) if count < _FEW else _end_of_many(offsets)
+        if end < 0:
             raise CorruptRecord(f"column {Column(column).name} does not begin at 0 or falls")
-        return offsets
+        return offsets, end
 
     def take_binary(self, column: int, count: int) -> pa.BinaryArray:
         """An array from its validity if it is there, its offsets and its data, given the id of the first."""
@@ -166,8 +167,8 @@ class _Block:
 
     def take_strings(self, column: int, count: int) -> tuple[pa.Buffer, pa.Buffer]:
         """Offsets and data of count byte strings; the data ends where the last string does."""
-        offsets = self.take_offsets(column, count)
-        return pa.py_buffer(offsets), self.take(column + 1, int(offsets[-1]))
+        offsets, end = self.take_offsets(column, count)
+        return offsets, self.take(column + 1, end)
 
     def check_all_taken(self) -> None:
         if self._columns:
@@ -180,16 +181,20 @@ def _aligned_buffer(block: Buffer) -> pa.Buffer:
     return pa.py_buffer(bytes(block)) if buffer.address % ALIGNMENT_BYTES else buffer
 
 
-def _falls(offsets: np.ndarray) -> bool:
-    if len(offsets) > _FEW:
-        return bool((offsets[1:] < offsets[:-1]).any())
-    listed: list[int] = offsets.tolist()
-    return listed != sorted(listed)
+def _end_of_few(offsets: pa.Buffer) -> int:
+    """The last of the offsets; -1 when they do not begin at 0, or fall."""
+    listed = memoryview(offsets).cast("i").tolist()
+    return listed[-1] if listed[0] == 0 and listed == sorted(listed) else -1
+
+
+def _end_of_many(offsets: pa.Buffer) -> int:
+    """As `_end_of_few`."""
+    found = np.frombuffer(offsets, _INT32)
+    return -1 if found[0] != 0 or (found[1:] < found[:-1]).any() else int(found[-1])
 
 
 def _take_headers(block: _Block, count: int) -> pa.ListArray:
-    offsets = block.take_offsets(Column.HEADER_OFFSETS, count)
-    header_count = int(offsets[-1])
+    offsets, header_count = block.take_offsets(Column.HEADER_OFFSETS, count)
     keys = pa.Array.from_buffers(
         pa.string(), header_count, [None, *block.take_strings(Column.HEADER_KEY_OFFSETS, header_count)]
     )
@@ -199,7 +204,7 @@ def _take_headers(block: _Block, count: int) -> pa.ListArray:
     except pa.ArrowInvalid as error:
         raise CorruptRecord(f"header keys are not UTF-8: {error}") from error
     pairs = pa.StructArray.from_arrays([keys, values], fields=list(HEADERS_TYPE.value_type))
-    return pa.ListArray.from_buffers(HEADERS_TYPE, count, [None, pa.py_buffer(offsets)], children=[pairs])
+    return pa.ListArray.from_buffers(HEADERS_TYPE, count, [None, offsets], children=[pairs])
 
 
 def _take_timestamps(block: _Block, batch: RecordBatch) -> np.ndarray | None:
@@ -210,10 +215,14 @@ def _take_timestamps(block: _Block, batch: RecordBatch) -> np.ndarray | None:
     if batch.timestamp_type is TimestampType.LOG_APPEND_TIME:
         return None
     timestamps = None if deltas is None else deltas + batch.base_timestamp_ms
-    max_ms = batch.base_timestamp_ms if timestamps is None else int(timestamps.max())
+    max_ms = batch.base_timestamp_ms if timestamps is None else _largest(timestamps)
     if max_ms != batch.max_timestamp_ms:
         raise CorruptRecord(f"max timestamp {batch.max_timestamp_ms}, but the largest is {max_ms}")
     return timestamps
+
+
+def _largest(timestamps_ms: np.ndarray) -> int:
+    return int(timestamps_ms.max()) if len(timestamps_ms) > _FEW else max(timestamps_ms.tolist())
 
 
 def _take_offset_deltas(block: _Block, batch: RecordBatch) -> np.ndarray | None:
