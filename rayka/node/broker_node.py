@@ -88,7 +88,7 @@ class _Parts:
         return self.follower.image
 
     @property
-    def partitions(self) -> list[Partition]:
+    def partitions(self) -> tuple[Partition, ...]:
         return self.replicas.partitions
 
     @property
@@ -273,7 +273,7 @@ class BrokerNode:
     async def _status(self) -> StatusResponse:
         """How this node is; it answers whatever has happened to it."""
         settings, parts = self._settings, self._parts
-        partitions = parts.replicas.partitions if parts else []
+        partitions = parts.replicas.partitions if parts else ()
         return StatusResponse(
             node_id=settings.node_id,
             roles=settings.roles,

@@ -56,6 +56,8 @@ class ReplicaManager:
         self._name = node_name(settings.node_id)
         self._directories = directories
         self._hosted: dict[PartitionKey, Replica | Unusable] = {}
+        # Those of the usable ones; None since a replica came or went.
+        self._partitions: tuple[Partition, ...] | None = None
         self.image: MetadataImage | None = None
         config = settings.config
         added = config.reassignment_replication_throttled_rate
@@ -133,8 +135,11 @@ class ReplicaManager:
         return [each for each in self._hosted.values() if isinstance(each, Replica)]
 
     @property
-    def partitions(self) -> list[Partition]:
-        return [each.partition for each in self._hosted.values() if isinstance(each, Replica)]
+    def partitions(self) -> tuple[Partition, ...]:
+        """Of all usable replicas; the same tuple until one comes or goes."""
+        if self._partitions is None:
+            self._partitions = tuple(each.partition for each in self.replicas)
+        return self._partitions
 
     @property
     def unusable(self) -> list[StorageError]:
@@ -176,10 +181,12 @@ class ReplicaManager:
     def add(self, replica: Replica) -> None:
         """It is usable from now on."""
         self._hosted[key_of(replica.partition)] = replica
+        self._partitions = None
 
     def drop(self, key: PartitionKey) -> Replica | Unusable | None:
         """It is not here any more, and its log is not synced any more."""
         hosted = self._hosted.pop(key, None)
+        self._partitions = None
         if isinstance(hosted, Replica):
             hosted.flusher.forget(hosted.partition)
         return hosted

@@ -3,6 +3,8 @@
 A watch remembers what it saw last and compares a handful of values; only what has changed is looked at more closely.
 """
 
+from collections.abc import Collection, Sequence
+
 from rayka.ids import ReplicaKey
 from rayka.metadata.image import MetadataImage
 from rayka.node.broker_node import BrokerNode
@@ -238,6 +240,8 @@ class BrokerWatch:
         self._node: SimNode | None = None
         self._broker: BrokerNode | None = None
         self._views: dict[Partition, ReplicaView] = {}
+        self._partitions: Collection[Partition] = ()
+        self._looked_at: Sequence[ReplicaView] = ()  # the views of these partitions
         self._observed: ObservedBroker | None = None
         self._image: MetadataImage | None = None
         self._compared: Compared | None = None
@@ -256,12 +260,19 @@ class BrokerWatch:
         if observed.image is not self._image:
             self._image = image = observed.image
             self._compared = check_image(self._checkers, self._machine.node_id, image, self._compared)
-        for partition in observed.partitions:
-            view = self._views.get(partition)
-            if view is None:
-                self._views[partition] = self._replica_checkers.open(self._machine.node_id, partition)
-            elif view.has_changed():
+        partitions = observed.partitions
+        if partitions is not self._partitions:
+            self._open(partitions)
+        for view in self._looked_at:
+            if view.has_changed():
                 self._replica_checkers.look(view)
+
+    def _open(self, partitions: Collection[Partition]) -> None:
+        """Replicas have come or gone."""
+        for partition in partitions:
+            if partition not in self._views:
+                self._views[partition] = self._replica_checkers.open(self._machine.node_id, partition)
+        self._partitions, self._looked_at = partitions, [self._views[each] for each in partitions]
 
 
 def check_directory(checkers: Checkers, machine: Machine) -> None:
