@@ -16,6 +16,8 @@ from heapq import heapify, heappop, heappush
 from threading import get_ident
 from typing import Any, NoReturn
 
+import msgspec
+
 from rayka.sim.process import PROCESS, Process
 
 START_US = 1_000_000  # the clock's reading at the begin; nothing may depend on it being zero
@@ -23,7 +25,7 @@ _CALLBACKS_AT_ONE_INSTANT_MAX = 20_000
 _CANCELLED_TIMERS_MAX = 5_000
 _NEVER_S = 1e9
 _ROUNDS_OF_CANCELLING = 3
-_NO_CONTEXT = Context()
+_TASKS_MIN = 1_000
 
 
 class Deadlock(Exception):
@@ -38,21 +40,17 @@ class Escape(Exception):
     """The code tried to leave the simulation by a thread."""
 
 
-class Handle:
-    """A callback to be run; asyncio's Handle and TimerHandle, as far as its users go."""
+class Handle(msgspec.Struct, eq=False):
+    """A callback to be run; asyncio's Handle and TimerHandle, as far as its users go. A struct, because one is made for
+    each callback, and a class of Python takes twice as long.
+    """
 
-    __slots__ = ("args", "callback", "context", "is_cancelled", "loop", "when_us")
-
-    def __init__(
-        self, loop: "VirtualLoop", callback: Callable[..., object], args: tuple[Any, ...],
-        context: Context, when_us: int
-    ) -> None:  # fmt: skip
-        self.loop = loop
-        self.callback = callback
-        self.args = args
-        self.context = context
-        self.when_us = when_us
-        self.is_cancelled = False
+    loop: "VirtualLoop"
+    callback: Callable[..., object]
+    args: tuple[Any, ...]
+    context: Context
+    when_us: int  # 0: it is ready
+    is_cancelled: bool = False
 
     def cancel(self) -> None:
         if not self.is_cancelled:
@@ -84,7 +82,8 @@ class VirtualLoop(_AbstractLoop):  # type: ignore[misc]
         self._instant_us, self._budget = 0, 0
         self._is_closed = False
         self._thread_id = get_ident()
-        self._tasks: dict[asyncio.Task[Any], None] = {}
+        self._tasks: list[asyncio.Task[Any]] = []  # in the order of their making; some have ended
+        self._tasks_max = _TASKS_MIN
 
     def __repr__(self) -> str:
         return f"<VirtualLoop now_us={self.now_us} ready={len(self._ready)} timers={len(self._timers)}>"
@@ -199,8 +198,8 @@ class VirtualLoop(_AbstractLoop):  # type: ignore[misc]
                 continue
             if when_us > limit_us:
                 return False
-            self.now_us = max(self.now_us, when_us)
-            while timers and timers[0][0] <= self.now_us:
+            now_us = self.now_us = max(self.now_us, when_us)
+            while timers and timers[0][0] <= now_us:
                 due = heappop(timers)[2]
                 if due.is_cancelled:
                     self._cancelled_count -= 1
@@ -226,14 +225,18 @@ class VirtualLoop(_AbstractLoop):  # type: ignore[misc]
         self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, context: Context | None = None
     ) -> "asyncio.Task[Any]":
         task = asyncio.Task(coro, loop=self, name=name, context=context)
-        self._tasks[task] = None
-        task.add_done_callback(self._tasks.pop, context=_NO_CONTEXT)
+        if (
+            len(self._tasks) >= self._tasks_max
+        ):  # a callback for the end of each would be a tenth of all callbacks
+            self._tasks = [each for each in self._tasks if not each.done()]
+            self._tasks_max = max(2 * len(self._tasks), _TASKS_MIN)
+        self._tasks.append(task)
         return task
 
     def cancel_all(self) -> None:
         """Cancels every task that is left, and runs them to their ends."""
         self._timers.clear()
-        for task in list(self._tasks):
+        for task in self._tasks:
             task.cancel()
         for _ in range(_ROUNDS_OF_CANCELLING):
             with suppress(Exception):

@@ -23,14 +23,20 @@ class Trace:
         self._write = write
         self._digest = hashlib.blake2b(digest_size=16)
         self._lines: list[str] = []
+        self._now_us, self._time = -1, ""
+        self._columns: dict[tuple[int | str, str], str] = {}  # node and event, as they stand in a line
         self.count = 0
         self.last: deque[str] = deque(maxlen=200)
 
     def add(self, node: int | str, event: str, what: str = "") -> None:
         """Records one event."""
         now_us = self._loop.now_us
-        # An f-string with as many format specifications takes nearly twice as long.
-        line = "%9d.%03d  %5s  %-9s %s" % (now_us // 1000, now_us % 1000, node, event, what)  # noqa: UP031
+        if now_us != self._now_us:
+            self._now_us, self._time = now_us, f"{now_us // 1000:9d}.{now_us % 1000:03d}"
+        columns = self._columns.get((node, event))
+        if columns is None:  # formatting is most of the work, and few nodes have few events
+            columns = self._columns[node, event] = f"  {node!s:>5}  {event:<9} "
+        line = self._time + columns + what
         lines = self._lines
         lines.append(line)
         self.count += 1

@@ -47,6 +47,24 @@ def test_a_timeout_ends_on_time() -> None:
     assert 0 <= loop.now_us - (START_US + 250_000) <= 1  # never before
 
 
+def test_what_is_left_of_many_tasks_is_cancelled() -> None:
+    loop, notes = VirtualLoop(), list[str]()
+
+    async def wait(name: str) -> None:
+        try:
+            await loop.create_future()
+        finally:
+            notes.append(name)
+
+    loop.create_task(wait("first"))
+    for _ in range(2_500):
+        loop.run_until_complete(asyncio.sleep(0))
+    loop.create_task(wait("last"))
+    loop.run_until(loop.now_us)
+    loop.cancel_all()
+    assert notes == ["first", "last"]
+
+
 @pytest.mark.parametrize("wait_ms", [1, 3, 7, 57, 251, 333, 1_001, 57_003])
 def test_whoever_waits_until_a_moment_finds_that_it_has_come(wait_ms: int) -> None:
     """Deadlines are computed as floats and looked at as whole milliseconds: rounding must wake no waiter early."""
