@@ -144,7 +144,7 @@ class Checkers:
             self.on_produced(process.node_id, request, decode(ProduceResponse, body, payload))
         elif isinstance(request, VoteRequest):
             self._on_vote_answer(process, request, decode(VoteResponse, body))
-        elif isinstance(request, FetchRequest):
+        elif isinstance(request, FetchRequest) and names_epoch(request):
             self._on_fetch_answer(process, request, decode(FetchResponse, body, payload))
         elif isinstance(request, FetchSnapshotRequest):
             self._on_snapshot_answer(process, request, decode(FetchSnapshotResponse, body, payload))
@@ -355,6 +355,11 @@ def is_of_quorum(request: FetchRequest) -> bool:
     partitions = request.partitions
     is_for_log = request.replica_directory_id != ZERO_ID
     return is_for_log and bool(partitions) and partitions[0].topic_id == METADATA_TOPIC_ID
+
+
+def names_epoch(request: FetchRequest) -> bool:
+    """Whether some partition is fetched in an epoch: only then does the answer's epoch mean anything (A28)."""
+    return any(each.current_leader_epoch != NO_EPOCH for each in request.partitions)
 
 
 def quorum_of(machine: Machine) -> Quorum | None:

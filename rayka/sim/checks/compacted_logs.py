@@ -5,6 +5,7 @@ Kafka: the oracle of `LogCleanerTest`, `LogCompactionTester` (F22, F23).
 """
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_header import RecordBatch
@@ -13,6 +14,7 @@ from rayka.sim.checks.replica_views import ReplicaView, batches_of
 
 TOMBSTONE = b"t-"  # with it the key of a record begins that has no value
 _EPOCH_MS = 1_700_000_000_000
+_KEPT_BATCHES = 1_000
 
 
 def identity_of(key: bytes | None, value: bytes | None) -> bytes:
@@ -22,6 +24,13 @@ def identity_of(key: bytes | None, value: bytes | None) -> bytes:
 
 def batch_of(batch: RecordBatch) -> Batch:
     """The batch as its leader wrote it; of one that is compacted already only the header is right."""
+    return _batch_of(bytes(batch.view))
+
+
+@lru_cache(maxsize=_KEPT_BATCHES)
+def _batch_of(data: bytes) -> Batch:
+    """Each replica shows the same bytes."""
+    batch = RecordBatch(data)
     decoded = decode(batch, check_crc=False)
     keys = decoded.keys_list()
     values = map(identity_of, keys, decoded.values_list())

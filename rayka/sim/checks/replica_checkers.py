@@ -48,7 +48,8 @@ class ReplicaCheckers:
         if truth is None:
             truth = PartitionTruth(str(partition.topic_partition), key.topic_id, key.partition)
             self._replication.truths[key] = truth
-        view = self._replication.views[node_id, key] = ReplicaView(node_id, partition, truth)
+        view = ReplicaView(node_id, partition, truth)
+        self._replication.add(view)
         if partition.log.log_end_offset == 0:
             truth.begun.pop(node_id, None)
         elif node_id in truth.damaged:

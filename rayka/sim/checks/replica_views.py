@@ -69,7 +69,15 @@ class Replication:
         self.truths: dict[TopicIdPartition, PartitionTruth] = {}
         # The newest of each replica, running or not.
         self.views: dict[tuple[int, TopicIdPartition], ReplicaView] = {}
+        # The same by partition, then by node.
+        self._views_of: dict[PartitionTruth, dict[int, ReplicaView]] = {}
         self.rotten: dict[int, None] = {}  # nodes with a bit flipped on their disk
+
+    def add(self, view: ReplicaView) -> None:
+        """A replica was opened, perhaps not for the first time."""
+        truth = view.truth
+        self.views[view.node_id, TopicIdPartition(truth.topic_id, truth.number)] = view
+        self._views_of.setdefault(truth, {})[view.node_id] = view
 
     @property
     def image(self) -> MetadataImage:
@@ -99,10 +107,8 @@ class Replication:
 
     def look_at_starts(self, truth: PartitionTruth) -> None:
         """Which records have been deleted: a log's start rises without anything else."""
-        for view in self.views.values():
-            if view.truth is truth:
-                start = view.partition.log.log_start_offset
-                truth.log_start_offset = max(truth.log_start_offset, start)
+        for view in self._views_of.get(truth, {}).values():
+            truth.log_start_offset = max(truth.log_start_offset, view.partition.log.log_start_offset)
 
     # ---- Damage ------------------------------------------------------------------------------------------------------
 
