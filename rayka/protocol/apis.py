@@ -8,7 +8,6 @@ from enum import Flag, auto
 from functools import cached_property
 from typing import Any, get_args
 
-from rayka.ids import METADATA_TOPIC_ID
 from rayka.ports import Message, Request
 from rayka.protocol import (
     balance,
@@ -174,7 +173,5 @@ def is_hot(request: Request[Any]) -> bool:
     """Whether the call takes the direct lane where there is one. Fetches of the metadata log do not: what keeps the
     quorum together stays on Ray (design §4).
     """
-    is_of_quorum = isinstance(request, fetch.FetchRequest) and any(
-        each.topic_id == METADATA_TOPIC_ID for each in request.partitions[:1]
-    )
+    is_of_quorum = isinstance(request, fetch.FetchRequest) and request.is_of_metadata
     return api_of(request).is_hot and not is_of_quorum
