@@ -88,7 +88,16 @@ def nothing_is_left_behind() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def rays() -> Iterator["RayNodes"]:
+def forks() -> Iterator[None]:
+    """Workers of the Rays that this process and its subprocesses start begin as forks."""
+    from tests.forks import fork_server
+
+    with fork_server():
+        yield
+
+
+@pytest.fixture(scope="session")
+def rays(forks: None) -> Iterator["RayNodes"]:
     """The Ray that this process is connected to. Tests may add Ray nodes, and have to remove them."""
     from tests.rays import connected_ray
 

@@ -1,43 +1,23 @@
 """A Ray that tests start: in a directory of its own, with a head to which further Ray nodes can be added.
 
-Its workers begin as forks of one process: see `tests/forked/fork_server.py`.
+Its workers and agents begin as forks of one process: see `tests/forks.py`.
 """
 
 import os
 import shutil
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any
 
 import psutil
 import ray
-from ray.cluster_utils import Cluster
+from ray.cluster_utils import Cluster as RayNodes
 
 from rayka.actors import ray_process
-from tests.forked.fork_client import SERVER
+from tests.forks import fork_server, processes_of
 
-_FORKED = Path(__file__).parent / "forked"
 _END_TIMEOUT_S = 90
-_SOCKET = "forks"
 _QUIET: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
-
-
-class RayNodes(Cluster):
-    """Ray nodes whose workers ask the server of forks that the environment names; see there for what has to be alike.
-
-    `add_node` takes what `ray.cluster_utils.Cluster` takes.
-    """
-
-    def add_node(self, wait: bool = True, **node_args: Any) -> Any:
-        programs = {
-            "worker_path": str(_FORKED / "default_worker.py"),
-            "setup_worker_path": str(_FORKED / "setup_worker.py"),
-        }
-        return super().add_node(wait, **{**programs, **node_args})
 
 
 @contextmanager
@@ -56,45 +36,16 @@ def connected_ray(head_cpus: int) -> Iterator[RayNodes]:
     }
     started: list[psutil.Process] = []
     try:
-        with _fork_server(Path(directory)):
+        with fork_server():
             rays = RayNodes(initialize_head=True, head_node_args=head)
             try:
                 ray.init(address=rays.address, **_QUIET)
                 yield rays
             finally:
-                started = psutil.Process().children(recursive=True)
+                started = processes_of(os.getpid())
                 ray.shutdown()
                 rays.shutdown()
     finally:
         psutil.wait_procs(started, timeout=_END_TIMEOUT_S)
         del os.environ["RAY_TMPDIR"]
         shutil.rmtree(directory, ignore_errors=True)
-
-
-@contextmanager
-def _fork_server(directory: Path) -> Iterator[None]:
-    """Meanwhile what this process starts finds a server of forks."""
-    address = str(directory / _SOCKET)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind(address)
-        listener.listen(128)  # they wait while it imports
-        command = [sys.executable, str(_FORKED / "fork_server.py"), str(listener.fileno()), str(directory)]
-        server = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[listener.fileno()])
-    os.environ[SERVER] = address
-    try:
-        yield
-    finally:
-        del os.environ[SERVER]
-        with server:  # the end of its input ends it
-            pass
-
-
-def processes_of(raylet_pid: int) -> list[psutil.Process]:
-    """The processes that a raylet has started, those that were forked for it included; one that Ray drains may end by
-    itself when nothing is left on it.
-    """
-    forked = {int(each.suffix[1:]) for each in Path(os.environ["RAY_TMPDIR"]).glob(f"{raylet_pid}.*")}
-    found = [each for each in psutil.Process().children(recursive=True) if each.pid in forked]
-    with suppress(psutil.NoSuchProcess):
-        found += psutil.Process(raylet_pid).children(recursive=True)
-    return found

@@ -20,6 +20,7 @@ import psutil
 import ray
 
 from rayka.actors import ray_process
+from tests.forks import fork_server, processes_of
 
 _HEAD_ID = "f" * 51 + "00000"
 _PROVIDER = "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider"
@@ -36,6 +37,8 @@ _OF_ALL = {
     "RAY_enable_autoscaler_v2": "1",
     "AUTOSCALER_UPDATE_INTERVAL_S": "1",
     "RAY_AUTH_MODE": "disabled",
+    # A machine waits a moment for what has to run on it, and nothing runs on idle workers.
+    "RAY_prestart_worker_first_driver": "0",
 }
 
 
@@ -47,19 +50,22 @@ def autoscaled_ray(machine: Mapping[str, float], *, machines_max: int, idle_s: f
     temp_dir = ray_process.make_temp_dir()
     head = None
     try:
-        for _ in range(_TRIES):
-            host, port = ray.util.get_node_ip_address(), _free_port()
-            config = Path(temp_dir, "autoscaling.json")
-            config.write_text(json.dumps(_config(f"{host}:{port}", machine, machines_max, idle_s)))
-            head = _start(temp_dir, host, port, config)
-            if _has_started(head, Path(temp_dir, _LOG)):
-                break
-        else:
-            raise AssertionError(Path(temp_dir, _LOG).read_text(errors="replace"))
-        yield f"{host}:{port}"
+        with fork_server(**_OF_ALL):
+            try:
+                for _ in range(_TRIES):
+                    host, port = ray.util.get_node_ip_address(), _free_port()
+                    config = Path(temp_dir, "autoscaling.json")
+                    config.write_text(json.dumps(_config(f"{host}:{port}", machine, machines_max, idle_s)))
+                    head = _start(temp_dir, host, port, config)
+                    if _has_started(head, Path(temp_dir, _LOG)):
+                        break
+                else:
+                    raise AssertionError(Path(temp_dir, _LOG).read_text(errors="replace"))
+                yield f"{host}:{port}"
+            finally:
+                if head is not None:
+                    _end(head)
     finally:
-        if head is not None:
-            _end(head)
         shutil.rmtree(temp_dir, ignore_errors=True)
 
 
@@ -76,7 +82,7 @@ def _start(temp_dir: str, host: str, port: int, config: Path) -> "subprocess.Pop
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env={**os.environ, **_OF_ALL, **_OF_THE_HEAD},
+            env={**os.environ, **_OF_THE_HEAD},
         )
 
 
@@ -128,7 +134,7 @@ def _has_started(head: "subprocess.Popen[bytes]", log: Path) -> bool:
 
 def _end(head: "subprocess.Popen[bytes]") -> None:
     """The head and what it started, its machines too: those would look for it a while."""
-    started = psutil.Process(head.pid).children(recursive=True) if head.poll() is None else []
+    started = processes_of(head.pid) if head.poll() is None else []
     head.send_signal(signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):
         head.wait(_END_TIMEOUT_S)

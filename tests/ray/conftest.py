@@ -62,7 +62,7 @@ def command(ray_address: str, capsys: pytest.CaptureFixture[str]) -> Callable[..
 
 
 @pytest.fixture
-def environment() -> Iterator[dict[str, str]]:
+def environment(forks: None) -> Iterator[dict[str, str]]:
     """A subprocess's environment: an empty home, no Ray known, and a short directory for the Ray that it starts."""
     home = tempfile.mkdtemp(prefix="h")
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_A")}

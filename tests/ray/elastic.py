@@ -33,6 +33,7 @@ from rayka.actors import supervise
 from rayka.actors.scaling import rooms
 from rayka.cluster import Cluster
 from rayka.errors import RaykaError
+from tests.forks import processes_of, raylet_of
 from tests.ray.autoscaled_ray import HEAD, autoscaled_ray
 from tests.ray.elastic_picture import Look, Mark, picture
 from tests.ray.sender import Sender
@@ -46,7 +47,7 @@ BUSY_PAUSE_S, IDLE_PAUSE_S = 0.01, 0.2
 VALUE_BYTES, TARGET_BYTES = 1_000, 20_000
 WINDOW_S, REACTION_MAX_S = 2.0, 15.0
 _STEP_TIMEOUT_S = 200
-_LOOK_S = 0.25
+_LOOK_S, _WATCH_S = 0.25, 0.5
 
 
 def spec(data_dir: str) -> dict[str, Any]:
@@ -115,7 +116,7 @@ class Watch(threading.Thread):
 
     def run(self) -> None:
         with rayka.Admin(cluster=self._cluster) as admin:
-            while not self._is_stopping.wait(_LOOK_S):
+            while not self._is_stopping.wait(_WATCH_S):
                 try:
                     self._look(admin)
                 except RaykaError as error:
@@ -221,9 +222,8 @@ class Trial:
     def _lose_machine(self) -> None:
         """That of the last broker, with its disk; what it held is made anew, and another one comes for it."""
         (node,) = (each for each in self._cluster.describe().nodes if each.node_id == LAST)
-        raylet = psutil.Process(pid_of(self._cluster, LAST)).parent()
-        assert raylet is not None
-        lost = [raylet, *raylet.children(recursive=True)]
+        raylet = raylet_of(pid_of(self._cluster, LAST))
+        lost = [psutil.Process(raylet), *processes_of(raylet)]
         for each in lost:
             each.kill()
         psutil.wait_procs(lost, timeout=10)

@@ -19,7 +19,8 @@ from rayka.actors import launch
 from rayka.actors.on_ray_node import HOST_LABEL
 from rayka.client import io_thread
 from rayka.cluster import Cluster
-from tests.rays import RayNodes, processes_of
+from tests.forks import processes_of
+from tests.rays import RayNodes
 
 ON_MACHINES = {
     role: {"resources": {"machine": 0.01}} for role in ("broker", "controller", "coordinator")

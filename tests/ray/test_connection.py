@@ -17,6 +17,7 @@ from rayka.actors.bring_up import wait_for
 from rayka.cluster import Cluster
 from rayka.errors import UnavailableError
 from tests import tidy
+from tests.forks import processes_of
 from tests.ray.support import RAYKA, is_alive, wait_until
 
 pytestmark = pytest.mark.ray
@@ -151,8 +152,7 @@ def end_at_once(started: ray_process.RayProcess) -> None:
     noticed the end of another one. All stand still first, and before any of them the head ends.
     """
     if started.is_alive():
-        parent = psutil.Process(started.pid)
-        family = [parent, *parent.children(recursive=True)]
+        family = [psutil.Process(started.pid), *processes_of(started.pid)]
         family.sort(key=lambda each: "gcs_server" not in each.name())
         for each in family:
             each.suspend()

@@ -1,8 +1,9 @@
-"""The workers of a Ray that tests start are forks, and such as Ray would have started."""
+"""The workers and agents of a Ray that tests start are forks, and such as Ray would have started."""
 
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import psutil
 import pytest
 import ray
 
-from tests.rays import RayNodes, processes_of
+from tests.forks import processes_of, raylet_of
+from tests.ray.support import wait_until
+from tests.rays import RayNodes
 
 pytestmark = pytest.mark.ray
 
@@ -19,6 +22,7 @@ def seen_inside() -> dict[str, Any]:
     """What a program can see of how its process began."""
     return {
         "pid": os.getpid(),
+        "group": os.getpgrp(),
         "program": sys.argv[0],
         "path": sys.path,
         "threads": os.environ.get("OPENBLAS_NUM_THREADS"),
@@ -44,8 +48,34 @@ def test_workers_are_forks_and_look_as_if_ray_had_started_them(
     raylet = psutil.Process(seen["raylet"])
     assert seen["pid"] not in [each.pid for each in raylet.children(recursive=True)]
     assert seen["pid"] in [each.pid for each in processes_of(raylet.pid)]
+    assert raylet_of(seen["pid"]) == raylet.pid
+    assert seen["group"] == seen["pid"]  # Ray kills the groups of workers
     program = Path(ray.__file__).parent / "_private/workers/default_worker.py"
     assert seen["program"] == str(program)
-    assert not [each for each in seen["path"] if each.endswith("tests/forked")]
+    assert str(program.parent) in seen["path"]
+    assert [each.endswith("tests/forked") for each in seen["path"]].count(True) == 1  # as in any Python here
     assert seen["threads"] is None
     assert seen["a child's exit code"] == 3
+
+
+def test_the_agents_of_a_ray_node_are_forks_and_end_with_it(rays: RayNodes) -> None:
+    node = rays.add_node(num_cpus=0)
+    raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
+    wait_until(lambda: set(AGENTS) <= names(processes_of(raylet.pid)))
+    assert not set(AGENTS) & names(raylet.children(recursive=True))
+    started = processes_of(raylet.pid)
+    rays.remove_node(node, allow_graceful=False)
+    _, alive = psutil.wait_procs(started, timeout=60)
+    assert not alive
+
+
+AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
+
+
+def names(processes: list[psutil.Process]) -> set[str]:
+    """The first words of their commands; of those that end meanwhile, none."""
+    found = set()
+    for each in processes:
+        with suppress(psutil.NoSuchProcess):
+            found.update(each.cmdline()[:1])
+    return found
