@@ -109,7 +109,8 @@ def _prepare(scratch: Path) -> Place:
     environment |= {
         _MARK: str(os.getpid()),
         "HOME": str(scratch / "home"),
-        "JAVA_TOOL_OPTIONS": f"-Djava.io.tmpdir={scratch}",  # where Spark's JVM leaves a library
+        # Where Spark's JVM leaves a library; and it computes 40 % less than one that compiles for a long run.
+        "JAVA_TOOL_OPTIONS": f"-Djava.io.tmpdir={scratch} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         "PYTHONUNBUFFERED": "1",
         "RAY_ADDRESS": "local",  # no Ray that happens to run on this machine
         "RAY_TMPDIR": str(scratch),
