@@ -461,6 +461,44 @@ def test_a_log_is_not_compacted_while_the_rest_of_a_move_of_an_earlier_process_w
     run(main)
 
 
+def test_what_is_cleaned_after_a_copy_was_begun_is_dirty_in_the_copy() -> None:  # F20
+    async def main() -> None:
+        mover = await Mover.start(broker={"replica_alter_log_dirs_io_max_bytes_per_second": 1000})
+        log = mover.broker.partition().log
+        for _ in range(3):
+            await mover.produce(b"a" * 10_000)
+        log.cleaned_offset = 1
+        await mover.ask(TWO)
+        await settle()
+        log.cleaned_offset = 3  # by a cleaning that was under way
+        await mover.until_in(TWO)
+        assert mover.broker.partition().log.cleaned_offset == 1
+        await mover.stop()
+
+    run(main)
+
+
+def test_of_a_copy_that_an_earlier_process_began_nothing_counts_as_clean() -> None:  # F20
+    async def main() -> None:
+        disk = MemoryDisk()
+        mover = await Mover.start(disk)
+        await mover.produce(b"a")
+        mover.hold_assignments()
+        await mover.ask(TWO)
+        await mover.broker.others.assignments.get()
+        mover.broker.partition().log.cleaned_offset = 1
+        await mover.directories[0].checkpoint()
+        await mover.end()
+        disk.process_crash()
+        await mover.restart(disk)
+        assert mover.broker.partition().log.cleaned_offset == 1
+        await mover.until_in(TWO)
+        assert mover.broker.partition().log.cleaned_offset == 0
+        await mover.stop()
+
+    run(main)
+
+
 @pytest.mark.parametrize(
     ("path", "topic", "number", "code", "said"),
     [
