@@ -25,13 +25,14 @@ _SEALED_AT_ONCE = 1 << 16  # slots
 
 
 class OffsetMap:
-    """Offsets by hash. `keys_max`: no more keys will come, so that a small log takes little memory.
+    """Offsets by hash. `keys_max`: no more keys will come, so that a small log takes little memory. There is room for
+    one key at least, or a cleaning would get no further and begin again for ever.
 
     Hashes are rows of two uint64 of which the second is never 0: that is an empty slot's.
     """
 
     def __init__(self, size_bytes: int, keys_max: int) -> None:
-        slot_count = max(1, min(size_bytes // SLOT_BYTES, int(keys_max / _LOAD_WANTED) + 2))
+        slot_count = max(2, min(size_bytes // SLOT_BYTES, int(keys_max / _LOAD_WANTED) + 2))
         self._hashes = np.zeros((slot_count, 2), np.uint64)
         self._whole_hashes = self._hashes.view(_ONE_MOVE).ravel()
         self._slot_count = slot_count

@@ -155,6 +155,17 @@ def test_a_full_map_ends_a_cleaning_early_and_the_next_one_goes_on_there() -> No
     assert set(records_of(log)) <= set(before)
 
 
+def test_a_cleaning_gets_further_however_little_memory_its_map_has() -> None:  # F21
+    disk, log = new_log(COMPACTED)
+    put(log, (b"a", b"1"), (b"b", b"1"), (b"a", b"2"))
+    ends = []
+    for _ in range(2):
+        clean(disk, log, SETTINGS._replace(map_bytes=1))
+        ends.append(log.cleaned_offset)
+    assert ends == [1, 2]
+    assert table_of(records_of(log)) == {b"a": b"2", b"b": b"1"}
+
+
 def test_what_was_put_is_found_by_its_offset_and_what_was_clean_by_its_key() -> None:  # F21, F22
     """The copy of records that were put needs no hash of them; a hasher with another secret finds no key again."""
     old = keyed([(b"a", b"old"), (b"b", b"old")])

@@ -205,3 +205,15 @@ def test_cleanings_at_once_share_the_memory_for_their_maps(caplog: pytest.LogCap
     run(main)
     assert "; 180 keys in the map" in caplog.text
     assert "; 301 keys in the map" not in caplog.text
+
+
+def test_a_broker_without_threads_for_it_says_that_it_compacts_nothing() -> None:  # F20
+    async def main() -> None:
+        broker = await leading(log_cleaner_threads=0)
+        await asyncio.sleep(4 * BACKOFF_S)
+        cleaning = broker.replicas.logs.cleaner.cleaning(broker.replica())
+        assert cleaning is not None
+        assert (cleaning.problem, cleaning.last) == ("log.cleaner.threads is 0 on this broker", None)
+        await broker.stop()
+
+    run(main)

@@ -102,6 +102,8 @@ class LogCleaner:
     def _problem(self, log: Log) -> str:
         if not self.config.log_cleaner_enable:
             return "log.cleaner.enable is false on this broker"
+        if not self.config.log_cleaner_threads:
+            return "log.cleaner.threads is 0 on this broker"
         return self._uncleanable.get(log) or self._waiting.get(log, "")
 
     async def run(self) -> None:
