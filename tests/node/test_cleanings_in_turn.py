@@ -77,6 +77,23 @@ def test_a_log_that_finds_no_room_does_not_keep_the_others_from_being_compacted(
     run(main)
 
 
+def test_a_long_cleaning_takes_one_place_and_others_follow_each_other_in_the_next() -> None:  # F20
+    async def main() -> None:
+        broker = await leading(
+            partitions=3, log_cleaner_threads=2, log_cleaner_io_max_bytes_per_second=10_000
+        )
+        await broker.apply(*configured(segment_bytes=10_000))
+        for _ in range(200):
+            await put(broker, value=bytes(9_000))
+        await asyncio.sleep(BACKOFF_S + 100)
+        assert [log_of(broker, number).cleaned_offset for number in range(3)] == [0, 39, 39]
+        await asyncio.sleep(600)
+        assert log_of(broker).cleaned_offset == 239
+        await broker.stop()
+
+    run(main)
+
+
 def test_all_cleanings_together_stay_below_the_rate() -> None:  # F27
     async def main() -> None:
         broker = await leading(partitions=2, log_cleaner_threads=2, log_cleaner_io_max_bytes_per_second=1000)

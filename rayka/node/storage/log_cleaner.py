@@ -80,6 +80,7 @@ class LogCleaner:
         self._last: dict[Log, LastCleaning] = {}
         self._tries: dict[Log, int] = {}  # the number of the last one, of logs that were not cleaned by it
         self._try_count = 0
+        self._cleaned: dict[Log, None] = {}  # now
         self._free_ms = 0.0
         self.config: BrokerConfig = settings.config
         self.is_paused: Callable[[Replica], bool] = lambda _: False  # a copy is to take the log's place
@@ -109,16 +110,22 @@ class LogCleaner:
     async def run(self) -> None:
         """Cleans what is due, for ever."""
         while self.config.log_cleaner_enable:
-            chosen = await self._filthiest(self.config.log_cleaner_threads)
-            cleaned = await asyncio.gather(*[self._clean(each) for each in chosen])
-            if not any(cleaned):
+            count = self.config.log_cleaner_threads
+            await asyncio.gather(*[self._work(count) for _ in range(max(1, count))])
+
+    async def _work(self, count: int) -> None:
+        """Cleans one log after another, one of so many workers, until there are to be more or fewer of them."""
+        while self.config.log_cleaner_threads == count:
+            chosen = await self._filthiest() if count else None
+            if chosen is None or not await self._clean(chosen):
                 await asyncio.sleep(self.config.log_cleaner_backoff_ms / 1000)
 
     # ---- Choice ------------------------------------------------------------------------------------------
 
-    async def _filthiest(self, count: int) -> list[_Chosen]:
-        """So many of those that are due, by the share of bytes that were never cleaned (F20). One whose cleaning ended
-        early, as on a full disk, comes after the others, or it would be tried again and again in their place.
+    async def _filthiest(self) -> _Chosen | None:
+        """Of those that are due and not being cleaned the one with the largest share of bytes that were never cleaned
+        (F20). One whose cleaning ended early, as on a full disk, comes after the others, or it would be tried again and
+        again in their place.
         """
         replicas = self._owner.replicas
         logs = {each.partition.log for each in replicas}
@@ -127,7 +134,10 @@ class LogCleaner:
                 del known[log]
         looked_at = in_turns(replicas, weigh=weight_of)
         found = [each async for replica in looked_at if (each := self._choice(replica)) is not None]
-        return sorted(found, key=lambda each: (self._tries.get(each.log, 0), -each.part.dirty_ratio))[:count]
+        free = [each for each in found if each.log not in self._cleaned]
+        return min(
+            free, key=lambda each: (self._tries.get(each.log, 0), -each.part.dirty_ratio), default=None
+        )
 
     def _choice(self, replica: Replica) -> _Chosen | None:
         """The log with what is to be cleaned of it; None where nothing is due, or possible."""
@@ -152,7 +162,11 @@ class LogCleaner:
             secret=self._settings.random.randbytes(_SECRET_BYTES),
         )
         compaction = Compaction(chosen.log, chosen.part, settings, chosen.is_wanted)
-        failure = await self._perform(compaction)
+        self._cleaned[chosen.log] = None
+        try:
+            failure = await self._perform(compaction)
+        finally:
+            del self._cleaned[chosen.log]
         if failure is not None:
             self._try_count += 1
             self._tries[chosen.log] = self._try_count
