@@ -148,7 +148,7 @@ class Compaction:
         self._aside = self._log.swaps.new_segment(
             group[0], CLEANED_SUFFIX, self._log.config.index_interval_bytes
         )
-        return GroupPlan(_plans(group), _needed_ends(self._log))
+        return GroupPlan(_plans(group), _needed_ends(self._log, group))
 
     # ---- Checks --------------------------------------------------------------------------------------------
 
@@ -191,10 +191,15 @@ def _plans(segments: Sequence[Segment]) -> list[SegmentPlan]:
     return [SegmentPlan(each.base_offset, each.next_offset, each.size_bytes) for each in segments]
 
 
-def _needed_ends(log: Log) -> frozenset[tuple[int, int]]:
-    """The ends of the batches by which producers are recognised (C2, F25)."""
+def _needed_ends(log: Log, group: Sequence[Segment]) -> frozenset[tuple[int, int]]:
+    """The ends of those batches of the group by which producers are recognised (C2, F25). There may be a hundred
+    thousand producers, of which most have nothing in it.
+    """
+    begin, end = group[0].base_offset, group[-1].next_offset
     return frozenset(
         (producer_id, batch.last_offset)
         for producer_id, entry in log.producers.items()
+        if entry.batches[-1].last_offset >= begin and entry.batches[0].last_offset < end
         for batch in entry.batches
+        if begin <= batch.last_offset < end
     )

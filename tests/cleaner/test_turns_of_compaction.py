@@ -2,15 +2,17 @@
 
 import subprocess
 import sys
+from contextlib import suppress
 from itertools import pairwise
 
-from rayka.cleaner.compaction import Compaction, SyncNeeded
+from rayka.cleaner.compaction import Compaction, SyncNeeded, Turns
+from rayka.cleaner.file_cleaning import GroupPlan
 from rayka.cleaner.segment_chunks import CHUNK_BYTES
 from rayka.cleaner.segment_groups import SEGMENTS_MAX, grouped
 from rayka.config import TopicConfig
-from rayka.protocol.batch_header import HEADER_BYTES
+from rayka.protocol.batch_header import HEADER_BYTES, ProducerSequence
 from rayka.testing.memory_disk import MemoryDisk
-from tests.cleaner.support import COMPACTED, SETTINGS, part_of, put
+from tests.cleaner.support import COMPACTED, SETTINGS, keyed, part_of, put
 from tests.log.support import new_log, open_log
 
 LARGE = TopicConfig(segment_bytes=1 << 20, cleanup_policy="compact", min_cleanable_dirty_ratio=0)
@@ -69,6 +71,33 @@ def test_as_many_segments_become_one_as_fit_and_no_more() -> None:  # F22
         size + following[0].size_bytes > COMPACTED.segment_bytes
         for size, following in zip(sizes, groups[1:], strict=False)
     )
+
+
+def test_a_group_is_told_of_the_producers_that_wrote_to_it_and_of_no_others() -> None:  # C2, F25
+    disk, log = new_log(COMPACTED)
+    for number in range(30):
+        sequence = ProducerSequence(number // 3, 0, 2 * (number % 3))
+        log.append_as_leader([keyed([(b"a", b"1" * 50), (b"b", b"2")], sequence=sequence)], 0, now_ms=0)
+    compaction = Compaction(log, part_of(disk, log), SETTINGS, lambda: True)
+    steps, answer, told = compaction.job.run(disk), None, set[tuple[int, int]]()
+    with suppress(StopIteration):
+        while True:
+            turns = compaction.on_step(steps.send(answer))
+            answer = run_to_end(turns)
+            if answer is not None:
+                begin, end = answer.segments[0].base_offset, answer.segments[-1].next_offset
+                assert all(begin <= last_offset < end for _, last_offset in answer.needed_ends)
+                told |= answer.needed_ends
+    assert told == {(number // 3, 2 * number + 1) for number in range(30)}
+
+
+def run_to_end(turns: Turns) -> GroupPlan | None:
+    while True:
+        try:
+            next(turns)
+        except StopIteration as end:
+            answer: GroupPlan | None = end.value
+            return answer
 
 
 PANDAS = """
