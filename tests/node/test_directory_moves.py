@@ -345,6 +345,42 @@ def test_a_replica_that_goes_before_its_old_log_is_deleted_leaves_nothing_behind
     run(main)
 
 
+class SlowerDisk(MemoryDisk):
+    """Each sync takes ten seconds, once that is wanted."""
+
+    is_slow = False
+
+    async def sync(self, files: Sequence[str], directories: Sequence[str]) -> None:
+        await asyncio.sleep(10 * self.is_slow)
+        await super().sync(files, directories)
+
+
+def test_a_copy_does_not_take_its_place_when_the_metadata_name_the_old_directory_again() -> None:
+    """After a crash the directory that they name would have no log."""
+
+    async def main() -> None:
+        disk = SlowerDisk()
+        mover = await Mover.start(disk)
+        await mover.produce(b"a")
+        one, two = mover.directories
+        mover.hold_assignments()
+        await mover.ask(TWO)
+        asked = await mover.broker.others.assignments.get()
+        disk.is_slow = True
+        await mover.answer_to(asked)
+        await asyncio.sleep(1)  # the copy is synced
+        await mover.apply(mover.named(one.directory_id))
+        await asyncio.sleep(60)
+        assert mover.where == mover.named_path == ONE
+        disk.is_slow = False
+        await mover.apply(mover.named(two.directory_id))
+        await mover.until_in(TWO)
+        assert mover.values() == [b"a"]
+        await mover.stop()
+
+    run(main)
+
+
 def test_a_new_name_that_cannot_be_made_durable_ends_the_new_directory_and_not_the_old_log() -> None:  # F13
     async def main() -> None:
         disk = SlowDisk()
