@@ -6,12 +6,15 @@ Kafka: the read buffer of `Cleaner`, which grows to the largest batch, too.
 from collections.abc import Iterator
 from struct import Struct
 
+from crc32c import crc32c
+
 from rayka.errors import CorruptRecord
-from rayka.log.segment_file import SegmentFile
-from rayka.protocol.batch_header import HEADER_BYTES, LENGTH_FIELD_END, RecordBatch
+from rayka.log.segment_file import SCANNED, SegmentFile
+from rayka.protocol.batch_header import CRC_START, HEADER_BYTES, LENGTH_FIELD_END, RecordBatch
 
 CHUNK_BYTES = 512 << 10
 CHUNK_BATCHES = 100
+_LARGE_BYTES = 16 << 20
 _LENGTH = Struct(">8xi")
 
 
@@ -24,15 +27,28 @@ def chunks(file: SegmentFile, end: int) -> Iterator[list[RecordBatch]]:
     while position < end:
         left = end - position
         first = _size_at(memoryview(file.read(position, min(HEADER_BYTES, left))), 0)
-        data = memoryview(file.read(position, min(max(CHUNK_BYTES, first), left)))
+        if first > left:
+            raise CorruptRecord(f"{file.path}: no whole batch at position {position}")
         try:
-            batches = _split(data)
+            if first > _LARGE_BYTES:
+                _check_large(file, position, first)
+            batches = _split(memoryview(file.read(position, min(max(CHUNK_BYTES, first), left))))
         except CorruptRecord as error:
             raise CorruptRecord(f"{file.path}, at position {position} or later: {error}") from error
-        if not batches:
-            raise CorruptRecord(f"{file.path}: no whole batch at position {position}")
         yield batches
         position += sum(each.size_bytes for each in batches)
+
+
+def _check_large(file: SegmentFile, position: int, size_bytes: int) -> None:
+    """A wrong length may say a gigabyte: so much is read at once only when the CRC says that it is one batch. Raises
+    CorruptRecord.
+    """
+    header = file.read(position, HEADER_BYTES)
+    expected, found = SCANNED.unpack_from(header)[4], crc32c(header[CRC_START:])
+    for begin in range(position + HEADER_BYTES, position + size_bytes, CHUNK_BYTES):
+        found = crc32c(file.read(begin, min(CHUNK_BYTES, position + size_bytes - begin)), found)
+    if found != expected:
+        raise CorruptRecord(f"a batch of {size_bytes} bytes has CRC {found}, expected {expected}")
 
 
 def _split(data: memoryview) -> list[RecordBatch]:

@@ -5,12 +5,15 @@ import sys
 from contextlib import suppress
 from itertools import pairwise
 
+import pytest
+
 from rayka.cleaner.compaction import Compaction, SyncNeeded, Turns
 from rayka.cleaner.file_cleaning import GroupPlan
 from rayka.cleaner.segment_chunks import CHUNK_BYTES
 from rayka.cleaner.segment_groups import SEGMENTS_MAX, grouped
 from rayka.config import TopicConfig
-from rayka.protocol.batch_header import HEADER_BYTES, ProducerSequence
+from rayka.errors import CorruptRecord
+from rayka.protocol.batch_header import HEADER_BYTES, LENGTH_FIELD_END, ProducerSequence
 from rayka.testing.memory_disk import MemoryDisk
 from tests.cleaner.support import COMPACTED, SETTINGS, keyed, part_of, put
 from tests.log.support import new_log, open_log
@@ -22,10 +25,12 @@ class CountingDisk(MemoryDisk):
     """Knows how many bytes were read."""
 
     read_bytes = 0
+    most_bytes = 0  # at once
 
     def read_at(self, path: str, position: int, size_bytes: int) -> bytes:
         data = super().read_at(path, position, size_bytes)
         self.read_bytes += len(data)
+        self.most_bytes = max(self.most_bytes, len(data))
         return data
 
 
@@ -42,6 +47,21 @@ def test_batches_larger_than_a_chunk_are_read_once_in_each_pass() -> None:
         if isinstance(step, SyncNeeded):
             disk.sync_now(step.files, step.directories)
     assert disk.read_bytes == 2 * (size_bytes + 3 * HEADER_BYTES)
+
+
+@pytest.mark.parametrize("bit", [1, 6])
+def test_what_a_wrong_length_says_is_not_read_at_once(bit: int) -> None:  # F27
+    disk = CountingDisk()
+    disk.make_directory("/data")
+    log = open_log(disk, config=LARGE.model_copy(update={"segment_bytes": 64 << 20}))
+    put(log, (b"a", b"1"))
+    put(log, (b"a", bytes(40 << 20)))
+    part = part_of(disk, log)
+    disk.flip_bit(log.segments.first.path, LENGTH_FIELD_END - 4, bit)  # 32 MiB more, or 1 GiB
+    disk.most_bytes = 0
+    with pytest.raises(CorruptRecord, match=f"{log.segments.first.path}.* at position 0"):
+        list(Compaction(log, part, SETTINGS, lambda: True).run(disk))
+    assert disk.most_bytes <= CHUNK_BYTES
 
 
 def test_very_many_small_segments_become_several() -> None:
