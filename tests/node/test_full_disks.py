@@ -150,7 +150,7 @@ def test_a_replica_that_could_not_be_opened_is_opened_when_there_is_room() -> No
         broker = await Broker.start(disk)
         disk.fill_up()
         await broker.apply(broker.new_partition())
-        assert broker.replicas.partitions == []
+        assert not broker.replicas.partitions
         assert any("disk full" in each for each in broker.replicas.problems())
         disk.fill_up(after_bytes=ROOM)
         asked = await broker.next_fetch()

@@ -146,7 +146,7 @@ def test_a_disk_that_fails_while_a_log_is_opened_leaves_the_partition_offline() 
         disk.meddle = fail
         await broker.apply(broker.new_partition(leader_id=BROKER, isr=(BROKER,)))
         assert broker.directories.offline_paths() == (DATA_DIR,)
-        assert broker.replicas.partitions == []
+        assert not broker.replicas.partitions
         assert await produce(broker) is ErrorCode.KAFKA_STORAGE_ERROR
         await broker.stop()
 
