@@ -84,7 +84,7 @@ def test_others_have_their_turn_while_a_log_is_opened_for_the_first_time() -> No
         disk.process_crash()
         disk.fill_up(after_bytes=ROOM)
         broker = await Broker.start(disk)
-        disk.meddle = partial(turns_until, lambda: broker.replicas.partitions != [])
+        disk.meddle = partial(turns_until, lambda: bool(broker.replicas.partitions))
         await broker.apply(broker.new_partition(leader_id=BROKER, isr=(BROKER,)))
         assert disk.answer is not None
         assert await disk.answer >= BATCHES // SLICE_BATCHES
