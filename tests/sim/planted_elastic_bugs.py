@@ -217,7 +217,7 @@ ELASTIC_BUGS = [
                 for module in (balance_looks, balance_requests)
             )
         ),
-        29,
+        14,
         ELASTIC | {"operations_per_minute": 60.0},
     ),
     PlantedBug(
