@@ -57,7 +57,7 @@ class _ManyPartitions:
         yield self._row(
             "fail over a broker",
             lambda: self._fail_over(ended),
-            "kill -9, until each partition has another leader",
+            "kill -9, until each partition has another leader, or had one",
         )
         yield self._row("restart a broker", self._await_in_sync, "after that, until all are in sync")
         yield self._row("delete a topic", self._delete, "until no broker holds a replica")
@@ -78,8 +78,19 @@ class _ManyPartitions:
             assert len(admin.describe_topic(self._topic).partitions) == self._count
 
     def _fail_over(self, broker_id: int) -> None:
+        """It may be back, and lead again, before it is looked for: the leader epoch tells."""
+        with rayka.Admin(cluster=self._cluster) as admin:
+            before = {
+                each.partition: each.leader_epoch for each in admin.describe_topic(self._topic).partitions
+            }
         os.kill(pid_of(self._cluster, node_id=broker_id), signal.SIGKILL)
-        self._until(lambda partitions: all(each.leader_id not in (broker_id, -1) for each in partitions))
+        self._until(
+            lambda partitions: all(
+                each.leader_id not in (broker_id, -1)
+                or (each.leader_id == broker_id and each.leader_epoch > before[each.partition])
+                for each in partitions
+            )
+        )
 
     def _await_in_sync(self) -> None:
         self._until(lambda partitions: all(len(each.isr) == BROKERS for each in partitions))
