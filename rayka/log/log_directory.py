@@ -199,14 +199,10 @@ class LogDirectory:
                 break
             await asyncio.sleep(0)
         self.shutdown.on_recovered(path)
-        log.cleaned_offset = self._cleaned_offset(topic_partition, log)
+        saved = checkpoints.cleaned_offsets.get(topic_partition, 0)
+        log.cleaned_offset = _cleaned_offset(self._disk, log, saved)
         self.logs[topic_partition] = log
         return log
-
-    def _cleaned_offset(self, topic_partition: TopicPartition, log: Log) -> int:
-        """What the checkpoint says; but where the log was truncated since, what came then was never cleaned."""
-        saved = self.checkpoints.cleaned_offsets.get(topic_partition, 0)
-        return min(read_lowered_recovery_point(self._disk, log.directory, saved), log.log_end_offset)
 
     def _check_has_files(self, topic_partition: TopicPartition, tearing: Tearing) -> None:
         """Raises DamagedLog when the checkpoints know of records, and there is no file of them.
@@ -390,3 +386,8 @@ class LogDirectory:
     def release(self) -> None:
         """Gives up the lock and nothing else, as the end of the process would."""
         self._lock.release()
+
+
+def _cleaned_offset(disk: Disk, log: Log, saved: int) -> int:
+    """What the checkpoint says; but where the log was truncated since, what came then was never cleaned."""
+    return min(read_lowered_recovery_point(disk, log.directory, saved), log.log_end_offset)

@@ -42,6 +42,7 @@ from rayka.node.signal import Signal
 from rayka.node.storage.data_directories import SPARE_BYTES, DataDirectories
 from rayka.node.storage.directory_assignment import AssignmentOwner, DirectoryAssignment
 from rayka.node.storage.log_manager import LogManager
+from rayka.ports import Disk
 
 _logger = logging.getLogger(__name__)
 
@@ -358,7 +359,7 @@ class DirectoryMove:
         """The old log goes when nothing can bring it back, also where the replica has gone meanwhile."""
         logs, target, source = self._parts.logs, self.target, self.source
         try:
-            await self._sync_name()
+            await _sync_name(self._parts.settings.disk, target.path)
             await target.checkpoint(partial(logs.high_watermarks, target))
         except DiskFull as error:
             _logger.warning("%s: no checkpoint: %s", target.path, error)
@@ -371,9 +372,10 @@ class DirectoryMove:
             logs.delete(source, self.topic_partition, self._partition.config.file_delete_delay_ms)
         _logger.info("%s is moved from %s to %s", self.topic_partition, source.path, target.path)
 
-    async def _sync_name(self) -> None:
-        """Raises StorageError, also where the disk is full: a sync that failed is not tried again."""
-        try:
-            await self._parts.settings.disk.sync([], [self.target.path])
-        except DiskFull as error:
-            raise StorageError(str(error)) from error
+
+async def _sync_name(disk: Disk, path: str) -> None:
+    """Raises StorageError, also where the disk is full: a sync that failed is not tried again."""
+    try:
+        await disk.sync([], [path])
+    except DiskFull as error:
+        raise StorageError(str(error)) from error
