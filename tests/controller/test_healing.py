@@ -336,6 +336,17 @@ def test_a_move_that_an_operator_cancels_does_not_begin_again() -> None:
     assert look(machine, TIMEOUT_MS) == 1  # until something else is gone
 
 
+def test_a_move_that_an_operator_changes_to_what_is_gone_goes_elsewhere() -> None:
+    machine = cluster(4)
+    create(machine, (2, 1))
+    assert lose(machine, 2) == 1
+    reassign(machine, (2,))  # instead of 3 or 4, and 1
+    assert machine.partition().target_replicas == (2,)
+    assert look(machine, UNPLANNED_INTERVAL_MS) == 1
+    assert machine.partition().target_replicas in ((1,), (3,), (4,))
+    assert machine.partition().has_leader
+
+
 def test_healing_can_be_switched_off_while_it_runs() -> None:
     machine = cluster(4, BrokerConfig(balancer_moves_max=1))
     create(machine, (1, 2), (1, 2))

@@ -19,7 +19,7 @@ UNPLANNED_INTERVAL_MS = 60_000  # when no move was found: a broker may have come
 
 
 class PlannedMoves:
-    """See the module. A partition whose move another caller has cancelled or changed is left alone until something else
+    """See the module. A partition whose move another caller has cancelled or changed is declined, until something else
     is gone.
     """
 
