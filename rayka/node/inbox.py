@@ -272,7 +272,10 @@ class Inbox:
         return NetworkException(f"{self._name} refused a late or repeated call; its connection was closed")
 
     def _wake(self, call: CallNumber) -> None:
-        held = self._held[call.caller_id]
+        """Once: until it starts, another call before it, which has begun to wait only now, finds it to be next, too."""
+        held = self._held.get(call.caller_id)
+        if held is None or call.number not in held:
+            return
         _, turn = held.pop(call.number)
         if not held:
             del self._held[call.caller_id]

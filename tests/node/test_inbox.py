@@ -24,7 +24,7 @@ from rayka.ids import METADATA_TOPIC_ID, ZERO_ID
 from rayka.node.inbox import Inbox
 from rayka.node.settings import NodeSettings
 from rayka.ports import Request
-from rayka.protocol.apis import ServedBy
+from rayka.protocol.apis import API_BY_NAME, ServedBy
 from rayka.protocol.caller import Answer, Call, Caller
 from rayka.protocol.connection import CallNumber
 from rayka.protocol.fetch import FetchRequest, FetchResponse
@@ -372,6 +372,35 @@ def test_a_call_that_comes_before_its_turn_is_started_by_the_one_before_it_howev
         ]
         await asyncio.gather(*(each for each in answers if not isinstance(each, tuple)))
         assert node.started == [("a",), ("b",)]
+        assert repr(lane.inbox) == "<Inbox of broker-1 waiting={} held=0>"
+
+    run(main())
+
+
+def test_a_held_call_is_woken_once_by_several_calls_before_it() -> None:
+    """A connection of the direct lane hands over all that has arrived before it awaits any of it: a call that is
+    refused at once runs before one that waits has begun to.
+    """
+
+    async def main() -> None:
+        node = RecordingNode()
+        lane = Lane(node)
+        first, refused, held, last = (lane.encoded(about(name)) for name in "abcd")
+
+        def arrive(call: Call) -> None:
+            answer = lane.inbox.start(call.api.name, call.header, call.request.body, b"")
+            if not isinstance(answer, tuple):
+                waiting.append(asyncio.ensure_future(answer))
+
+        waiting: list[asyncio.Future[Answer]] = []
+        for each in (held, last):
+            arrive(each)
+            await asyncio.sleep(0)
+        for each in (first, refused._replace(api=API_BY_NAME["vote"])):
+            arrive(each)
+        answers = await asyncio.gather(*waiting)
+        assert [payload is None for _, payload in answers] == [False, False, False]
+        assert node.started == [("a",), ("c",), ("d",)]
         assert repr(lane.inbox) == "<Inbox of broker-1 waiting={} held=0>"
 
     run(main())
