@@ -22,9 +22,9 @@ from rayka.transport.receive_memory import ReceiveMemory
 
 _PREFIX = Struct("<QQIIBB6x")  # request id, payload bytes, header bytes, body bytes, kind, API name bytes
 PREFIX_BYTES = _PREFIX.size
-HEAD_BYTES_MAX = 16 << 20
+CALL_HEAD_BYTES_MAX = 16 << 20
 CALL_PAYLOAD_BYTES_MAX = 128 << 20
-ANSWER_PAYLOAD_BYTES_MAX = 1 << 30
+ANSWER_BYTES_MAX = 1 << 30  # of a head, and of a payload: what a node answers has no other way to its caller
 _JOINED_BYTES_MAX = 8 << 10  # copying these costs less than a buffer more in a system call
 
 
@@ -84,6 +84,7 @@ class FrameReader:
 
     __slots__ = (
         "_head",
+        "_head_bytes_max",
         "_memory",
         "_partial",
         "_payload",
@@ -93,9 +94,10 @@ class FrameReader:
         "_sizes",
     )
 
-    def __init__(self, memory: ReceiveMemory, payload_bytes_max: int) -> None:
+    def __init__(self, memory: ReceiveMemory, *, head_bytes_max: int, payload_bytes_max: int) -> None:
         self._memory = memory
         self._scratch = memory.scratch
+        self._head_bytes_max = head_bytes_max
         self._payload_bytes_max = payload_bytes_max
         self._partial = b""  # the beginning of a frame that the scratch buffer held
         self._sizes: _Sizes | None = None  # of a frame that is received into memory of its own
@@ -152,7 +154,7 @@ class FrameReader:
     def _checked(self, sizes: _Sizes) -> _Sizes:
         if sizes.kind not in _KINDS:
             raise BrokenStream(f"expected a frame, found one of kind {sizes.kind}")
-        _check_size("head", sizes.head_bytes, HEAD_BYTES_MAX)
+        _check_size("head", sizes.head_bytes, self._head_bytes_max)
         _check_size("payload", sizes.payload_bytes, self._payload_bytes_max)
         return sizes
 

@@ -13,7 +13,8 @@ from rayka.ids import node_name
 from rayka.protocol.caller import Answer, Call
 from rayka.protocol.later import Later
 from rayka.transport.frames import (
-    ANSWER_PAYLOAD_BYTES_MAX,
+    ANSWER_BYTES_MAX,
+    CALL_HEAD_BYTES_MAX,
     CALL_PAYLOAD_BYTES_MAX,
     BrokenStream,
     Frame,
@@ -35,7 +36,8 @@ class Lane:
         self._waiting: dict[int, Later[Answer]] = {}
         self._next_id = 0
         self._end = ""
-        self._stream = Stream(connection, FrameReader(memory, ANSWER_PAYLOAD_BYTES_MAX), self)
+        reader = FrameReader(memory, head_bytes_max=ANSWER_BYTES_MAX, payload_bytes_max=ANSWER_BYTES_MAX)
+        self._stream = Stream(connection, reader, self)
 
     def __repr__(self) -> str:
         state = f"closed: {self._end}" if self._end else "open"
@@ -100,8 +102,12 @@ class Lane:
 
 def takes(call: Call) -> bool:
     """Whether a call goes by a lane where there is one: a hot one that is not too large for it."""
-    buffers = call.request.buffers
-    return call.is_hot and (not buffers or sum(each.size for each in buffers) <= CALL_PAYLOAD_BYTES_MAX)
+    body, buffers = call.request
+    return (
+        call.is_hot
+        and len(call.api.name) + len(call.header) + len(body) <= CALL_HEAD_BYTES_MAX
+        and (not buffers or sum(each.size for each in buffers) <= CALL_PAYLOAD_BYTES_MAX)
+    )
 
 
 async def open_lane(node_id: int, offer: LaneOffer, memory: ReceiveMemory | None = None) -> Lane:

@@ -21,6 +21,7 @@ from rayka.protocol.caller import Answer
 from rayka.protocol.later import Later
 from rayka.protocol.wire import Payload
 from rayka.transport.frames import (
+    CALL_HEAD_BYTES_MAX,
     CALL_PAYLOAD_BYTES_MAX,
     BrokenStream,
     Frame,
@@ -156,7 +157,9 @@ class LaneServer:
             if not is_welcome:
                 connection.close()
         if is_welcome:
-            reader = FrameReader(self._memory, CALL_PAYLOAD_BYTES_MAX)
+            reader = FrameReader(
+                self._memory, head_bytes_max=CALL_HEAD_BYTES_MAX, payload_bytes_max=CALL_PAYLOAD_BYTES_MAX
+            )
             self._connections[_Connection(connection, reader, self._handle, self._on_closed)] = None
 
     async def _has_ticket(self, connection: socket.socket) -> bool:

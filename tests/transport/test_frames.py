@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayka.transport.frames import (
+    CALL_HEAD_BYTES_MAX,
     CALL_PAYLOAD_BYTES_MAX,
-    HEAD_BYTES_MAX,
     PREFIX_BYTES,
     BrokenStream,
     Frame,
@@ -44,9 +44,16 @@ def encoded(frame: Frame) -> bytes:
     )
 
 
-def received(stream: bytes, sizes: list[int], payload_bytes_max: int = CALL_PAYLOAD_BYTES_MAX) -> list[Frame]:
+def reader_of(
+    payload_bytes_max: int = CALL_PAYLOAD_BYTES_MAX, head_bytes_max: int = CALL_HEAD_BYTES_MAX
+) -> FrameReader:
+    return FrameReader(
+        ReceiveMemory(SCRATCH), head_bytes_max=head_bytes_max, payload_bytes_max=payload_bytes_max
+    )
+
+
+def received(stream: bytes, sizes: list[int], reader: FrameReader) -> list[Frame]:
     """The frames that come of a stream which arrives in pieces of these sizes, over and over."""
-    reader = FrameReader(ReceiveMemory(SCRATCH), payload_bytes_max)
     frames, position, turn = [], 0, 0
     while position < len(stream):
         room = reader.room()
@@ -66,7 +73,7 @@ def test_a_stream_gives_the_frames_that_were_sent_however_it_is_cut(
         Frame(kind, request_id, name, header, body, np.frombuffer(b"".join(buffers), dtype=np.uint8))
         for kind, request_id, name, header, body, buffers in parts
     ]
-    found = received(b"".join(encoded(each) for each in frames), sizes)
+    found = received(b"".join(encoded(each) for each in frames), sizes, reader_of())
     assert [each[:5] for each in found] == [each[:5] for each in frames]
     assert [bytes(each.payload) for each in found] == [bytes(each.payload) for each in frames]
     assert all(each.payload.ctypes.data % 8 == 0 for each in found)
@@ -74,12 +81,12 @@ def test_a_stream_gives_the_frames_that_were_sent_however_it_is_cut(
 
 @given(st.binary(max_size=2_000), st.lists(st.integers(1, 300), min_size=1, max_size=5))
 def test_what_is_no_frame_ends_the_stream_or_waits_for_more(garbage: bytes, sizes: list[int]) -> None:
-    reader = FrameReader(ReceiveMemory(SCRATCH), 1_000)
+    reader = reader_of(payload_bytes_max=1_000)
     position, turn = 0, 0
     try:
         while position < len(garbage):
             room = reader.room()
-            assert 0 < len(room) <= HEAD_BYTES_MAX
+            assert 0 < len(room) <= CALL_HEAD_BYTES_MAX
             piece = garbage[position : position + min(sizes[turn % len(sizes)], len(room))]
             room[: len(piece)] = piece
             for frame in reader.on_received(len(piece)):
@@ -126,18 +133,18 @@ def test_a_changed_stream_gives_the_frames_before_the_change_and_holds_no_more_t
     stream, first = changed(b"".join(pieces), changes)
     ends = np.cumsum([len(each) for each in pieces])
     whole = [each for each, end in zip(frames, ends, strict=True) if end <= first]
-    reader, found = FrameReader(ReceiveMemory(SCRATCH), 30_000), []
+    reader, found = reader_of(payload_bytes_max=30_000), []
     position, turn = 0, 0
     try:
         while position < len(stream):
             room = reader.room()
-            assert 0 < len(room) <= HEAD_BYTES_MAX
+            assert 0 < len(room) <= CALL_HEAD_BYTES_MAX
             piece = stream[position : position + min(sizes[turn % len(sizes)], len(room))]
             room[: len(piece)] = piece
             found.extend(reader.on_received(len(piece)))
             assert len(reader._partial) <= SCRATCH
             assert reader._payload.size <= 30_000
-            assert len(reader._head) <= HEAD_BYTES_MAX
+            assert len(reader._head) <= CALL_HEAD_BYTES_MAX
             position, turn = position + len(piece), turn + 1
     except BrokenStream:
         pass
@@ -155,7 +162,7 @@ def test_a_frame_that_is_too_large_is_refused_before_memory_is_set_aside(
     tracemalloc.start()
     try:
         with pytest.raises(BrokenStream, match=r"expected at most \d+ bytes, found \d+"):
-            received(hostile, [64])
+            received(hostile, [64], reader_of())
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
@@ -164,6 +171,8 @@ def test_a_frame_that_is_too_large_is_refused_before_memory_is_set_aside(
 def test_a_frame_of_the_largest_size_is_taken_and_one_byte_more_is_not() -> None:
     records = np.arange(1_000, dtype=np.uint8)
     frame = Frame(Kind.ANSWER, 7, "", b"", b"body", records)
-    assert received(encoded(frame), [100], payload_bytes_max=1_000)[0].payload.tolist() == records.tolist()
-    with pytest.raises(BrokenStream):
-        received(encoded(frame), [100], payload_bytes_max=999)
+    (taken,) = received(encoded(frame), [100], reader_of(1_000, len(b"body")))
+    assert (taken.payload.tolist(), taken.body) == (records.tolist(), b"body")
+    for bounds in ((999, 4), (1_000, 3)):
+        with pytest.raises(BrokenStream):
+            received(encoded(frame), [100], reader_of(*bounds))

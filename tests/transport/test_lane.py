@@ -12,9 +12,9 @@ from rayka.protocol.caller import Answer
 from rayka.protocol.later import Later
 from rayka.protocol.wire import Failure, Payload, encode
 from rayka.transport import lane_server, stream
-from rayka.transport.frames import Kind, encode_frame
+from rayka.transport.frames import CALL_HEAD_BYTES_MAX, Kind, encode_frame
 from rayka.transport.greeting import GREETING_BYTES, MAGIC, TICKETS_MAX, LaneOffer, Tickets
-from rayka.transport.lane import Lane, open_lane
+from rayka.transport.lane import Lane, open_lane, takes
 from rayka.transport.lane_server import LaneServer
 from rayka.transport.receive_memory import ReceiveMemory
 from rayka.transport.stream import End
@@ -52,6 +52,23 @@ def test_several_buffers_arrive_as_one_payload() -> None:
         async with connected() as (_, lane):
             _, payload = await lane.send(call(b"", b"a" * MIB, b"b" * MIB))
             assert bytes(payload) == b"a" * MIB + b"b" * MIB
+
+    run(body())
+
+
+def test_the_largest_call_that_takes_a_lane_is_answered_and_a_larger_one_goes_by_ray() -> None:
+    """Else it would end the lane, and with it all calls under way, each time that it is sent again."""
+    largest = call(bytes(CALL_HEAD_BYTES_MAX - len("produce") - len("header")), b"records")
+    larger = largest._replace(request=largest.request._replace(body=largest.request.body + b"x"))
+    assert takes(largest._replace(is_hot=True))
+    assert not takes(larger._replace(is_hot=True))
+
+    async def body() -> None:
+        async with connected() as (_, lane):
+            answer, payload = await lane.send(largest)
+            assert (len(answer), bytes(payload)) == (CALL_HEAD_BYTES_MAX + len("||"), b"records")
+            with pytest.raises(NetworkException):
+                await lane.send(larger)
 
     run(body())
 
