@@ -19,7 +19,7 @@ from rayka.log.job_process import Word
 from rayka.log.local_disk import LocalDisk
 from rayka.ports import Job, Slice
 
-_NICENESS = 10  # above the node's
+_NICENESS = 15  # above the node's: with 10 a node that wakes still waits a whole slice for its processor
 _IDLE_S = 60.0
 _TOLD_SLICES = 8  # as one: each that is told takes a turn of the node
 _TOLD_BYTES = 8 << 20

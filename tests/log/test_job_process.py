@@ -100,7 +100,7 @@ def test_jobs_run_one_after_another_in_one_process_of_a_lower_priority(
         job = disk.start(Echo(str(tmp_path / "a")))
         pid, niceness = await job.next(None)
         assert pid != os.getpid()
-        assert niceness == min(19, os.getpriority(os.PRIO_PROCESS, 0) + 10)
+        assert niceness == min(19, os.getpriority(os.PRIO_PROCESS, 0) + 15)
         other = await pid_of(disk, tmp_path / "b")  # at the same time: in one of its own
         assert other not in (pid, os.getpid())
         await job.next("end")
