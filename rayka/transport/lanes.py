@@ -64,8 +64,8 @@ class Lanes:
     def get(self, connection: Hashable, node: Node, ask: Ask) -> OpenedLane | None:
         """The lane to a node; None while there is none: then one is opened, with what `ask` gives."""
         if connection != self._connection:
+            self._connection = connection  # before the end of a lane has its calls ask for the next
             self.close()
-            self._connection = connection
         lane = self._lanes.get(node)
         if lane is not None and lane.is_open:
             return lane
@@ -76,15 +76,15 @@ class Lanes:
         return None
 
     def close(self) -> None:
-        """Closes all of them."""
-        for task in self._opening.values():
-            task.cancel()
-        self._opening.clear()
-        for lane in self._lanes.values():
-            lane.close()
-        self._lanes.clear()
+        """Closes all of them. What this ends may ask for lanes anew at once."""
+        opening, self._opening = self._opening, {}
+        lanes, self._lanes = self._lanes, {}
         self._pauses_s.clear()
         self._not_before_s.clear()
+        for task in opening.values():
+            task.cancel()
+        for lane in lanes.values():
+            lane.close()
 
     async def _open(self, node: Node, ask: Ask) -> None:
         try:

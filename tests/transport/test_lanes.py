@@ -5,11 +5,13 @@ import asyncio
 import pytest
 
 from rayka.errors import NetworkException
+from rayka.protocol.caller import Answer
+from rayka.protocol.later import Later
 from rayka.transport import lanes as lanes_module
 from rayka.transport.greeting import LaneOffer
 from rayka.transport.lane import Lane
 from rayka.transport.lane_server import LaneServer
-from rayka.transport.lanes import Lanes, Node, lanes_of_this_loop
+from rayka.transport.lanes import Lanes, Node, OpenedLane, lanes_of_this_loop
 from tests.transport.lane_support import NODE_ID, call, offer, run, served, until
 
 RAY, NODE = "one connection to Ray", Node("rayka", NODE_ID)
@@ -71,6 +73,25 @@ def test_lanes_end_with_the_connection_to_ray_that_they_came_from() -> None:
             first = await opened(lanes, asked)
             assert lanes.get("another connection to Ray", NODE, asked) is None
             assert not first.is_open
+            lanes.close()
+
+    run(body())
+
+
+def test_a_call_that_a_lanes_end_breaks_may_be_followed_by_another_one_at_once() -> None:
+    """A producer has other batches ready: the step that tells it of the break asks for the next lane."""
+
+    async def body() -> None:
+        parked: Later[Answer] = Later()
+        async with served(lambda *_: parked) as server:
+            lanes, asked = Lanes(), Asked(server)
+            lane = await opened(lanes, asked)
+            found: list[OpenedLane | None] = []
+            lane.send(call()).then(lambda _: found.append(lanes.get("another connection", NODE, asked)))
+            assert lanes.get("another connection", NODE, asked) is None
+            assert found == [None]
+            await until(lambda: lanes.get("another connection", NODE, asked) is not None)
+            assert asked.times == 2
             lanes.close()
 
     run(body())
