@@ -30,6 +30,7 @@ from tests.controller.support import WITHOUT_ELR, Machine
 from tests.controller.test_draining import drain
 from tests.controller.test_events import told
 from tests.controller.test_healing import TIMEOUT_MS, complete, look, lose, reassign, set_for_all
+from tests.metadata.support import directory
 
 MB = 1_000_000
 COUNT, SETTLE_MS = 12, 60_000
@@ -286,6 +287,24 @@ def test_a_balance_asked_for_while_a_machine_drains_waits_until_it_has_gone_or_s
     drain(machine, 3, deadline=None)
     go_on(machine)
     assert counts(machine) == [3, 3, 3, 3]
+
+
+def test_a_partition_that_no_broker_leads_stays_and_holds_up_no_other() -> None:
+    """From it nothing can be copied: a plan that moved it could never be carried out."""
+    machine = Machine()
+    machine.start(1, directories=(directory(1), directory(11)))
+    machine.start(2, 3, 4)
+    create(machine, *((1 + number % 3,) for number in range(COUNT)))
+    report(machine)
+    machine.heartbeat(1, offline_directory_ids=(machine.partition().directories[0],))
+    held = machine.image.topics["orders"].partitions
+    lost = [number for number, each in enumerate(held) if not each.has_leader]
+    assert len(lost) == 2
+    report(machine)
+    balance(machine)
+    go_on(machine)
+    assert counts(machine) == [2 + len(lost), 3, 3, 2]
+    assert all(machine.partition(number=each).replicas == (1,) for each in lost)
 
 
 def test_healing_goes_first_and_both_together_keep_to_the_bound() -> None:

@@ -1,8 +1,8 @@
 """What the balancer plans on: the replicas of the image, with sizes and traffic as brokers have reported them.
 
 A broker names its largest and busiest partitions; each of its others counts as their average, by the sums and counts of
-the same report. A replica that has just moved counts right when its broker has
-reported again. Internal topics stay where they are, and count.
+the same report. A replica that has just moved counts right when its broker has reported again. Internal topics stay
+where they are, and count; so do partitions that no broker leads, from which nothing can be copied.
 """
 
 from collections.abc import Iterator
@@ -82,7 +82,7 @@ class ClusterShapes:
     def partitions(self) -> Iterator[PartitionShape]:
         """Of all topics, with the replicas that each has or will have when its reassignment is over."""
         for topic in self._image.topics.values():
-            is_movable = not is_internal(topic.name)
+            is_users = not is_internal(topic.name)
             for number, partition in enumerate(topic.partitions):
                 named = self._named.get((topic.topic_id, number))
                 load = self._unnamed(partition) if named is None else named
@@ -92,7 +92,7 @@ class ClusterShapes:
                     load.size_bytes,
                     load.bytes_in,
                     load.bytes_out,
-                    is_movable,
+                    is_users and partition.has_leader,
                 )
 
     def _unnamed(self, partition: PartitionImage) -> _Rest:
