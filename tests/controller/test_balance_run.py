@@ -436,6 +436,12 @@ def test_a_disk_above_80_percent_is_relieved_by_itself_and_nothing_else_moves() 
         "disks are above 80%: broker 1 at 86%; 1 partitions are to move, copying 1.0 MB",
     )
     assert len(under_way(machine)) == 1
+    machine.change_controller()
+    complete_all(machine)
+    for _ in range(4):
+        say()
+        look(machine, REPLAN_MS)
+    assert (under_way(machine), status(machine).state) == ([], "ended")
 
 
 def test_a_cordoned_broker_is_not_filled(machine: Machine) -> None:

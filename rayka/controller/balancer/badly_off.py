@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rayka.config import BrokerConfig
 from rayka.controller.balancer.balance_plan import Goal
-from rayka.controller.balancer.balance_run import Cause, last_balance_event
+from rayka.controller.balancer.balance_run import DISKS_ARE_FULL, Cause, last_balance_event
 from rayka.controller.decided_events import EventKind
 from rayka.controller.placeable_directories import placeable_directories
 from rayka.ids import node_name
@@ -37,8 +37,8 @@ class BadlyOff:
     def of(cls, image: MetadataImage) -> "BadlyOff":
         """Of a new active controller: what was cancelled last does not begin again."""
         made, last = cls(), last_balance_event(image)
-        if last is not None and last[0] == EventKind.BALANCE_CANCELLED:
-            made._declined = last[1]
+        if last is not None and last.kind == EventKind.BALANCE_CANCELLED:
+            made._declined = last.subjects
         return made
 
     def __repr__(self) -> str:
@@ -100,7 +100,7 @@ def badly_off(context: "RequestContext") -> Cause | None:
     full = [broker_id for broker_id, share in use.items() if share > DISK_USE_MAX]
     if full:
         told = ", ".join(f"broker {each} at {use[each]:.0%}" for each in full)
-        reason = f"disks are above {DISK_USE_MAX:.0%}: {told}"
+        reason = f"{DISKS_ARE_FULL}: {told}"
         return Cause(tuple(map(node_name, full)), reason, Goal.CAPACITY)
     counts = {each.broker_id: context.replicas.of(each.broker_id).directories.total() for each in nodes}
     mean = sum(counts.values()) / len(counts)

@@ -12,9 +12,14 @@ from rayka.controller.balancer.balance_plan import Goal, Move, Plan
 from rayka.controller.decided_events import EventKind
 from rayka.ids import TopicIdPartition
 from rayka.metadata.image import MetadataImage
+from rayka.metadata.metadata_records import EventRecord
 from rayka.protocol.balance import BalanceState
+from rayka.protocol.disk_room import DISK_USE_MAX
 
 PLANS_MAX = 50
+DISKS_ARE_FULL = (
+    f"disks are above {DISK_USE_MAX:.0%}"  # so begins the reason of a balance that relieves disks alone
+)
 _OPEN = (EventKind.BALANCE_BEGUN,)
 _OVER = (EventKind.BALANCE_ENDED, EventKind.BALANCE_CANCELLED)
 
@@ -62,9 +67,8 @@ class BalanceRun:
         """Of a new active controller."""
         run = cls()
         last = last_balance_event(image)
-        if last is not None and last[0] in _OPEN:
-            goal = Goal.LEADERS if last[1] else Goal.BYTES_OUT
-            run.begin(Cause(last[1], "it had begun under an earlier controller", goal))
+        if last is not None and last.kind in _OPEN:
+            run.begin(Cause(last.subjects, "it had begun under an earlier controller", _last_goal(last)))
             run.is_told = True
         return run
 
@@ -139,9 +143,14 @@ class BalanceRun:
         self.cause, self.waits_for, self.outcome = None, "", (state, reason)
 
 
-def last_balance_event(image: MetadataImage) -> tuple[str, tuple[str, ...]] | None:
-    """The kind and the subjects of the newest event of a balance."""
+def last_balance_event(image: MetadataImage) -> EventRecord | None:
+    """The newest event of a balance."""
     kinds = (*_OPEN, *_OVER)
-    found = (each for each in reversed(image.events) if each.kind in kinds)
-    event = next(found, None)
-    return None if event is None else (event.kind, event.subjects)
+    return next((each for each in reversed(image.events) if each.kind in kinds), None)
+
+
+def _last_goal(begun: EventRecord) -> Goal:
+    """Of the balance that the event tells of: the reason says which of two a balance is that began by itself."""
+    if not begun.subjects:
+        return Goal.BYTES_OUT
+    return Goal.CAPACITY if begun.reason.startswith(DISKS_ARE_FULL) else Goal.LEADERS
