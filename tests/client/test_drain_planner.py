@@ -215,6 +215,16 @@ def test_so_many_move_at_a_time_and_others_count() -> None:
     assert len(step.plan) == 1
 
 
+def test_moves_of_partitions_that_no_broker_leads_take_no_place() -> None:
+    """They copy nothing, and may never end."""
+    stuck = MetadataPartition(0, -1, 1, (2, 3, 4), (), adding_replicas=(4,))
+    waiting = MetadataPartition(1, 2, 1, (2, 1), (2, 1))
+    found = seen(MetadataTopic("t", partitions=(stuck, waiting)), sizes=sized(0, 1), moves_max=1)
+    step = planned(DrainPlanner(), found)
+    assert isinstance(step, Move)
+    assert list(step.plan) == [tp(1)]
+
+
 def test_no_operators_reassignment_is_touched() -> None:
     moving = MetadataPartition(0, 2, 1, (2, 1, 3), (2, 1), adding_replicas=(3,))
     step = planned(DrainPlanner(), seen(MetadataTopic("t", partitions=(moving,)), sizes=sized(5)))

@@ -328,6 +328,16 @@ def test_healing_takes_the_place_of_moves_that_wait_for_a_broker_that_is_gone() 
     assert not any(4 in machine.partition(number=each).replicas for each in moving)
 
 
+def test_healing_does_not_wait_for_moves_of_partitions_that_no_broker_leads_any_more() -> None:
+    machine = uneven(BrokerConfig(balancer_moves_max=1))
+    balance(machine, moves=1)
+    (moving,) = under_way(machine)
+    source = machine.partition(number=moving).leader_id
+    create(machine, (4, source), name="clicks")
+    assert lose(machine, source) == 1
+    assert machine.partition("clicks").is_reassigned
+
+
 def test_a_deleted_topic_ends_its_moves(machine: Machine) -> None:
     balance(machine, moves=1)
     machine.handle(DeleteTopicsRequest(("orders",)))

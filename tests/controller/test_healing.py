@@ -312,6 +312,21 @@ def test_a_move_whose_target_is_gone_goes_elsewhere_even_where_no_other_may_begi
     assert not machine.partition(number=1 - first).is_reassigned
 
 
+def test_moves_of_partitions_that_no_broker_leads_any_more_hold_up_no_other() -> None:
+    """They copy nothing, and may never end."""
+    machine = cluster(5, BrokerConfig(balancer_moves_max=1))
+    create(machine, (1, 2), (3, 1), (3, 1))
+    assert lose(machine, 2) == 1
+    assert lose(machine, 1) == 1
+    assert not machine.partition(number=0).has_leader
+    assert [machine.partition(number=each).is_reassigned for each in range(3)] == [True, True, False]
+    machine.change_controller()
+    complete(machine, 1)
+    look(machine, 0)
+    assert look(machine, TIMEOUT_MS) == 1
+    assert [machine.partition(number=each).is_reassigned for each in range(3)] == [True, False, True]
+
+
 def test_after_a_change_of_the_controller_moves_under_way_count() -> None:
     machine = cluster(4, BrokerConfig(balancer_moves_max=2))
     create(machine, *[(1, 2)] * 5)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Generator
 from dataclasses import dataclass, field
 
 from rayka.client.admin.drain_steps import Seen
-from rayka.ids import TopicPartition
+from rayka.ids import NO_NODE, TopicPartition
 from rayka.protocol.membership import MetadataPartition
 
 SLICE = 500  # partitions that are looked at before others have their turn
@@ -18,9 +18,9 @@ Held = list[tuple[TopicPartition, MetadataPartition]]
 @dataclass(slots=True)
 class Survey:
     """`staying`: the brokers that serve and whose machines stay; `counts`: of each broker's replicas; `moving_count`:
-    of partitions; `held`: by each broker whose machine goes; `leading`: those of these that lead what another broker
-    that stays could; `coming` and `leaving`: the partitions on them that a reassignment gives to a broker, and takes
-    from one.
+    of partitions that a broker leads, for others copy nothing; `held`: by each broker whose machine goes; `leading`:
+    those of these that lead what another broker that stays could; `coming` and `leaving`: the partitions on them that a
+    reassignment gives to a broker, and takes from one.
     """
 
     staying: Collection[int]
@@ -56,8 +56,8 @@ def take_survey(seen: Seen) -> Generator[None, None, Survey]:
 
 
 def _add(survey: Survey, topic: str, partition: MetadataPartition) -> None:
-    survey.moving_count += is_moving(partition)
     leader_id = partition.leader_id
+    survey.moving_count += is_moving(partition) and leader_id != NO_NODE
     if leader_id in survey.held and survey.others_in_sync(partition, leader_id):
         survey.leading[leader_id] = None
     for each in partition.replicas:

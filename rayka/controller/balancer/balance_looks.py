@@ -188,7 +188,7 @@ def begin_moves(context: RequestContext, config: BrokerConfig) -> Iterator[Parti
     """As many as may be under way at a time."""
     run, reassigning = context.balance, Reassigning(context)
     moves_max = (run.cause.moves_max if run.cause is not None else 0) or config.balancer_moves_max
-    while run.waiting and len(run.under_way) + context.moves.under_way_count < moves_max:
+    while run.waiting and run.copying_count + context.moves.copying_count < moves_max:
         move = run.waiting.popleft()
         due = still_due(context.image, move)
         if due is None:

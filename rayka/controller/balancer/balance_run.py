@@ -55,6 +55,7 @@ class BalanceRun:
         self.plan_count = 0
         self.waiting: deque[Move] = deque()
         self.under_way: dict[TopicIdPartition, _Begun] = {}
+        self._leaderless: dict[TopicIdPartition, None] = {}  # those of them that no broker leads
         self.is_told = False  # the event that it has begun is written
         self.is_cancelled = False  # another caller has cancelled one of its moves
         self.waits_for = ""
@@ -90,6 +91,11 @@ class BalanceRun:
         """Whether the one under way was asked for by no operator."""
         return self.cause is not None and bool(self.cause.subjects)
 
+    @property
+    def copying_count(self) -> int:
+        """How many moves are under way, but those of partitions that no broker leads, which copy nothing."""
+        return sum(each not in self._leaderless for each in self.under_way)
+
     def begin(self, cause: Cause) -> None:
         """A balance is to be planned and carried out."""
         self._clear(cause)
@@ -99,10 +105,13 @@ class BalanceRun:
         changed the plan is to be made anew.
         """
         ended = []
+        self._leaderless = {}
         for key, (move, partition_epoch) in list(self.under_way.items()):
             partition = image.partition(key)
             if partition is not None and partition.target_replicas == move.after:
                 if partition.is_reassigned:
+                    if not partition.has_leader:
+                        self._leaderless[key] = None
                     continue
                 ended.append(key)
                 self.moved_count += 1

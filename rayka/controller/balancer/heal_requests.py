@@ -44,7 +44,7 @@ def heal(
         decision = yield from _plan(context, gone, config.broker_unavailable_timeout_ms)
         yield events.records(decision)
     begun_count = 0
-    for record in _begin(context, gone, config.balancer_moves_max - len(context.balance.under_way)):
+    for record in _begin(context, gone, config.balancer_moves_max - context.balance.copying_count):
         begun_count += 1
         yield record
     return gone, begun_count

@@ -1,8 +1,9 @@
 """The moves that the active controller makes by itself: those that wait, and those under way. Soft state.
 
-Invariant: no move begins while as many are under way as the configuration allows, but in the place of one of them. A
-new active controller does not know which of the reassignments under way the one before it began, so all of them count;
-what waited is planned anew.
+Invariant: no move begins while as many are under way as the configuration allows, but in the place of one of them.
+Those of partitions that no broker leads do not count: they copy nothing, and may never end. A new active controller
+does not know which of the reassignments under way the one before it began, so all others count; what waited is planned
+anew.
 """
 
 from collections import deque
@@ -26,6 +27,7 @@ class PlannedMoves:
     def __init__(self) -> None:
         self.waiting: deque[Move] = deque()
         self._under_way: dict[TopicIdPartition, tuple[int, ...]] = {}
+        self._leaderless: dict[TopicIdPartition, None] = {}  # those of them that no broker leads
         self._declined: dict[TopicIdPartition, None] = {}
         self._gone = Gone()
         self._plan_due_ms = 0
@@ -48,16 +50,20 @@ class PlannedMoves:
         return not self.waiting and not self._under_way
 
     @property
-    def under_way_count(self) -> int:
-        return len(self._under_way)
+    def copying_count(self) -> int:
+        """How many of those under way count."""
+        return len(self._under_way) - len(self._leaderless)
 
     def settle(self, image: MetadataImage) -> None:
         """Forgets the moves that have ended, and those that another caller has changed."""
+        self._leaderless = {}
         for key, after in list(self._under_way.items()):
             partition = image.partition(key)
             is_as_planned = partition is not None and partition.target_replicas == after
             if partition is None or not is_as_planned or not partition.is_reassigned:
                 del self._under_way[key]
+            elif not partition.has_leader:
+                self._leaderless[key] = None
             if partition is not None and not is_as_planned:
                 self._declined[key] = None
 
@@ -78,7 +84,7 @@ class PlannedMoves:
 
     def may_begin(self, key: TopicIdPartition, moves_max: int) -> bool:
         """Whether so many moves at most are under way then."""
-        return key in self._under_way or len(self._under_way) < moves_max
+        return key in self._under_way or self.copying_count < moves_max
 
     def on_begun(self, key: TopicIdPartition, move: Move) -> None:
         self._under_way[key] = move.after

@@ -86,12 +86,15 @@ class Moves:
         if _is_other_cluster(before, after):
             self._flows.clear()
         changes = list(changed(before, after))
+        count = self.count
         for change in changes:
             self._check_state(change, after)
             if change.old is not None:
                 self._on_change(change, change.old, change.new)
         if changes:
-            self._forget_ended(after)
+            self._own = {key: is_own for key, is_own in self._own.items() if _is_reassigned(after, key)}
+        if self.count > count:
+            self._check_bound(before, after)
         if before.brokers is not after.brokers:
             self._on_brokers(before.brokers, after.brokers)
 
@@ -227,9 +230,10 @@ class Moves:
                 self._report("ping-pong", change, "it goes back, and the cluster is as it was")
             self._flows[flow] = None
 
-    def _forget_ended(self, image: MetadataImage) -> None:
-        self._own = {key: is_own for key, is_own in self._own.items() if _is_reassigned(image, key)}
-        count = sum(self._own.values())
+    def _check_bound(self, *images: MetadataImage) -> None:
+        """When one begins; what no broker leads does not count."""
+        own = [key for key, is_own in self._own.items() if is_own]
+        count = sum(all(_is_led(image, each) for image in images) for each in own)
         if count > self._config.balancer_moves_max:
             bound = self._config.balancer_moves_max
             self._checkers.report(
@@ -258,6 +262,11 @@ def _original(state: PartitionImage) -> tuple[int, ...]:
 def _is_reassigned(image: MetadataImage, key: TopicIdPartition) -> bool:
     state = image.partition(key)
     return state is not None and state.is_reassigned
+
+
+def _is_led(image: MetadataImage, key: TopicIdPartition) -> bool:
+    state = image.partition(key)
+    return state is not None and state.has_leader
 
 
 def _is_active(image: MetadataImage, broker_id: int) -> bool:
