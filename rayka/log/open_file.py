@@ -15,6 +15,8 @@ from rayka.errors import StorageError
 from rayka.ports import FileIdentity, FileSlice
 
 _SMALL_FILE_BYTES = 4 << 20  # the kernel frees so much in about 1 ms
+_NO_SENDFILE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # what file systems without it answer
+_READ_BYTES_MAX = 256 << 10  # a socket takes little more at a time
 
 
 class OpenFile:
@@ -46,7 +48,9 @@ class OpenFile:
 
 
 class LocalSlice(FileSlice):
-    """A slice of an open file, sent by `sendfile`: within the kernel, its pages are not even copied."""
+    """A slice of an open file, sent by `sendfile`: within the kernel, its pages are not even copied. Where the file
+    system does not have that it is read, piece by piece.
+    """
 
     __slots__ = ("_file",)
 
@@ -75,7 +79,10 @@ class LocalSlice(FileSlice):
         except OSError as error:
             if error.errno == errno.EIO:
                 raise self._failed(error) from error
-            raise
+            if error.errno not in _NO_SENDFILE:
+                raise
+            piece = LocalSlice(self._file, self.path, self.position + begin, min(count, _READ_BYTES_MAX))
+            sent = connection.send(piece.read().data)
         if not sent:
             raise self._cut()
         return sent

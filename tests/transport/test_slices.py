@@ -1,6 +1,7 @@
 """Slices of files in answers: sent from the file, whatever becomes of it meanwhile, and let go of with the lane."""
 
 import asyncio
+import errno
 import gc
 import os
 import weakref
@@ -81,6 +82,30 @@ def test_a_slice_that_waits_is_sent_although_its_file_was_replaced_and_removed(p
             assert bytes(payload) == DATA  # type: ignore[arg-type]
 
     run(test())
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_slice_on_a_file_system_without_sendfile_is_read_and_sent(
+    path: str, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unsupported(*_: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "sendfile", unsupported)
+    disk = LocalDisk()
+    piece = disk.slice(path, 8, len(DATA) - 8)
+
+    async def handle(api_name: str, header: bytes, body: bytes, payload: Payload) -> Answer:
+        return b"", [piece]
+
+    async def test() -> None:
+        async with connected(handle) as (server, lane):
+            _, payload = await lane.send(call())
+            assert bytes(payload) == DATA[8:]  # type: ignore[arg-type]
+            assert not server.cut_off
+
+    run(test())
+    disk.close()
 
 
 def test_a_file_that_ends_too_early_ends_the_lane_and_is_counted(path: str) -> None:
