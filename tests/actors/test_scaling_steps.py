@@ -16,6 +16,7 @@ from rayka.actors.scaling.planner import Leave, Move, ScalingStatus
 from rayka.cli.cluster_commands import describe_scaling
 from rayka.config import ClusterSpec
 from rayka.errors import StorageError
+from rayka.ids import TopicPartition
 from rayka.log.meta_properties import META_PROPERTIES_FILE, MetaProperties, encode_meta_properties
 from rayka.protocol.configs import (
     AlterConfigsResult,
@@ -24,6 +25,11 @@ from rayka.protocol.configs import (
 )
 from rayka.protocol.load import BrokerLoad, DescribeLoadRequest, DescribeLoadResponse, LoadReport
 from rayka.protocol.membership import MetadataBroker, MetadataPartition, MetadataResponse, MetadataTopic
+from rayka.protocol.partition_admin import (
+    AlterPartitionReassignmentsRequest,
+    AlterPartitionReassignmentsResponse,
+    PartitionResult,
+)
 
 OURS, MACHINE = "the-cluster", {"broker": {"resources": {"machine": 1}}}
 
@@ -91,16 +97,26 @@ def test_another_disk_is_not_made_a_brokers(tmp_path: Path, node_id: int, cluste
         make_directories(placement, OURS)
 
 
-class FullCluster:
-    """Looks at two brokers; what the second one holds has no room on the disk of the first."""
+class TwoBrokers:
+    """Looks at two brokers; the second one holds partitions, which these lead, and the first has so much room."""
 
-    def __init__(self) -> None:
+    def __init__(self, *leader_ids: int, free_bytes: int = 1_000, moves_max: int = 10) -> None:
         self.changed: list[IncrementalAlterConfigsRequest] = []
+        self.moved: list[TopicPartition] = []
+        self._leader_ids = leader_ids
+        self._free_bytes = free_bytes
+        self._moves_max = moves_max
 
     async def topics(self) -> MetadataResponse:
-        held = MetadataTopic("orders", partitions=(MetadataPartition(0, 2, 0, (2,), (2,)),))
+        held = tuple(
+            MetadataPartition(number, leader_id, 0, (2,), (2,))
+            for number, leader_id in enumerate(self._leader_ids)
+        )
         nodes = tuple(MetadataBroker(each, f"m{each}", False, ()) for each in (1, 2))
-        return MetadataResponse(OURS, 3001, nodes, (held,), 0)
+        return MetadataResponse(OURS, 3001, nodes, (MetadataTopic("orders", partitions=held),), 0)
+
+    async def moves_max(self) -> int:
+        return self._moves_max
 
     async def closed(self, brokers: object) -> set[int]:
         return set()
@@ -112,8 +128,17 @@ class FullCluster:
                 AlterConfigsResult(each.resource_type, each.resource_name) for each in request.resources
             )
             return IncrementalAlterConfigsResponse(results)
+        if isinstance(request, AlterPartitionReassignmentsRequest):
+            moved = [TopicPartition(each.topic, each.partition) for each in request.partitions]
+            self.moved += moved
+            return AlterPartitionReassignmentsResponse(
+                tuple(PartitionResult(each.topic, each.partition) for each in moved)
+            )
         assert isinstance(request, DescribeLoadRequest)
-        loads = (LoadReport(1, free_bytes=25, size_bytes=75), LoadReport(1, size_bytes=6, partition_count=1))
+        loads = (
+            LoadReport(1, free_bytes=self._free_bytes, size_bytes=75),
+            LoadReport(1, size_bytes=6, partition_count=1),
+        )
         return DescribeLoadResponse(
             tuple(BrokerLoad(number, 0, 1, each) for number, each in enumerate(loads, 1)), ()
         )
@@ -122,7 +147,7 @@ class FullCluster:
 def test_a_broker_whose_replicas_find_no_room_does_not_leave_and_one_that_was_leaving_stays(
     tmp_path: Path,
 ) -> None:
-    looks = FullCluster()
+    looks = TwoBrokers(2, free_bytes=25)
     steps = ClusterSteps(spec(tmp_path), looks)  # type: ignore[arg-type]
     refusal = asyncio.run(steps.take(Leave(2, "it is idle")))
     assert refusal.startswith("without broker 2 disks would be above 80%: 1 of its replicas (orders-0)")
@@ -130,6 +155,31 @@ def test_a_broker_whose_replicas_find_no_room_does_not_leave_and_one_that_was_le
     assert asyncio.run(steps.take(Move(2, "it leaves"))) == refusal
     ((altered,),) = (each.resources for each in looks.changed)
     assert {each.value for each in altered.changes} == {""}
+
+
+def test_what_no_broker_leads_is_not_moved_and_its_broker_does_not_leave(tmp_path: Path) -> None:
+    """Its move could not end, and as long as it is under way nothing else is decided."""
+    looks = TwoBrokers(-1, 2)
+    steps = ClusterSteps(spec(tmp_path), looks)  # type: ignore[arg-type]
+    refusal = asyncio.run(steps.take(Leave(2, "it is idle")))
+    assert (
+        refusal
+        == "of the partitions on broker 2 no broker leads 1, such as orders-0: nothing is there to copy from"
+    )
+    assert not looks.changed
+    assert asyncio.run(steps.take(Move(2, "it leaves"))) == ""
+    assert looks.moved == [TopicPartition("orders", 1)]
+    lost = TwoBrokers(-1)
+    steps = ClusterSteps(spec(tmp_path), lost)  # type: ignore[arg-type]
+    assert asyncio.run(steps.take(Move(2, "it leaves"))) == refusal
+    assert (len(lost.changed), lost.moved) == (1, []), "it stays"
+
+
+def test_as_many_replicas_move_at_a_time_as_is_in_force(tmp_path: Path) -> None:
+    looks = TwoBrokers(2, 2, 2, moves_max=2)
+    steps = ClusterSteps(spec(tmp_path), looks)  # type: ignore[arg-type]
+    assert asyncio.run(steps.take(Move(2, "it leaves"))) == ""
+    assert len(looks.moved) == 2
 
 
 def test_the_status_says_how_many_there_should_be_and_why() -> None:

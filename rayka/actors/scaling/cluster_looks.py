@@ -31,6 +31,7 @@ from rayka.protocol.partition_admin import ListPartitionReassignmentsRequest
 CALL_TIMEOUT_MS = 2_000
 _ANSWER_TIMEOUT_S = 10.0
 _UNAVAILABLE = "broker.unavailable.timeout.ms"
+_MOVES_MAX = "balancer.moves.max"
 _NO_TOPIC = ("",)  # so that no partition is named
 ResponseT = TypeVar("ResponseT")
 
@@ -104,6 +105,12 @@ class ClusterLooks:
         return closed_brokers(
             described, {each.node_id: [path.path for path in each.directories] for each in brokers}
         )
+
+    async def moves_max(self) -> int:
+        """How many partitions may move at a time, as it is in force."""
+        everywhere = ConfigResourceName(ResourceType.BROKER, "")
+        (described,) = (await self.ask(DescribeConfigsRequest((everywhere,)))).resources
+        return next(int(each.value) for each in described.entries if each.name == _MOVES_MAX)
 
     async def _described(self, broker_ids: Collection[int]) -> dict[int, DescribedConfig]:
         names = tuple(ConfigResourceName(ResourceType.BROKER, str(each)) for each in broker_ids)

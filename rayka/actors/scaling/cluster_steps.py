@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from random import SystemRandom
 from typing import Any
 
@@ -34,7 +34,7 @@ from rayka.client.admin.drain_plan import Plan, drain_plan
 from rayka.client.admin.reported_disks import ReportedDisks
 from rayka.config import ClusterSpec
 from rayka.errors import ErrorCode, InvalidReplicationFactor, NoDiskRoom, StorageError, error_for
-from rayka.ids import node_name, random_uuid
+from rayka.ids import NO_NODE, TopicPartition, node_name, random_uuid, role_of
 from rayka.protocol.configs import (
     AlterConfigOp,
     AlteredResource,
@@ -104,21 +104,23 @@ class ClusterSteps:
 
     async def _leave(self, broker_id: int) -> str:
         try:
-            await self._drain_plan(broker_id)
+            _, refusal = await self._drain_plan(broker_id)
         except (InvalidReplicationFactor, NoDiskRoom) as error:
             return str(error)
-        return await self._mark(broker_id, ConfigChange(LEAVING, AlterConfigOp.SET, "true"))
+        return refusal or await self._mark(broker_id, ConfigChange(LEAVING, AlterConfigOp.SET, "true"))
 
     async def _stay(self, broker_id: int) -> str:
         return await self._mark(broker_id, ConfigChange(LEAVING, AlterConfigOp.DELETE))
 
     async def _move(self, broker_id: int) -> str:
         try:
-            plan = await self._drain_plan(broker_id)
+            plan, refusal = await self._drain_plan(broker_id)
         except (InvalidReplicationFactor, NoDiskRoom) as error:
+            plan, refusal = {}, str(error)
+        if refusal and not plan:
             await self._stay(broker_id)
-            return str(error)
-        chosen = sorted(plan.items())[: self._spec.config.balancer_moves_max]
+            return refusal
+        chosen = sorted(plan.items())[: await self._looks.moves_max()]
         wanted = tuple(Reassignment(tp.topic, tp.partition, to) for tp, to in chosen)
         results = (await self._looks.ask(AlterPartitionReassignmentsRequest(wanted))).partitions
         refused = [each for each in results if each.error_code is not ErrorCode.NONE]
@@ -157,17 +159,37 @@ class ClusterSteps:
             raise error_for(result.error_code, result.error_message)
         return ""
 
-    async def _drain_plan(self, broker_id: int) -> Plan:
+    async def _drain_plan(self, broker_id: int) -> tuple[Plan, str]:
+        """What may move; and why not all of it, as the move of a partition that no broker leads could not end."""
         cluster = await self._looks.topics()
         closed = await self._looks.closed(cluster.brokers)
         load = await self._looks.ask(DescribeLoadRequest())
 
-        def plan() -> Plan:
+        def plan() -> tuple[Plan, str]:
             brokers = [BrokerDescription.of(each, cluster.topics) for each in cluster.brokers]
             topics = [TopicDescription.of(each) for each in cluster.topics]
-            return drain_plan(broker_id, brokers, topics, closed, ReportedDisks(load))
+            whole = drain_plan(broker_id, brokers, topics, closed, ReportedDisks(load))
+            return without_leaderless(broker_id, whole, topics)
 
         return await asyncio.to_thread(plan)  # 0.3 s for 30,000 partitions
+
+
+def without_leaderless(broker_id: int, plan: Plan, topics: Collection[TopicDescription]) -> tuple[Plan, str]:
+    """The plan for those partitions that a broker leads; and what to say of the others."""
+    leaderless = {
+        TopicPartition(topic.name, each.partition)
+        for topic in topics
+        for each in topic.partitions
+        if each.leader_id == NO_NODE
+    }
+    left = [each for each in plan if each in leaderless]
+    if not left:
+        return plan, ""
+    said = (
+        f"of the partitions on {role_of(broker_id)} {broker_id} no broker leads {len(left):,}, such as {min(left)!r}: "
+        "nothing is there to copy from"
+    )
+    return {tp: to for tp, to in plan.items() if tp not in leaderless}, said
 
 
 def make_directories(placement: Placement, cluster_id: str) -> None:
