@@ -165,13 +165,16 @@ def _have_others_connected() -> bool:
 
 
 def _log(address: str, why: str, level: int) -> None:
-    """Names the Ray of a connection, once. From then on Ray does not print messages that rayka's nodes cause."""
+    """Names the Ray of a connection, once. From then on Ray does not print messages that rayka's nodes cause, and does
+    not compute while its head is away.
+    """
     if not _Process.suppresses_messages:
         _Process.suppresses_messages = True
         ray_internals.suppress_messages(_is_of_rayka)
     connection = connection_id()
     if _Process.logged != connection:
         _Process.logged = connection
+        ray_internals.pace_messages()
         logger.log(level, "using the Ray at %s (%s)", address, why)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 _TOKENS = "ray._private.authentication.authentication_token_setup"
+_PAUSE_S = 1.0
 _logger = logging.getLogger(__name__)
 
 
@@ -76,6 +77,35 @@ def keep_title(title: str) -> None:
     if setting is not None:
         setting(title)
         sys.modules["ray._raylet"].__dict__["setproctitle"] = lambda _: None
+
+
+class PacedSubscriber:
+    """What a process asks for Ray's messages about its nodes and workers. A question waits until there is a message; a
+    head that is gone leaves it without one at once, and Ray's thread asks again and again, which takes a processor for
+    as long as the head is away. So after an empty answer this waits, but not when the connection ends.
+    """
+
+    def __init__(self, subscriber: Any, has_ended: Any) -> None:
+        self._subscriber, self._has_ended = subscriber, has_ended
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._subscriber, name)
+
+    def poll(self, *arguments: Any, **options: Any) -> Any:
+        answer = self._subscriber.poll(*arguments, **options)
+        if answer is None or answer[-1] is None:
+            self._has_ended.wait(_PAUSE_S)
+        return answer
+
+
+def pace_messages() -> None:
+    """Makes the present connection ask for messages as PacedSubscriber does. Without it: as Ray does."""
+    worker = part("ray._private.worker", "global_worker")
+    subscriber, has_ended = (
+        getattr(worker, each, None) for each in ("gcs_error_subscriber", "threads_stopped")
+    )
+    if worker is not None and subscriber is not None and has_ended is not None:
+        worker.gcs_error_subscriber = PacedSubscriber(subscriber, has_ended)
 
 
 def suppress_messages(is_suppressed: Callable[[str], bool]) -> None:

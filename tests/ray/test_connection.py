@@ -297,6 +297,36 @@ def test_a_part_of_ray_that_a_version_lacks_is_none() -> None:
     assert ray_internals.part("ray._private.worker", "print_to_stdstream") is not None
 
 
+class Messages:
+    """A subscriber to Ray's messages, and the event of its connection's end; keeps how often each is asked."""
+
+    def __init__(self, *answers: object) -> None:
+        self.left = list(answers)
+        self.waits = 0
+
+    def poll(self) -> object:
+        return self.left.pop(0)
+
+    def wait(self, timeout_s: float) -> None:
+        assert timeout_s > 0
+        self.waits += 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "waits"), [((None, None), 1), (None, 1), ((b"key", {"error_message": "a node died"}), 0)]
+)
+def test_a_head_that_is_gone_is_not_asked_for_messages_without_a_pause(answer: object, waits: int) -> None:
+    messages = Messages(answer)
+    assert ray_internals.PacedSubscriber(messages, messages).poll() == answer
+    assert (messages.left, messages.waits) == ([], waits)
+
+
+def test_a_connection_that_rayka_uses_asks_for_messages_at_that_pace(cluster: Cluster) -> None:
+    worker = ray_internals.part("ray._private.worker", "global_worker")
+    assert worker is not None
+    assert isinstance(worker.gcs_error_subscriber, ray_internals.PacedSubscriber)
+
+
 FAILS = """
 import subprocess, sys
 sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
