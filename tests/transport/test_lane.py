@@ -1,6 +1,8 @@
 """A lane between two ends in one process: over the machine's own socket, and over TCP."""
 
 import asyncio
+import errno
+import os
 import socket
 from typing import Any
 
@@ -16,7 +18,7 @@ from rayka.transport.frames import CALL_HEAD_BYTES_MAX, Kind, encode_frame
 from rayka.transport.greeting import GREETING_BYTES, MAGIC, TICKETS_MAX, LaneOffer, Tickets
 from rayka.transport.lane import Lane, open_lane, takes
 from rayka.transport.lane_server import LaneServer
-from rayka.transport.receive_memory import ReceiveMemory
+from rayka.transport.receive_memory import SCRATCH_BYTES, ReceiveMemory
 from rayka.transport.stream import End
 from tests.transport.lane_support import (
     NODE_ID,
@@ -409,6 +411,28 @@ def test_unanswered_calls_of_one_connection_hold_a_bounded_number_of_bytes(
     assert most <= 4 * MIB
 
 
+def test_unanswered_calls_of_one_connection_are_bounded_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_server, "UNANSWERED_CALLS_MAX", 3)
+    answers: list[Later[Answer]] = []
+
+    def hold(*_: object) -> Later[Answer]:
+        answers.append(Later())
+        return answers[-1]
+
+    async def body() -> None:
+        async with connected(hold) as (_, lane):
+            sent = [lane.send(call(bytes(SCRATCH_BYTES))) for _ in range(6)]  # each arrives by itself
+            await until(lambda: len(answers) == 3)
+            await asyncio.sleep(0.01)
+            assert len(answers) == 3
+            for place in range(6):
+                await until(lambda place=place: len(answers) > place)  # type: ignore[misc]
+                answers[place].end((b"", b""))
+            await asyncio.gather(*sent)
+
+    run(body())
+
+
 def test_a_reader_that_takes_nothing_is_cut_off_and_others_are_served(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -423,6 +447,34 @@ def test_a_reader_that_takes_nothing_is_cut_off_and_others_are_served(
             connection.send(bytes(encode_frame(Kind.CALL, 1, b"much", b"", api_name="fetch")[0]))
             await until(lambda: server.cut_off[End.SLOW_PEER] == 1)
             assert (await lane.send(call(b"little")))[0] == b"little"
+            connection.close()
+
+    run(body())
+
+
+def test_a_reader_that_takes_something_has_all_the_time_again() -> None:
+    stalls: list[asyncio.TimerHandle] = []
+
+    async def answer_much(_: str, __: bytes, body: bytes, ___: Payload) -> Answer:
+        return body, np.empty(16 * MIB, dtype=np.uint8)
+
+    async def body() -> None:
+        async with served(answer_much) as server:
+            connection, loop = await greeted(server), asyncio.get_running_loop()
+            call_later = loop.call_later
+
+            def noted(delay_s: float, *work: Any) -> asyncio.TimerHandle:
+                handle = call_later(delay_s, *work)
+                if delay_s == stream.STALLED_S:
+                    stalls.append(handle)
+                return handle
+
+            loop.call_later = noted  # type: ignore[assignment,method-assign]
+            connection.send(bytes(encode_frame(Kind.CALL, 1, b"", b"", api_name="fetch")[0]))
+            await until(lambda: len(stalls) == 1)
+            while len(stalls) < 3:
+                await loop.sock_recv(connection, MIB)
+            assert [each.cancelled() for each in stalls] == [True] * (len(stalls) - 1) + [False]
             connection.close()
 
     run(body())
@@ -490,6 +542,43 @@ def test_connections_beyond_the_bound_are_refused_and_those_that_are_open_go_on(
             assert server.cut_off["there are too many"] == 1
             second.close()
             assert (await lane.send(call()))[0]
+
+    run(body())
+
+
+def test_connections_that_have_yet_to_show_a_ticket_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_server, "GREETINGS_MAX", 2)
+
+    async def body() -> None:
+        async with connected() as (server, lane):
+            strangers = [await raw_connection(server) for _ in range(3)]
+            await until(lambda: server.cut_off["there are too many"] == 1)
+            assert await _rest(strangers[2]) == b""
+            for each in strangers:
+                each.close()
+            assert (await lane.send(call()))[0]
+
+    run(body())
+
+
+def test_a_node_without_a_free_descriptor_takes_connections_again_when_it_has_one() -> None:
+    async def body() -> None:
+        async with served() as server:
+            loop = asyncio.get_running_loop()
+            accept, failed = loop.sock_accept, list[None]()
+
+            async def without_descriptor(listening: socket.socket) -> Any:
+                connection, address = await accept(listening)
+                if not failed:
+                    failed.append(connection.close())
+                    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+                return connection, address
+
+            loop.sock_accept = without_descriptor  # type: ignore[assignment,method-assign]
+            with pytest.raises(NetworkException):
+                await open_lane(NODE_ID, offer(server))
+            assert server.cut_off["it could not be accepted"] == 1
+            (await open_lane(NODE_ID, offer(server))).close()
 
     run(body())
 

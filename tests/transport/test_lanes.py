@@ -119,6 +119,26 @@ def test_a_node_that_cannot_be_reached_is_asked_again_after_a_growing_pause(
     ]
 
 
+def test_after_a_lane_that_opened_a_failure_is_said_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(lanes_module, "_PAUSE_FIRST_S", 0.001)
+
+    async def body() -> None:
+        async with served() as server:
+            lanes, asked = Lanes(), Asked(None)
+            for _ in range(2):
+                asked.server, tries = None, asked.times + 3
+                await until(lambda tries=tries: lanes.get(RAY, NODE, asked) is None and asked.times >= tries)  # type: ignore[misc]
+                asked.server = server
+                (await opened(lanes, asked)).close()
+            lanes.close()
+
+    with caplog.at_level("INFO", logger="rayka.transport"):
+        run(body())
+    assert len(caplog.records) == 2
+
+
 def test_a_node_that_serves_no_lane_is_asked_again_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
     async def none() -> LaneOffer:
         return LaneOffer("", "", 0, b"")
