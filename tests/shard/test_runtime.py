@@ -409,6 +409,42 @@ def test_a_request_waits_for_the_one_that_answers_it_and_then_for_what_that_one_
     assert second.error is refusal
 
 
+def test_an_answer_waits_for_its_records_though_the_request_that_gives_it_waits_itself() -> None:  # A65
+    class Joining(Counter):
+        def handle(
+            self, request: Any, *, now_ms: int, next_offset: int
+        ) -> Result[int, int] | Steps[int, int]:
+            if request == "join":
+                return Result([1], Later("second"), answers=[Answer("first", "yes")])  # type: ignore[arg-type]
+            return super().handle(request, now_ms=now_ms, next_offset=next_offset)
+
+    running = Running()
+    running.runtime = ShardRuntime(Joining, running.log)
+    running.runtime.activate(0)
+    first, second = running.handle(Later("first")), running.handle("join")
+    assert (first.is_done, running.runtime.can_release) == (False, False)
+    assert running.commit(1) == [first]
+    assert not second.is_done
+
+
+def test_a_request_whose_deadline_came_while_it_ran_does_not_wait_for_another_one() -> None:
+    class Parking(Counter):
+        def _steps(self, request: tuple[Any, ...]) -> Steps[int, int]:
+            yield from super()._steps(request)
+            return Result([], Later("late"))  # type: ignore[arg-type]
+
+    running = Running()
+    running.runtime = ShardRuntime(Parking, running.log, steps_per_turn=1)
+    running.runtime.activate(0)
+    late = running.handle((1, 1), deadline_ms=10)
+    assert running.runtime.expire(10) == [late]
+    while running.runtime.is_busy:
+        running.runtime.advance(10)
+    answering = running.handle(Answer("late", "yes"))
+    assert running.commit(running.log.next_offset) == [answering]
+    assert isinstance(late.error, RequestTimedOut)
+
+
 def test_a_request_that_waits_for_another_one_has_its_time_to_be_committed_from_then_on() -> None:
     running = Running()
     parked = running.handle(Later("first"), deadline_ms=100, now_ms=10)

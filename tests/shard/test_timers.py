@@ -105,6 +105,15 @@ def test_a_timer_whose_records_were_refused_is_tried_again() -> None:
     assert running.at(5 + TIMER_RETRY_MS) == [99, 1]
 
 
+def test_a_timer_that_was_set_anew_before_its_request_was_refused_is_not_put_forward() -> None:
+    running = Running()
+    put_off = Timer("a", 9_000, (2,))
+    running.handle(0, 0, Timer("first", 0, None), Timer("b", 4, (0, put_off)), Timer("a", 5, (1,)))
+    running.log.refusal = NotEnoughReplicas("one in sync")
+    assert running.at(5) == []
+    assert running.runtime.next_timer_ms == 9_000
+
+
 def test_the_timers_of_a_shard_that_leads_no_more_are_gone() -> None:  # A66
     running = Running()
     running.handle(0, 0, Timer("a", 5, (1,)))
