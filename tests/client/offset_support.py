@@ -44,7 +44,9 @@ class Brokers:
         return [A, B]
 
     async def call(self, node_id: int, request: Any, timeout_ms: int) -> Any:
-        if isinstance(request, MetadataRequest) and not (self.is_mute and self.asked):
+        if isinstance(request, MetadataRequest) and not (
+            self.is_mute and self.asked and node_id in self.silent
+        ):
             return self._metadata()
         assert self.is_mute or isinstance(request, ListOffsetsRequest)
         self.asked.append((node_id, now_ms()))

@@ -55,6 +55,7 @@ class ScriptedCluster:
         self.leader_id = BROKER
         self.leader_epoch = 0
         self.named = CurrentLeader()
+        self.cluster_id = "id"
         self.metadata_offset = 7
         self.dead: list[int] = []  # nodes that are not reached
         self.fenced: list[int] = []
@@ -134,7 +135,7 @@ class ScriptedCluster:
         names = tuple(self.topics) if request.topics is None else request.topics
         brokers = tuple(MetadataBroker(each, "here", each in self.fenced, ()) for each in (BROKER, OTHER))
         topics = tuple(self._topic(each, known) for each in names)
-        return MetadataResponse("id", CONTROLLER, brokers, topics, self.metadata_offset)
+        return MetadataResponse(self.cluster_id, CONTROLLER, brokers, topics, self.metadata_offset)
 
     def _new_producer_id(self) -> InitProducerIdResponse:
         answer = self.id_answers.popleft() if self.id_answers else None

@@ -80,9 +80,10 @@ def test_what_another_leader_refuses_is_asked_again_while_one_is_silent() -> Non
     assert list(look_up(brokers, after_ms=2_000).found_ms) == [AT_B]
 
 
-def test_a_silent_leader_is_left_for_the_next_as_soon_as_there_is_one() -> None:
+@pytest.mark.parametrize("is_mute", [False, True])
+def test_a_silent_leader_is_left_for_the_next_as_soon_as_there_is_one(is_mute: bool) -> None:
     brokers = Brokers()
-    brokers.silent = [A]
+    brokers.silent, brokers.is_mute = [A], is_mute
 
     async def scene(leaders: LeaderCalls) -> int:
         asyncio.get_running_loop().call_later(0.5, lambda: brokers.leaders.__setitem__(0, B))
@@ -91,6 +92,24 @@ def test_a_silent_leader_is_left_for_the_next_as_soon_as_there_is_one() -> None:
         return now_ms() - began_ms
 
     assert 500 <= play(brokers, scene) <= 800  # a look every 100 ms, and the pause after a failure
+
+
+def test_a_call_to_a_silent_leader_is_not_given_up_while_it_still_leads_some_of_its_partitions() -> None:
+    brokers = Brokers()
+    brokers.leaders, brokers.silent = [A, A], [A]
+
+    async def scene(leaders: LeaderCalls) -> None:
+        loop = asyncio.get_running_loop()
+        asking = loop.create_task(leaders.call(LIST_OFFSETS, BOTH, TIMEOUT_MS))
+        await asyncio.sleep(0.5)
+        brokers.leaders[0] = B
+        await asyncio.sleep(3)
+        assert len(brokers.asked) == 1
+        brokers.leaders[1] = B
+        await asking
+
+    play(brokers, scene)
+    assert [node_id for node_id, _ in brokers.asked] == [A, B]
 
 
 def test_a_partition_without_a_leader_holds_up_no_other() -> None:

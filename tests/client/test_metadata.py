@@ -6,7 +6,6 @@ from random import Random
 from typing import TypeVar
 
 import pytest
-from msgspec.structs import replace
 
 from rayka.client.bootstrap import resolve
 from rayka.client.metadata import ClusterMetadata, NoSuchTopic
@@ -16,7 +15,6 @@ from rayka.errors import NetworkException, NotController, UnavailableError
 from rayka.ids import Role
 from rayka.protocol.membership import (
     MetadataRequest,
-    MetadataResponse,
     MetadataTopic,
     NodeState,
     StatusRequest,
@@ -155,15 +153,71 @@ def test_what_is_awaited_for_seconds_is_told_once(caplog: pytest.LogCaptureFixtu
 def test_a_broker_that_lags_does_not_take_back_what_is_known():
     async def lagging(metadata: ClusterMetadata) -> None:
         cluster.move_leaders(OTHER)
+        cluster.fenced.append(BROKER)
         assert (await metadata.topic("orders", WAIT_MS)).partitions[0].leader_id == OTHER
         cluster.leader_id, cluster.leader_epoch, cluster.metadata_offset = BROKER, 0, 7
+        cluster.fenced.clear()
         await metadata.refresh(("orders",))
         known = metadata.cached("orders")
         assert known
         assert known.partitions[0].leader_id == OTHER
+        assert [each.is_fenced for each in metadata.nodes.brokers] == [True, False]
 
     cluster = ScriptedCluster()
     asked(cluster, lagging)
+
+
+def test_a_partition_that_is_not_known_yet_is_asked_for():
+    async def added(metadata: ClusterMetadata) -> None:
+        assert len((await metadata.topic_with("orders", 2, WAIT_MS)).partitions) == 3
+        cluster.topics["orders"] = 5
+        assert len((await metadata.topic_with("orders", 2, WAIT_MS)).partitions) == 3
+        assert len((await metadata.topic_with("orders", 3, WAIT_MS)).partitions) == 5
+
+    cluster = ScriptedCluster()
+    asked(cluster, added)
+
+
+def test_a_cluster_that_was_made_anew_under_its_name_is_known_anew():
+    """Its metadata log is shorter than that of the former one."""
+
+    async def twice(metadata: ClusterMetadata) -> None:
+        cluster.metadata_offset = 900
+        await metadata.topic("orders", WAIT_MS)
+        cluster.cluster_id, cluster.metadata_offset = "another", 7
+        cluster.move_leaders(OTHER)
+        await metadata.refresh(("payments",))
+        assert metadata.cached("orders") is None
+        assert (await metadata.topic("orders", WAIT_MS)).partitions[0].leader_id == OTHER
+
+    cluster = ScriptedCluster({"orders": 3, "payments": 1})
+    asked(cluster, twice)
+
+
+def test_a_caller_that_is_cancelled_leaves_the_question_to_those_that_share_it():
+    async def together(metadata: ClusterMetadata) -> None:
+        asking = [asyncio.ensure_future(metadata.refresh(("orders",))) for _ in range(2)]
+        await asyncio.sleep(0)
+        asking[0].cancel()
+        assert await asking[1] is None
+
+    cluster = ScriptedCluster()
+    asked(cluster, together)
+    assert cluster.metadata_calls == 1
+
+
+def test_a_topic_that_comes_back_is_missing_no_more():
+    async def back(metadata: ClusterMetadata) -> None:
+        await metadata.topic("orders", WAIT_MS)
+        partition_count = cluster.topics.pop("orders")
+        await metadata.refresh(("orders",))
+        assert isinstance(metadata.missing("orders"), NoSuchTopic)
+        cluster.topics["orders"] = partition_count
+        await metadata.refresh(("orders",))
+        assert metadata.missing("orders") is None
+
+    cluster = ScriptedCluster()
+    asked(cluster, back)
 
 
 def test_a_node_that_failed_is_asked_after_the_others():
@@ -233,26 +287,15 @@ def test_a_controllers_successor_is_found_before_the_brokers_know_it(old: Except
 
 
 def test_the_controller_of_a_cluster_that_was_made_anew_is_called_though_its_epochs_are_lower():
-    class MadeAnew(FailingOver):
-        """At first its controller is another one, of a much later epoch, which then is gone."""
-
-        cluster_id = "first"
-
-        async def call(self, node_id: int, request: object, timeout_ms: int) -> object:
-            response = await super().call(node_id, request, timeout_ms)
-            return (
-                replace(response, cluster_id=self.cluster_id)
-                if isinstance(response, MetadataResponse)
-                else response
-            )
+    """The former one's controller was another, of a much later epoch."""
 
     async def twice(metadata: ClusterMetadata) -> None:
         await metadata.nodes.call_controller(MetadataRequest(()), WAIT_MS)
         metadata.nodes.active.learn(CONTROLLER, 100)
-        cluster.cluster_id = "second"
+        cluster.cluster_id = "another"
         await metadata.nodes.call_controller(MetadataRequest(()), WAIT_MS)
 
-    cluster = MadeAnew(NetworkException("gone"))
+    cluster = FailingOver(NetworkException("gone"))
     asked(cluster, twice)
     assert cluster.called[:2] == [CONTROLLER, CONTROLLER + 2]
     assert cluster.called[2:] == [
