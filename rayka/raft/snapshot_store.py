@@ -93,8 +93,11 @@ class SnapshotStore:
     # ---- Reading -----------------------------------------------------------------------------------------------------
 
     def read(self, snapshot_id: OffsetAndEpoch, position: int, max_bytes: int) -> bytes:
-        """Bytes from a position on, not aligned to batches; fewer only at the end (A49)."""
-        return self._disk.read_at(self.path(snapshot_id), position, max_bytes)
+        """Bytes from a position on, not aligned to batches; fewer only at the end (A49). What a disk is asked for it
+        sets memory aside for, and a caller may ask for any number.
+        """
+        left_bytes = max(0, self.size(snapshot_id) - position)
+        return self._disk.read_at(self.path(snapshot_id), position, min(max_bytes, left_bytes))
 
     def content(self, snapshot_id: OffsetAndEpoch) -> Buffer:
         """All of it, mapped."""

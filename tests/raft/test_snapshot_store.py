@@ -1,12 +1,14 @@
 """The snapshots of a directory: whole ones or none, whatever happens on the way."""
 
 import asyncio
+from pathlib import Path
 from random import Random
 
 import pytest
 
 from rayka.errors import CorruptRecord, DiskFull, StorageError
 from rayka.ids import OffsetAndEpoch
+from rayka.log.local_disk import LocalDisk
 from rayka.raft.snapshot import BOOTSTRAP_SNAPSHOT_ID, encode_snapshot, snapshot_name
 from rayka.raft.snapshot_store import SnapshotStore
 from rayka.testing.memory_disk import MemoryDisk
@@ -51,6 +53,14 @@ def test_what_is_written_is_read_in_parts_that_need_no_boundaries(disk: MemoryDi
     parts = [store.read(ID, position, 100) for position in range(0, len(CONTENT) + 100, 100)]
     assert b"".join(parts) == bytes(store.content(ID)) == CONTENT
     assert list(store.load(ID).values()) == [b"a", b"b", b"c" * 1000]
+
+
+def test_no_more_is_read_than_there_is_whatever_is_asked_for(tmp_path: Path) -> None:  # A49
+    local = LocalDisk()
+    store = SnapshotStore(local, str(tmp_path))
+    asyncio.run(store.write(ID, [CONTENT]))
+    assert store.read(ID, 100, 2**63) == CONTENT[100:]
+    local.close()
 
 
 def test_one_that_is_there_already_is_not_written_again(disk: MemoryDisk) -> None:  # A46
