@@ -6,11 +6,21 @@ The base of every model in `rayka.config`; an unknown key is a ConfigError, noth
 import difflib
 import json
 from collections.abc import Mapping
-from typing import Any, Self
+from types import NoneType
+from typing import Any, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    ValidationError,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+)
 
 from rayka.errors import ConfigError
+
+_INT64_MAX = 2**63 - 1  # Kafka's LONG, and the largest number that messages hold
 
 
 def dotted(name: str) -> str:
@@ -27,6 +37,19 @@ class ConfigModel(BaseModel):
     """A model whose keys are Kafka's."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @field_validator("*", mode="wrap")
+    @classmethod
+    def _is_what_it_says(cls, value: Any, check: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+        """True is 1 to Python, so that `retention.ms: yes` would delete records after a millisecond; and a number above
+        Kafka's largest is none that nodes can reckon with.
+        """
+        if isinstance(value, bool) and _is_number(cls.model_fields[str(info.field_name)].annotation):
+            raise ValueError("expected a number")
+        checked = check(value)
+        if isinstance(checked, int) and checked > _INT64_MAX:
+            raise ValueError(f"expected at most {_INT64_MAX}")
+        return checked
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], *, what: str) -> Self:
@@ -63,6 +86,11 @@ class ConfigModel(BaseModel):
     def overrides(self) -> dict[str, str]:
         """What was set explicitly, by dotted key, as text."""
         return {dotted(name): _as_text(getattr(self, name)) for name in sorted(self.model_fields_set)}
+
+
+def _is_number(annotation: Any) -> bool:
+    kinds = set(get_args(annotation) or (annotation,))
+    return bool(kinds & {int, float}) and kinds <= {int, float, NoneType}
 
 
 _NO_TRANSACTIONS = "there are no transactions yet"

@@ -31,6 +31,37 @@ def test_a_wrong_value_is_named_as_its_key_was_written(spelled: str):
 
 
 @pytest.mark.parametrize(
+    ("kind", "key", "value"),
+    [
+        (TopicConfig, "retention.ms", True),
+        (TopicConfig, "min.cleanable.dirty.ratio", False),
+        (BrokerConfig, "log.retention.ms", True),
+        (ProducerConfig, "linger.ms", True),
+        (ConsumerConfig, "max.poll.records", True),
+    ],
+)
+def test_true_and_false_are_no_numbers(kind: Any, key: str, value: bool):
+    with pytest.raises(ConfigError, match=rf"^config: {key}: expected a number, found {value}$"):
+        kind.parse({key: value}, what="config")
+
+
+@pytest.mark.parametrize("kind", [TopicConfig, BrokerConfig, ProducerConfig, ConsumerConfig, AdminConfig])
+def test_no_number_is_larger_than_kafkas_largest(kind: Any):
+    limitless = [
+        name
+        for name, field in kind.model_fields.items()
+        if field.annotation in (int, int | None) and not any(hasattr(each, "le") for each in field.metadata)
+    ]
+    assert limitless
+    for name in limitless:
+        for too_large in (2**63, str(10**400)):
+            with pytest.raises(
+                ConfigError, match=rf"^config: {name}: expected at most 9223372036854775807, found"
+            ):
+                kind.parse({name: too_large}, what="config")
+
+
+@pytest.mark.parametrize(
     ("given", "kept_ms"),
     [
         ({"log.retention.hours": 2}, 7_200_000),
