@@ -184,7 +184,7 @@ def wait_for_turn(timeout_s: float) -> None:
     over = threading.Lock()
     over.acquire()
     call_soon(over.release)
-    if not over.acquire(timeout=max(timeout_s, 0)):
+    if not acquire_within(over, timeout_s):
         raise TimeoutError(f"rayka's IO thread was busy for {timeout_s} s; does a callback block it?")
 
 
@@ -246,7 +246,7 @@ class _Awaited(Generic[ResultT]):
 
     def wait(self, timeout_s: float | None) -> bool:
         """Whether it ends within this time."""
-        return self._over.acquire(timeout=-1 if timeout_s is None else max(timeout_s, 0.0))
+        return acquire_within(self._over, timeout_s)
 
     def result(self) -> ResultT:
         """What it has given, or raised."""
@@ -268,6 +268,13 @@ def submit(work: Work[ResultT]) -> "Future[ResultT]":
     """
     own_loop = _loop_for(work)
     return asyncio.run_coroutine_threadsafe(work(), own_loop)
+
+
+def acquire_within(lock: threading.Lock, timeout_s: float | None) -> bool:
+    """Whether the lock was free within this time; None, or more than a lock can wait, is for ever."""
+    if timeout_s is None or timeout_s > threading.TIMEOUT_MAX:
+        return lock.acquire()
+    return lock.acquire(timeout=max(timeout_s, 0.0))
 
 
 def run(work: BlockingWork[ResultT], timeout_s: float | None, slack_s: float = 0.0) -> ResultT:

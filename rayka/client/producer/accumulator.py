@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from rayka.client import io_thread
 from rayka.client.producer.agenda import APPENDING_MS, Agenda
 from rayka.client.producer.delivery_future import DeliveryFuture, OnDelivery
 from rayka.client.producer.dispatch import Dispatch
@@ -358,4 +359,4 @@ def wait_for_memory(accumulator: Accumulator, freed_count: int, timeout_s: float
     freed = threading.Lock()
     freed.acquire()
     if accumulator.call_when_freed(freed_count, freed.release):
-        freed.acquire(timeout=timeout_s)
+        io_thread.acquire_within(freed, timeout_s)

@@ -141,7 +141,7 @@ def wait_until_done(batches: Sequence[ProducerBatch], timeout: float | None) -> 
     over = threading.Lock()
     over.acquire()
     when_done(iter(pending), over.release)
-    if not over.acquire(timeout=-1 if timeout is None else max(timeout, 0)):
+    if not io_thread.acquire_within(over, timeout):
         raise _late(pending, timeout)
 
 
