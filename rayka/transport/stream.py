@@ -150,6 +150,9 @@ class Stream:
                     return
         except BrokenStream as error:
             self.close(End.NO_FRAME, str(error))
+        except BaseException:  # frames that arrived behind this one are lost: their calls would wait for ever
+            self.close(End.HERE, "what took a frame raised")
+            raise
 
     # ---- Sending ---------------------------------------------------------------------------------------------------
 

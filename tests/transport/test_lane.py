@@ -192,6 +192,30 @@ def test_a_call_that_is_answered_at_once_needs_no_task() -> None:
     run(body())
 
 
+def test_when_what_takes_an_answer_raises_the_calls_whose_answers_came_with_it_fail() -> None:
+    """They arrived in one piece of the stream, of which the rest is lost: without the lane's end they would wait."""
+    raised: list[object] = []
+
+    def take(_: object) -> None:
+        raise ZeroDivisionError
+
+    async def body() -> None:
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, context: raised.append(context["exception"])
+        )
+        async with connected() as (_, lane):
+            first, second = lane.send(call(b"first")), lane.send(call(b"second"))
+            first.then(take)
+            with pytest.raises(
+                NetworkException, match="it was closed on this side: what took a frame raised"
+            ):
+                await second
+            assert not lane.is_open
+            assert [type(each) for each in raised] == [ZeroDivisionError]
+
+    run(body())
+
+
 def test_a_call_that_nothing_waits_for_any_more_does_not_disturb_the_others() -> None:
     async def slow(_: str, __: bytes, body: bytes, payload: Payload) -> Answer:
         await asyncio.sleep(0.05)
