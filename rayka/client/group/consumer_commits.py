@@ -206,9 +206,12 @@ class _Ask(NamedTuple):
 
 
 def _tell(callback: OnCommit, offsets: Offsets, error: RaykaError | None) -> None:
+    """Runs the application's code, which may raise anything: a SystemExit would end the step of the IO thread that has
+    other answers to bring.
+    """
     try:
         callback(offsets, error)
-    except Exception:
+    except BaseException:
         logger.exception("a callback of commit_async raised")
 
 

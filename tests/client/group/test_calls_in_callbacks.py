@@ -1,5 +1,6 @@
 """What callbacks on the IO thread may call, while the application's thread is in a poll (E10)."""
 
+import asyncio
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -62,6 +63,24 @@ def test_a_commit_that_ended_may_begin_the_next_one_in_its_callback(member: Told
     committed = member.consumer.committed([tp])[tp]
     assert committed is not None
     assert committed.offset == last - 1
+
+
+@pytest.mark.parametrize("kind", [ValueError, SystemExit, KeyboardInterrupt, asyncio.CancelledError])
+def test_what_a_callback_of_a_commit_raises_is_logged_and_goes_no_further(
+    member: Told, kind: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    tp = first_partition(member)
+    told: list[object] = []
+
+    def raise_it(*_: object) -> None:
+        raise kind
+
+    member.consumer.commit_async({tp: 1}, raise_it)
+    member.consumer.commit_async({tp: 2}, lambda _, problem: told.append(problem))
+    poll_until(lambda: bool(told), member)
+    assert told == [None]
+    said = [each.message for each in caplog.records if each.levelname == "ERROR"]
+    assert said == ["a callback of commit_async raised"]
 
 
 def test_a_commit_of_positions_in_a_callback_is_told_to_name_offsets(member: Told) -> None:  # E10
