@@ -14,6 +14,8 @@ import msgspec
 from rayka.ids import NO_NODE, ZERO_ID, ReplicaKey
 
 QUORUM_STATE_FILE = "quorum-state"
+# The latest epoch that another node may name: the next one is the last that the header of a batch holds.
+EPOCH_MAX = 2**31 - 2
 _NO_VOTE = ReplicaKey(NO_NODE, ZERO_ID)
 
 

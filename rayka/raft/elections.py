@@ -15,6 +15,7 @@ from rayka.protocol.quorum_messages import (
     VoteRequest,
     VoteResponse,
 )
+from rayka.raft.election_state import EPOCH_MAX
 from rayka.raft.follower import Follower
 from rayka.raft.leader import FAR_MS, Leader
 from rayka.raft.quorum_state import QuorumState
@@ -138,7 +139,8 @@ class Elections:
         if request.cluster_id != self._state.cluster_id:
             return ErrorCode.INCONSISTENT_CLUSTER_ID
         newest_allowed = request.replica_epoch if request.is_pre_vote else request.replica_epoch - 1
-        if request.end_offset < 0 or not 0 <= request.last_epoch <= newest_allowed:
+        is_possible = request.end_offset >= 0 and 0 <= request.last_epoch <= newest_allowed
+        if not is_possible or request.replica_epoch > EPOCH_MAX:
             return ErrorCode.INVALID_REQUEST
         if request.replica_epoch < self._state.epoch:
             return ErrorCode.FENCED_LEADER_EPOCH
@@ -216,7 +218,7 @@ class Elections:
         state = self._state
         if cluster_id != state.cluster_id:
             return ErrorCode.INCONSISTENT_CLUSTER_ID
-        if leader_id < 0 or epoch < 0:
+        if leader_id < 0 or not 0 <= epoch <= EPOCH_MAX:
             return ErrorCode.INVALID_REQUEST
         if epoch < state.epoch:
             return ErrorCode.FENCED_LEADER_EPOCH

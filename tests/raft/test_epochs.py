@@ -10,7 +10,7 @@ from rayka.protocol.quorum_messages import (
     EndQuorumEpochRequest,
     EndQuorumEpochResponse,
 )
-from rayka.raft.election_state import ElectionState
+from rayka.raft.election_state import EPOCH_MAX, ElectionState
 from rayka.raft.elections import end_epoch_backoff_ms
 from tests.raft.support import CLUSTER_ID, ME, OTHER, THIRD, Cluster, Node, key
 
@@ -58,6 +58,7 @@ def test_who_knows_no_leader_or_an_older_one_follows_whoever_begins(known: Elect
     [
         (begin(3002, 4, cluster_id="another"), ErrorCode.INCONSISTENT_CLUSTER_ID),
         (begin(-1, 5), ErrorCode.INVALID_REQUEST),
+        (begin(3002, EPOCH_MAX + 1), ErrorCode.INVALID_REQUEST),
         (begin(3002, 4), ErrorCode.FENCED_LEADER_EPOCH),
         (begin(3003, 5), ErrorCode.INVALID_REQUEST),  # there is another
         (begin(3001, 6), ErrorCode.INVALID_REQUEST),  # this node would know
@@ -222,6 +223,7 @@ def test_resigning_without_leading_does_nothing() -> None:  # A22
     [
         (end(3002, 5, cluster_id="another"), ErrorCode.INCONSISTENT_CLUSTER_ID),
         (end(-1, 5), ErrorCode.INVALID_REQUEST),
+        (end(3002, EPOCH_MAX + 1), ErrorCode.INVALID_REQUEST),
         (end(3003, 5), ErrorCode.INVALID_REQUEST),
         (end(3002, 4), ErrorCode.FENCED_LEADER_EPOCH),
         (end(3002, 5), ErrorCode.NONE),

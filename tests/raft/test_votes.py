@@ -7,7 +7,7 @@ import pytest
 from rayka.errors import ErrorCode
 from rayka.ids import NO_NODE, ReplicaKey
 from rayka.protocol.quorum_messages import VoteRequest, VoteResponse
-from rayka.raft.election_state import ElectionState
+from rayka.raft.election_state import EPOCH_MAX, ElectionState
 from rayka.raft.voters import VoterSet
 from rayka.raft.votes import Elector, LogPosition, VoteTally, can_grant_vote
 from tests.raft.support import CLUSTER_ID, ME, OTHER, THIRD, Node, granted, key
@@ -90,15 +90,25 @@ def voter(stored: ElectionState | None = None) -> Node:
         (vote_request(4, last_epoch=-1), ErrorCode.INVALID_REQUEST),
         (vote_request(6, last_epoch=6), ErrorCode.INVALID_REQUEST),
         (vote_request(6, last_epoch=7, is_pre_vote=True), ErrorCode.INVALID_REQUEST),
+        (vote_request(EPOCH_MAX + 1), ErrorCode.INVALID_REQUEST),
+        (vote_request(EPOCH_MAX + 1, is_pre_vote=True), ErrorCode.INVALID_REQUEST),
         (vote_request(4, voter=key(1, 9)), ErrorCode.FENCED_LEADER_EPOCH),
         (vote_request(5, voter=key(1, 9)), ErrorCode.INVALID_VOTER_KEY),
         (vote_request(6, last_epoch=6, is_pre_vote=True), ErrorCode.NONE),
         (vote_request(6, last_epoch=5), ErrorCode.NONE),
+        (vote_request(EPOCH_MAX), ErrorCode.NONE),
     ],
 )
 def test_a_vote_request_is_checked_in_order(request_: VoteRequest, error: ErrorCode) -> None:  # A17
     response = voter().quorum.elections.handle_vote(request_, 0)
     assert (response.error_code, response.is_granted) == (error, error is ErrorCode.NONE)
+
+
+def test_in_the_epoch_after_the_last_that_another_may_name_a_replica_still_leads() -> None:  # A24
+    node = Node(voters=(ME,))
+    node.quorum.elections.handle_vote(vote_request(EPOCH_MAX), 0)
+    node.settle(10_000)
+    assert (node.role, node.log.latest_epoch) == ("Leader", EPOCH_MAX + 1)
 
 
 @pytest.mark.parametrize("is_pre_vote", [False, True])
