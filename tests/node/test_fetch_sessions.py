@@ -209,6 +209,33 @@ def test_of_a_quiet_session_nothing_is_read_and_nothing_told() -> None:
     assert answer(context) == []
 
 
+def test_quiet_partitions_are_refreshed_a_few_with_each_request() -> None:  # B5
+    sessions, session_id = quiet_session(100)
+    refreshed: list[list[int]] = []
+    for place in range(20):
+        now_ms = 50 * (place + 1)
+        context = begin(sessions, session_id=session_id, epoch=2 + place, now_ms=now_ms)
+        refreshed.append([each.partition for each in context.to_refresh(now_ms, 1_000)])
+    assert [len(each) for each in refreshed] == [5] * 20
+    assert sorted(number for each in refreshed for number in each) == list(range(100))
+
+
+def test_all_quiet_partitions_are_refreshed_after_a_long_time_and_none_twice() -> None:  # B5
+    sessions, session_id = quiet_session(3)
+    context = begin(sessions, session_id=session_id, epoch=2)
+    assert context.to_refresh(299, 900) == []
+    assert [each.partition for each in context.to_refresh(600, 900)] == [0, 1]
+    assert [each.partition for each in context.to_refresh(9_000, 900)] == [2, 0, 1]
+
+
+def test_neither_what_is_read_anyway_is_refreshed_nor_what_was_forgotten() -> None:  # B5, G14
+    sessions, session_id = quiet_session(4)
+    begin(sessions, session_id=session_id, epoch=2).to_refresh(250, 1_000)
+    forgotten = TopicIdPartition(ZERO_ID, 2)
+    context = begin(sessions, fetch(1), session_id=session_id, epoch=3, forgotten=(forgotten,))
+    assert [each.partition for each in context.to_refresh(9_000, 1_000)] == [3]
+
+
 def test_what_was_woken_is_read() -> None:
     sessions, session_id = quiet_session(3)
     sessions._parked.wake((ZERO_ID, 1))

@@ -62,8 +62,8 @@ class FetchHandler:
         except _SESSION_ERRORS as error:
             return FetchResponse((), error.code, str(error))
         reads = FetchReads(self._leader, request, context, now_ms())
-        if request.replica_id != NO_NODE and context.is_refresh_due(now_ms(), self._refresh_ms):
-            reads.refresh()
+        if request.replica_id != NO_NODE:
+            reads.refresh(context.to_refresh(now_ms(), self._refresh_ms))
         results = reads.read_all(is_first=True)
         if not _is_complete(request, context, results):
             wait_ms = min(request.max_wait_ms, reads.pause_ms or request.max_wait_ms)

@@ -9,6 +9,7 @@ Rayka's own: of a follower's partitions those are read first in whose ISR it is,
 `CATCH_UP_BYTES` of what it has yet to catch up with. Acknowledgements wait until it has taken the whole answer.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -87,9 +88,9 @@ class FetchReads:
                 return True
         return False
 
-    def refresh(self) -> None:
-        """The follower still has all of the partitions that are not looked at, as Kafka's hears in every fetch (B5)."""
-        for fetch in self._context.quiet():
+    def refresh(self, fetches: Iterable[FetchPartition]) -> None:
+        """The follower still has all of these, which are not looked at, as Kafka's hears in every fetch (B5)."""
+        for fetch in fetches:
             try:
                 replica = self._leader.replicas.get(fetch.topic_id, fetch.partition)
                 replica.partition.check_readable(fetch.current_leader_epoch)

@@ -11,7 +11,8 @@ due was read, had nothing to tell, and nothing has happened to it since. Kafka: 
 `FetchManager` (G14). Left out: FETCH_SESSION_TOPIC_ID_ERROR, because partitions always go by their topic's id.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from random import Random
 
 from rayka.errors import ErrorCode, FetchSessionIdNotFound, InvalidFetchSessionEpoch
@@ -74,6 +75,7 @@ class FetchSession:
         self.is_closed = False
         self.has_caught_up = False  # one of the partitions was read to its end
         self.created_ms = self.used_ms = self.refreshed_ms = now_ms
+        self._round: Iterator[PartitionKey] = iter(())
 
     def __repr__(self) -> str:
         return (
@@ -90,6 +92,14 @@ class FetchSession:
     def rank(self) -> tuple[bool, int]:
         """Which session makes room for which: followers beat consumers, larger sessions smaller ones."""
         return self.is_privileged, len(self.partitions)
+
+    def next_keys(self, count: int) -> list[PartitionKey]:
+        """So many of its partitions, those that come after the last ones; behind the last of all comes the first."""
+        keys = list(islice(self._round, count))
+        if len(keys) < count:
+            self._round = iter(tuple(self.partitions))
+            keys += islice(self._round, count - len(keys))
+        return [key for key in keys if key in self.partitions]
 
 
 class FetchContext:
@@ -118,11 +128,6 @@ class FetchContext:
         """As `due`; in a full request everything, because all of it is answered. A look begins."""
         self._read_out = {}
         return [each.fetch for each in self.session.partitions.values()] if self._is_full else self.due()
-
-    def quiet(self) -> list[FetchPartition]:
-        """The rest: nothing has happened to them since they were read."""
-        due = self.session.watch.due
-        return [each.fetch for key, each in self.session.partitions.items() if key not in due]
 
     def fetch_offset(self, result: FetchPartitionResult) -> int:
         """From where the partition of this result was read."""
@@ -170,12 +175,17 @@ class FetchContext:
                 session.watch.due.pop(key, None)
         return tuple(told)
 
-    def is_refresh_due(self, now_ms: int, interval_ms: int) -> bool:
-        """Whether so much time has passed since the session began, or since this was last true."""
-        if now_ms - self.session.refreshed_ms < interval_ms:
-            return False
-        self.session.refreshed_ms = now_ms
-        return True
+    def to_refresh(self, now_ms: int, interval_ms: int) -> list[FetchPartition]:
+        """Some of the partitions to which nothing has happened since they were read: as many with each request as all
+        of them have their turn in the interval, or in twice that.
+        """
+        session = self.session
+        count = len(session.partitions) * (now_ms - session.refreshed_ms) // interval_ms
+        if count <= 0:
+            return []
+        session.refreshed_ms = now_ms
+        keys = session.next_keys(min(count, len(session.partitions)))
+        return [session.partitions[key].fetch for key in keys if key not in session.watch.due]
 
 
 class FetchSessions:
