@@ -56,11 +56,12 @@ class PoolStatus:
 
 @dataclass(slots=True)
 class _Running:
-    """A worker that was started; its last status."""
+    """A worker that was asked for; its last status."""
 
     actor: Any
     end: Any  # what `run` will return
     status: WorkerStatus
+    has_begun: bool = False  # it has answered: Ray had a place for it
     is_draining: bool = False
 
 
@@ -241,8 +242,9 @@ class WorkerPool:
         )
         for worker_id, each in asked.items():
             if each in done:
+                running = self._running[worker_id]
                 try:
-                    self._running[worker_id].status = ray.get(each)
+                    running.status, running.has_begun = ray.get(each), True
                 except ray.exceptions.RayError as error:
                     logger.debug("worker %d does not answer: %s", worker_id, error)
 
@@ -251,24 +253,33 @@ class WorkerPool:
             return
         logger.info("%r: %d workers instead of %d, lag %.1f s", self, wanted, self._wanted, look.lag_s)
         if wanted < self._wanted:
-            youngest = [each for each in self._running.values() if not each.is_draining][wanted:]
-            for each in youngest:
-                each.is_draining = True
-                each.actor.drain.remote()
+            stay = [worker_id for worker_id, each in self._running.items() if not each.is_draining]
+            for youngest in stay[wanted:]:
+                self._drain(youngest)
         self._wanted = wanted
 
     # ---- End ---------------------------------------------------------------------------------------------------------
 
     def _drain_all(self) -> None:
         self._ask_all()
-        for each in self._running.values():
-            each.actor.drain.remote()
+        for worker_id in list(self._running):
+            self._drain(worker_id)
         while self._running:
             ends = [each.end for each in self._running.values()]
             ray.wait(ends, num_returns=1, timeout=_LOOK_S)
             self._ask_all()
             self._reap()
         self._look()
+
+    def _drain(self, worker_id: int) -> None:
+        """One that has not begun has nothing in hand; where Ray has no place for it, it would be waited for in vain."""
+        worker = self._running[worker_id]
+        if worker.has_begun:
+            worker.is_draining = True
+            worker.actor.drain.remote()
+        else:
+            ray.kill(worker.actor)
+            del self._running[worker_id]
 
     def _kill_all(self) -> None:
         for each in list(self._running.values()):

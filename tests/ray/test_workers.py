@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +31,13 @@ class Copy:
             self._producer.send(f"{record.topic}-copy", record.value)
         self._producer.flush()
         time.sleep(0.05)
+
+
+def copy_slowly_until_told(batch: list[rayka.Record]) -> None:
+    """Half a second a batch, so that another worker is asked for while there is much to do."""
+    if not os.path.exists(os.environ["RAYKA_TEST_MARK"]):
+        time.sleep(0.5)
+    Copy()(batch)
 
 
 def end_own_process(batch: list[rayka.Record]) -> None:
@@ -65,11 +73,16 @@ def copied(cluster: Cluster, topic: str) -> set[bytes | None]:
 EXPECTED = {b"%d" % number for number in range(COUNT)}
 
 
-def test_workers_are_added_by_lag_and_everything_is_worked_off(cluster: Cluster, topic: str) -> None:
+def test_workers_are_added_by_lag_and_everything_is_worked_off(
+    cluster: Cluster, topic: str, tmp_path: Path
+) -> None:
+    mark = tmp_path / "mark"
     with rayka.workers(
-        Copy, topic, cluster=cluster, group_id=topic, max=2, target_lag_seconds=0.5, max_records=5, **WORKERS
-    ) as pool:
+        copy_slowly_until_told, topic, cluster=cluster, group_id=topic, max=2, target_lag_seconds=0.5, max_records=5,
+        **_with_mark(mark),
+    ) as pool:  # fmt: skip
         wait_until(lambda: sum(each.partitions > 0 for each in pool.status().workers) == 2)
+        mark.touch()
         wait_until(lambda: copied(cluster, topic) == EXPECTED)
         wait_until(lambda: pool.status().lag_records == 0)
         status = pool.status()
@@ -82,20 +95,30 @@ def _members(cluster: Cluster, group_id: str) -> tuple[Any, ...]:
         return admin.describe_group(group_id).members
 
 
+def _with_mark(mark: Path) -> dict[str, Any]:
+    environment = {"env_vars": {"RAYKA_TEST_MARK": str(mark)}}
+    return {**WORKERS, "ray_options": {"num_cpus": 0, "runtime_env": environment}}
+
+
 def test_a_worker_whose_process_ends_is_replaced_and_nothing_is_lost(
-    cluster: Cluster, topic: str, tmp_path: Any
+    cluster: Cluster, topic: str, tmp_path: Path
 ) -> None:
     mark = tmp_path / "mark"
-    options = {
-        **WORKERS,
-        "ray_options": {"num_cpus": 0, "runtime_env": {"env_vars": {"RAYKA_TEST_MARK": str(mark)}}},
-    }
     with rayka.workers(
-        end_own_process, topic, cluster=cluster, group_id=topic, max_records=50, **options
+        end_own_process, topic, cluster=cluster, group_id=topic, max_records=50, **_with_mark(mark)
     ) as pool:
         wait_until(lambda: copied(cluster, topic) == EXPECTED)
         assert pool.status().replaced == 1
     assert mark.exists()
+
+
+def test_a_worker_that_ray_has_no_place_for_is_not_waited_for(cluster: Cluster, topic: str) -> None:
+    options = {**WORKERS, "ray_options": {"num_cpus": 0, "resources": {"nowhere": 1}}}
+    pool = rayka.workers(Copy, topic, cluster=cluster, group_id=topic, **options)
+    wait_until(lambda: len(pool.status().workers) == 1)
+    pool.stop()  # else it would be killed at the end of the timeout, and count as a process that ended
+    status = pool.status()
+    assert (status.workers, status.replaced) == ((), 0)
 
 
 def test_a_function_that_always_fails_ends_the_pool(cluster: Cluster, topic: str) -> None:
