@@ -20,6 +20,8 @@ from rayka.protocol.configs import (
     AlterConfigOp,
     AlteredResource,
     ConfigChange,
+    ConfigResourceName,
+    DescribeConfigsRequest,
     IncrementalAlterConfigsRequest,
     ResourceType,
 )
@@ -231,6 +233,13 @@ def test_an_answer_about_very_many_partitions_takes_several_turns() -> None:
     controller = Active(*WITH_ELR, *active(1, 2, 3), topic(), *partitions)
     assert controller.turns(MetadataRequest()) == [0] * 4
     assert controller.turns(MetadataRequest(("absent",))) == [0]
+
+
+def test_configurations_of_many_brokers_are_described_in_several_turns() -> None:
+    """To write out all keys of one takes a third of a millisecond, and the supervisor asks for all brokers."""
+    controller = Active(*WITH_ELR, *active(1, 2, 3))
+    names = tuple(ConfigResourceName(ResourceType.BROKER, str(each)) for each in (1, 2, 3))
+    assert controller.turns(DescribeConfigsRequest(names)) == [0] * 7
 
 
 def test_topics_with_many_partitions_are_deleted_in_different_turns() -> None:
