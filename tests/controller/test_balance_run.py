@@ -29,7 +29,15 @@ from tests.controller.admin_support import cluster, create, fence
 from tests.controller.support import WITHOUT_ELR, Machine
 from tests.controller.test_draining import drain
 from tests.controller.test_events import told
-from tests.controller.test_healing import TIMEOUT_MS, complete, look, lose, reassign, set_for_all
+from tests.controller.test_healing import (
+    TIMEOUT_MS,
+    begin_in_vain,
+    complete,
+    look,
+    lose,
+    reassign,
+    set_for_all,
+)
 from tests.metadata.support import directory
 
 MB = 1_000_000
@@ -187,6 +195,16 @@ def test_a_move_that_an_operator_cancels_ends_the_balance(machine: Machine) -> N
     look(machine, BUSY_LOOK_INTERVAL_MS)
     assert (status(machine).state, under_way(machine)) == ("cancelled", [])
     assert told(machine)[-1] == ("balance-cancelled", "an operator cancelled it after 0 of 3 moves")
+
+
+def test_a_move_that_the_log_did_not_take_cancels_nothing(machine: Machine) -> None:
+    balance(machine, moves=1)
+    complete_all(machine)
+    begin_in_vain(machine)
+    assert under_way(machine) == []
+    go_on(machine)
+    assert counts(machine) == [3, 3, 3, 3]
+    assert told(machine)[-1][0] == "balance-ended"
 
 
 def test_a_cancelled_balance_takes_back_what_is_under_way(machine: Machine) -> None:

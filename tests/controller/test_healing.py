@@ -6,19 +6,20 @@ from uuid import UUID
 import pytest
 
 from rayka.config import BrokerConfig
-from rayka.controller.balancer.planned_moves import UNPLANNED_INTERVAL_MS
+from rayka.controller.balancer.planned_moves import REPLAN_INTERVAL_MS, UNPLANNED_INTERVAL_MS
 from rayka.controller.controller_timers import (
     BUSY_LOOK_INTERVAL_MS,
     LOOK_INTERVAL_MS,
     LookAfterReplicas,
 )
 from rayka.ids import Role
-from rayka.metadata.metadata_records import ConfigRecord
+from rayka.metadata.metadata_records import ConfigRecord, PartitionChangeRecord
 from rayka.protocol.configs import ResourceType
 from rayka.protocol.load import LoadReport
 from rayka.protocol.partition_admin import AlterPartitionReassignmentsRequest, Reassignment
 from rayka.protocol.replica_reports import AssignedReplica, AssignReplicasToDirsRequest
 from rayka.protocol.topics import CreateTopicsRequest, DeleteTopicsRequest, NewTopic
+from rayka.shard.shard import Result
 from tests.controller.admin_support import cluster, create, fence, report_isr
 from tests.controller.support import Machine
 from tests.metadata.support import directory
@@ -39,6 +40,17 @@ def lose(machine: Machine, *broker_ids: int, ms: int = TIMEOUT_MS) -> int:
     fence(machine, *broker_ids)
     assert look(machine, 0) == 0
     return look(machine, ms)
+
+
+def begin_in_vain(machine: Machine) -> None:
+    """A look of which the log takes nothing."""
+    outcome = machine.controller.handle(
+        LookAfterReplicas(machine.now_ms), now_ms=machine.now_ms, next_offset=len(machine.records)
+    )
+    assert not isinstance(outcome, Result)
+    for step in outcome:
+        if isinstance(step, PartitionChangeRecord):
+            break
 
 
 def complete(machine: Machine, number: int = 0, name: str = "orders") -> None:
@@ -360,6 +372,18 @@ def test_a_move_that_an_operator_changes_to_what_is_gone_goes_elsewhere() -> Non
     assert look(machine, UNPLANNED_INTERVAL_MS) == 1
     assert machine.partition().target_replicas in ((1,), (3,), (4,))
     assert machine.partition().has_leader
+
+
+def test_moves_that_the_log_did_not_take_begin_again() -> None:
+    machine = cluster(4)
+    create(machine, (1, 2))
+    fence(machine, 2)
+    look(machine, 0)
+    machine.now_ms += TIMEOUT_MS
+    begin_in_vain(machine)
+    assert not machine.partition().is_reassigned
+    assert look(machine, REPLAN_INTERVAL_MS) == 1
+    assert machine.partition().is_reassigned
 
 
 def test_healing_can_be_switched_off_while_it_runs() -> None:

@@ -120,5 +120,5 @@ def _begin(context: RequestContext, gone: Gone, moves_max: int) -> Iterator[Part
         tp = move.topic_partition
         record, result = reassigning.try_alter(Reassignment(tp.topic, tp.partition, move.after))
         if record is not None and result.error_code is ErrorCode.NONE:
-            moves.on_begun(due.key, move)
+            moves.on_begun(due.key, move, due.partition.partition_epoch)
             yield record

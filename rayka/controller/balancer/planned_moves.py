@@ -8,7 +8,7 @@ anew.
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Self
+from typing import NamedTuple, Self
 
 from rayka.controller.balancer.balance_plan import Move
 from rayka.controller.balancer.gone_brokers import Gone
@@ -19,6 +19,13 @@ REPLAN_INTERVAL_MS = 10_000
 UNPLANNED_INTERVAL_MS = 60_000  # when no move was found: a broker may have come since, or a disk have room
 
 
+class _Begun(NamedTuple):
+    """A move under way: the replicas that its partition is to have, and the epoch that it had before."""
+
+    after: tuple[int, ...]
+    partition_epoch: int
+
+
 class PlannedMoves:
     """See the module. A partition whose move another caller has cancelled or changed is declined, until something else
     is gone.
@@ -26,7 +33,7 @@ class PlannedMoves:
 
     def __init__(self) -> None:
         self.waiting: deque[Move] = deque()
-        self._under_way: dict[TopicIdPartition, tuple[int, ...]] = {}
+        self._under_way: dict[TopicIdPartition, _Begun] = {}
         self._leaderless: dict[TopicIdPartition, None] = {}  # those of them that no broker leads
         self._declined: dict[TopicIdPartition, None] = {}
         self._gone = Gone()
@@ -39,7 +46,7 @@ class PlannedMoves:
         for key in reassigned:
             partition = image.partition(key)
             if partition is not None:
-                moves._under_way[key] = partition.target_replicas
+                moves._under_way[key] = _Begun(partition.target_replicas, partition.partition_epoch - 1)
         return moves
 
     def __repr__(self) -> str:
@@ -57,14 +64,15 @@ class PlannedMoves:
     def settle(self, image: MetadataImage) -> None:
         """Forgets the moves that have ended, and those that another caller has changed."""
         self._leaderless = {}
-        for key, after in list(self._under_way.items()):
+        for key, (after, partition_epoch) in list(self._under_way.items()):
             partition = image.partition(key)
             is_as_planned = partition is not None and partition.target_replicas == after
             if partition is None or not is_as_planned or not partition.is_reassigned:
                 del self._under_way[key]
             elif not partition.has_leader:
                 self._leaderless[key] = None
-            if partition is not None and not is_as_planned:
+            has_begun = partition is not None and partition.partition_epoch > partition_epoch
+            if has_begun and not is_as_planned:  # else the log did not take its record
                 self._declined[key] = None
 
     def on_gone(self, gone: Gone, now_ms: int) -> None:
@@ -86,8 +94,9 @@ class PlannedMoves:
         """Whether so many moves at most are under way then."""
         return key in self._under_way or self.copying_count < moves_max
 
-    def on_begun(self, key: TopicIdPartition, move: Move) -> None:
-        self._under_way[key] = move.after
+    def on_begun(self, key: TopicIdPartition, move: Move, partition_epoch: int) -> None:
+        """The partition had that epoch before."""
+        self._under_way[key] = _Begun(move.after, partition_epoch)
 
     def is_declined(self, key: TopicIdPartition) -> bool:
         """Whether another caller has cancelled or changed its move."""
