@@ -6,6 +6,7 @@ from rayka.config import BrokerConfig
 from rayka.controller.balancer.badly_off import REPEAT_MS
 from rayka.controller.balancer.balance_looks import REPLAN_MS
 from rayka.controller.controller_timers import BUSY_LOOK_INTERVAL_MS, LOOK_INTERVAL_MS
+from rayka.ids import Role
 from rayka.protocol.balance import (
     BalanceRequest,
     BalanceResponse,
@@ -171,6 +172,7 @@ def test_no_move_begins_beside_an_operators_reassignment_and_a_new_plan_goes_on(
         [other],
         f"the reassignment of orders-{other} is under way",
     )
+    report(machine)  # so soon after the move that it may have been measured before
     complete(machine, other)
     for _ in range(3):
         look(machine, REPLAN_MS)
@@ -424,6 +426,18 @@ def test_an_empty_broker_is_filled_by_itself_after_a_while(machine: Machine) -> 
     assert [kind for kind, _ in told(machine)] == ["balance-begun", "balance-ended"]
 
 
+def test_what_is_badly_off_has_to_be_so_for_the_whole_time_when_another_broker_joins_it(
+    machine: Machine,
+) -> None:
+    settle(machine, SETTLE_MS - 2 * LOOK_INTERVAL_MS)
+    machine.start(5)
+    settle(machine, SETTLE_MS - LOOK_INTERVAL_MS)
+    assert told(machine) == []
+    settle(machine, LOOK_INTERVAL_MS)
+    ((_, reason),) = told(machine)
+    assert reason.startswith("of 2 replicas on average broker 4 holds 0, broker 5 holds 0;")
+
+
 @pytest.mark.parametrize("is_forgotten", [True, False])
 def test_a_broker_that_was_forgotten_and_comes_empty_again_is_filled_at_once(
     machine: Machine, is_forgotten: bool
@@ -476,6 +490,14 @@ def test_a_cordoned_broker_is_not_filled(machine: Machine) -> None:
     machine.handle(cordon(4))
     settle(machine, 2 * SETTLE_MS)
     assert told(machine) == []
+
+
+def test_a_coordinator_holds_nothing_of_users_and_is_not_badly_off() -> None:
+    machine = cluster(3)
+    machine.start(4, roles=(Role.COORDINATOR,))
+    create(machine, *((1 + number % 3,) for number in range(COUNT)))
+    settle(machine, 2 * SETTLE_MS)
+    assert status(machine).state == "none"
 
 
 def test_a_broker_that_flaps_begins_nothing(machine: Machine) -> None:

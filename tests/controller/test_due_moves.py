@@ -36,6 +36,13 @@ def lose_leader(machine: Machine) -> None:
     assert not machine.partition().has_leader
 
 
+def shut_down(machine: Machine) -> None:
+    """Broker 3, under control: it leads something, so that it takes a while."""
+    create(machine, (3,), name="clicks")
+    machine.heartbeat(3, want_shut_down=True)
+    assert machine.image.brokers[3].is_in_controlled_shutdown
+
+
 def test_a_move_is_due_while_all_is_as_it_was(machine: Machine) -> None:
     due = still_due(machine.image, MOVE)
     assert due is not None
@@ -52,6 +59,7 @@ def test_a_move_is_due_while_all_is_as_it_was(machine: Machine) -> None:
         lambda machine: reassign(machine, 1, 4),
         lambda machine: reassign(machine, 2, 1),
         lambda machine: fence(machine, 3),
+        shut_down,
     ],
 )
 def test_a_move_is_due_no_more_once_its_partition_or_target_is_another(

@@ -187,6 +187,15 @@ def test_another_reassignment_replaces_the_one_under_way(machine: Machine) -> No
     assert shape(machine) == ((4, 2), (), (), (2, 4))
 
 
+def test_a_replica_in_sync_that_only_the_replaced_one_was_adding_leaves_the_isr(
+    machine: Machine,
+) -> None:  # B45
+    reassign(machine, 4, 5)
+    report_isr(machine, 1, 2, 3, 4)
+    assert reassign(machine, 1, 5) is ErrorCode.NONE
+    assert shape(machine) == ((1, 5, 2, 3), (5,), (2, 3), (1, 2, 3))
+
+
 def test_naming_the_original_replicas_is_a_cancel(machine: Machine) -> None:  # B45
     reassign(machine, 4, 5)
     assert reassign(machine, 1, 2, 3) is ErrorCode.NONE
