@@ -240,10 +240,12 @@ def test_nothing_is_decided_while_the_cluster_changes(seen: Seen, reason: str) -
         cluster.now_ms += 1_000
 
 
-@pytest.mark.parametrize("replicas", [5, 0], ids=["with-replicas", "empty"])
-def test_a_broker_stays_when_the_others_became_too_few(replicas: int) -> None:
+@pytest.mark.parametrize(
+    ("replicas", "is_lost"), [(5, False), (0, False), (5, True)], ids=["with-replicas", "empty", "away"]
+)
+def test_a_broker_stays_when_the_others_became_too_few(replicas: int, is_lost: bool) -> None:
     cluster, planner = FakeCluster(), Planner(spec())
-    cluster.brokers[4] = FakeBroker(replicas=replicas, is_leaving=True)
+    cluster.brokers[4] = FakeBroker(replicas=replicas, is_leaving=True, is_lost=is_lost)
     cluster.brokers[2].is_lost = True
     step = planner.next(cluster.seen())
     assert step == Stay(4, "without it only 2 brokers are there")
