@@ -162,7 +162,7 @@ class Supervisor:
         while not self._is_stopping:
             async with self._acting:
                 self._spec = self._kept_spec
-                missing = await asyncio.to_thread(_missing, self._spec)
+                missing = self._known(await asyncio.to_thread(_missing, self._spec))
                 pending = await asyncio.to_thread(_pending, self._spec)
                 ray_nodes = await asyncio.to_thread(open_ray_nodes) if missing or pending else {}
                 self._forget_all_but({*missing, *pending})
@@ -173,6 +173,11 @@ class Supervisor:
                 searched = situation
                 await self._free_stuck(pending, ray_nodes)
             await asyncio.sleep(_LOOK_S)
+
+    def _known(self, node_ids: tuple[int, ...]) -> tuple[int, ...]:
+        """Those of the nodes of which it is known which disks are theirs."""
+        scaler = self._scaler
+        return tuple(each for each in node_ids if scaler is None or scaler.knows_disks_of(each))
 
     def _forget_all_but(self, node_ids: Collection[int]) -> None:
         if not node_ids:

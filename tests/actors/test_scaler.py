@@ -195,6 +195,17 @@ def test_of_a_node_that_came_again_only_the_disk_that_it_registered_is_its_own()
     assert mine.identities(known) == Identities("ours", {1: first, 4: second, 3001: first})
 
 
+def test_before_the_first_look_only_the_disks_of_declared_nodes_are_known() -> None:
+    """On record are those of the last start: an earlier broker 4 may have had them, whose machine has come back."""
+    port = FakePort()
+    mine = scaler(port, SPEC.model_copy(update={"nodes": _nodes(1, 2, 3, 4)}))
+    assert [mine.knows_disks_of(each) for each in (1, 3, 4)] == [True, True, False]
+    look(mine, port, None)
+    assert not mine.knows_disks_of(4)
+    look(mine, port, seen(60, 4))
+    assert mine.knows_disks_of(4)
+
+
 BOTH = ClusterSpec.of(
     {
         "brokers": {"min": 3, "max": 5},

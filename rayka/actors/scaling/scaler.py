@@ -95,6 +95,12 @@ class Scaler:
         declared = {id: ids for id, ids in known.directory_ids.items() if id in self._declared.roles}
         return replace(known, directory_ids={**declared, **self._registered})
 
+    def knows_disks_of(self, node_id: int) -> bool:
+        """Whether it is known which disks are the node's. On record are those of the last start: of a node that comes
+        and goes they may be an earlier one's, until the controller has said what is registered.
+        """
+        return self.has_looked or node_id in self._declared.roles
+
     def status(self, role: Role) -> ScalingStatus | None:
         """What came of the last look; None before the first, and of a role whose nodes do not come and go."""
         return self._planners[role].status if role in self._planners else None
