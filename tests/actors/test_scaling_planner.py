@@ -398,6 +398,19 @@ def test_one_that_goes_after_all_is_a_new_story() -> None:
     assert refusals(cluster, planner, 20) == [(0, True), (15, False)]
 
 
+def test_one_that_is_empty_and_has_an_actor_is_waited_for_however_long_it_takes() -> None:
+    """Its machine is there: it recovers, or starts again and again."""
+    cluster, planner = FakeCluster(), Planner(spec())
+    for _ in range(3):
+        found = cluster.seen()
+        actors = {*found.actors, 4}
+        step = planner.next(
+            replace(found, brokers={**found.brokers, 4: Standing(False, replica_count=0)}, actors=actors)
+        )
+        assert step is None
+        cluster.now_ms += 3_600_000
+
+
 def test_what_is_never_automatic_holds_for_one_whose_machine_is_gone() -> None:
     cluster, planner = FakeCluster(load=290), Planner(spec(never=["in"]))
     cluster.brokers[4] = FakeBroker()

@@ -10,13 +10,14 @@ from rayka.actors.found_directories import look_at
 from rayka.actors.names import node_directories
 from rayka.actors.node_placement import Placement
 from rayka.actors.scaling import rooms
+from rayka.actors.scaling.cluster_looks import factor_max
 from rayka.actors.scaling.cluster_steps import ClusterSteps, make_directories
 from rayka.actors.scaling.grown_spec import grown
 from rayka.actors.scaling.planner import Leave, Move, ScalingStatus
 from rayka.cli.cluster_commands import describe_scaling
 from rayka.config import ClusterSpec
 from rayka.errors import StorageError
-from rayka.ids import TopicPartition
+from rayka.ids import Role, TopicPartition
 from rayka.log.meta_properties import META_PROPERTIES_FILE, MetaProperties, encode_meta_properties
 from rayka.protocol.configs import (
     AlterConfigsResult,
@@ -180,6 +181,23 @@ def test_as_many_replicas_move_at_a_time_as_is_in_force(tmp_path: Path) -> None:
     steps = ClusterSteps(spec(tmp_path), looks)  # type: ignore[arg-type]
     assert asyncio.run(steps.take(Move(2, "it leaves"))) == ""
     assert len(looks.moved) == 2
+
+
+def test_brokers_are_never_fewer_than_a_topic_has_replicas() -> None:
+    """Of an internal topic coordinators hold some; what a reassignment removes does not count, what it adds does."""
+    nodes = tuple(MetadataBroker(each, "m", False, ()) for each in (1, 2, 3))
+    coordinator = MetadataBroker(1001, "m", False, (), roles=(Role.COORDINATOR,))
+    offsets = MetadataTopic("__offsets", partitions=(MetadataPartition(0, 1001, 0, (1001, 1, 2), (1001,)),))
+    moving = MetadataPartition(0, 1, 0, (1, 3, 2), (1, 2), adding_replicas=(3,), removing_replicas=(2,))
+    grows = MetadataPartition(0, 1, 0, (1, 2, 3), (1,), adding_replicas=(2, 3))
+
+    def found(*topics: MetadataTopic) -> int:
+        return factor_max(topics, MetadataResponse(OURS, 3001, (*nodes, coordinator), topics, 0))
+
+    assert found() == 1
+    assert found(offsets) == 2
+    assert found(MetadataTopic("orders", partitions=(moving,)), offsets) == 2
+    assert found(MetadataTopic("orders", partitions=(grows,)), offsets) == 3
 
 
 def test_the_status_says_how_many_there_should_be_and_why() -> None:
