@@ -2,6 +2,7 @@
 from a machine that goes, where they must, as far as there is room at all.
 """
 
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -10,7 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayka.client.admin.admin_partition_results import ReplicaLogInfo
-from rayka.client.admin.admin_results import BrokerDescription, PartitionDescription, TopicDescription
+from rayka.client.admin.admin_results import (
+    BrokerDescription,
+    BrokerState,
+    PartitionDescription,
+    TopicDescription,
+)
 from rayka.client.admin.drain_plan import drain_plan
 from rayka.client.admin.drain_planner import DrainPlanner
 from rayka.client.admin.drain_steps import Move, Seen, Step
@@ -63,6 +69,13 @@ def test_a_broker_whose_disks_would_be_above_the_bound_is_passed_over() -> None:
     full = disks(b2=(75, 25), b3=(10, 90))
     assert drain_plan(1, nodes, [sized_topic(6)], (), full) == {tp(0): (3,)}
     assert drain_plan(1, nodes, [sized_topic(4)], (), full) == {tp(0): (2,)}
+
+
+def test_a_broker_that_is_fenced_or_shuts_down_is_no_place() -> None:
+    first, second, third, *_ = brokers(3)
+    for state in (BrokerState.FENCED, BrokerState.SHUTTING_DOWN):
+        nodes = [first, replace(second, state=state), third]
+        assert drain_plan(1, nodes, [sized_topic(1, 1)]) == {tp(0): (3,), tp(1): (3,)}
 
 
 def test_what_the_plan_gives_a_broker_takes_of_its_room() -> None:
