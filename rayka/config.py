@@ -34,6 +34,7 @@ from rayka.config_clients import (
     ProducerConfig,
     WorkersConfig,
 )
+from rayka.config_file import read_yaml
 from rayka.config_model import ConfigModel
 from rayka.config_scaling import BROKER_TARGETS, COORDINATOR_TARGETS, CountRange, Scaling
 from rayka.config_topics import FlushPolicy, MessageTimestampType, TopicConfig
@@ -286,7 +287,7 @@ class ClusterSpec(ConfigModel):
     def load(cls, path: str | Path) -> Self:
         """The spec in a YAML file. Raises ConfigError naming the file and the key."""
         try:
-            values = yaml.safe_load(Path(path).read_text())
+            values = read_yaml(path)
         except FileNotFoundError:
             raise ConfigError(
                 f"{path}: there is no such file; `rayka init {path}` writes one to start from"
@@ -295,7 +296,7 @@ class ClusterSpec(ConfigModel):
             raise ConfigError(
                 f"{path}: {error.strerror}; expected a cluster specification in YAML"
             ) from error
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
+        except (yaml.YAMLError, ValueError) as error:  # ValueError: no UTF-8, or a day that no month has
             raise ConfigError(f"{path}: not YAML: {error}") from error
         if not isinstance(values, dict):
             raise ConfigError(

@@ -68,7 +68,7 @@ FILE_EXCEPTIONS = {
     "rayka/log/local_disk.py": "the disk port",
     "rayka/log/open_file.py": "the disk port's open files and slices of them",
     "rayka/log/mapped_reader.py": "the disk port's other end: maps what a file range names",
-    "rayka/config.py": "reads the cluster specification",
+    "rayka/config_file.py": "reads the cluster specification",
     "rayka/sim/results.py": "what many runs came to",
 }
 
@@ -137,6 +137,7 @@ def test_an_upward_import_is_found(tmp_path: Path) -> None:
         "__init__",
         "cluster",
         "config",
+        "config_file",
         "config_model",
         "config_topics",
         "config_brokers",
