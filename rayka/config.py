@@ -7,6 +7,7 @@ reads them all; no other module imports pydantic. Each key is one row that says 
 is made from these rows (`python -m tests.config_page`).
 """
 
+import os.path
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -86,7 +87,9 @@ class RoleResources(ConfigModel):
     memory: int | None = Field(
         default=None, gt=0, description="Bytes of memory that Ray sets aside for one node."
     )
-    resources: dict[str, float] = Field(default={}, description="Custom resources of Ray, by name.")
+    resources: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(
+        default={}, description="Custom resources of Ray, by name."
+    )
 
 
 class Resources(ConfigModel):
@@ -99,10 +102,12 @@ class Resources(ConfigModel):
 
 def _data_dir(value: Any) -> Any:
     paths = value if isinstance(value, list) else [value]
-    if not paths or not all(isinstance(each, str) and each for each in paths) or len(set(paths)) < len(paths):
+    if not paths or not all(isinstance(each, str) and each for each in paths):
         raise ValueError("expected a directory, or a list of different ones")
     # Relative to where the spec is read: the nodes have other working directories. A home is each machine's own.
     absolute = [each if each.startswith("~") else str(Path(each).absolute()) for each in paths]
+    if len(set(map(os.path.normpath, absolute))) < len(absolute):
+        raise ValueError("expected a directory, or a list of different ones")
     return absolute if isinstance(value, list) else absolute[0]
 
 

@@ -16,6 +16,7 @@ from pydantic import (
     ValidationInfo,
     ValidatorFunctionWrapHandler,
     field_validator,
+    model_validator,
 )
 
 from rayka.errors import ConfigError
@@ -37,6 +38,20 @@ class ConfigModel(BaseModel):
     """A model whose keys are Kafka's."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_its_keys(cls, values: Any) -> Any:
+        """A section that stands in another one comes as it was written, where `parse` has looked at no key."""
+        if not isinstance(values, Mapping):
+            return values
+        for key in values:
+            if snake(str(key)) not in cls.model_fields:
+                raise ValueError(_unknown_key(str(key), cls.model_fields))
+        named = {snake(str(key)): value for key, value in values.items()}
+        if len(named) < len(values):
+            raise ValueError("expected each key once, dotted or in snake_case")
+        return named
 
     @field_validator("*", mode="wrap")
     @classmethod
@@ -76,7 +91,7 @@ class ConfigModel(BaseModel):
         """The field that a dotted or snake_case key names. Raises ConfigError naming the nearest key that is known."""
         name = snake(key)
         if name not in cls.model_fields:
-            raise ConfigError(_unknown_key(key, cls.model_fields, what))
+            raise ConfigError(f"{what}: {_unknown_key(key, cls.model_fields)}")
         return name
 
     def texts(self) -> dict[str, str]:
@@ -101,14 +116,14 @@ _ABSENT = {
 }
 
 
-def _unknown_key(key: str, known: Mapping[str, Any], what: str) -> str:
+def _unknown_key(key: str, known: Mapping[str, Any]) -> str:
     if snake(key) in _ABSENT:
-        return f"{what}: unknown key {key!r}; {_ABSENT[snake(key)]}"
+        return f"unknown key {key!r}; {_ABSENT[snake(key)]}"
     style = snake if "_" in key else dotted
     names = sorted(style(name) for name in known)
     near = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
     hint = f"the nearest known key is {near[0]!r}" if near else f"known keys: {', '.join(names)}"
-    return f"{what}: unknown key {key!r}; {hint}"
+    return f"unknown key {key!r}; {hint}"
 
 
 def _first_problem(error: ValidationError, spelled: Mapping[str, str]) -> str:

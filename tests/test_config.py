@@ -193,6 +193,23 @@ def test_a_producer_option_that_cannot_work_is_refused(options: dict[str, Any], 
         ("data_dir: []", "data_dir: expected a directory, or a list of different ones"),
         ("data_dir: ''", "data_dir: expected a directory, or a list of different ones"),
         ("data_dir: [a, a]", "data_dir: expected a directory, or a list of different ones"),
+        ("data_dir: [a, ./a]", "data_dir: expected a directory, or a list of different ones"),
+        ("data_dir: [~/a, ~/a/]", "data_dir: expected a directory, or a list of different ones"),
+        (
+            "resources: {brokr: {num_cpus: 1}}",
+            "resources: unknown key 'brokr'; the nearest known key is 'broker', found",
+        ),
+        (
+            "resources: {broker: {num_cpu: 1}}",
+            "resources.broker: unknown key 'num_cpu'; the nearest known key is 'num_cpus', found",
+        ),
+        (
+            "nodes: [{id: 1, role: [broker, controller]}]",
+            "nodes.0: unknown key 'role'; the nearest known key is 'roles', found",
+        ),
+        ("resources: {broker: {num_cpus: 1, num.cpus: 2}}", "resources.broker: expected each key once"),
+        ("resources: {broker: {resources: {disk: -1}}}", "resources.broker.resources.disk: .* found -1"),
+        ("resources: {broker: {resources: {disk: .nan}}}", "resources.broker.resources.disk: .* found nan"),
         ("ray: {adress: auto}", "ray: unknown key 'adress'; the nearest known key is 'address'"),
         ("resources: {broker: {num_cpus: 0}}", "resources.broker.num_cpus: .* greater than 0, found 0"),
         (
