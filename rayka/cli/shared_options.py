@@ -163,7 +163,7 @@ def confirm(consequence: str, is_sure: bool) -> None:
 
 def changes_of(configs: tuple[str, ...], deleted: tuple[str, ...]) -> dict[str, str | None]:
     """What `--config` and `--delete-config` ask for, as `Admin.alter_configs` takes it."""
-    changes: dict[str, str | None] = dict(key_and_value(each) for each in configs)
+    changes: dict[str, str | None] = dict(keys_and_values(configs))
     for key in deleted:
         if key in changes:
             raise click.UsageError(f"{key} is given to both --config and --delete-config; keep one")
@@ -174,14 +174,26 @@ def changes_of(configs: tuple[str, ...], deleted: tuple[str, ...]) -> dict[str, 
 
 
 def _client_config(given: tuple[str, ...]) -> dict[str, str]:
-    pairs = (key_and_value(each) for each in given)
-    values = {key.replace(".", "_"): value for key, value in pairs}
+    values = {key.replace(".", "_"): value for key, value in keys_and_values(given).items()}
     for key in values:
         if key.endswith("serializer") or key == "auto_offset_reset":
             raise click.BadParameter(
                 f"{key} is no setting of a command: data pass unchanged, and --from says where reading begins",
                 param_hint="--config",
             )
+    return values
+
+
+def keys_and_values(given: tuple[str, ...]) -> dict[str, str]:
+    """What several `--config KEY=VALUE` say. Raises click.BadParameter for a key that is given twice."""
+    values: dict[str, str] = {}
+    names: set[str] = set()
+    for key, value in map(key_and_value, given):
+        name = key.replace(".", "_")
+        if name in names:
+            raise click.BadParameter(f"{key} is given twice; keep one", param_hint="--config")
+        names.add(name)
+        values[key] = value
     return values
 
 

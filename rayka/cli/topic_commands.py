@@ -15,7 +15,7 @@ from rayka.cli.shared_options import (
     changes_of,
     config_options,
     confirm,
-    key_and_value,
+    keys_and_values,
     target_options,
     yes_option,
 )
@@ -57,7 +57,7 @@ def create(
     target: Target,
 ) -> None:
     """Create the topic NAME."""
-    values = dict(key_and_value(each) for each in configs)
+    values = keys_and_values(configs)
     with target.admin() as admin:
         created = admin.create_topic(
             topic_name,

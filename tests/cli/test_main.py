@@ -116,6 +116,10 @@ def test_every_command_names_a_cluster_and_a_ray(command: str, capsys: pytest.Ca
         ("topik", "No such command 'topik'. Did you mean 'topic'?"),
         ("topic descibe x", "No such command 'descibe'. Did you mean 'describe'?"),
         ("quorum voters ad 1", "No such command 'ad'. Did you mean 'add'?"),
+        ("topic create x -c retention.ms=1 -c retention_ms=2", "retention_ms is given twice; keep one"),
+        ("topic alter x -c flush=none -c flush=batch", "flush is given twice; keep one"),
+        ("broker config alter all -c balancer.enable=1 -c balancer.enable=0", "is given twice; keep one"),
+        ("produce x -X linger.ms=1 -X linger_ms=2", "linger_ms is given twice; keep one"),
         ("topic list --jsn", "--json"),  # in click's words, which differ by version
     ],
 )
