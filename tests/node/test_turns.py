@@ -7,9 +7,12 @@ from uuid import UUID
 
 from rayka.ids import TopicIdPartition
 from rayka.metadata.metadata_records import MetadataRecord
+from rayka.node.handlers.fetch_handler import ListOffsetsHandler
 from rayka.node.turns import ITEMS_PER_TURN, in_turns, result_in_turns
+from rayka.protocol.fetch import LATEST_TIMESTAMP, ListOffsetsPartition, ListOffsetsRequest
 from tests.metadata.support import ORDERS, topic
 from tests.node import replica_support
+from tests.node.fetch_support import led
 from tests.node.test_metadata_follower import Controller, following
 
 COUNT = 3 * ITEMS_PER_TURN
@@ -76,6 +79,24 @@ def test_partitions_of_other_brokers_are_looked_at_in_several_turns() -> None:  
             turns += 1
         assert turns > COUNT // ITEMS_PER_TURN
         assert broker.image.partition(TopicIdPartition(ORDERS, COUNT - 1)) is not None
+        await broker.stop()
+
+    replica_support.run(scenario)
+
+
+def test_offsets_of_many_partitions_are_looked_up_in_several_turns() -> None:  # G12
+    async def scenario() -> None:
+        broker, _ = await led()
+        asked = (ListOffsetsPartition(ORDERS, 0, LATEST_TIMESTAMP),) * COUNT
+        answering = asyncio.ensure_future(
+            ListOffsetsHandler(broker.replicas).handle(ListOffsetsRequest(asked))
+        )
+        turns = 0
+        while not answering.done():
+            await asyncio.sleep(0)
+            turns += 1
+        assert turns >= COUNT // ITEMS_PER_TURN
+        assert [each.offset for each in answering.result().partitions] == [0] * COUNT
         await broker.stop()
 
     replica_support.run(scenario)

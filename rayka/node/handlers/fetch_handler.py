@@ -25,6 +25,7 @@ from rayka.node.handlers.fetch_sessions import FetchContext, FetchSessions
 from rayka.node.handlers.parked import ParkedRequest
 from rayka.node.replication.replica_manager import ReplicaManager
 from rayka.node.settings import NodeSettings
+from rayka.node.turns import in_turns
 from rayka.partition.partition_reads import FoundOffset
 from rayka.protocol.fetch import (
     FetchPartitionResult,
@@ -129,11 +130,10 @@ class ListOffsetsHandler:
         self._replicas = replicas
 
     async def handle(self, request: ListOffsetsRequest) -> ListOffsetsResponse:
-        """One result for each partition, in order (G12)."""
+        """One result for each partition, in order (G12); others get their turn, for there may be thousands."""
         is_follower = request.replica_id != NO_NODE
-        return ListOffsetsResponse(
-            tuple([await self._describe(each, is_follower) for each in request.partitions])
-        )
+        found = [await self._describe(each, is_follower) async for each in in_turns(request.partitions)]
+        return ListOffsetsResponse(tuple(found))
 
     async def _describe(self, each: ListOffsetsPartition, is_follower: bool) -> ListOffsetsPartitionResult:
         try:
