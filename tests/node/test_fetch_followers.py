@@ -419,6 +419,25 @@ def test_a_follower_of_an_idle_partition_stays_caught_up() -> None:  # B5, B10
     run(main)
 
 
+def test_a_follower_of_an_idle_partition_is_told_that_the_log_was_opened_anew_and_ends_earlier() -> (
+    None
+):  # B5, G3
+    async def main() -> None:
+        broker, handler = await led()
+        append(broker, b"a")
+        session = Session(handler)
+        await session.fetch(at(0))
+        await session.fetch(at(1))
+        await session.fetch()
+        broker.partition().log.truncate_to(0)  # and nothing is woken yet
+        await asyncio.sleep(LAG_MS / 1000)
+        (result,) = (await session.fetch()).partitions
+        assert result.error_code is ErrorCode.OFFSET_OUT_OF_RANGE
+        await broker.stop()
+
+    run(main)
+
+
 def test_a_follower_of_an_idle_partition_is_told_when_it_does_not_count_any_more() -> None:  # B5
     async def main() -> None:
         broker, handler = await led()

@@ -112,6 +112,20 @@ def test_who_waits_is_told_that_the_replica_was_moved_away(asked: FetchRequest) 
     run(main)
 
 
+def test_a_fetch_that_finds_exactly_as_much_as_it_wants_does_not_wait() -> None:  # G7
+    async def main() -> None:
+        broker, handler = await led()
+        append(broker, b"a")
+        size_bytes = (await follow(handler, at(0))).size_bytes
+        began_ms = passed_ms()
+        asked = follower_request(at(0), min_bytes=size_bytes, max_wait_ms=WAIT_MS)
+        response = await completed(handler.handle(asked))
+        assert (values(response.partitions[0]), passed_ms()) == ([b"a"], began_ms)
+        await broker.stop()
+
+    run(main)
+
+
 def test_records_that_are_not_committed_are_no_reason_to_answer_a_consumer() -> None:  # G8, G1
     async def main() -> None:
         broker, handler = await led()

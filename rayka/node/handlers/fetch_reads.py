@@ -91,12 +91,20 @@ class FetchReads:
     def refresh(self, fetches: Iterable[FetchPartition]) -> None:
         """The follower still has all of these, which are not looked at, as Kafka's hears in every fetch (B5)."""
         for fetch in fetches:
-            try:
-                replica = self._leader.replicas.get(fetch.topic_id, fetch.partition)
-                replica.partition.check_readable(fetch.current_leader_epoch)
-                self._record(replica, fetch)
-            except ApiError:
+            if not self._is_refreshed(fetch):
                 self._leader.replicas.parked.wake((fetch.topic_id, fetch.partition))  # a look will tell
+
+    def _is_refreshed(self, fetch: FetchPartition) -> bool:
+        """Not where something is wrong: a log that was opened anew after a full disk may end earlier, for example."""
+        try:
+            replica = self._leader.replicas.get(fetch.topic_id, fetch.partition)
+            replica.partition.check_readable(fetch.current_leader_epoch)
+            if fetch.fetch_offset > replica.partition.log.log_end_offset:
+                return False
+            self._record(replica, fetch)
+        except ApiError:
+            return False
+        return True
 
     def record_sent(self, results: tuple[FetchPartitionResult, ...]) -> None:
         """Counts what was given, and apart from that what out-of-sync followers of throttled partitions were given."""
