@@ -364,7 +364,7 @@ def test_a_consumer_displaces_nobody_who_is_young() -> None:
     assert begin(sessions, *map(fetch, range(9)), now_ms=2).session.session_id == NO_SESSION
 
 
-@pytest.mark.parametrize(("size", "has_room"), [(1, False), (3, True)])
+@pytest.mark.parametrize(("size", "has_room"), [(1, False), (2, False), (3, True)])
 def test_among_old_sessions_the_larger_stays(size: int, has_room: bool) -> None:
     sessions, ids = full_cache()
     for each in ids:

@@ -266,7 +266,8 @@ class FetchSessions:
 
     def _evict(self, rank: tuple[bool, int], now_ms: int) -> bool:
         """Whether there is room now for a session of this rank: the one idle for longest goes if that is long; else
-        the lowest of those that may be displaced, unless it ranks higher. A consumer displaces only what is old.
+        the lowest of those that may be displaced, if it ranks lower. A consumer displaces only what is old. Among
+        equals the one that is there stays: it would come back, and displace another.
         """
         if not self._sessions:
             return False
@@ -278,7 +279,7 @@ class FetchSessions:
             each for each in self._sessions.values() if self._is_displaceable(each, rank[0], now_ms)
         ]
         lowest = min(candidates, key=lambda each: each.rank, default=None)
-        if lowest is None or lowest.rank > rank:
+        if lowest is None or lowest.rank >= rank:
             return False
         self._close(lowest)
         return True
