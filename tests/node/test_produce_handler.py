@@ -8,7 +8,7 @@ import pytest
 
 from rayka.errors import ErrorCode
 from rayka.node.answering import completed
-from rayka.node.handlers.produce_handler import DUE_COUNT_MAX, ProduceHandler
+from rayka.node.handlers.produce_handler import DUE_BYTES_MAX, DUE_COUNT_MAX, ProduceHandler
 from rayka.partition.follower_states import FollowerFetch
 from rayka.partition.partition_leader import PartitionLeader
 from rayka.protocol.produce import (
@@ -150,6 +150,18 @@ def test_what_waits_for_the_end_of_the_turn_is_bounded() -> None:
         waiting = [leading.produce(acks=ACKS_LEADER) for _ in range(DUE_COUNT_MAX + 1)]
         assert leading.end_offset == DUE_COUNT_MAX
         assert len(await results(waiting)) == leading.end_offset == DUE_COUNT_MAX + 1
+        await leading.broker.stop()
+
+    run(main)
+
+
+def test_what_waits_for_the_end_of_the_turn_is_bounded_in_bytes() -> None:
+    async def main() -> None:
+        leading = await Leading.start()
+        value = b"x" * (DUE_BYTES_MAX // 2)
+        waiting = [leading.produce(value, acks=ACKS_LEADER) for _ in range(3)]
+        assert leading.end_offset == 2
+        assert len(await results(waiting)) == leading.end_offset == 3
         await leading.broker.stop()
 
     run(main)
