@@ -154,6 +154,13 @@ def test_every_target_counts_and_is_named(targets: dict[str, float], load: Load,
     assert decider.advise([load] * 3, 3, 1, 0) == Advice(4, said)
 
 
+def test_a_target_may_be_as_small_as_it_is_allowed_to_be() -> None:
+    """What it asks for is beyond any number of brokers."""
+    decider = Decider(RANGE, Scaling(processor_share=5e-324, out_window_s=0))
+    advice = decider.advise([Load(processor_share=0.3)] * RANGE.min, RANGE.min, 1, 0)
+    assert advice.count == RANGE.min + 1
+
+
 def test_coordinators_have_a_target_of_their_own_and_no_other() -> None:
     targets = Scaling(coordinator_processor_share=0.5, bytes_in=1, out_window_s=0)
     decider = Decider(RANGE, targets, Role.COORDINATOR)

@@ -122,8 +122,10 @@ class Decider:
         return f"{wish.reason}; {self._count} {self._role}s, and {bound} are not allowed"
 
     def _needs(self, loads: Sequence[Load], share: float) -> list[_Need]:
-        """How many nodes keep each average at that share of its target, or below."""
-        targets = self._targets
+        """How many nodes keep each average at that share of its target, or below; one more than there may be stands
+        for any more, which a tiny target may ask for without end.
+        """
+        targets, most = self._targets, max(self._count, self._counts.max) + 1
         sums = (
             ("bytes_in", sum(each.bytes_in for each in loads), targets.bytes_in),
             ("bytes_out", sum(each.bytes_out for each in loads), targets.bytes_out),
@@ -132,7 +134,10 @@ class Decider:
             ("disk_share", _full_disks(loads), targets.disk_share),
         )
         return [
-            _Need(max(1, ceil(total / (target * share))), _said(name, total / len(loads), target, self._role))
+            _Need(
+                max(1, ceil(min(total / (target * share), most))),
+                _said(name, total / len(loads), target, self._role),
+            )
             for name, total, target in sums
             if target is not None
         ]
