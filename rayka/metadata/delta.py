@@ -73,6 +73,7 @@ class MetadataDelta:
     def __init__(self, image: MetadataImage) -> None:
         self.image = image
         self._topics: dict[UUID, _Topic | None] = {}  # None: removed
+        self._added: dict[str, UUID] = {}  # by name, the last of each; it may be removed by now
         self._reconfigured: dict[str, None] = {}
         self._reconfigured_brokers: dict[str, None] = {}
         self._brokers: dict[int, BrokerImage | None] = {}  # None: unregistered
@@ -125,6 +126,7 @@ class MetadataDelta:
         if self._topic(record.topic_id) is not None:
             raise InvariantBroken(f"{record!r}: the id is taken")
         self._topics[record.topic_id] = _Topic(record.name, record.topic_id, ())
+        self._added[record.name] = record.topic_id
 
     def _remove_topic(self, record: RemoveTopicRecord) -> None:
         topic = self._topic(record.topic_id)
@@ -175,11 +177,8 @@ class MetadataDelta:
 
         Where the ISR is empty they stay: nothing is committed until one of them leads, and no other replica has it all.
         """
-        known = {topic.name: topic.topic_id for topic in self.image.topics_by_id.values()}
-        known |= {topic.name: topic_id for topic_id, topic in self._topics.items() if topic is not None}
-        names = [record.topic_name] if record.topic_name else list(known)
-        for name in names:
-            topic = self._topic(known[name]) if name in known else None
+        for topic_id in _topic_ids(self.image, self._added, record.topic_name):
+            topic = self._topic(topic_id)
             if topic is None:
                 continue
             for number in range(max(len(topic.base), *(each + 1 for each in topic.changed), 0)):
@@ -316,6 +315,15 @@ def changed_partition(partition: PartitionImage, change: PartitionChangeRecord) 
     if change.leader_id != NO_LEADER_CHANGE:
         given |= {"leader_id": change.leader_id, "leader_epoch": partition.leader_epoch + 1}
     return msgspec.structs.replace(partition, partition_epoch=partition.partition_epoch + 1, **given)
+
+
+def _topic_ids(image: MetadataImage, added: Mapping[str, UUID], name: str) -> list[UUID]:
+    """The topic of this name, if there is one, found without a walk over all; all topics where none is named."""
+    if not name:
+        return [*image.topics_by_id, *added.values()]
+    if name in added:
+        return [added[name]]
+    return [image.topics[name].topic_id] if name in image.topics else []
 
 
 def _given(record: MetadataRecord, names: Sequence[str]) -> dict[str, Any]:

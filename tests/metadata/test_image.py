@@ -1,6 +1,8 @@
 """The metadata image and its deltas."""
 
 import itertools
+from collections.abc import Iterator
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from rayka.errors import ErrorCode
 from rayka.ids import TopicIdPartition
 from rayka.metadata.delta import MetadataDelta
-from rayka.metadata.image import MetadataImage
+from rayka.metadata.image import MetadataImage, TopicImage
 from rayka.metadata.metadata_records import (
     BrokerRegistrationChangeRecord,
     ClearElrRecord,
@@ -282,3 +284,36 @@ def test_eligible_leader_replicas_are_forgotten_but_where_nobody_is_in_sync(name
         ((2,), (3,)),
     ]
     assert [(each.leader_epoch, each.partition_epoch) for each in partitions] == [(0, 2), (0, 2)]
+
+
+class _WithoutWalks(dict[UUID, TopicImage]):
+    """Topics that may be looked up, and not gone through."""
+
+    def __iter__(self) -> Iterator[UUID]:
+        raise AssertionError("all topics are gone through")
+
+    values = __iter__  # type: ignore[assignment]
+
+
+def test_to_forget_the_eligible_leader_replicas_of_one_topic_costs_nothing_for_the_others() -> None:  # B42
+    known = image_of([topic(), partition(0, (1, 2, 3))])
+    delta = MetadataDelta(replace(known, topics_by_id=_WithoutWalks(known.topics_by_id)))
+    delta.replay(topic("payments", PAYMENTS))
+    for name in ("orders", "payments", "unknown"):
+        delta.replay(ClearElrRecord(topic_name=name))
+    assert delta.changed_partitions() == [TopicIdPartition(ORDERS, 0)]
+
+
+@pytest.mark.parametrize("name", ["orders", ""])
+def test_eligible_leader_replicas_are_forgotten_of_the_topic_that_has_the_name_now(name: str) -> None:  # B42
+    before = image_of([topic(), partition(0, (1, 2, 3))])
+    delta = MetadataDelta(before)
+    for record in (
+        RemoveTopicRecord(topic_id=ORDERS),
+        topic("orders", PAYMENTS),
+        partition(0, (1, 2, 3), topic_id=PAYMENTS),
+        ClearElrRecord(topic_name=name),
+    ):
+        delta.replay(record)
+    after = delta.apply(before.next_offset + 4)
+    assert [each.partition_epoch for each in after.topics["orders"].partitions] == [1]
