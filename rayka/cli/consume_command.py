@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import click
 
+from rayka.cli.moments import parse_moment
 from rayka.cli.record_text import json_line, parse_format
 from rayka.cli.shared_options import Target, client_config_option, target_options
 
@@ -175,13 +176,11 @@ def parse_start(text: str) -> Start:
         return Start(_WORDS[text])
     if re.fullmatch(r"-?[0-9]{1,18}", text):
         return Start(offset=int(text))
-    if re.fullmatch(r"@[0-9]{1,15}", text):
-        return Start(int(text[1:]))
     try:
-        return Start(datetime.fromisoformat(text))
+        return Start(parse_moment(text))
     except ValueError as error:
         raise click.BadParameter(
-            f"expected beginning, end, an offset, -N, a time as 2026-01-31T12:00, or @MS; found {text!r}",
+            f"expected beginning, end, an offset, -N, a time since 1970 as 2026-01-31T12:00, or @MS; found {text!r}",
             param_hint="--from",
         ) from error
 

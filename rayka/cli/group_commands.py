@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rayka.cli.command_group import Group
+from rayka.cli.moments import parse_moment
 from rayka.cli.output import Style, counted, print_json, print_table, working
 from rayka.cli.shared_options import Target, confirm, target_options, yes_option
 
@@ -121,10 +122,10 @@ def _aim(
 
 def _time(text: str) -> datetime | int:
     try:
-        return int(text[1:]) if text.startswith("@") else datetime.fromisoformat(text)
+        return parse_moment(text)
     except ValueError:
         raise click.BadParameter(
-            f"expected a time as 2026-01-31T12:00, or @MS; found {text!r}", param_hint="--to-time"
+            f"expected a time since 1970 as 2026-01-31T12:00, or @MS; found {text!r}", param_hint="--to-time"
         ) from None
 
 

@@ -33,7 +33,7 @@ _partition_option = click.option(
     "-p",
     "numbers",
     multiple=True,
-    type=click.IntRange(min=0),
+    type=click.IntRange(0, 2**31 - 1),
     help="Of the topic only this one; may be given often.",
 )
 

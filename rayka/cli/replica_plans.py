@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from rayka.client.admin.drain_plan import Plan
 
 _ANY_DIRECTORY = "any"
+_ID_MAX = 2**31 - 1  # of partitions and of brokers
 
 
 def parse_replicas(texts: Sequence[str], topic: str) -> "Plan":
@@ -19,7 +20,7 @@ def parse_replicas(texts: Sequence[str], topic: str) -> "Plan":
     for text in texts:
         number, separator, listed = text.partition(":")
         brokers = listed.split(",")
-        if not separator or not number.isdecimal() or not all(each.strip().isdecimal() for each in brokers):
+        if not separator or not all(map(_is_number, (number, *(each.strip() for each in brokers)))):
             raise InvalidReplicaAssignment(
                 f"--replicas: expected PARTITION:BROKER,BROKER, such as 0:1,2,3, found {text!r}"
             )
@@ -30,7 +31,7 @@ def parse_replicas(texts: Sequence[str], topic: str) -> "Plan":
 def parse_partition(text: str) -> TopicPartition:
     """`orders-3`: partition 3 of that topic. Raises InvalidReplicaAssignment."""
     topic, _, number = text.rpartition("-")
-    if not topic or not number.isdecimal():
+    if not topic or not _is_number(number):
         raise InvalidReplicaAssignment(f"expected TOPIC-PARTITION, such as flights-0, found {text!r}")
     return TopicPartition(topic, int(number))
 
@@ -73,8 +74,12 @@ def _add(plan: "Plan", topic_partition: TopicPartition, replicas: tuple[int, ...
     plan[topic_partition] = replicas
 
 
+def _is_number(text: str) -> bool:
+    return text.isdecimal() and int(text) <= _ID_MAX
+
+
 def _is_id(value: Any) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _ID_MAX
 
 
 def _is_ids(value: Any) -> TypeGuard[list[int]]:

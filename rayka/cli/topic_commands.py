@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _COLUMNS = ("partition", "leader", "epoch", "replicas", "isr", "elr", "lag", "state")
 _END = -1  # Kafka's way to say: the high watermark
+_OFFSET_MAX = 2**63 - 1
 _name_argument = click.argument("topic_name", metavar="NAME")
 
 
@@ -264,6 +265,6 @@ def _state(partition: "PartitionDescription") -> str:
 def _offset(text: str) -> int:
     if text == "end":
         return _END
-    if not text.isdecimal():
+    if not text.isdecimal() or int(text) > _OFFSET_MAX:
         raise click.BadParameter(f"expected an offset, or `end`, found {text!r}", param_hint="--before")
     return int(text)

@@ -120,6 +120,17 @@ def test_every_command_names_a_cluster_and_a_ray(command: str, capsys: pytest.Ca
         ("topic alter x -c flush=none -c flush=batch", "flush is given twice; keep one"),
         ("broker config alter all -c balancer.enable=1 -c balancer.enable=0", "is given twice; keep one"),
         ("produce x -X linger.ms=1 -X linger_ms=2", "linger_ms is given twice; keep one"),
+        ("topic delete-records x --yes --before 99999999999999999999", "expected an offset, or `end`, found"),
+        ("group reset-offsets x --to-time 1960-01-01", "expected a time since 1970 as"),
+        ("group reset-offsets x --to-time 0001-01-01", "expected a time since 1970 as"),
+        ("group reset-offsets x --to-time @-5", "expected a time since 1970 as"),
+        ("group reset-offsets x --to-time @99999999999999999999", "expected a time since 1970 as"),
+        ("consume x --from 1960-01-01", "a time since 1970 as 2026-01-31T12:00"),
+        ("consume x --from 0001-01-01", "a time since 1970 as 2026-01-31T12:00"),
+        (
+            "partition elect-leaders --topic x -p 99999999999999999999",
+            "99999999999999999999 is not in the range",
+        ),
         ("topic list --jsn", "--json"),  # in click's words, which differ by version
     ],
 )

@@ -140,7 +140,7 @@ def test_replicas_are_written_by_partition() -> None:
     assert plan == {TopicPartition("orders", 0): (1, 2, 3), TopicPartition("orders", 2): (3, 1)}
 
 
-@pytest.mark.parametrize("text", ["", "0", "0:", ":1", "0:1,", "0:a", "a:1", "0=1", "-1:1"])
+@pytest.mark.parametrize("text", ["", "0", "0:", ":1", "0:1,", "0:a", "a:1", "0=1", "-1:1", "0:2147483648"])
 def test_replicas_that_cannot_be_read_are_shown(text: str) -> None:
     with pytest.raises(InvalidReplicaAssignment, match="such as 0:1,2,3, found"):
         parse_replicas([text], "orders")
