@@ -5,6 +5,7 @@ Exit code 0 only on success; 1 with one line on stderr that says what to do; 2 f
 `--help` must not import Ray, so subcommands are imported when they run, and their own imports wait until then too.
 """
 
+import errno
 import importlib
 import json
 import logging
@@ -19,6 +20,7 @@ from rayka.cli.command_group import Group
 from rayka.errors import ApiError, RaykaError
 
 INTERRUPTED = 130
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _OWNERS = frozenset(
     ("demo", "start", "stop", "restart", "remove")
 )  # commands that make or end actors or a Ray
@@ -138,10 +140,27 @@ def run(arguments: list[str]) -> int:
         else:
             click.echo(f"error: {message}", err=True)
         return 1
-    except BrokenPipeError:  # the reader of the pipe has gone: `rayka topic list | head -1`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        _end_output(error, as_json)
         return 1
     return outcome if isinstance(outcome, int) else 0
+
+
+def _end_output(error: OSError, as_json: bool) -> None:
+    """Standard output takes no more: the reader of the pipe has gone (`rayka topic list | head -1`), which is no news,
+    or the disk is full. What is left in its buffer goes nowhere; else Python would fail once more at its exit.
+
+    Raises the error where it is about something else.
+    """
+    is_pipe = isinstance(error, BrokenPipeError)
+    if not is_pipe and (error.errno not in _FULL or error.filename is not None):
+        raise error
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    message = f"the output cannot be written: {error.strerror}; make room, and run the command again"
+    if as_json and not is_pipe:
+        _tell_as_json("OSError", message)
+    elif not is_pipe:
+        click.echo(f"error: {message}", err=True)
 
 
 def _tell_as_json(kind: str, message: str, code: int | None = None) -> None:

@@ -184,6 +184,16 @@ def test_an_error_of_the_cluster_has_kafkas_number_and_the_public_name(
     assert (error["type"], error["code"]) == ("UnknownTopicOrPartition", 3)
 
 
+@pytest.mark.parametrize("command", [("--help",), ("sim", "--help")])
+def test_a_full_disk_behind_the_output_is_an_error_in_one_line(command: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([*RAYKA, *command], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        "error: the output cannot be written: No space left on device; make room, and run the command again"
+    ]
+
+
 def test_an_error_is_one_line_on_stderr_and_exit_code_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
