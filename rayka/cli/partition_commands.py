@@ -23,7 +23,7 @@ from rayka.ids import TopicPartition
 
 if TYPE_CHECKING:
     from rayka.client.admin.admin import Admin
-    from rayka.client.admin.admin_partition_results import ElectionOutcome
+    from rayka.client.admin.admin_partition_results import ElectionOutcome, PartitionReassignment
     from rayka.client.admin.admin_results import TopicDescription
     from rayka.client.admin.drain_plan import Plan
 
@@ -100,11 +100,7 @@ def cancel(topic_name: str | None, target: Target) -> None:
 def reassignments(topic_name: str | None, target: Target) -> None:
     """Show the reassignments under way."""
     with target.admin() as admin:
-        found = [
-            each
-            for each in admin.list_partition_reassignments()
-            if topic_name in (None, each.topic_partition.topic)
-        ]
+        found = reassignments_of(admin, topic_name)
     if target.as_json:
         print_json([each.to_dict() for each in found])
         return
@@ -153,13 +149,20 @@ def elect_leaders(
     return 0 if all(each.error is None or each.is_needless for each in outcomes) else 1
 
 
+def reassignments_of(admin: "Admin", topic_name: str | None) -> "list[PartitionReassignment]":
+    """The reassignments under way, of one topic or of all. Raises UnknownTopicOrPartition."""
+    found = admin.list_partition_reassignments()
+    if topic_name is None:
+        return found
+    of_topic = [each for each in found if each.topic_partition.topic == topic_name]
+    if not of_topic:
+        admin.describe_topic(topic_name)  # a name that is wrong is no topic at rest
+    return of_topic
+
+
 def cancel_all(admin: "Admin", topic_name: str | None) -> list[TopicPartition]:
-    """Cancels the reassignments under way, of one topic or of all; returns whose."""
-    found = [
-        each.topic_partition
-        for each in admin.list_partition_reassignments()
-        if topic_name in (None, each.topic_partition.topic)
-    ]
+    """Cancels the reassignments under way, of one topic or of all; returns whose. Raises UnknownTopicOrPartition."""
+    found = [each.topic_partition for each in reassignments_of(admin, topic_name)]
     if found:
         admin.alter_partition_reassignments(dict.fromkeys(found))
     return found

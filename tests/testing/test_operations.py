@@ -162,6 +162,13 @@ def test_a_partition_moves_with_its_records(
     wait_until(lambda: not admin.log_dirs([1], topics=[name])[0].directories[0].replicas)  # deleted there
 
 
+def test_of_a_topic_that_there_is_not_nothing_is_cancelled(admin: Admin, name: str) -> None:
+    with pytest.raises(UnknownTopicOrPartition, match=f"no topic '{name}'"):
+        cancel_all(admin, name)
+    admin.create_topic(name, partitions=1)
+    assert cancel_all(admin, name) == []
+
+
 def test_a_reassignment_under_way_is_listed_and_cancelled(
     cluster: InProcessCluster, admin: Admin, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:  # B45
