@@ -140,7 +140,10 @@ def alter_configs(
     after all configurations, which stand in one batch.
     """
     alteration = _Alteration(context, is_scaling=request.is_scaling)
-    results = tuple(alteration.try_alter(resource) for resource in request.resources)
+    results = []
+    for resource in request.resources:
+        results.append(alteration.try_alter(resource))
+        yield None
     yield alteration.records
     yield from alteration.elections()
     next_offset = yield None
@@ -148,7 +151,7 @@ def alter_configs(
         alteration.has_drains and not context.balance.is_idle
     )  # before an active controller there resigns
     timers = context.timers.look_now(context.now_ms) if must_give_way else ()
-    return Result((), IncrementalAlterConfigsResponse(results, next_offset), timers)
+    return Result((), IncrementalAlterConfigsResponse(tuple(results), next_offset), timers)
 
 
 class _Alteration:

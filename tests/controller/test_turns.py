@@ -242,6 +242,14 @@ def test_configurations_of_many_brokers_are_described_in_several_turns() -> None
     assert controller.turns(DescribeConfigsRequest(names)) == [0] * 7
 
 
+def test_configurations_of_many_topics_are_checked_in_several_turns_and_written_in_one() -> None:
+    changes = (ConfigChange("retention.ms", AlterConfigOp.SET, "1000"),)
+    request = IncrementalAlterConfigsRequest(
+        (AlteredResource(ResourceType.TOPIC, "orders", changes),) * COUNT
+    )
+    assert three_brokers().turns(request) == [0] * (COUNT // STEPS) + [COUNT]
+
+
 def test_topics_with_many_partitions_are_deleted_in_different_turns() -> None:
     controller = three_brokers()
     names = [f"topic-{number}" for number in range(4)]
