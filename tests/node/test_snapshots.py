@@ -19,7 +19,15 @@ from rayka.raft.snapshot import decode_snapshot, encode_snapshot
 from rayka.raft.snapshot_store import SnapshotStore
 from rayka.testing.memory_disk import MemoryDisk
 from tests.metadata.support import active, image_of, partition, topic
-from tests.node.controller_support import METADATA_DIR, Crashes, HeldDisk, new_cluster, new_topic, started
+from tests.node.controller_support import (
+    METADATA_DIR,
+    Crashes,
+    HeldDisk,
+    new_cluster,
+    new_topic,
+    started,
+    until,
+)
 
 CONFIG = BrokerConfig(
     metadata_log_max_record_bytes_between_snapshots=1000,
@@ -151,6 +159,32 @@ def test_a_state_that_may_be_taken_back_is_not_captured() -> None:  # A46, A66
             generator._maybe_generate().send(None)
         assert driver.directory.snapshots.ids == committed
         node.kill()
+
+    asyncio.run(scenario())
+
+
+def test_a_state_that_was_captured_in_an_epoch_that_is_over_is_forgotten() -> None:  # A46, A66
+    async def scenario() -> None:
+        disk = HeldDisk()
+        node = await new_cluster(disk, config=BrokerConfig(metadata_max_idle_interval_ms=0))
+        assert node._parts is not None
+        driver, shard = node._parts.driver, node._parts.shard
+        disk.is_open.clear()
+        creating = asyncio.ensure_future(_create(node, 1))
+        await until(lambda: driver.quorum.high_watermark < driver.directory.log.log_end_offset)
+        captured_offset = shard.replayed_offset
+        writing = asyncio.ensure_future(
+            SnapshotGenerator(node.settings, driver, shard, METADATA_CODEC)._maybe_generate()
+        )
+        await asyncio.sleep(0)
+        assert not writing.done()
+        driver.quorum.resign(0)
+        disk.is_open.set()
+        await until(lambda: driver.quorum.high_watermark > captured_offset)
+        await writing
+        assert driver.directory.snapshots.ids == ()
+        await asyncio.gather(creating, return_exceptions=True)
+        await node.stop()
 
     asyncio.run(scenario())
 
