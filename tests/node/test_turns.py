@@ -6,8 +6,10 @@ from collections.abc import Generator
 from uuid import UUID
 
 from rayka.ids import TopicIdPartition
+from rayka.log.producer_state import BatchMetadata
 from rayka.metadata.metadata_records import MetadataRecord
 from rayka.node.handlers.fetch_handler import ListOffsetsHandler
+from rayka.node.handlers.producer_id_handler import expire_producers
 from rayka.node.turns import ITEMS_PER_TURN, in_turns, result_in_turns
 from rayka.protocol.fetch import LATEST_TIMESTAMP, ListOffsetsPartition, ListOffsetsRequest
 from tests.metadata.support import ORDERS, topic
@@ -79,6 +81,29 @@ def test_partitions_of_other_brokers_are_looked_at_in_several_turns() -> None:  
             turns += 1
         assert turns > COUNT // ITEMS_PER_TURN
         assert broker.image.partition(TopicIdPartition(ORDERS, COUNT - 1)) is not None
+        await broker.stop()
+
+    replica_support.run(scenario)
+
+
+def test_producers_of_many_partitions_are_forgotten_in_several_turns() -> None:  # C8
+    async def scenario() -> None:
+        broker, _ = await led(3)
+        states = [broker.partition(number).log.producers for number in range(3)]
+        for each in states:
+            for producer_id in range(ITEMS_PER_TURN):
+                each.add(producer_id, 0, BatchMetadata(0, 0, 0, 0))
+        config = broker.settings.config.model_copy(
+            update={"producer_id_expiration_ms": 0, "producer_id_expiration_check_interval_ms": 1}
+        )
+        expiring = asyncio.ensure_future(expire_producers(broker.replicas, config))
+        await asyncio.sleep(0.001)
+        seen = []
+        while any(map(len, states)):
+            await asyncio.sleep(0)
+            seen.append(sum(map(len, states)))
+        assert list(dict.fromkeys(seen)) == [count * ITEMS_PER_TURN for count in (2, 1, 0)]
+        expiring.cancel()
         await broker.stop()
 
     replica_support.run(scenario)

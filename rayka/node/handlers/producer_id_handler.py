@@ -13,6 +13,8 @@ from rayka.node.broker_lifecycle import BrokerLifecycle
 from rayka.node.clock import now_ms
 from rayka.node.controller_link import ControllerLink
 from rayka.node.replication.replica_manager import ReplicaManager
+from rayka.node.turns import in_turns
+from rayka.partition.partition import Partition
 from rayka.protocol.producer_ids import (
     AllocateProducerIdsRequest,
     InitProducerIdRequest,
@@ -26,8 +28,12 @@ async def expire_producers(replicas: ReplicaManager, config: BrokerConfig) -> No
     """Lets every partition forget the producers that have been silent for too long, for ever (C8)."""
     while True:
         await asyncio.sleep(config.producer_id_expiration_check_interval_ms / 1000)
-        for partition in replicas.partitions:
+        async for partition in in_turns(replicas.partitions, weigh=_producer_count):
             partition.log.producers.expire(now_ms(), config.producer_id_expiration_ms)
+
+
+def _producer_count(partition: Partition) -> int:
+    return 1 + len(partition.log.producers)
 
 
 class ProducerIdHandler:
