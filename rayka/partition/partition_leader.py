@@ -21,6 +21,7 @@ from rayka.errors import (
     NotEnoughReplicasAfterAppend,
     NotLeaderOrFollower,
     OffsetOutOfRange,
+    OutOfOrderSequence,
     StorageError,
 )
 from rayka.ids import NO_NODE, NO_OFFSET, NO_TIMESTAMP
@@ -64,6 +65,7 @@ class FollowerUpdate(NamedTuple):
 
 
 _NO_UPDATE = FollowerUpdate()
+_PREMATURE = "unless a replica in sync that does not follow yet has it and leads next; try again"
 
 
 class PartitionLeader:
@@ -151,7 +153,9 @@ class PartitionLeader:
 
         What is wrong with a request is its outcome: NotEnoughReplicas (B15, nothing written), what `validate_batches`
         raises, OutOfOrderSequence, InvalidProducerEpoch, RecordBatchTooLarge, and StorageError when the disk fails. A
-        batch that its producer sent before is where it was (C3).
+        batch that its producer sent before is where it was (C3). OutOfOrderSequence is for good: a producer numbers its
+        batches anew then (C11), so as long as a replica in sync may lead next with what this log lacks, it is
+        NotEnoughReplicas.
         """
         replica = self._replica
         where, config = str(replica.topic_partition), replica.config
@@ -195,7 +199,8 @@ class PartitionLeader:
         outcomes: list[ProduceOutcome] = []
         for info in found:
             if isinstance(info, Exception):
-                outcomes.append(info)
+                is_premature = isinstance(info, OutOfOrderSequence) and not self._follow_all_in_sync()
+                outcomes.append(NotEnoughReplicas(f"{info}, {_PREMATURE}") if is_premature else info)
                 continue
             append_time_ms = NO_TIMESTAMP
             if stamp_ms is not None:
@@ -211,6 +216,11 @@ class PartitionLeader:
                 )
             )
         return outcomes
+
+    def _follow_all_in_sync(self) -> bool:
+        """Whether no member of the ISR has records any more that this log lacks, with which it might lead next."""
+        followers, maximal = self.followers.by_id.values(), self.isr.maximal
+        return all(each.has_fetched for each in followers if each.replica_id in maximal)
 
     def is_acknowledged(self, appended: Appended, acks: int) -> bool:
         """Whether the producer may be told of the append (B15).

@@ -14,6 +14,7 @@ from rayka.errors import (
     NotLeaderOrFollower,
     OffsetNotAvailable,
     OffsetOutOfRange,
+    OutOfOrderSequence,
     RecordTooLarge,
     StorageError,
     UnknownLeaderEpoch,
@@ -40,6 +41,7 @@ from tests.partition.support import (
     append_one,
     changed,
     fetch,
+    followed_from,
     new_partition,
     read,
     records,
@@ -188,6 +190,26 @@ def test_a_refused_batch_leaves_the_log_as_it_was() -> None:  # B18
     with pytest.raises(RecordTooLarge):
         append(partition, b"a" * 1000)
     assert partition.log.log_end_offset == 0
+
+
+def test_a_gap_is_said_for_good_once_all_in_sync_follow() -> None:  # C4, C11
+    """Before, one of them may lead next with what was appended to it as the leader before this one."""
+    partition = new_partition(state=changed(replicas=(1, 2, 3), isr=(1, 2)))
+
+    def send(sequence: int) -> Appended:
+        batch = encode_batch([b"a"], timestamps_ms=0, sequence=ProducerSequence(7, 0, sequence))
+        return append_one(partition.as_leader(), batch, ACKS_ALL, now_ms=0, timestamp_ms=0)
+
+    send(0)
+    with pytest.raises(NotEnoughReplicas, match=r"sends sequence 2 .* leads next; try again"):
+        send(2)
+    followed_from(partition, 3, 0)  # out of sync
+    with pytest.raises(NotEnoughReplicas):
+        send(2)
+    followed_from(partition, 2, 0)
+    with pytest.raises(OutOfOrderSequence):
+        send(2)
+    assert partition.log.log_end_offset == 1
 
 
 def test_too_few_replicas_in_sync_refuse_acks_all_and_nothing_else() -> None:  # B15
