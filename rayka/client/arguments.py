@@ -1,8 +1,12 @@
-"""What callers give to clients, checked where it enters: a wrong type is a TypeError that names the argument."""
+"""What callers give to clients, checked where it enters: a wrong type is a TypeError that names the argument, a number
+or a text that no request can carry a ValueError.
+"""
 
 from typing import Any, TypeGuard
 
 from rayka.ids import TopicPartition
+
+_ABOVE = 2**63
 
 
 def is_int(value: object) -> TypeGuard[int]:
@@ -10,17 +14,30 @@ def is_int(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def int_of(value: Any, what: str) -> int:
-    """A whole number."""
+def whole_number_of(value: Any, what: str) -> int:
+    """A whole number of any size."""
     if not is_int(value):
         raise TypeError(f"{what}: expected int, found {type(value).__name__}")
     return value
+
+
+def int_of(value: Any, what: str) -> int:
+    """A whole number of 64 bits."""
+    if not -_ABOVE <= whole_number_of(value, what) < _ABOVE:
+        raise ValueError(f"{what}: expected a number below 2**63, found {value}")
+    return int(value)
 
 
 def text_of(value: Any, what: str) -> str:
     """A text, such as a topic's name."""
     if not isinstance(value, str):
         raise TypeError(f"{what}: expected str, found {type(value).__name__}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{what}: expected text that UTF-8 can hold, found {value!r}: {error.reason}"
+        ) from None
     return value
 
 
@@ -30,6 +47,8 @@ def partition_of(value: Any) -> TopicPartition:
         raise TypeError(f"expected a rayka.TopicPartition, found {value!r}")
     if not isinstance(value.topic, str) or not is_int(value.partition):
         raise TypeError(f"expected TopicPartition(str, int), found {tuple(value.__rich_repr__())!r}")
+    text_of(value.topic, "topic")
+    int_of(value.partition, "partition")
     return value
 
 

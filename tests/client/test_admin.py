@@ -1,13 +1,13 @@
 """Topics made, listed, described and deleted, on the real nodes in this process."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
 
 import pytest
 
 import rayka.testing
-from rayka import Admin, Producer
+from rayka import Admin, Producer, TopicPartition
 from rayka.errors import (
     ClosedError,
     ConfigError,
@@ -124,6 +124,33 @@ def test_the_cluster_says_who_it_is(cluster: InProcessCluster, admin: Admin):
 def test_what_is_no_name_is_not_a_cluster_that_is_not_found():
     with pytest.raises(TypeError, match="name: expected str, found int"):
         rayka.Cluster.connect(5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("ask", "says"),
+    [
+        (
+            lambda admin: admin.create_topic("\udcff"),
+            r"name: expected text that UTF-8 can hold, found '\\udcff'",
+        ),
+        (lambda admin: admin.describe_group("g\udcff"), "group_id: expected text that UTF-8 can hold"),
+        (lambda admin: admin.elect_leaders([TopicPartition("t\udcff", 0)]), "topic: expected text"),
+        (
+            lambda admin: admin.elect_leaders([TopicPartition("t", 2**63)]),
+            "partition: expected a number below 2",
+        ),
+        (
+            lambda admin: admin.delete_records({TopicPartition("t", 0): 2**64}),
+            "offset of t-0: expected a number",
+        ),
+        (lambda admin: admin.reset_group_offsets("g", timestamp=2**63), "timestamp: expected a number"),
+    ],
+)
+def test_what_no_request_can_carry_is_refused_by_name(
+    admin: Admin, ask: Callable[[Admin], object], says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        ask(admin)
 
 
 def test_a_lost_call_is_made_again(cluster: InProcessCluster, admin: Admin, name: str):

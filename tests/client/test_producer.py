@@ -555,6 +555,14 @@ def test_a_wrong_type_is_named(wrong: Wrong):
         producer.send(**{"topic": "orders", "value": b"x", **wrong.arguments})
 
 
+def test_a_topic_that_is_no_text_is_refused():
+    with (
+        Producer(ScriptedCluster(), **QUICK) as producer,
+        pytest.raises(ValueError, match="topic: expected text that UTF-8 can hold"),
+    ):
+        producer.send("\udcff", b"x")
+
+
 def test_a_header_that_is_no_text_is_refused():
     with (
         Producer(ScriptedCluster(), **QUICK) as producer,

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rayka.client.admin.admin_partitions import Assignment
-from rayka.client.arguments import int_of, is_int, partition_of, text_of
+from rayka.client.arguments import int_of, is_int, partition_of, text_of, whole_number_of
 from rayka.errors import ApiError, InvalidReplicaAssignment
 from rayka.ids import TopicPartition
 from rayka.protocol.topics import DEFAULT_COUNT
@@ -29,7 +29,7 @@ def count_or_default(count: Any, name: str, error: type[ApiError]) -> int:
 
 def count_of(count: Any, name: str, error: type[ApiError], otherwise: str = "") -> int:
     """A count of 1 or more."""
-    if not 1 <= int_of(count, name) <= _COUNT_MAX:
+    if not 1 <= whole_number_of(count, name) <= _COUNT_MAX:
         raise error(f"{name}: expected 1 or more, below 2**31{otherwise}; found {count}")
     return int(count)
 
@@ -56,8 +56,10 @@ def replicas_of(replicas: Any, what: str) -> tuple[int, ...]:
     found = tuple(replicas)
     if not all(is_int(each) for each in found):
         raise TypeError(f"{what}: expected broker ids such as [1, 2, 3], found {found!r}")
-    if not found or len(set(found)) < len(found):
-        raise InvalidReplicaAssignment(f"{what}: expected one broker or more, each once; found {list(found)}")
+    if not found or len(set(found)) < len(found) or not all(0 <= each < 2**31 for each in found):
+        raise InvalidReplicaAssignment(
+            f"{what}: expected one broker or more, below 2**31, each once; found {list(found)}"
+        )
     return found
 
 

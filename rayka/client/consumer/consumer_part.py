@@ -12,7 +12,7 @@ from random import Random
 from typing import Any, ParamSpec, TypeVar
 
 from rayka.client import io_thread
-from rayka.client.arguments import partition_of
+from rayka.client.arguments import partition_of, text_of
 from rayka.client.bootstrap import ClusterHandle, resolve
 from rayka.client.bounded_wait import wait_for
 from rayka.client.consumer.delivery import Delivery
@@ -111,11 +111,11 @@ def partitions_of(given: Iterable[TopicPartition]) -> tuple[TopicPartition, ...]
 
 
 def topic_names(*topics: str | Iterable[str]) -> list[str]:
-    """The names given, one by one or in lists, each once. Raises TypeError for anything that is no name."""
+    """The names given, one by one or in lists, each once. Raises TypeError, ValueError for what is no name."""
     names: dict[str, None] = {}
     for each in topics:
         for name in [each] if isinstance(each, str) or not isinstance(each, Iterable) else each:
             if not isinstance(name, str):
                 raise TypeError(f"topics: expected names, found {type(name).__name__}")
-            names[name] = None
+            names[text_of(name, "topics")] = None
     return list(names)

@@ -12,6 +12,7 @@ from typing import Any
 
 from rayka import forks
 from rayka.client import io_thread
+from rayka.client.arguments import text_of
 from rayka.client.bootstrap import ClusterHandle
 from rayka.client.metadata import NoSuchTopic
 from rayka.client.producer.accumulator import Moment
@@ -76,9 +77,10 @@ class Outbox:
 
     async def learn(self, topic: str, partition: int | None = None) -> None:
         """Gets what `knows` misses, on the IO thread; the active controller is asked for a partition that is not known
-        yet. Raises NoSuchTopic, InvalidTopic, UnavailableError.
+        yet. Raises NoSuchTopic, InvalidTopic, UnavailableError, ValueError for what is no text.
         """
         if not self.knows(topic):
+            text_of(topic, "topic")
             await self.sender.learn_topic(topic)
         if not self.knows(topic, partition):
             await self.sender.renew_topic(topic)
