@@ -275,7 +275,7 @@ def test_records_are_printed_for_a_group_and_committed(cluster, admin, topic, mo
     [
         ((), "expected one of --to-earliest, --to-latest, --to-offset, --to-time and --shift-by, found 0"),
         (("--to-latest", "--shift-by", "2"), "found 2"),
-        (("--to-time", "soon"), "expected a time as 2026-01-31T12:00, or @MS; found 'soon'"),
+        (("--to-time", "soon"), "expected a time since 1970 as 2026-01-31T12:00, or @MS; found 'soon'"),
         (("--to-latest", "--topic", "orders:x"), "expected TOPIC or TOPIC:0,1, found 'orders:x'"),
     ],
 )
