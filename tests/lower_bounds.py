@@ -62,7 +62,7 @@ def main() -> int:
         shutil.copytree(ROOT / "tests", away / "tests", ignore=shutil.ignore_patterns("__pycache__"))
         for each in ("cluster.yaml", "pyproject.toml"):
             shutil.copy(ROOT / each, away)
-        command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "--durations=5", "-n1"]
+        command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "--durations=5", "-n2"]
         chosen = [*CHOSEN, *(f"--ignore={each}" for each in _LEFT_OUT)]
         return subprocess.run([*command, *chosen], cwd=away, env=environment, check=False).returncode
 
