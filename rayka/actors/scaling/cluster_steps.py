@@ -130,13 +130,16 @@ class ClusterSteps:
         handle = await asyncio.to_thread(launch.find, self._spec.name, broker_id)
         if handle is not None:
             process = await launch.process_of(handle, _ANSWER_TIMEOUT_S)
+            directories = node_directories(grown(self._spec, [broker_id]), broker_id)
             await launch.stop(self._spec.name, {broker_id: handle})
             if process is not None:
-                await asyncio.to_thread(run_on, process.ray_node_id, launch.await_exit, process.pid)
+                await asyncio.to_thread(run_on, process.ray_node_id, remove_after, process.pid, directories)
         return ""
 
     async def _forget(self, broker_id: int) -> str:
-        """Its directories first: while it is registered it is marked, so the next planner removes them again."""
+        """What an interrupted stop has left of its directories first: while it is registered it is marked, so the next
+        planner removes them again.
+        """
         name, spec = actor_name(self._spec.name, broker_id), grown(self._spec, [broker_id])
         place = (await asyncio.to_thread(last_places, NAMESPACE, [name])).get(name)
         ray_nodes = await asyncio.to_thread(live_ray_nodes)
@@ -190,6 +193,14 @@ def without_leaderless(broker_id: int, plan: Plan, topics: Collection[TopicDescr
         "nothing is there to copy from"
     )
     return {tp: to for tp, to in plan.items() if tp not in leaderless}, said
+
+
+def remove_after(pid: int, directories: Collection[str]) -> None:
+    """Removes the directories of a node once its process has gone. Runs on its machine, and at once: Ray takes an idle
+    machine soon, whose disk may stay.
+    """
+    launch.await_exit(pid)
+    remove_directories(directories)
 
 
 def make_directories(placement: Placement, cluster_id: str) -> None:

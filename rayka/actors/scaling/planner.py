@@ -100,11 +100,11 @@ class Move(Step):
 
 
 class Stop(Step):
-    """A broker that holds nothing any more is stopped, and its actor ended."""
+    """A broker that holds nothing any more is stopped, its actor ended, and its directories are removed."""
 
 
 class Forget(Step):
-    """The directories of a broker that was stopped are removed, and the controller forgets it."""
+    """What is left of the directories of a broker that was stopped is removed, and the controller forgets it."""
 
 
 @dataclass(frozen=True, slots=True)
