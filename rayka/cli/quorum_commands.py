@@ -7,7 +7,7 @@ import click
 
 from rayka.cli.command_group import Group
 from rayka.cli.output import Style, print_json, print_table, working
-from rayka.cli.shared_options import Target, cluster_options, confirm, target_options, yes_option
+from rayka.cli.shared_options import Target, confirm, target_options, yes_option
 
 if TYPE_CHECKING:
     from rayka.client.admin.admin_results import QuorumInfo, ReplicaState
@@ -50,34 +50,34 @@ def voters() -> None:
 @voters.command()
 @click.argument("node_id", metavar="NODE", type=int)
 @_directory_option
-@cluster_options
-def add(node_id: int, directory_id: UUID | None, name: str, address: str) -> None:
+@target_options
+def add(node_id: int, directory_id: UUID | None, target: Target) -> None:
     """Make the controller NODE, which follows and has caught up, a voter."""
-    with Target(name, address).admin(default_api_timeout_ms=_TIMEOUT_MS) as admin:
+    with target.admin(default_api_timeout_ms=_TIMEOUT_MS) as admin:
         with working(f"Adding voter {node_id} …"):
             admin.add_raft_voter(node_id, directory_id)
-    click.echo(f"controller {node_id} votes")
+    target.report({"added": node_id}, f"controller {node_id} votes")
 
 
 @voters.command()
 @click.argument("node_id", metavar="NODE", type=int)
 @_directory_option
 @yes_option
-@cluster_options
-def remove(node_id: int, directory_id: UUID | None, is_sure: bool, name: str, address: str) -> None:
+@target_options
+def remove(node_id: int, directory_id: UUID | None, is_sure: bool, target: Target) -> None:
     """Take the vote from the controller NODE; it may be dead."""
-    confirm(f"this takes the vote from controller {node_id} of cluster {name}", is_sure)
-    with Target(name, address).admin(default_api_timeout_ms=_TIMEOUT_MS) as admin:
+    confirm(f"this takes the vote from controller {node_id} of cluster {target.name}", is_sure)
+    with target.admin(default_api_timeout_ms=_TIMEOUT_MS) as admin:
         with working(f"Removing voter {node_id} …"):
             admin.remove_raft_voter(node_id, directory_id)
-    click.echo(f"controller {node_id} votes no more")
+    target.report({"removed": node_id}, f"controller {node_id} votes no more")
 
 
 @quorum.command("remove")
 @click.argument("node_ids", metavar="NODE…", nargs=-1, required=True, type=int)
 @yes_option
-@cluster_options
-def remove_controllers(node_ids: tuple[int, ...], is_sure: bool, name: str, address: str) -> None:
+@target_options
+def remove_controllers(node_ids: tuple[int, ...], is_sure: bool, target: Target) -> None:
     """Take controllers out for good: their votes one after another, then the nodes and their directories.
 
     An odd number has to be left. Take them out of the specification, too. What was interrupted is finished by the same
@@ -86,10 +86,10 @@ def remove_controllers(node_ids: tuple[int, ...], is_sure: bool, name: str, addr
     from rayka.ids import node_name
 
     named = ", ".join(map(node_name, node_ids))
-    confirm(f"this ends {named} of cluster {name} for good", is_sure)
+    confirm(f"this ends {named} of cluster {target.name} for good", is_sure)
     with working(f"Removing {named} …"):
-        Target(name, address).cluster().remove_controllers(*node_ids)
-    click.echo(f"removed {named}; take them out of the specification, too")
+        target.cluster().remove_controllers(*node_ids)
+    target.report({"removed": node_ids}, f"removed {named}; take them out of the specification, too")
 
 
 def print_summary(info: "QuorumInfo") -> None:

@@ -113,13 +113,14 @@ def describe(topic_name: str | None, under_replicated: bool, target: Target) -> 
     """
     with target.admin() as admin:
         topics = admin.describe_topics(None if topic_name is None else [topic_name])
+        (named,) = topics if topic_name is not None else (None,)
     if under_replicated:
         topics = [each for each in topics if any(one.is_under_replicated for one in each.partitions)]
     if target.as_json:
-        plain = [each.to_dict() for each in topics]
+        plain = [each.to_dict() for each in (topics if named is None else [named])]
         for found in plain if under_replicated else ():
             found["partitions"] = [one for one in found["partitions"] if one["is_under_replicated"]]
-        print_json(plain[0] if topic_name is not None and plain else plain)
+        print_json(plain if named is None else plain[0])
         return
     if under_replicated and not topics:
         click.echo("every partition has all its replicas in sync")

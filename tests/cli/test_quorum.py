@@ -1,17 +1,22 @@
-"""`rayka quorum` without a cluster: its verbs, and what is printed of a quorum."""
+"""`rayka quorum`: its verbs, and what is printed of a quorum."""
 
+import json
 import uuid
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
+import rayka.testing
 from rayka.actors.cluster_description import ClusterDescription, NodeDescription
 from rayka.cli import quorum_commands as quorum
 from rayka.cli.cluster_commands import print_description
 from rayka.cli.doctor import Verdict, quorum_finding
 from rayka.cli.main import run
+from rayka.cli.shared_options import Target
 from rayka.client.admin.admin_results import QuorumInfo, ReplicaState
 from rayka.ids import Role
+from rayka.testing import InProcessCluster
 
 
 def replica(node_id: int, lag: int, ago_ms: int) -> ReplicaState:
@@ -21,14 +26,17 @@ def replica(node_id: int, lag: int, ago_ms: int) -> ReplicaState:
 INFO = QuorumInfo(3002, 7, 98, (replica(3001, 2, 120), replica(3002, 0, 0)), (replica(1, -1, -1),))
 
 
-@pytest.mark.parametrize("command", ["quorum status", "quorum voters add", "quorum voters remove"])
-def test_every_verb_has_help_and_names_a_cluster_and_a_ray(
+@pytest.mark.parametrize(
+    "command", ["quorum status", "quorum voters add", "quorum voters remove", "quorum remove"]
+)
+def test_every_verb_has_help_names_a_cluster_and_a_ray_and_prints_json(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run([*command.split(), "--help"]) == 0
     text = capsys.readouterr().out
     assert "--cluster" in text
     assert "--address" in text
+    assert "--json" in text
 
 
 def test_the_directory_must_be_an_id(capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,3 +127,22 @@ def test_the_doctor_judges_the_quorum(leader_id: int, state: str, verdict: Verdi
 def test_a_cluster_without_an_active_controller_does_not_run() -> None:
     assert described(3001, controller(3001, "leader", 0)).is_running
     assert not described(-1, controller(3001, "", -1)).is_running
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[InProcessCluster]:
+    with rayka.testing.cluster(controllers=3) as made:
+        monkeypatch.setattr(Target, "cluster", lambda self: made)
+        yield made
+
+
+def test_votes_are_given_and_taken_for_a_program(
+    cluster: InProcessCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with rayka.Admin(cluster=cluster) as admin:
+        info = admin.describe_quorum()
+        one = str(next(each.node_id for each in info.voters if each.node_id != info.leader_id))
+        for verb, done in (("remove", "removed"), ("add", "added")):
+            assert run(["quorum", "voters", verb, one, "--json", *(["--yes"] * (verb == "remove"))]) == 0
+            assert json.loads(capsys.readouterr().out) == {done: int(one)}
+        assert len(admin.describe_quorum().voters) == 3

@@ -17,7 +17,9 @@ import rayka
 import rayka.testing
 from rayka import Admin, Producer, TopicPartition
 from rayka.cli.catch_up import move, wait_until_moved
+from rayka.cli.main import run
 from rayka.cli.partition_commands import cancel_all, print_plan
+from rayka.cli.shared_options import Target
 from rayka.client.admin.admin_results import TopicDescription
 from rayka.errors import (
     ApiError,
@@ -573,3 +575,17 @@ def test_of_an_unknown_topic_that_is_to_be_managed_nobody_advises_to_create_it(
         pytest.raises(UnknownTopicOrPartition, match="rayka topic create nosuch"),
     ):
         producer.send("nosuch", b"x").result(timeout=30)
+
+
+def test_of_a_named_topic_that_is_whole_no_partition_is_listed(
+    cluster: InProcessCluster,
+    admin: Admin,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(Target, "cluster", lambda self: cluster)
+    admin.create_topic(name)
+    assert run(["topic", "describe", name, "--under-replicated", "--json"]) == 0
+    described = json.loads(capsys.readouterr().out)
+    assert (described["name"], described["partitions"]) == (name, [])
