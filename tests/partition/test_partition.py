@@ -192,7 +192,7 @@ def test_a_refused_batch_leaves_the_log_as_it_was() -> None:  # B18
     assert partition.log.log_end_offset == 0
 
 
-def test_a_gap_is_said_for_good_once_all_in_sync_follow() -> None:  # C4, C11
+def test_a_gap_is_said_for_good_once_all_in_sync_follow() -> None:  # C5, C11
     """Before, one of them may lead next with what was appended to it as the leader before this one."""
     partition = new_partition(state=changed(replicas=(1, 2, 3), isr=(1, 2)))
 
