@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from tests.forked.sitecustomize import SERVER
 _FORKED = Path(__file__).parent / "forked"
 _SOCKET, _SERVER_PID = "forks", "server"
 _END_TIMEOUT_S = 90
+_KILLED_TIMEOUT_S = 20
 # An agent is a fork of the server and no child of its raylet, so it is told of the raylet's end by a pipe.
 _SETTINGS = {"RAY_enable_pipe_based_agent_to_parent_health_check": "1"}
 
@@ -102,6 +103,14 @@ def processes_of(pid: int) -> list[psutil.Process]:
         for raylet in (pid, *list(found)):
             found |= {each.pid: each for each in _forks(server, raylet)}
     return list(found.values())
+
+
+def kill_all(processes: Sequence[psutil.Process]) -> None:
+    """Ends them at once, and waits for that; one may go by itself meanwhile, as the others have gone."""
+    for each in processes:
+        with suppress(psutil.NoSuchProcess):
+            each.kill()
+    psutil.wait_procs(processes, timeout=_KILLED_TIMEOUT_S)
 
 
 def raylet_of(worker_pid: int) -> int:

@@ -20,7 +20,7 @@ import psutil
 import ray
 
 from rayka.actors import ray_process
-from tests.forks import fork_server, processes_of
+from tests.forks import fork_server, kill_all, processes_of
 
 _HEAD_ID = "f" * 51 + "00000"
 _PROVIDER = "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider"
@@ -141,9 +141,7 @@ def _end(head: "subprocess.Popen[bytes]") -> None:
     with suppress(subprocess.TimeoutExpired):
         head.wait(_END_TIMEOUT_S)
     _, alive = psutil.wait_procs(started, timeout=1)
-    for each in alive:
-        each.kill()
-    psutil.wait_procs(alive, timeout=_END_TIMEOUT_S)
+    kill_all(alive)
 
 
 def _free_port() -> int:

@@ -33,7 +33,7 @@ from rayka.actors import supervise
 from rayka.actors.scaling import rooms
 from rayka.cluster import Cluster
 from rayka.errors import RaykaError
-from tests.forks import processes_of, raylet_of
+from tests.forks import kill_all, processes_of, raylet_of
 from tests.ray.autoscaled_ray import HEAD, autoscaled_ray
 from tests.ray.elastic_picture import Look, Mark, picture
 from tests.ray.sender import Sender
@@ -223,10 +223,7 @@ class Trial:
         """That of the last broker, with its disk; what it held is made anew, and another one comes for it."""
         (node,) = (each for each in self._cluster.describe().nodes if each.node_id == LAST)
         raylet = raylet_of(pid_of(self._cluster, LAST))
-        lost = [psutil.Process(raylet), *processes_of(raylet)]
-        for each in lost:
-            each.kill()
-        psutil.wait_procs(lost, timeout=10)
+        kill_all([psutil.Process(raylet), *processes_of(raylet)])
         for path in node.data_dirs:
             shutil.rmtree(path)
         self.watch.mark("machine lost")

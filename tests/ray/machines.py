@@ -8,18 +8,16 @@ node, with the same disk or with an empty one.
 import os
 import shutil
 from collections.abc import Collection
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
-import psutil
 import ray
 
 from rayka.actors import launch
 from rayka.actors.on_ray_node import HOST_LABEL
 from rayka.client import io_thread
 from rayka.cluster import Cluster
-from tests.forks import processes_of
+from tests.forks import kill_all, processes_of
 from tests.rays import RayNodes
 
 ON_MACHINES = {
@@ -63,10 +61,7 @@ class Machines:
         raylet = next(iter(self._running[ray_node_id].all_processes["raylet"])).process.pid
         children = processes_of(raylet)
         self._rays.remove_node(self._running.pop(ray_node_id), allow_graceful=False)
-        for each in children:
-            with suppress(psutil.NoSuchProcess):
-                each.kill()
-        psutil.wait_procs(children, timeout=10)
+        kill_all(children)
         directories = tuple(path for each in lost for path in described[each].data_dirs)
         for each in directories:
             os.rename(each, each + _AWAY)

@@ -17,7 +17,7 @@ from rayka.actors.bring_up import wait_for
 from rayka.cluster import Cluster
 from rayka.errors import UnavailableError
 from tests import tidy
-from tests.forks import processes_of
+from tests.forks import kill_all, processes_of
 from tests.ray.support import RAYKA, is_alive, wait_until
 
 pytestmark = pytest.mark.ray
@@ -158,9 +158,7 @@ def end_at_once(started: ray_process.RayProcess) -> None:
             each.suspend()
         family[0].kill()
         wait_until(lambda: not is_alive(family[0].pid))
-        for each in family[1:]:
-            each.kill()
-        psutil.wait_procs(family, timeout=20)
+        kill_all(family[1:])
     started.stop()
 
 
