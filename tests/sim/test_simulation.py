@@ -21,6 +21,7 @@ from tests.sim.planted_bugs import PLANTED_BUGS
 from tests.sim.planting import SHORT
 
 SEEDS = Path(__file__).parent / "seeds.txt"
+pytestmark = pytest.mark.apart
 
 
 def test_one_seed_gives_one_trace_whatever_the_hash_seed() -> None:
