@@ -96,13 +96,10 @@ class ProcessJob:
         return f"<ProcessJob {self._job!r} in {self._process!r}>"
 
     async def next(self, answer: object) -> Any:
-        return await self._processes.call(self._next, answer)
-
-    def _next(self, answer: object) -> Any:
         if self._process is None:
-            self._process, (word, value) = self._processes.begin(self._job)
+            self._process, (word, value) = await self._processes.call(self._processes.begin, self._job)
         else:
-            word, value = self._process.ask(answer)
+            word, value = await self._ask(self._process, answer)
         if word is Word.STEP:
             return value
         self._processes.give_back(self._process)
@@ -111,6 +108,14 @@ class ProcessJob:
             raise value
         return None
 
+    async def _ask(self, process: "_Process", answer: object) -> tuple[Word, Any]:
+        """By the event loop: a thread that wakes for each step takes the interpreter's lock from requests."""
+        try:
+            return await process.ask_soon(answer)
+        except (EOFError, OSError) as error:
+            await asyncio.to_thread(process.kill)  # the disk may be closed, and its threads have ended
+            raise process.died() from error
+
     async def end(self) -> None:
         process, self._process = self._process, None
         if process is not None:
@@ -118,7 +123,7 @@ class ProcessJob:
 
 
 class _Process:
-    """The node's end of one process. Its calls wait."""
+    """The node's end of one process. Its calls wait, but `ask_soon`."""
 
     def __init__(self) -> None:
         own, its = socket.socketpair()
@@ -136,6 +141,7 @@ class _Process:
                 own.close()
                 raise JobDied(f"cannot start a process: {error}") from error
         self._connection = Connection(own.detach())
+        self._is_read = False  # by the event loop
         self.pid = self._process.pid
 
     def __repr__(self) -> str:
@@ -148,14 +154,38 @@ class _Process:
             word, value = self._connection.recv()
         except (EOFError, OSError) as error:
             self.kill()
-            raise JobDied(
-                f"process {self.pid} ended with {self._process.returncode}; the node's log may say why"
-            ) from error
+            raise self.died() from error
         return word, value
 
+    async def ask_soon(self, message: object) -> tuple[Word, Any]:
+        """As `ask`, and the event loop goes on. Raises EOFError, OSError; then it is to be killed."""
+        loop = asyncio.get_running_loop()
+        is_readable: asyncio.Future[None] = loop.create_future()
+        self._connection.send(message)
+        descriptor, self._is_read = self._connection.fileno(), True
+        loop.add_reader(descriptor, _set, is_readable)
+        try:
+            await is_readable
+        finally:
+            self._is_read = False
+            loop.remove_reader(descriptor)
+        word, value = self._connection.recv()
+        return word, value
+
+    def died(self) -> JobDied:
+        return JobDied(
+            f"process {self.pid} ended with {self._process.returncode}; the node's log may say why"
+        )
+
     def kill(self) -> None:
-        """Returns when it is gone."""
+        """Returns when it is gone. What an event loop reads stays open for it to find the end."""
         self._process.kill()
         self._process.wait()
-        with suppress(OSError):
-            self._connection.close()
+        if not self._is_read:
+            with suppress(OSError):
+                self._connection.close()
+
+
+def _set(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)

@@ -41,6 +41,15 @@ class Failing:
         raise DiskFull("cannot append to /x: disk full")
 
 
+class Slow:
+    """Has a second step that takes for ever."""
+
+    def run(self, _: Disk) -> Generator[Any, Any, None]:
+        yield os.getpid()
+        time.sleep(1000)
+        yield "never"
+
+
 @pytest.fixture
 def disk() -> Iterator[LocalDisk]:
     local = LocalDisk()
@@ -123,6 +132,27 @@ def test_a_process_that_is_killed_ends_its_job_and_the_next_has_another(
         os.kill(idle, signal.SIGKILL)
         until(lambda: not is_alive(idle))
         assert await pid_of(disk, tmp_path / "c") not in (pid, idle)
+
+    asyncio.run(use())
+
+
+def test_a_step_that_is_waited_for_ends_with_its_process_and_with_its_waiter() -> None:
+    async def use() -> None:
+        disk = LocalDisk()
+        for is_closed in (False, True):
+            job = disk.start(Slow())
+            pid = await job.next(None)
+            step = asyncio.create_task(job.next(None))
+            await asyncio.sleep(0)
+            if is_closed:
+                disk.close()
+                with pytest.raises(JobDied, match=f"process {pid} ended"):
+                    await step
+            else:
+                step.cancel()
+                await asyncio.wait([step])
+                await job.end()
+            assert not is_alive(pid)
 
     asyncio.run(use())
 
