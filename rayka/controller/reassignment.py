@@ -104,7 +104,7 @@ class Reassigning:
     def _cancelled(self, name: TopicPartition, partition: PartitionImage) -> _Target:
         if not partition.is_reassigned:
             raise NoReassignmentInProgress(f"{name!r} has no reassignment under way to cancel")
-        original = _original(partition)
+        original = partition.original_replicas
         isr = tuple(each for each in partition.isr if each in original)
         whole = _whole(partition)
         if not whole or any(each in original for each in whole):
@@ -134,7 +134,7 @@ class Reassigning:
 
 
 def _begun(name: TopicPartition, partition: PartitionImage, wanted: tuple[int, ...]) -> _Target:
-    original = _original(partition)
+    original = partition.original_replicas
     removing = tuple(each for each in original if each not in wanted)
     replicas = (*wanted, *removing)
     whole = _whole(partition)
@@ -154,8 +154,3 @@ def _begun(name: TopicPartition, partition: PartitionImage, wanted: tuple[int, .
 def _whole(partition: PartitionImage) -> tuple[int, ...]:
     """Replicas that hold all records: those in sync, or where none is the eligible leaders."""
     return partition.isr or partition.eligible_leader_replicas
-
-
-def _original(partition: PartitionImage) -> tuple[int, ...]:
-    """What a cancel goes back to; all replicas while nothing is under way."""
-    return tuple(each for each in partition.replicas if each not in partition.adding_replicas)

@@ -63,6 +63,11 @@ class PartitionImage(msgspec.Struct, frozen=True, gc=False):
         """What it has, or will have when its reassignment is over."""
         return tuple(each for each in self.replicas if each not in self.removing_replicas)
 
+    @property
+    def original_replicas(self) -> tuple[int, ...]:
+        """What a cancel of its reassignment goes back to; all replicas while nothing is under way."""
+        return tuple(each for each in self.replicas if each not in self.adding_replicas)
+
     def directory_of(self, broker_id: int) -> UUID | None:
         """The directory that holds this broker's replica; None when it holds none."""
         return self.directories[self.replicas.index(broker_id)] if broker_id in self.replicas else None

@@ -386,6 +386,18 @@ def test_moves_that_the_log_did_not_take_begin_again() -> None:
     assert machine.partition().is_reassigned
 
 
+def test_what_an_operator_moves_to_a_broker_that_is_gone_is_made_anew_afterwards() -> None:
+    machine = cluster(5)
+    create(machine, (2, 1))
+    assert lose(machine, 2) == 1
+    reassign(machine, (2, 5))  # instead of 3, 4 or 5, and 1
+    assert look(machine, UNPLANNED_INTERVAL_MS) == 0
+    complete(machine)
+    assert (machine.partition().replicas, machine.partition().is_reassigned) == ((2, 5), False)
+    assert look(machine, UNPLANNED_INTERVAL_MS) == 1
+    assert 2 not in machine.partition().target_replicas
+
+
 def test_healing_can_be_switched_off_while_it_runs() -> None:
     machine = cluster(4, BrokerConfig(balancer_moves_max=1))
     create(machine, (1, 2), (1, 2))

@@ -67,11 +67,10 @@ def _plan(context: RequestContext, gone: Gone, timeout_ms: int) -> Generator[Non
     left: dict[TopicIdPartition, None] = {}
     for key in _held(context, gone):
         partition = context.image.partition(key)
-        is_stuck = partition is not None and gone.is_waited_for(partition)
-        is_declined = context.moves.is_declined(key) and not is_stuck
-        if partition is not None and not is_declined and _is_healable(partition, gone):
+        if partition is not None and not context.moves.is_declined(key) and _is_healable(partition, gone):
             name = TopicPartition(context.image.topics_by_id[key.topic_id].name, key.partition)
-            losses[name] = Loss(gone.lost_replicas(partition), 0 if is_stuck else len(partition.isr))
+            urgency = 0 if gone.is_waited_for(partition) else len(partition.isr)
+            losses[name] = Loss(gone.lost_replicas(partition), urgency)
         elif partition is not None and gone.lost_replicas(partition):
             left[key] = None
         yield
@@ -120,5 +119,5 @@ def _begin(context: RequestContext, gone: Gone, moves_max: int) -> Iterator[Part
         tp = move.topic_partition
         record, result = reassigning.try_alter(Reassignment(tp.topic, tp.partition, move.after))
         if record is not None and result.error_code is ErrorCode.NONE:
-            moves.on_begun(due.key, move, due.partition.partition_epoch)
+            moves.on_begun(due.key, move, due.partition)
             yield record

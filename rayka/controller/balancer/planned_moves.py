@@ -13,23 +13,32 @@ from typing import NamedTuple, Self
 from rayka.controller.balancer.balance_plan import Move
 from rayka.controller.balancer.gone_brokers import Gone
 from rayka.ids import TopicIdPartition
-from rayka.metadata.image import MetadataImage
+from rayka.metadata.image import MetadataImage, PartitionImage
 
 REPLAN_INTERVAL_MS = 10_000
 UNPLANNED_INTERVAL_MS = 60_000  # when no move was found: a broker may have come since, or a disk have room
 
 
 class _Begun(NamedTuple):
-    """A move under way: the replicas that its partition is to have, and the epoch that it had before."""
+    """A move under way: the replicas that a cancel goes back to, those that its partition is to have, and the epoch
+    that it had before.
+    """
 
+    original: tuple[int, ...]
     after: tuple[int, ...]
     partition_epoch: int
 
+    def is_under_way(self, partition: PartitionImage) -> bool:
+        return partition.is_reassigned and partition.target_replicas == self.after
+
+    def is_cancelled(self, partition: PartitionImage) -> bool:
+        """Without a later epoch the log did not take the record of the move."""
+        is_restored = not partition.is_reassigned and partition.replicas == self.original
+        return is_restored and partition.partition_epoch > self.partition_epoch
+
 
 class PlannedMoves:
-    """See the module. A partition whose move another caller has cancelled or changed is declined, until something else
-    is gone.
-    """
+    """See the module. A partition whose move another caller has cancelled is declined, until something else is gone."""
 
     def __init__(self) -> None:
         self.waiting: deque[Move] = deque()
@@ -46,7 +55,9 @@ class PlannedMoves:
         for key in reassigned:
             partition = image.partition(key)
             if partition is not None:
-                moves._under_way[key] = _Begun(partition.target_replicas, partition.partition_epoch - 1)
+                moves._under_way[key] = _Begun(
+                    partition.original_replicas, partition.target_replicas, partition.partition_epoch - 1
+                )
         return moves
 
     def __repr__(self) -> str:
@@ -62,17 +73,16 @@ class PlannedMoves:
         return len(self._under_way) - len(self._leaderless)
 
     def settle(self, image: MetadataImage) -> None:
-        """Forgets the moves that have ended, and those that another caller has changed."""
+        """Forgets the moves that have ended, and those that another caller has cancelled or changed."""
         self._leaderless = {}
-        for key, (after, partition_epoch) in list(self._under_way.items()):
+        for key, begun in list(self._under_way.items()):
             partition = image.partition(key)
-            is_as_planned = partition is not None and partition.target_replicas == after
-            if partition is None or not is_as_planned or not partition.is_reassigned:
-                del self._under_way[key]
-            elif not partition.has_leader:
-                self._leaderless[key] = None
-            has_begun = partition is not None and partition.partition_epoch > partition_epoch
-            if has_begun and not is_as_planned:  # else the log did not take its record
+            if partition is not None and begun.is_under_way(partition):
+                if not partition.has_leader:
+                    self._leaderless[key] = None
+                continue
+            del self._under_way[key]
+            if partition is not None and begun.is_cancelled(partition):
                 self._declined[key] = None
 
     def on_gone(self, gone: Gone, now_ms: int) -> None:
@@ -94,10 +104,10 @@ class PlannedMoves:
         """Whether so many moves at most are under way then."""
         return key in self._under_way or self.copying_count < moves_max
 
-    def on_begun(self, key: TopicIdPartition, move: Move, partition_epoch: int) -> None:
-        """The partition had that epoch before."""
-        self._under_way[key] = _Begun(move.after, partition_epoch)
+    def on_begun(self, key: TopicIdPartition, move: Move, partition: PartitionImage) -> None:
+        """The partition was that before."""
+        self._under_way[key] = _Begun(partition.original_replicas, move.after, partition.partition_epoch)
 
     def is_declined(self, key: TopicIdPartition) -> bool:
-        """Whether another caller has cancelled or changed its move."""
+        """Whether another caller has cancelled its move."""
         return key in self._declined

@@ -134,13 +134,13 @@ class Moves:
 
     def _on_change(self, change: Change, old: PartitionImage, new: PartitionImage) -> None:
         self._check_dropped(change, old, new)
-        is_taken_back = old.is_reassigned and new.replicas == _original(old)
+        is_taken_back = old.is_reassigned and new.replicas == old.original_replicas
         if new.target_replicas != old.target_replicas and not is_taken_back:
             self._on_move(change, old, new)
 
     def _check_dropped(self, change: Change, old: PartitionImage, new: PartitionImage) -> None:
         """A replica goes when those that come are in sync (B45)."""
-        before = _original(old)
+        before = old.original_replicas
         is_dropped = any(each not in new.replicas for each in before)
         missing = [each for each in new.replicas if each not in before and each not in new.isr]
         if new.partition_epoch == old.partition_epoch + 1 and is_dropped and missing:
@@ -253,10 +253,6 @@ def _told(state: PartitionImage | None) -> str:
     if state is None:
         return "nothing"
     return f"{state!r} adding={list(state.adding_replicas)} removing={list(state.removing_replicas)}"
-
-
-def _original(state: PartitionImage) -> tuple[int, ...]:
-    return tuple(each for each in state.replicas if each not in state.adding_replicas)
 
 
 def _is_reassigned(image: MetadataImage, key: TopicIdPartition) -> bool:
