@@ -24,6 +24,7 @@ GROUP_MEMBER_ID = 9501
 GROUP_OPERATOR_ID = 9601
 SCALING_ID = 9701
 DRAINER_ID = 9801
+_COPY_BYTES = 100_000
 _RESTLESS_MAX = 3  # brokers whose sessions may end without a fault
 _EVERYDAY = tuple(kind for kind in FaultKind if kind is not FaultKind.SWAP)
 
@@ -193,6 +194,10 @@ def swarm(seed: int, **chosen: Any) -> SimOptions:
         drawn["brokers"] = max(drawn["brokers"], drawn["voters"])
     if drawn["members"]:
         drawn["config"] = drawn["config"] | _group_config(drawn["brokers"] + drawn["coordinators"])
+        if drawn[
+            "comers"
+        ]:  # a copy of the offsets must be faster than members commit, however slow the network is
+            drawn["config"]["replica_fetch_max_bytes"] = _COPY_BYTES
     if drawn["compacts"] and not drawn["members"]:
         drawn |= _compacted(seed, drawn)
     if drawn["expires"] and not drawn["members"]:

@@ -44,8 +44,8 @@ def test_another_seed_gives_another_trace() -> None:
 def test_a_seed_that_failed_once_is_well(line: str) -> None:
     """One that begins with "data" failed with records, with "combined" on combined nodes, with "lanes" with direct
     lanes, with "group" with three members and a coordinator, with "grouped" with the group that its seed draws, with
-    "elastic" with two brokers that come and "elastic3" with three; the others are the runs that they were when no run
-    had any.
+    "members" with three members and what else its seed draws of a group, with "elastic" with two brokers that come and
+    "elastic3" with three; the others are the runs that they were when no run had any.
     """
     words = line.split()
     seed, seconds = [word for word in words if word[0].isdigit()][:2]
@@ -57,7 +57,9 @@ def test_a_seed_that_failed_once_is_well(line: str) -> None:
     } | ({} if words[0] == "data" else {"topics": ()})
     if not {"lanes", "group", "grouped"} & set(words):
         chosen["lanes"] = NO_LANES
-    if "grouped" not in words:
+    if "members" in words:
+        chosen |= {"members": 3}
+    elif "grouped" not in words:
         chosen |= {"members": 0, "group": GroupPlan()}
     if "group" in words:
         chosen |= {"members": 3, "coordinators": 1}

@@ -162,7 +162,7 @@ class Moves:
         is_healing = bool(removed) and all(each in lost for each in removed)
         if len(new.target_replicas) < len(old.target_replicas):
             self._report("replica-set", change, "fewer replicas, which no caller has asked for")
-        elif is_healing:
+        elif is_healing and not _is_share(change, old, new):
             self._check_healing(change, old, removed)
         elif is_internal(
             change.topic
@@ -279,6 +279,15 @@ def _is_directory_lost(image: MetadataImage, state: PartitionImage, broker_id: i
     """Of which no check knows since when."""
     broker = image.brokers.get(broker_id)
     return broker is not None and state.directory_of(broker_id) in broker.offline_directories
+
+
+def _is_share(change: Change, old: PartitionImage, new: PartitionImage) -> bool:
+    """Whether coordinators that held nothing are added: they take the places of brokers, gone or not."""
+    added = [each for each in new.target_replicas if each not in old.replicas]
+    before, after = change.images
+    return is_internal(change.topic) and all(
+        after.brokers[each].is_coordinator and not _holds(before, each) for each in added
+    )
 
 
 def _holds(image: MetadataImage, broker_id: int) -> bool:
