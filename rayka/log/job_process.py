@@ -97,16 +97,21 @@ class ProcessJob:
 
     async def next(self, answer: object) -> Any:
         if self._process is None:
-            self._process, (word, value) = await self._processes.call(self._processes.begin, self._job)
+            word, value = await self._processes.call(self._begin)
         else:
             word, value = await self._ask(self._process, answer)
         if word is Word.STEP:
             return value
-        self._processes.give_back(self._process)
-        self._process = None
+        process, self._process = self._process, None
+        if process is not None:
+            self._processes.give_back(process)
         if word is Word.FAILED:
             raise value
         return None
+
+    def _begin(self) -> "tuple[Word, Any]":
+        self._process, first = self._processes.begin(self._job)
+        return first
 
     async def _ask(self, process: "_Process", answer: object) -> tuple[Word, Any]:
         """By the event loop: a thread that wakes for each step takes the interpreter's lock from requests."""
