@@ -5,7 +5,7 @@ had before it followed this log (B16, B24); `last_caught_up_ms` never goes back 
 broker process changes nothing. Kafka: `Replica`, `ReplicaState`, `RackAwareReplicaSelector` (KIP-392).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
@@ -114,6 +114,10 @@ class FollowerStates:
                     f" {max(known, follower.broker_epoch)} or later, found {fetch.broker_epoch}; register again"
                 )
         return follower
+
+    def have_fetched(self, replica_ids: Collection[int]) -> bool:
+        """Whether all of these followers have, so that none has records any more that the leader lacks."""
+        return all(each.has_fetched for each in self.by_id.values() if each.replica_id in replica_ids)
 
     # ---- Which of them count -----------------------------------------------------------------------------------------
 

@@ -199,7 +199,9 @@ class PartitionLeader:
         outcomes: list[ProduceOutcome] = []
         for info in found:
             if isinstance(info, Exception):
-                is_premature = isinstance(info, OutOfOrderSequence) and not self._follow_all_in_sync()
+                # A member of the ISR that does not follow yet may lead next, with records that this log lacks.
+                is_gap = isinstance(info, OutOfOrderSequence)
+                is_premature = is_gap and not self.followers.have_fetched(self.isr.maximal)
                 outcomes.append(NotEnoughReplicas(f"{info}, {_PREMATURE}") if is_premature else info)
                 continue
             append_time_ms = NO_TIMESTAMP
@@ -216,11 +218,6 @@ class PartitionLeader:
                 )
             )
         return outcomes
-
-    def _follow_all_in_sync(self) -> bool:
-        """Whether no member of the ISR has records any more that this log lacks, with which it might lead next."""
-        followers, maximal = self.followers.by_id.values(), self.isr.maximal
-        return all(each.has_fetched for each in followers if each.replica_id in maximal)
 
     def is_acknowledged(self, appended: Appended, acks: int) -> bool:
         """Whether the producer may be told of the append (B15).
