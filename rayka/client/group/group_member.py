@@ -30,6 +30,7 @@ from rayka.protocol.membership import MetadataTopic
 
 logger = logging.getLogger(__name__)
 _PARKED_SLACK_MS = 5_000  # for the answer to a join that has waited for as long as it may
+_BESIDE = (GroupHeartbeatRequest, LeaveGroupRequest)  # steps that wait for no other
 _LEAVE_TIMEOUT_MS = 5_000
 
 
@@ -157,11 +158,22 @@ class GroupMember:
         """After anything that the core was told, and when its time comes."""
         self._look_at_polls()
         while (step := self._core.next_step(_now_ms())) is not None:
+            if not isinstance(step, _BESIDE):
+                self._end_abandoned()
             self._spawn(self._take(step), step)
         self._offer.offer(self._core.handover)
         if self._core.failure is not None:
             self._fetcher.interrupt()
         self._arm()
+
+    def _end_abandoned(self) -> None:
+        """The core asks for one thing after the other. What it waits for no more must not be tried on: the assignment
+        of a generation that has ended would be taken for that of the next one, which may have its number where another
+        coordinator took over.
+        """
+        for task, step in self._tasks.items():
+            if step is not None and not isinstance(step, _BESIDE) and task is not asyncio.current_task():
+                task.cancel()
 
     def _look_at_polls(self) -> None:
         if self._core.state is MemberState.UNJOINED or self.is_polling:
