@@ -9,7 +9,7 @@ AbstractCoordinator, ConsumerCoordinator, HeartbeatThread.
 import asyncio
 import logging
 import re
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from rayka.client.consumer.fetcher import Fetcher
@@ -159,21 +159,12 @@ class GroupMember:
         self._look_at_polls()
         while (step := self._core.next_step(_now_ms())) is not None:
             if not isinstance(step, _BESIDE):
-                self._end_abandoned()
+                _end_abandoned(self._tasks)
             self._spawn(self._take(step), step)
         self._offer.offer(self._core.handover)
         if self._core.failure is not None:
             self._fetcher.interrupt()
         self._arm()
-
-    def _end_abandoned(self) -> None:
-        """The core asks for one thing after the other. What it waits for no more must not be tried on: the assignment
-        of a generation that has ended would be taken for that of the next one, which may have its number where another
-        coordinator took over.
-        """
-        for task, step in self._tasks.items():
-            if step is not None and not isinstance(step, _BESIDE) and task is not asyncio.current_task():
-                task.cancel()
 
     def _look_at_polls(self) -> None:
         if self._core.state is MemberState.UNJOINED or self.is_polling:
@@ -289,3 +280,13 @@ class GroupMember:
 
 def _now_ms() -> int:
     return int(now_s() * 1000)
+
+
+def _end_abandoned(tasks: Mapping["asyncio.Task[None]", Step | None]) -> None:
+    """The core asks for one thing after the other. What it waits for no more must not be tried on: the assignment of a
+    generation that has ended would be taken for that of the next one, which may have its number where another
+    coordinator took over.
+    """
+    for task, step in tasks.items():
+        if step is not None and not isinstance(step, _BESIDE) and task is not asyncio.current_task():
+            task.cancel()
