@@ -22,7 +22,7 @@ import ray
 from rayka.actors import ray_process
 from tests.forks import fork_server, kill_all, processes_of
 
-_HEAD_ID = "f" * 51 + "00000"
+_HEAD_ID, _HEAD_TYPE = "f" * 51 + "00000", "ray.head.default"
 _PROVIDER = "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider"
 HEAD = {"head": 1.0}  # a resource that only the head has
 _START_TIMEOUT_S = 150
@@ -30,8 +30,13 @@ _TRIES = 3
 _LOG = "ray-start.log"
 _END_TIMEOUT_S = 45
 _POLL_S = 0.1
-# What the head alone is told: a machine would take it for its own.
-_OF_THE_HEAD = {"RAY_CLOUD_INSTANCE_ID": _HEAD_ID, "RAY_OVERRIDE_NODE_ID_FOR_TESTING": _HEAD_ID}
+# What the head alone is told: a machine would take it for its own. An autoscaler that begins after the head's raylet
+# has registered finds it as one that it did not start, and adds no machine while that has no type.
+_OF_THE_HEAD = {
+    "RAY_CLOUD_INSTANCE_ID": _HEAD_ID,
+    "RAY_OVERRIDE_NODE_ID_FOR_TESTING": _HEAD_ID,
+    "RAY_NODE_TYPE_NAME": _HEAD_TYPE,
+}
 _OF_ALL = {
     "RAY_FAKE_CLUSTER": "1",
     "RAY_enable_autoscaler_v2": "1",
@@ -95,7 +100,7 @@ def _config(address: str, machine: Mapping[str, float], machines_max: int, idle_
         "cluster_name": "autoscaled",
         "max_workers": machines_max,
         "available_node_types": {
-            "ray.head.default": {"resources": {"CPU": 2, **HEAD}, "node_config": {}, "max_workers": 0},
+            _HEAD_TYPE: {"resources": {"CPU": 2, **HEAD}, "node_config": {}, "max_workers": 0},
             "machine": {
                 "resources": dict(machine),
                 "node_config": {},
@@ -103,7 +108,7 @@ def _config(address: str, machine: Mapping[str, float], machines_max: int, idle_
                 "max_workers": machines_max,
             },
         },
-        "head_node_type": "ray.head.default",
+        "head_node_type": _HEAD_TYPE,
         "upscaling_speed": 10,
         "idle_timeout_minutes": idle_s / 60,
         "provider": {
