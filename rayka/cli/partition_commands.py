@@ -8,7 +8,7 @@ import click
 
 from rayka.cli.command_group import Group
 from rayka.cli.output import Style, counted, ids, print_json, print_table
-from rayka.cli.replica_plans import parse_json, parse_replicas
+from rayka.cli.replica_plans import check_brokers, parse_json, parse_replicas
 from rayka.cli.shared_options import (
     Target,
     confirm,
@@ -78,6 +78,7 @@ def reassign(
     plan = _plan(topic_name, replicas, file)
     with target.admin() as admin:
         if is_dry_run():
+            check_brokers(plan, admin.describe_cluster().brokers)
             print_plan(plan, admin.describe_topics(sorted({each.topic for each in plan})), target.as_json)
             return
         catch_up.move(admin, plan, is_waiting=is_waiting, timeout_s=timeout_s)

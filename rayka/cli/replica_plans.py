@@ -1,13 +1,14 @@
 """Where replicas are to go, as users write it: arguments, and Kafka's reassignment file. Pure."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from rayka.errors import InvalidReplicaAssignment
-from rayka.ids import TopicPartition
+from rayka.ids import Role, TopicPartition
 
 if TYPE_CHECKING:
+    from rayka.client.admin.admin_results import BrokerDescription
     from rayka.client.admin.drain_plan import Plan
 
 _ANY_DIRECTORY = "any"
@@ -26,6 +27,19 @@ def parse_replicas(texts: Sequence[str], topic: str) -> "Plan":
             )
         _add(plan, TopicPartition(topic, int(number)), tuple(int(each) for each in brokers))
     return plan
+
+
+def check_brokers(plan: "Plan", brokers: "Iterable[BrokerDescription]") -> None:
+    """Raises InvalidReplicaAssignment for what the controller would refuse: a broker that there is not, one twice, none."""
+    from rayka.client.admin.admin_arguments import replicas_of
+
+    for_users = sorted(each.node_id for each in brokers if Role.BROKER in each.roles)
+    for topic_partition, replicas in plan.items():
+        unknown = sorted(set(replicas_of(replicas, str(topic_partition))) - set(for_users))
+        if unknown:
+            raise InvalidReplicaAssignment(
+                f"{topic_partition}: {unknown} are no brokers of this cluster; expected some of {for_users}"
+            )
 
 
 def parse_partition(text: str) -> TopicPartition:

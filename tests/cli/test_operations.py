@@ -11,7 +11,7 @@ from rayka.cli import log_tables
 from rayka.cli import partition_commands as partition
 from rayka.cli import topic_commands as topic
 from rayka.cli.main import run
-from rayka.cli.replica_plans import parse_json, parse_partition, parse_replicas
+from rayka.cli.replica_plans import check_brokers, parse_json, parse_partition, parse_replicas
 from rayka.client.admin.admin_arguments import assignment_of, assignments_of
 from rayka.client.admin.admin_partition_results import (
     BrokerLogDirs,
@@ -223,6 +223,18 @@ def test_wrong_usage_is_told_without_a_cluster(
 ) -> None:
     assert run([*command.split(), "--address", "127.0.0.1:1"]) == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("replicas", "says"),
+    [((1, 9), r"orders-0: \[9\] are no brokers"), ((1, 1001), r"\[1001\] are no brokers"), ((1, 1), "each once")],
+)
+def test_a_dry_run_refuses_replicas_that_the_controller_would(replicas: tuple[int, ...], says: str) -> None:
+    brokers = [a_broker(1), a_broker(2), a_broker(1001, roles=(Role.COORDINATOR,))]
+    plan = {TopicPartition("orders", 0): replicas}
+    check_brokers({TopicPartition("orders", 0): (2, 1)}, brokers)
+    with pytest.raises(InvalidReplicaAssignment, match=says):
+        check_brokers(plan, brokers)
 
 
 # ---- What is printed ----
