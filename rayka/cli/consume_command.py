@@ -10,7 +10,7 @@ import re
 import select
 import signal
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from itertools import islice
@@ -111,11 +111,15 @@ def consume(
         }
         with whole_records() as output, Consumer(cluster=handle, config=given) as consumer:
             ends_at = range_from(topic_name, handle, where, numbers, configs).end_offsets
+            generations: list[list[TopicPartition]] = []
             if numbers:
                 consumer.assign([tp for tp in ends_at if tp.partition in numbers])
             else:
-                consumer.subscribe(topic_name)
-            print_in_group(consumer, to_bytes, output, count=count, ends=ends_at if ends else None)
+                consumer.subscribe(topic_name, on_assign=generations.append)
+            is_read = (
+                None if not ends else lambda: bool(numbers or generations) and _is_read(consumer, ends_at)
+            )
+            print_in_group(consumer, to_bytes, output, count=count, is_read=is_read)
         return
     reader = range_from(topic_name, handle, where, numbers, configs)
     with whole_records() as output:
@@ -147,9 +151,9 @@ def print_in_group(
     output: BinaryIO,
     *,
     count: int | None,
-    ends: "Mapping[TopicPartition, int] | None",
+    is_read: "Callable[[], bool] | None",
 ) -> None:
-    """Writes records, and commits those that are out; ends after so many, or where partitions ended."""
+    """Writes records, and commits those that are out; ends after so many, or once all that is to be is read."""
     left = sys.maxsize if count is None else count
     while left > 0:
         records = consumer.poll(_POLL_MS, max_records=min(left, _POLL_RECORDS))
@@ -158,16 +162,17 @@ def print_in_group(
         if records:
             consumer.commit_async()
             left -= len(records)
-        elif ends is not None and _is_read(consumer, ends):
+        elif is_read is not None and is_read():
             return
         if _has_no_reader(output):
             raise BrokenPipeError
 
 
 def _is_read(consumer: "Consumer", ends: "Mapping[TopicPartition, int]") -> bool:
-    """Whether all that the consumer was assigned is read up to there."""
-    assigned = consumer.assignment()
-    return bool(assigned) and all(consumer.position(tp) >= ends.get(tp, 0) for tp in assigned)
+    """Whether all that the consumer was assigned, nothing where its group has more members than the topic has
+    partitions, is read up to there.
+    """
+    return all(consumer.position(tp) >= ends.get(tp, 0) for tp in consumer.assignment())
 
 
 def parse_start(text: str) -> Start:

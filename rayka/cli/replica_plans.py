@@ -30,7 +30,7 @@ def parse_replicas(texts: Sequence[str], topic: str) -> "Plan":
 
 
 def check_brokers(plan: "Plan", brokers: "Iterable[BrokerDescription]") -> None:
-    """Raises InvalidReplicaAssignment for what the controller would refuse: a broker that there is not, one twice, none."""
+    """Raises InvalidReplicaAssignment for a broker that there is not, one twice, or none, as the controller would."""
     from rayka.client.admin.admin_arguments import replicas_of
 
     for_users = sorted(each.node_id for each in brokers if Role.BROKER in each.roles)

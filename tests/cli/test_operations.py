@@ -227,7 +227,11 @@ def test_wrong_usage_is_told_without_a_cluster(
 
 @pytest.mark.parametrize(
     ("replicas", "says"),
-    [((1, 9), r"orders-0: \[9\] are no brokers"), ((1, 1001), r"\[1001\] are no brokers"), ((1, 1), "each once")],
+    [
+        ((1, 9), r"orders-0: \[9\] are no brokers"),
+        ((1, 1001), r"\[1001\] are no brokers"),
+        ((1, 1), "each once"),
+    ],
 )
 def test_a_dry_run_refuses_replicas_that_the_controller_would(replicas: tuple[int, ...], says: str) -> None:
     brokers = [a_broker(1), a_broker(2), a_broker(1001, roles=(Role.COORDINATOR,))]

@@ -1,6 +1,7 @@
 """Groups as operators see and change them, on the real nodes in this process (E10)."""
 
 import json
+import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import count
@@ -268,6 +269,31 @@ def test_records_are_printed_for_a_group_and_committed(cluster, admin, topic, mo
     assert printed("--exit", "--partition", "0") == []
     with pytest.raises(click.BadParameter, match="expected beginning or end with --group, found '-5'"):
         printed("--from", "-5")
+
+
+def test_a_member_that_has_no_partition_has_read_all_it_is_to(cluster, topic, monkeypatch, capfd):
+    monkeypatch.setattr(Target, "cluster", lambda self: cluster)
+    assigned: dict[str, list[TopicPartition]] = {}
+    ended = threading.Event()
+
+    def share(client_id: str) -> None:
+        with Consumer(topic, cluster=cluster, group_id="crowd", client_id=client_id) as consumer:
+            while not ended.is_set():
+                consumer.poll(100)
+                assigned[client_id] = consumer.assignment()
+
+    others = [threading.Thread(target=share, args=(name,)) for name in ("a", "b")]  # ids by which range sorts
+    for each in others:
+        each.start()
+    try:
+        wait_until(lambda: [len(each) for each in assigned.values()] == [1, 1])
+        command = consume_command.consume
+        command.main([topic, "--group", "crowd", "--exit", "-X", "client_id=z"], standalone_mode=False)
+    finally:
+        ended.set()
+        for each in others:
+            each.join()
+    assert capfd.readouterr().out == ""
 
 
 @pytest.mark.parametrize(
