@@ -25,7 +25,7 @@ from rayka.transport.frames import (
 from rayka.transport.greeting import GREETING_S, WELCOME, LaneOffer, greeting, receive_exactly
 from rayka.transport.own_sockets import own
 from rayka.transport.receive_memory import ReceiveMemory
-from rayka.transport.stream import End, Stream, tune
+from rayka.transport.stream import End, Stream, tcp_family, tune
 
 
 class Lane:
@@ -168,5 +168,5 @@ def _addresses(offer: LaneOffer) -> list[tuple[socket.AddressFamily, bytes | tup
     if offer.local_name and hasattr(socket, "AF_UNIX"):
         addresses.append((socket.AF_UNIX, b"\0" + offer.local_name.encode()))
     if offer.port:
-        addresses.append((socket.AF_INET, (offer.host, offer.port)))
+        addresses.append((tcp_family(offer.host), (offer.host, offer.port)))
     return addresses

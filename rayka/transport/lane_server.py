@@ -40,7 +40,7 @@ from rayka.transport.greeting import (
 )
 from rayka.transport.own_sockets import own
 from rayka.transport.receive_memory import ReceiveMemory
-from rayka.transport.stream import End, Stream, tune
+from rayka.transport.stream import End, Stream, tcp_family, tune
 
 CONNECTIONS_MAX = 10_000
 GREETINGS_MAX = 1_000
@@ -85,14 +85,18 @@ class LaneServer:
             except OSError as error:
                 _logger.warning("no socket for direct calls from this machine: %s", error)
         self._host = host
+        problem = ""
         for port in ports:
             try:
-                self._port = self._listen(socket.AF_INET, (host, port)).getsockname()[1]
+                self._port = self._listen(tcp_family(host), (host, port)).getsockname()[1]
                 return
             except OSError as error:
-                _logger.debug("port %d of %s: %s", port, host, error)
+                problem = error.strerror or str(error)
         _logger.warning(
-            "no port for direct calls from other machines: none of %s is free; they go by Ray", ports
+            "no port for direct calls from other machines: none of %s at %s (%s); they go by Ray",
+            ports,
+            host,
+            problem,
         )
 
     def offer(self) -> LaneOffer:
@@ -115,7 +119,7 @@ class LaneServer:
     def _listen(self, family: socket.AddressFamily, address: bytes | tuple[str, int]) -> socket.socket:
         listening = own(socket.socket(family, socket.SOCK_STREAM))
         try:
-            if family == socket.AF_INET:
+            if family != socket.AF_UNIX:
                 listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.bind(address)
             listening.listen(_BACKLOG)

@@ -232,6 +232,11 @@ class Stream:
         self.close(End.SLOW_PEER, f"nothing was taken for {STALLED_S:g} s")
 
 
+def tcp_family(host: str) -> socket.AddressFamily:
+    """That of the address, as Ray gives it: with colons it is one of IPv6."""
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
 def tune(connection: socket.socket) -> None:
     """Small frames leave at once, and a machine that is gone is noticed within seconds."""
     if connection.family == socket.AF_UNIX:

@@ -248,6 +248,7 @@ def test_a_server_without_a_free_port_says_so_once_and_serves_its_own_machine(
     run(body())
     (message,) = [each.message for each in caplog.records]
     assert message.startswith("no port for direct calls from other machines")
+    assert f"at {HOST} (Address already in use)" in message
 
 
 def test_a_server_that_may_listen_nowhere_says_so_and_leaves_all_calls_to_ray(

@@ -36,6 +36,15 @@ from tests.transport.lane_support import (
 MIB = 1 << 20
 
 
+def has_ipv6() -> bool:
+    """Whether this machine has an address of IPv6 for itself."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
 @pytest.mark.parametrize("over_tcp", [False, True])
 @pytest.mark.parametrize("size", [0, 1, 5_000, 300_000, 20 * MIB])
 def test_a_call_is_answered_with_its_records(over_tcp: bool, size: int) -> None:
@@ -616,6 +625,19 @@ def test_a_port_that_is_taken_is_passed_over() -> None:
             assert other.offer().port not in (0, taken)
             other.close()
             await until(lambda: sum(each.get_name() == "accept" for each in asyncio.all_tasks()) == 2)
+
+    run(body())
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+def test_a_server_at_an_ipv6_address_is_called_over_tcp() -> None:
+    async def body() -> None:
+        server = LaneServer(echo)
+        server.start("::1")
+        lane = await open_lane(NODE_ID, offer(server, over_tcp=True))
+        assert (await lane.send(call(b"far")))[0].endswith(b"|far")
+        lane.close()
+        server.close()
 
     run(body())
 
