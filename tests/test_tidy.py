@@ -26,6 +26,12 @@ Checker = Callable[[Source], list[str]]
 FUNCTION_LINES_MAX = 70
 FUNCTION_LINES_MEDIAN_MAX = 8
 FILE_LINES_MAX = 600
+METHODS_MAX = 25
+# Lists by nature: one method for each thing that a disk does.
+METHODS_EXCEPTIONS = {
+    "rayka/log/local_disk.py": "the disk port",
+    "rayka/testing/memory_disk.py": "the disk port, and how it fails",
+}
 
 CORES = tuple(
     f"rayka/{name}/"
@@ -72,6 +78,11 @@ FILE_EXCEPTIONS = {
     "rayka/sim/results.py": "what many runs came to",
 }
 
+OBSERVERS = ("rayka/sim/", "rayka/testing/")  # they see the other packages as the code that runs there does
+OBSERVERS_EXCEPTIONS = {
+    "rayka/sim/loop.py": "an event loop names itself to asyncio, which has no public call for that",
+}
+
 # Written in pieces, or this file would be an offender.
 FORBIDDEN = {
     "a package registry's host": "|".join(
@@ -106,7 +117,21 @@ def test_functions_of_the_package_are_short_by_the_median() -> None:
     assert statistics.median(lengths) <= FUNCTION_LINES_MEDIAN_MAX
 
 
+def test_no_class_has_more_methods_than_the_end() -> None:
+    sources = [each for each in tidy.python_files("rayka/") if each.name not in METHODS_EXCEPTIONS]
+    expect_no_findings([each for source in sources for each in tidy.big_classes(source, METHODS_MAX)])
+
+
 # ---- What may be used where ----
+
+
+def test_each_module_of_the_package_has_a_name_of_its_own() -> None:
+    expect_no_findings(tidy.repeated_module_names(tidy.python_files("rayka/")))
+
+
+def test_the_simulator_and_the_testing_cluster_use_no_private_name_of_another_module() -> None:
+    sources = [each for each in tidy.python_files(*OBSERVERS) if each.name not in OBSERVERS_EXCEPTIONS]
+    expect_no_findings([each for source in sources for each in tidy.private_reaches(source)])
 
 
 def lint_imports(root: Path) -> subprocess.CompletedProcess[str]:
@@ -211,8 +236,10 @@ def test_below_the_shells_only_the_disk_opens_files() -> None:
         (ASYNC_EXCEPTIONS, tidy.coroutines),
         (BANNED_EXCEPTIONS, lambda source: tidy.banned_uses(source, BANNED)),
         (FILE_EXCEPTIONS, lambda source: tidy.banned_uses(source, FILE_CALLS)),
+        (METHODS_EXCEPTIONS, lambda source: tidy.big_classes(source, METHODS_MAX)),
+        (OBSERVERS_EXCEPTIONS, tidy.private_reaches),
     ],
-    ids=["async", "banned", "files"],
+    ids=["async", "banned", "files", "methods", "observers"],
 )
 def test_every_exception_is_still_needed(exceptions: dict[str, str], checker: Checker) -> None:
     sources = {each.name: each for each in tidy.python_files("rayka/")}
@@ -336,6 +363,10 @@ def test_help_does_not_load_ray() -> None:
 OFFENDERS: list[tuple[Checker, str, str]] = [
     (lambda source: tidy.long_functions(source, 3), "def f():\n    a = 1\n    b = 2\n    return a + b", "4 lines"),
     (lambda source: tidy.long_file(source, 2), "a = 1\nb = 2\nc = 3", "3 lines"),
+    (lambda source: tidy.big_classes(source, 1), "class A:\n    def f(self): ...\n    def g(self): ...", "2 methods"),
+    (tidy.private_reaches, "from rayka.log.log import _opened", "_opened"),
+    (tidy.private_reaches, "def f(log): return log._segments", "log._segments"),
+    (tidy.private_reaches, "class A:\n    def f(self): return self.log._segments.count", "self.log._segments"),
     (lambda source: tidy.banned_uses(source, BANNED), "import asyncio\nasyncio.wait([])", "asyncio.wait"),
     (lambda source: tidy.banned_uses(source, BANNED), "from asyncio import wait as w\nw([])", "asyncio.wait"),
     (lambda source: tidy.banned_uses(source, BANNED), "loop().run_in_executor(f)", "run_in_executor"),
@@ -372,6 +403,12 @@ INNOCENTS: list[tuple[Checker, str]] = [
     (lambda source: tidy.banned_uses(source, BANNED), "from random import Random\nRandom(7).random()"),
     (lambda source: tidy.banned_uses(source, BANNED), "def f(random: Random): return random.random()"),
     (lambda source: tidy.banned_uses(source, FILE_CALLS), "log.open(path)"),
+    (lambda source: tidy.big_classes(source, 1), "class A:\n    a: int\n    def f(self): ...\ndef g(): ..."),
+    (tidy.private_reaches, "class A:\n    def f(self): return self._f() or super()._f() or self.__class__"),
+    (
+        tidy.private_reaches,
+        "class A:\n    def __init__(self): self._a = 1\n    def f(self, other: A): return other._a",
+    ),
     (tidy.assertions, "assert isinstance(role, Leader)\nassert voters is not None"),
     (tidy.set_iterations, "ids: set[int]\nfor a in sorted(ids): print(a)\nlargest = max(a for a in ids)"),
     (tidy.set_iterations, "known: dict[str, set[int]]\nfor a in known: print(a)"),
@@ -381,6 +418,12 @@ INNOCENTS: list[tuple[Checker, str]] = [
 @pytest.mark.parametrize(("checker", "text"), INNOCENTS)
 def test_what_is_allowed_is_not_found(checker: Checker, text: str) -> None:
     assert checker(Source("innocent.py", text)) == []
+
+
+def test_a_planted_module_with_the_name_of_another_is_found() -> None:
+    names = ("rayka/__init__.py", "rayka/log/__init__.py", "rayka/log/log.py", "rayka/node/log.py")
+    found = tidy.repeated_module_names([Source(name, "") for name in names])
+    assert found == ["rayka/node/log.py: has the name of rayka/log/log.py"]
 
 
 def test_an_unknown_command_of_a_readme_is_found() -> None:

@@ -77,7 +77,67 @@ def long_file(source: Source, limit: int) -> list[str]:
     return [f"{source.name}: {lines} lines; the end is {limit}"] if lines > limit else []
 
 
+def big_classes(source: Source, limit: int) -> list[str]:
+    """Classes by the number of their own methods, properties and operators included."""
+    classes = [node for node in ast.walk(source.tree) if isinstance(node, ast.ClassDef)]
+    counts = [(node, sum(isinstance(each, Function) for each in node.body)) for node in classes]
+    found = [(node, count) for node, count in counts if count > limit]
+    return [source.at(node, f"{node.name} has {count} methods; the end is {limit}") for node, count in found]
+
+
 # ---- Names and calls ----
+
+
+def repeated_module_names(sources: Iterable[Source]) -> list[str]:
+    """Modules whose name another one has, in whatever package; each `__init__.py` is a package and not a module."""
+    first: dict[str, str] = {}
+    found = []
+    for source in sources:
+        name = source.name.rpartition("/")[2]
+        if name != "__init__.py" and (other := first.setdefault(name, source.name)) != source.name:
+            found.append(f"{source.name}: has the name of {other}")
+    return found
+
+
+def private_reaches(source: Source) -> list[str]:
+    """Private names of other modules: imported, or read from an object that is not the own one.
+
+    A private method or field that the file itself defines is its own, whatever object it is read from.
+    """
+    own = {node.name for node in ast.walk(source.tree) if isinstance(node, Function)} | _own_fields(source)
+    imported = [
+        (node, alias.name)
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    ]
+    read = [
+        (node, ast.unparse(node))
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Attribute) and not _is_own_object(node.value) and node.attr not in own
+    ]
+    return [
+        source.at(node, f"reaches into {name}")
+        for node, name in [*imported, *read]
+        if _is_private(name.rpartition(".")[2])
+    ]
+
+
+def _own_fields(source: Source) -> set[str]:
+    """What methods of the file assign to `self`."""
+    return {
+        node.attr
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _is_own_object(node.value)
+    }
+
+
+def _is_own_object(node: ast.expr) -> bool:
+    return dotted(node) in ("self", "cls") or (isinstance(node, ast.Call) and dotted(node.func) == "super")
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
 
 
 def dotted(node: ast.AST) -> str:
