@@ -38,7 +38,8 @@ CORES = tuple(
     for name in ("log", "raft", "shard", "partition", "controller", "coordinator", "metadata", "protocol")
 )
 NODES_AND_CLIENTS = ("rayka/node/", "rayka/client/")
-DURABLE_STATE = (*CORES, "rayka/node/")  # what decides which bytes are on a disk, and which replica leads
+# What decides which bytes are on a disk, which replica leads, and that no record is sent or handed over twice.
+DURABLE_STATE = (*CORES, "rayka/cleaner/", "rayka/node/", "rayka/client/producer/", "rayka/client/consumer/")
 # What in the cores may wait, and for what; the disk port is a shell and not a core.
 ASYNC_EXCEPTIONS = {
     "rayka/log/local_disk.py": "the disk port: its sync runs in a thread",

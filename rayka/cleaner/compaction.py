@@ -22,7 +22,7 @@ from rayka.cleaner.file_cleaning import (
 )
 from rayka.cleaner.kept_records import CleaningCounts
 from rayka.cleaner.segment_groups import grouped
-from rayka.errors import ApiError, StorageError
+from rayka.errors import ApiError, InvariantBroken, StorageError
 from rayka.log.log import Log
 from rayka.log.segment import Segment
 from rayka.log.swap import CLEANED_SUFFIX, remove_cleaned
@@ -171,7 +171,8 @@ class Compaction:
     def _swap(self, step: Copied) -> Generator[SyncNeeded, None, None]:
         """The copy of the group takes its place."""
         group, new, directory = self._current, self._aside, (self._log.directory,)
-        assert new is not None, f"{self!r} has no group that is copied"
+        if new is None:
+            raise InvariantBroken(f"{self!r} has no group that is copied")
         self.counts = step.counts
         self._check(group)
         yield SyncNeeded((new.path, *new.indexes.paths), directory)

@@ -15,6 +15,8 @@ when there is no room left, `put` says how far it got; sealed, there are as many
 
 import numpy as np
 
+from rayka.errors import InvariantBroken
+
 SLOT_BYTES = 24
 _LOAD_MAX = 0.9
 _LOAD_WANTED = 0.6  # where there is memory for it
@@ -52,7 +54,8 @@ class OffsetMap:
 
     def put(self, hashes: np.ndarray, offsets: np.ndarray) -> int:
         """How many of these records were put, the first ones, in their order: all, unless the map is full then."""
-        assert self._newest is None, f"{self!r} takes no more"
+        if self._newest is not None:
+            raise InvariantBroken(f"{self!r} takes no more")
         put = 0
         while put < len(offsets) and self.key_count < self.capacity:
             stop = put + self.capacity - self.key_count  # all of them may be new keys
@@ -98,13 +101,15 @@ class OffsetMap:
             used = piece[self._hashes[begin : begin + _SEALED_AT_ONCE, 1] != 0]
             self._offsets[count : count + len(used)] = used
             count += len(used)
-        assert count == self.key_count, f"{self!r} has {count} slots in use"
+        if count != self.key_count:
+            raise InvariantBroken(f"{self!r} has {count} slots in use")
         self._newest = self._offsets[:count]
         self._newest.sort()
 
     def newest_in(self, begin_offset: int, end_offset: int) -> np.ndarray:
         """The offsets in [begin_offset, end_offset) at which a key has its newest record, rising."""
-        assert self._newest is not None, f"{self!r} is not sealed"
+        if self._newest is None:
+            raise InvariantBroken(f"{self!r} is not sealed")
         first, stop = self._newest.searchsorted((begin_offset, end_offset))
         newest: np.ndarray = self._newest[first:stop]
         return newest

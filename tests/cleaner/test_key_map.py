@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from rayka.cleaner.key_hashes import EXACT_BYTES_MAX, SHORT_BYTES_MAX, KeyHasher
 from rayka.cleaner.offset_map import SLOT_BYTES, OffsetMap
+from rayka.errors import InvariantBroken
 
 HASHER = KeyHasher(b"0123456789abcdef")
 KEYS = st.lists(st.binary(max_size=SHORT_BYTES_MAX + 10), min_size=1, max_size=60)
@@ -117,9 +118,16 @@ def test_no_key_has_the_hash_of_an_empty_slot() -> None:
 def test_a_sealed_map_takes_nothing_more() -> None:
     offsets = OffsetMap(40 * SLOT_BYTES, 1 << 40)
     offsets.seal()
-    with pytest.raises(AssertionError, match="takes no more"):
+    with pytest.raises(InvariantBroken, match="takes no more"):
         offsets.put(hashes([b"a"]), np.arange(1))
     assert repr(offsets) == "<OffsetMap keys=0/36 sealed>"
+
+
+def test_a_map_that_is_not_sealed_answers_nothing() -> None:
+    offsets = OffsetMap(40 * SLOT_BYTES, 1 << 40)
+    offsets.put(hashes([b"a"]), np.arange(1))
+    with pytest.raises(InvariantBroken, match="is not sealed"):
+        offsets.newest_in(0, 1)
 
 
 def test_a_large_map_is_sealed_in_its_own_memory() -> None:

@@ -9,7 +9,14 @@ from rayka.client.producer.partition_queue import Limits, PartitionQueue
 from rayka.client.producer.producer_batch import ProducerBatch
 from rayka.client.producer.record_columns import RECORD_OVERHEAD_BYTES
 from rayka.client.producer.sequences import PRODUCER_EPOCH_MAX, Sequences
-from rayka.errors import ApiError, NetworkException, NotEnoughReplicas, OutOfOrderSequence, RecordTooLarge
+from rayka.errors import (
+    ApiError,
+    InvariantBroken,
+    NetworkException,
+    NotEnoughReplicas,
+    OutOfOrderSequence,
+    RecordTooLarge,
+)
 from rayka.log.log import Log
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_header import Codec, ProducerSequence, RecordBatch
@@ -70,6 +77,20 @@ def test_a_failed_batch_before_an_acknowledged_one_leaves_no_gap() -> None:  # C
     sequences.on_acknowledged(2, 2)
     sequences.on_failed(0, 2)
     assert not sequences.may_have_gap
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_nothing_gets_a_sequence_behind_a_gap(is_known: bool) -> None:  # C11
+    sequences = Sequences()
+    sequences.assign(6, PRODUCER)
+    if is_known:
+        sequences.needs_new_epoch = True
+    else:
+        sequences.on_failed(2, 2)
+    with pytest.raises(InvariantBroken, match="before its next epoch"):
+        sequences.assign(1, PRODUCER)
+    sequences.begin_next_epoch()
+    assert sequences.assign(1, PRODUCER) == ProducerSequence(PRODUCER, 1, 0)
 
 
 # ---- What goes when ----

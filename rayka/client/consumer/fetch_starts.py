@@ -76,7 +76,7 @@ class FetchStarts:
 
     async def _look_up_committed(self, starts: _Starts) -> None:
         """Partitions of which nothing is committed are looked up anew, by the reset policy."""
-        assert self._group_offsets is not None, starts
+        assert self._group_offsets is not None
         try:
             found = await self._group_offsets.fetch(starts)
         except RaykaError as error:

@@ -16,7 +16,7 @@ import numpy as np
 from rayka.client.consumer.changed_partitions import ChangedPartitions
 from rayka.client.consumer.fetch_buffer import FetchBuffer, Fetched
 from rayka.client.consumer.read_replicas import ReadReplicas
-from rayka.errors import LogTruncation, RaykaError
+from rayka.errors import InvariantBroken, LogTruncation, RaykaError
 from rayka.ids import NO_EPOCH, OffsetAndEpoch, TopicPartition
 from rayka.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 
@@ -209,7 +209,8 @@ class FetchState:
         """Data arrived: whole batches, the last of this epoch, after which the fetch at next_offset continues."""
         if not self.is_current(ticket):
             return
-        assert next_offset >= ticket.fetch_offset, (ticket, next_offset)
+        if next_offset < ticket.fetch_offset:
+            raise InvariantBroken(f"{ticket!r} cannot go back to {next_offset}")
         if next_offset > ticket.fetch_offset:
             tp, generation, offset, _ = ticket
             self.buffer.add(Fetched(tp, generation, offset, next_offset, buffers))

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from rayka.client.loop_time import now_s
 from rayka.client.silence import SilenceWatch
-from rayka.errors import UnavailableError
+from rayka.errors import InvariantBroken, UnavailableError
 
 _ARRIVED_S = 0.1  # for answers that arrived while the process or its loop stood still
 _LEAST_S = 0.001  # a timer may ring a moment early: what is left then is no time that passes
@@ -39,7 +39,8 @@ class PollWait:
         """Calls `on_end`, at once if there is something already: with None, or with the error for a silence that has
         lasted too long, and then not again before as long a one.
         """
-        assert self._on_end is None, repr(self)
+        if self._on_end is not None:
+            raise InvariantBroken(f"{self!r} has begun already")
         self._on_end = on_end
         self._deadline_s, self._silence_s_max = now_s() + timeout_s, silence_s_max
         self._is_silent = False

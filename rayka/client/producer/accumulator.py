@@ -29,7 +29,7 @@ from rayka.client.producer.producer_identity import ProducerIdentity
 from rayka.client.producer.producer_topics import ProducerTopics
 from rayka.client.producer.record_columns import Columns, Row
 from rayka.client.producer.wake_ups import WakeUps
-from rayka.errors import ClosedError, OutOfOrderSequence, RaykaError
+from rayka.errors import ClosedError, InvariantBroken, OutOfOrderSequence, RaykaError
 from rayka.ids import NO_NODE
 
 OPENED_AT = 8  # records of one partition
@@ -252,7 +252,8 @@ class Accumulator:
 
     def _start(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
         """The batch goes now: fixes its records, and their sequence."""
-        assert not batch.is_in_flight, repr(batch)
+        if batch.is_in_flight:
+            raise InvariantBroken(f"{batch!r} is in flight already")
         self.topics.close(batch)
         emptied = batch.seal()
         if emptied is not None:

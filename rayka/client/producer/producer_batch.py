@@ -23,7 +23,7 @@ import numpy as np
 
 from rayka.client.producer.acknowledgement import offset_after
 from rayka.client.producer.record_columns import Columns, columns_of_rows, concatenated, encode_columns
-from rayka.errors import RaykaError
+from rayka.errors import InvariantBroken, RaykaError
 from rayka.ids import NO_OFFSET, NO_TIMESTAMP, TopicPartition
 from rayka.protocol.batch_columns import SHORT_LIST, Timestamps
 from rayka.protocol.batch_decode import decode
@@ -182,11 +182,11 @@ class ProducerBatch:
     def _columns_of(self, slots: list[Any]) -> Columns:
         timestamps_ms: Timestamps | None = self._stamp_ms
         if self._earlier_stamps is not None:
-            assert self._stamp_ms is not None, repr(self)
+            assert self._stamp_ms is not None
             timestamps_ms = _each_timestamp([*self._earlier_stamps, len(slots), self._stamp_ms])
         if self.has_rows:
             return columns_of_rows(slots, self._keys, timestamps_ms)
-        assert timestamps_ms is not None, repr(self)
+        assert timestamps_ms is not None
         return Columns(slots, self._keys, None, timestamps_ms)
 
     # ---- Sending ----
@@ -214,7 +214,8 @@ class ProducerBatch:
         """
         sequence = self.sequence or NO_SEQUENCE
         if not self._parts:
-            assert self.is_sealed, repr(self)
+            if not self.is_sealed:
+                raise InvariantBroken(f"{self!r} can still grow")
             columns = (
                 concatenated(self._chunks or ()) if self._slots is None else self._columns_of(self._slots)
             )
@@ -231,7 +232,8 @@ class ProducerBatch:
         than one record; their records keep their sequences.
         """
         part, count = self._parts[0], self.part_count
-        assert count > 1, repr(self)
+        if count < 2:
+            raise InvariantBroken(f"{self!r} has nothing to split")
         decoded = decode(RecordBatch(part), check_crc=False)
         columns = Columns(decoded.values, decoded.keys, decoded.headers, decoded.timestamps_ms)
         sequence = self.sequence or NO_SEQUENCE
@@ -310,7 +312,8 @@ class ProducerBatch:
         return next(each for each in reversed(self._placed) if each[0] <= index)
 
     def _finish(self) -> Sequence[Callback]:
-        assert not self.is_done, repr(self)
+        if self.is_done:
+            raise InvariantBroken(f"{self!r} is over already")
         self._parts, self._chunks, self._slots, self._keys, self._earlier_stamps = (), None, None, None, None
         with _completion:
             self.is_done = True

@@ -10,6 +10,7 @@ from itertools import takewhile
 
 from rayka.client.producer.partition_queue import PartitionQueue
 from rayka.client.producer.producer_batch import ProducerBatch
+from rayka.errors import InvariantBroken
 from rayka.protocol.batch_header import NO_PRODUCER_ID
 
 
@@ -32,7 +33,8 @@ class ProducerIdentity:
         """The batch goes now: it gets its sequence, unless it has one from an earlier try."""
         batch.went_first = queue.batches[0] is batch
         if self._is_idempotent and batch.sequence is None:
-            assert self.producer_id != NO_PRODUCER_ID, repr(batch)
+            if self.producer_id == NO_PRODUCER_ID:
+                raise InvariantBroken(f"{batch!r} has no producer id")
             batch.sequence = queue.sequences.assign(batch.left_count, self.producer_id)
             batch.number = queue.sent_count
             queue.sent_count += 1

@@ -100,7 +100,7 @@ class ProducerTopics:
             batch = target.record_batch(partition, size_bytes)
         if batch is not None:
             return batch if self._grant(target, batch, size_bytes) else None
-        assert partition is not None, topic
+        assert partition is not None
         batch = target.filling[partition] = self._new(target, topic, partition, size_bytes, now_ms)
         return batch
 

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from rayka.errors import InvariantBroken
 from rayka.protocol.batch_columns import Timestamps
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_header import NO_SEQUENCE, Codec, ProducerSequence
@@ -73,7 +74,8 @@ def _merged_timestamps(stamps: list[Any], given: Timestamps | None) -> Timestamp
     missing_count = stamps.count(None)
     if not missing_count:
         return stamps[0] if stamps.count(stamps[0]) == len(stamps) else array("q", stamps)
-    assert given is not None, f"{missing_count} of {len(stamps)} records have no timestamp"
+    if given is None:
+        raise InvariantBroken(f"{missing_count} of {len(stamps)} records have no timestamp")
     if missing_count == len(stamps):
         return given
     stamped = np.full(len(stamps), given, np.int64)

@@ -14,6 +14,7 @@ for all partitions.
 
 import msgspec
 
+from rayka.errors import InvariantBroken
 from rayka.protocol.batch_header import NO_PRODUCER_ID, SEQUENCE_MAX, ProducerSequence, sequence_after
 
 PRODUCER_EPOCH_MAX = 2**15 - 1
@@ -53,8 +54,8 @@ class Sequences(msgspec.Struct, eq=False, gc=False):
 
     def assign(self, record_count: int, producer_id: int) -> ProducerSequence:
         """The sequence of the next batch; `producer_id` is for a partition that has none yet."""
-        assert not self.may_have_gap, repr(self)
-        assert not self.needs_new_epoch, repr(self)
+        if self.may_have_gap or self.needs_new_epoch:
+            raise InvariantBroken(f"{self!r} takes no more before its next epoch")
         if self.producer_id == NO_PRODUCER_ID:
             self.producer_id = producer_id
         assigned = ProducerSequence(self.producer_id, self.producer_epoch, self._next)
