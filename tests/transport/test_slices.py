@@ -4,6 +4,7 @@ import asyncio
 import errno
 import gc
 import os
+import socket
 import weakref
 from pathlib import Path
 from random import Random
@@ -63,6 +64,36 @@ def test_slices_and_arrays_arrive_in_order_and_no_slice_is_copied(path: str, ove
                 assert (body, bytes(payload)) == (b"%d" % number, expected)  # type: ignore[arg-type]
 
     run(test())
+
+
+@pytest.mark.parametrize("over_tcp", [False, True])
+def test_all_bytes_of_slices_leave_by_sendfile(
+    path: str, over_tcp: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = LocalDisk()
+    places = ((8, 3 << 20), (5 << 20, 1 << 20), (0, 16))
+    pieces = [disk.slice(path, position, size) for position, size in places]
+    has_sendfile = _has_sendfile(path)
+    sendfile, sent = os.sendfile, 0
+
+    def counted(*arguments: int) -> int:
+        nonlocal sent
+        count = sendfile(*arguments)
+        sent += count
+        return count
+
+    monkeypatch.setattr(os, "sendfile", counted)
+
+    async def handle(api_name: str, header: bytes, body: bytes, payload: Payload) -> Answer:
+        return b"", [*pieces, np.frombuffer(b"not of a file", dtype=np.uint8)]
+
+    async def test() -> None:
+        async with connected(handle, over_tcp=over_tcp) as (_, lane):
+            await lane.send(call())
+
+    run(test())
+    assert sent == (sum(each.size for each in pieces) if has_sendfile else 0)
+    disk.close()
 
 
 def test_a_slice_that_waits_is_sent_although_its_file_was_replaced_and_removed(path: str) -> None:
@@ -180,3 +211,13 @@ def _replace_and_remove(path: str) -> None:
 
 def _queued_bytes(server: object) -> int:
     return sum(each._stream.queued_bytes for each in server._connections)  # type: ignore[attr-defined]
+
+
+def _has_sendfile(path: str) -> bool:
+    """Whether the file system of the tests has it."""
+    near, far = socket.socketpair()
+    with near, far, open(path, "rb") as file:
+        try:
+            return os.sendfile(near.fileno(), file.fileno(), 0, 1) == 1
+        except OSError:
+            return False
