@@ -168,6 +168,13 @@ def test_a_frame_that_is_too_large_is_refused_before_memory_is_set_aside(
         tracemalloc.stop()
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_large_records_leave_as_the_arrays_that_they_came_in(count: int) -> None:
+    arrays = [np.ones((8 << 10) + 1, dtype=np.uint8) for _ in range(count)]
+    _, *sent = encode_frame(Kind.CALL, 1, b"body", arrays[0] if count == 1 else list(arrays))
+    assert [id(each) for each in sent] == [id(each) for each in arrays]
+
+
 def test_a_frame_of_the_largest_size_is_taken_and_one_byte_more_is_not() -> None:
     records = np.arange(1_000, dtype=np.uint8)
     frame = Frame(Kind.ANSWER, 7, "", b"", b"body", records)

@@ -9,8 +9,9 @@ import pytest
 
 from rayka.protocol.caller import Answer
 from rayka.protocol.wire import Payload
+from rayka.transport.lane import open_lane
 from rayka.transport.receive_memory import FREE_BYTES_MAX, ReceiveMemory
-from tests.transport.lane_support import call, connected, run
+from tests.transport.lane_support import NODE_ID, call, connected, offer, run, served
 
 SIZE = 3 << 20
 BLOCK = 4 << 20
@@ -95,5 +96,34 @@ def test_an_answer_that_is_kept_stays_as_it_was_while_others_arrive() -> None:
                 kept = kept[-3:]
                 await asyncio.sleep(0)
             assert [set(np.unique(each).tolist()) for each in kept] == [{4}, {5}, {6}]
+
+    run(test())
+
+
+class RecordingMemory(ReceiveMemory):
+    """Keeps every array that was taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken: list[np.ndarray] = []
+
+    def take(self, size: int) -> np.ndarray:
+        taken = super().take(size)
+        self.taken.append(taken)
+        return taken
+
+
+def test_an_answers_payload_is_the_memory_that_it_was_received_into() -> None:
+    memory = RecordingMemory()
+
+    async def test() -> None:
+        async with served() as server:
+            lane = await open_lane(NODE_ID, offer(server), memory)
+            _, payload = await lane.send(call(b"", bytes(SIZE)))
+            (taken,) = memory.taken
+            assert isinstance(payload, np.ndarray)
+            assert np.shares_memory(payload, taken)
+            assert (address(payload), payload.size) == (address(taken), SIZE)
+            lane.close()
 
     run(test())
