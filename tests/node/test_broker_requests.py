@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -349,6 +350,21 @@ def test_a_request_that_waits_for_its_acknowledgement_holds_no_records() -> None
 
         assert run(produce()) == [ErrorCode.NONE] * 2
         assert (topic.values(0), topic.values(1)) == ([b"a"], [b"a"])
+
+
+def test_a_request_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[object] = []
+    decode_one = msgspec.msgpack.decode
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        decoded.append(options.get("type"))
+        return decode_one(*arguments, **options)
+
+    with memory_cluster() as cluster:
+        topic = create_topic(cluster)
+        monkeypatch.setattr(msgspec.msgpack, "decode", noted)
+        topic.produce(b"a")
+    assert decoded.count(ProduceRequest) == 1
 
 
 @pytest.mark.parametrize("configs", [{"flush_messages": 1}, {"flush_ms": 1}, {"segment_bytes": 1024}])
