@@ -177,15 +177,15 @@ class Group:
 
     def read(self, count: int) -> Iterator[int]:
         """Reads on until so many records were given; how many are new, read by read. Ends after 45 s without any."""
-        heard_at = time.monotonic()
+        last_read_at = time.monotonic()
         while self.distinct_count < count or not self._is_shared:
             for name in self._members.keys() - set(self._reads.values()):
                 self._reads[self._members[name].read.remote()] = name
             for done in ray.wait(list(self._reads), timeout=_SILENCE_S_MAX)[0]:
                 if new := self._note(self._reads.pop(done), _answered(done)):
-                    heard_at = time.monotonic()
+                    last_read_at = time.monotonic()
                     yield new
-            if time.monotonic() - heard_at > _SILENCE_S_MAX:
+            if time.monotonic() - last_read_at > _SILENCE_S_MAX:
                 return
 
     def member_with_most_left(self) -> str:

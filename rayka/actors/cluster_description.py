@@ -88,11 +88,11 @@ async def describe(network: RayNetwork, ray_address: str, node_ids: Collection[i
     registered broker but has no actor, is `unreachable`.
     """
     nodes = await describe_nodes(network, node_ids)
-    metadata, quorum, spec, troubles, scaling, draining = await asyncio.gather(
+    metadata, quorum, spec, problems, scaling, draining = await asyncio.gather(
         ask_metadata(network, nodes),
         _quorum(network, nodes),
         _kept_spec(network.cluster_name),
-        _troubles(network.cluster_name),
+        _problems(network.cluster_name),
         _scaling(network.cluster_name),
         _draining(network.cluster_name),
     )
@@ -102,7 +102,7 @@ async def describe(network: RayNetwork, ray_address: str, node_ids: Collection[i
     gone = sorted(members.difference(node_ids))
     nodes = tuple(sorted((*nodes, *await describe_nodes(network, gone)), key=lambda each: each.node_id))
     nodes = await _with_last_places(nodes, spec)
-    nodes = tuple(_with_trouble(each, troubles.get(each.node_id)) for each in nodes)
+    nodes = tuple(_with_problem(each, problems.get(each.node_id)) for each in nodes)
     nodes = tuple(replace(each, drained_until_ms=draining.get(each.node_id, -1)) for each in nodes)
     if metadata is not None:
         brokers = {each.node_id: BrokerDescription.of(each, ()) for each in metadata.brokers}
@@ -166,11 +166,11 @@ async def _kept_spec(cluster_name: str) -> ClusterSpec | None:
     return record.spec if record is not None else None
 
 
-async def _troubles(cluster_name: str) -> dict[int, str]:
+async def _problems(cluster_name: str) -> dict[int, str]:
     """Why the supervisor could not bring nodes back; nothing where it does not say so."""
-    from rayka.actors.supervise import troubles
+    from rayka.actors.supervise import problems
 
-    return await troubles(cluster_name, _TIMEOUT_MS / 1000)
+    return await problems(cluster_name, _TIMEOUT_MS / 1000)
 
 
 async def _scaling(cluster_name: str) -> tuple[ScalingStatus | None, ScalingStatus | None]:
@@ -189,10 +189,10 @@ async def _draining(cluster_name: str) -> dict[int, int]:
     return await draining(cluster_name, _TIMEOUT_MS / 1000)
 
 
-def _with_trouble(node: NodeDescription, trouble: str | None) -> NodeDescription:
-    if trouble is None or node.state != UNREACHABLE:
+def _with_problem(node: NodeDescription, problem: str | None) -> NodeDescription:
+    if problem is None or node.state != UNREACHABLE:
         return node
-    return replace(node, detail="; ".join(filter(None, (node.detail, trouble))))
+    return replace(node, detail="; ".join(filter(None, (node.detail, problem))))
 
 
 async def _with_last_places(

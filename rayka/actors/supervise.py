@@ -93,8 +93,9 @@ async def _answer(method: Any) -> Any:
         await asyncio.sleep(_POLL_S)
 
 
-async def troubles(cluster_name: str, timeout_s: float) -> dict[int, str]:
+async def problems(cluster_name: str, timeout_s: float) -> dict[int, str]:
     """Why the supervisor could not bring nodes back, by node; nothing where it does not say so."""
+    # The name that the actor's method has in every version.
     told: dict[int, str] | None = await _told(cluster_name, "troubles", timeout_s)
     return told or {}
 

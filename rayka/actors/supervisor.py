@@ -94,7 +94,7 @@ class Supervisor:
         self._is_stopping = False
         self._repeats = Repeats(_logger)
         self._pending_times = PendingTimes()
-        self._troubles: dict[int, str] = {}
+        self._problems: dict[int, str] = {}
         self._move_again_s = 0.0
         self._scaler = _scaler(record, self._acting)
         self._drainer = Drainer(DrainedCluster(spec), self._acting)
@@ -137,7 +137,7 @@ class Supervisor:
 
     def troubles(self) -> dict[int, str]:
         """Why nodes have no process, as far as it cannot help."""
-        return dict(self._troubles)
+        return dict(self._problems)
 
     async def stop(self) -> None:
         """Returns when nothing is made any more. The actor is to be ended then."""
@@ -182,7 +182,7 @@ class Supervisor:
     def _forget_all_but(self, node_ids: Collection[int]) -> None:
         if not node_ids:
             self._repeats = Repeats(_logger)
-        self._troubles = {each: self._troubles[each] for each in node_ids if each in self._troubles}
+        self._problems = {each: self._problems[each] for each in node_ids if each in self._problems}
 
     async def _bring_back(
         self, missing: Collection[int], ray_nodes: Mapping[str, Mapping[str, float]]
@@ -194,7 +194,7 @@ class Supervisor:
                 ray_node_id = found.placements[node_id].ray_node_id
                 reason = _reason(before.get(node_id), ray_nodes)
                 _logger.info("%s is made on Ray node %s: %s", node_name(node_id), ray_node_id, reason)
-                self._troubles.pop(node_id, None)
+                self._problems.pop(node_id, None)
                 await asyncio.to_thread(launch.create, found.placements[node_id])
             else:
                 lacking = (
@@ -202,7 +202,7 @@ class Supervisor:
                 )
                 message = f"{node_name(node_id)} has no actor, and {lacking}"
                 self._repeats.failed(message, message)
-                self._troubles[node_id] = "; ".join((lacking, *found.notes))
+                self._problems[node_id] = "; ".join((lacking, *found.notes))
 
     async def _free_stuck(
         self, pending: Mapping[int, PendingActor], ray_nodes: Mapping[str, Mapping[str, float]]
@@ -225,7 +225,7 @@ class Supervisor:
                     (node_id, ray_node_id),
                     f"Ray has not made {node_name(node_id)} for {wait_s:.0f} s: it is pinned to {where}",
                 )
-                self._troubles[node_id] = f"Ray waits for {where}"
+                self._problems[node_id] = f"Ray waits for {where}"
         can_move = [
             each for each in stuck if any(not shortage(self._spec, each, has) for has in free.values())
         ]

@@ -152,7 +152,7 @@ class Producer(AioClient):
         """
         outbox = (self._core or await self._open()).outbox
         outbox.check_usable()
-        await self._finish(outbox, outbox.accumulator.hurry(), timeout)
+        await self._finish(outbox, outbox.accumulator.end_linger(), timeout)
 
     async def close(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
         """Flushes and ends; closing again does nothing. What is not over after `timeout` seconds fails with

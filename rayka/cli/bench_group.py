@@ -188,7 +188,7 @@ class _Tally:
     def __init__(self, count: int) -> None:
         self._count = count
         self._lock = threading.Lock()
-        self._heard_at_s = time.monotonic()
+        self._last_read_at_s = time.monotonic()
         self.records = 0
         self.size_bytes = 0
         self.full_at_s = 0.0
@@ -199,7 +199,7 @@ class _Tally:
         """Raises UnavailableError when nothing has come for too long."""
         if self.full_at_s:
             return True
-        if time.monotonic() - self._heard_at_s > _WAIT_S:
+        if time.monotonic() - self._last_read_at_s > _WAIT_S:
             raise UnavailableError(
                 f"the group was given {self.records:,} of {self._count:,} records, and nothing for {_WAIT_S:g} s; "
                 "see `rayka status`"
@@ -210,7 +210,7 @@ class _Tally:
         with self._lock:
             if self.full_at_s:
                 return
-            self._heard_at_s = time.monotonic()
+            self._last_read_at_s = time.monotonic()
             self.records += records
             self.size_bytes += size_bytes
             self.latencies_s.append(latency_s)

@@ -64,7 +64,7 @@ class _AskedNode(Generic[SubjectT]):
     def __init__(self, clock: LoopClock) -> None:
         self._clock = clock
         self.calls: dict[_OpenCall[SubjectT], None] = {}
-        self.heard_s = 0.0  # when it answered last
+        self.answered_s = 0.0  # when it answered last
         self.looked_s = 0.0  # when the owner was told last
         self.usual_s = 0.0  # how long it says nothing, on average
 
@@ -74,7 +74,7 @@ class _AskedNode(Generic[SubjectT]):
 
     @property
     def silent_since_s(self) -> float:
-        return max(self.heard_s, self.oldest_s)
+        return max(self.answered_s, self.oldest_s)
 
     @property
     def is_silent(self) -> bool:
@@ -83,9 +83,9 @@ class _AskedNode(Generic[SubjectT]):
 
     def on_answer(self, began_s: float) -> None:
         now_s = self._clock.now_s()
-        quiet_s = now_s - max(self.heard_s, began_s)
+        quiet_s = now_s - max(self.answered_s, began_s)
         self.usual_s += (quiet_s - self.usual_s) / _SMOOTHING
-        self.heard_s = now_s
+        self.answered_s = now_s
 
     def due_s(self, patience: Patience) -> float:
         """When the owner is to be told next."""

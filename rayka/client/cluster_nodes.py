@@ -50,7 +50,7 @@ class ClusterNodes:
         self._cluster_id = ""
         self._brokers_offset = NO_OFFSET
         self._last_answered = NO_NODE
-        self._doubted: dict[int, None] = {}
+        self._unanswered: dict[int, None] = {}
         self._does_any_answer = True
 
     def __repr__(self) -> str:
@@ -109,16 +109,16 @@ class ClusterNodes:
 
     # ---- Any node --------------------------------------------------------------------------------------------------
 
-    def doubt(self, node_id: int) -> None:
+    def on_unanswered(self, node_id: int) -> None:
         """The node failed to answer something: others are asked before it, until it answers."""
-        self._doubted[node_id] = None
+        self._unanswered[node_id] = None
 
     def trusted_broker(self, node_id: int) -> int:
         """This broker, or another that runs if it failed to answer something; for what any broker can do."""
-        if node_id not in self._doubted:
+        if node_id not in self._unanswered:
             return node_id
         others = (each.node_id for each in self.brokers if not each.is_fenced)
-        return next((each for each in others if each not in self._doubted), node_id)
+        return next((each for each in others if each not in self._unanswered), node_id)
 
     async def ask_any(self, names: tuple[str, ...]) -> tuple[int, MetadataResponse]:
         """The first node that answers, and what it knows of these topics."""
@@ -135,7 +135,7 @@ class ClusterNodes:
 
         async def all_of_them() -> list[int]:
             return sorted(
-                _brokers(await self._all()), key=lambda each: (each in self._doubted, each == last_id)
+                _brokers(await self._all()), key=lambda each: (each in self._unanswered, each == last_id)
             )
 
         return (await self._first_answer(request, (others, all_of_them)))[1]
@@ -156,10 +156,10 @@ class ClusterNodes:
                     if not error.retriable or isinstance(error, CoordinatorNotAvailable):
                         raise
                     problem = error
-                    self.doubt(node_id)
+                    self.on_unanswered(node_id)
                 else:
                     self._last_answered, self._does_any_answer = node_id, True
-                    self._doubted.pop(node_id, None)
+                    self._unanswered.pop(node_id, None)
                     return node_id, response
         self._does_any_answer = False
         asked = ", ".join(node_name(each) for each in tried) or "no node (none is known)"
@@ -167,12 +167,12 @@ class ClusterNodes:
 
     async def _trusted(self) -> list[int]:
         """Of those known the ones that have not failed since they answered."""
-        return [each for each in self._known() if each not in self._doubted]
+        return [each for each in self._known() if each not in self._unanswered]
 
     async def _all(self) -> list[int]:
         """Those known and those the network knows, the ones that failed last. To ask the network costs a call."""
         found = dict.fromkeys([*self._known(), *await self.network.node_ids()])
-        return sorted(found, key=lambda each: each in self._doubted)
+        return sorted(found, key=lambda each: each in self._unanswered)
 
     def _known(self) -> list[int]:
         """The node that answered last, then the brokers."""

@@ -159,7 +159,7 @@ class CoordinatorCalls:
             call = self._nodes.network.call(node_id, _addressed(request, found), attempt_ms)
             return await watch.answer(node_id, group_id, call)
         except _NO_ANSWER:
-            self._nodes.doubt(node_id)
+            self._nodes.on_unanswered(node_id)
             raise
 
     def _on_first(
@@ -170,7 +170,7 @@ class CoordinatorCalls:
         outcome: ResponseT | BaseException,
     ) -> None:
         if isinstance(outcome, _NO_ANSWER):
-            self._nodes.doubt(node_id)
+            self._nodes.on_unanswered(node_id)
         if isinstance(outcome, ApiError) and outcome.retriable:
             self._on_problem(group_id, outcome)
         on_end(outcome)
@@ -216,7 +216,7 @@ class CoordinatorCalls:
             logger.debug("the coordinator of group %r: %s", group_id, error)
 
     def _on_silent(self, node_id: int, group_ids: list[str]) -> None:
-        self._nodes.doubt(node_id)
+        self._nodes.on_unanswered(node_id)
         self._on_parked(node_id, group_ids)
 
     def _on_parked(self, node_id: int, group_ids: list[str]) -> None:

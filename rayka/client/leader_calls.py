@@ -244,7 +244,7 @@ class _Asking(Generic[WantedT, ResultT]):
     # ---- When a leader says nothing --------------------------------------------------------------------------------
 
     def _on_silent(self, node_id: int, calls: list[_Parts]) -> None:
-        self._nodes.doubt(node_id)
+        self._nodes.on_unanswered(node_id)
         topics = dict.fromkeys(tp.topic for parts in calls for tp in parts)
         self._start(self._refreshes, self._look_elsewhere(tuple(topics)))
 

@@ -58,7 +58,7 @@ class BrokerLifecycle:
         self._wants_shut_down = False
         self._failures_in_shutdown = 0
         self._failures = Repeats(_logger, logging.INFO)  # each fail-over has some
-        self._poked = asyncio.Event()
+        self._woken = asyncio.Event()
         self._unfenced = asyncio.Event()
         self._may_end = asyncio.Event()
         self.incarnation_id = random_uuid(settings.random)
@@ -116,23 +116,23 @@ class BrokerLifecycle:
     async def unfence(self) -> None:
         """Returns when the controller lets the broker serve."""
         self._wants_fence = False
-        self.poke()
+        self.wake()
         await self._unfenced.wait()
 
     async def shut_down(self) -> None:
         """Returns when the controller has moved away what it can, no longer answers, or the time for it is
         over (H5)."""
         self._wants_shut_down = True
-        self.poke()
+        self.wake()
         try:
             async with asyncio.timeout(self._settings.config.controlled_shutdown_timeout_ms / 1000):
                 await self._may_end.wait()
         except TimeoutError:
             _logger.warning("broker %d ends without the controller's consent", self._settings.node_id)
 
-    def poke(self) -> None:
+    def wake(self) -> None:
         """Sends a heartbeat now instead of in two seconds."""
-        self._poked.set()
+        self._woken.set()
 
     # ---- Heartbeats ------------------------------------------------------------------------------------
 
@@ -195,7 +195,7 @@ class BrokerLifecycle:
     async def _wait(self, pause_ms: int) -> None:
         try:
             async with asyncio.timeout(pause_ms / 1000):
-                await self._poked.wait()
+                await self._woken.wait()
         except TimeoutError:
             return
-        self._poked.clear()
+        self._woken.clear()

@@ -222,7 +222,7 @@ class BrokerNode:
         parts.shards.update(image)
         parts.groups.forget_topics(delta.deleted_names())
         if any(each.is_in_controlled_shutdown and not each.is_fenced for each in image.brokers.values()):
-            parts.lifecycle.poke()
+            parts.lifecycle.wake()
 
     async def stop(self) -> None:
         """A controlled shutdown: the controller moves leaders away, then everything is synced and marked
@@ -257,7 +257,7 @@ class BrokerNode:
         while True:
             await parts.directories.changed.wait()
             parts.directories.changed.clear()
-            parts.lifecycle.poke()
+            parts.lifecycle.wake()
 
     # ---- Requests --------------------------------------------------------------------------------------
 

@@ -208,7 +208,7 @@ class ControllerNode:
         has_failed = self._failure is not None
         return msgspec.structs.replace(
             status,
-            detail=status.detail or driver.peers.trouble(now_ms()),
+            detail=status.detail or driver.peers.commit_problem(now_ms()),
             cluster_id=driver.directory.cluster_id,
             leader_id=NO_NODE if has_failed else election.leader_id,
             leader_epoch=election.leader_epoch,

@@ -28,7 +28,7 @@ class ActiveController:
     def __init__(self, network: Network) -> None:
         self._network = network
         self._order: list[int] = []
-        self._is_doubted = False
+        self._has_leader_failed = False
         self._failed_id = NO_NODE
         self._open: dict[asyncio.Timeout, int] = {}
         self.leader_id = NO_NODE
@@ -66,9 +66,9 @@ class ActiveController:
 
     def learn(self, leader_id: int, epoch: int) -> bool:
         """An answer named the leader of an epoch, or said with -1 that none is known. Whether that was news."""
-        is_missing = epoch == self.epoch and self.leader_id == NO_NODE and not self._is_doubted
+        is_missing = epoch == self.epoch and self.leader_id == NO_NODE and not self._has_leader_failed
         if epoch > self.epoch:
-            self.epoch, self._is_doubted = epoch, False
+            self.epoch, self._has_leader_failed = epoch, False
         elif not is_missing or leader_id == NO_NODE:
             return False
         self._lead(leader_id)
@@ -85,7 +85,7 @@ class ActiveController:
             self._order.remove(node_id)
             self._order.append(node_id)
         if node_id == self.leader_id != NO_NODE:
-            self._failed_id, self.leader_id, self._is_doubted = node_id, NO_NODE, True
+            self._failed_id, self.leader_id, self._has_leader_failed = node_id, NO_NODE, True
 
     def on_not_leader(self, leader_id: int, leader_epoch: int) -> None:
         """The controller called has answered that it does not lead, and names the leader if it knows one."""
@@ -118,7 +118,7 @@ class ActiveController:
     def _take(self, status: StatusResponse) -> None:
         self.learn(status.leader_id, status.leader_epoch)
         if status.leader_id == status.node_id and status.leader_epoch == self.epoch:
-            self._is_doubted = False
+            self._has_leader_failed = False
             self._lead(status.leader_id)
 
     def _lead(self, leader_id: int) -> None:

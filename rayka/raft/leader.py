@@ -66,7 +66,9 @@ class Leader:
         self._replicas: dict[ReplicaKey, Progress] = {}
         self._others: list[tuple[ReplicaKey, Progress]] = []  # that vote
         self._others_needed = 0  # for a majority
-        self._heard_of: dict[ReplicaKey, None] = {}  # voters that fetched since the check quorum timer began
+        self._fetched_voters: dict[
+            ReplicaKey, None
+        ] = {}  # voters that fetched since the check quorum timer began
         self._check_quorum_deadline_ms = now_ms + config.check_quorum_timeout_ms
         self._local_end_offset = NO_OFFSET
         self.accumulator = accumulator
@@ -92,8 +94,8 @@ class Leader:
                 progress.end_offset = NO_OFFSET
         self._others = [(each, self._replicas[each]) for each in voters.voters if each != self._local]
         self._others_needed = voters.majority - (self._local in voters)
-        for voter in [each for each in self._heard_of if each not in voters]:
-            del self._heard_of[voter]
+        for voter in [each for each in self._fetched_voters if each not in voters]:
+            del self._fetched_voters[voter]
 
     def on_flushed(self, end_offset: int) -> bool:
         """This node itself holds everything below the offset durably. Whether the high watermark moved."""
@@ -126,19 +128,19 @@ class Leader:
 
     # ---- The replicas ------------------------------------------------------------------------------------------------
 
-    def on_heard_of(self, replica: ReplicaKey, now_ms: int) -> None:
+    def update_check_quorum(self, replica: ReplicaKey, now_ms: int) -> None:
         """A replica fetches records or a snapshot in this epoch: it counts for check quorum (A12, A50)."""
         if replica not in self.voters or replica == self._local:
             return
-        self._heard_of[replica] = None
-        if len(self._heard_of) >= self._others_needed:
-            self._heard_of.clear()
+        self._fetched_voters[replica] = None
+        if len(self._fetched_voters) >= self._others_needed:
+            self._fetched_voters.clear()
             self._check_quorum_deadline_ms = now_ms + self._config.check_quorum_timeout_ms
 
     def on_snapshot_fetch(self, replica: ReplicaKey, now_ms: int) -> None:
         """It is alive, and holds nothing yet that counts."""
         self._progress(replica, now_ms).last_fetch_ms = now_ms
-        self.on_heard_of(replica, now_ms)
+        self.update_check_quorum(replica, now_ms)
 
     @property
     def check_quorum_deadline_ms(self) -> int:

@@ -125,7 +125,7 @@ class Leading:
         is_current = partition.current_leader_epoch == state.epoch or replica not in role.voters
         if not is_current or replica == state.local or request.replica_id < 0:
             return
-        role.on_heard_of(replica, now_ms)
+        role.update_check_quorum(replica, now_ms)
         if not is_valid:
             return
         if role.on_fetch(replica, partition.fetch_offset, state.log.log_end_offset, now_ms):

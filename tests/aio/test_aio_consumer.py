@@ -239,13 +239,13 @@ def test_one_that_is_dropped_open_warns_and_leaves_no_thread(cluster: InProcessC
 
 
 def test_members_of_a_group_share_a_topic_and_hear_of_it_in_the_loop(cluster: InProcessCluster):
-    heard: list[list[TopicPartition]] = []
+    received: list[list[TopicPartition]] = []
 
     async def work() -> None:
         async with Consumer(cluster=cluster, group_id="readers", auto_offset_reset="earliest") as consumer:
 
             async def on_assign(partitions: list[TopicPartition]) -> None:
-                heard.append(partitions)
+                received.append(partitions)
                 await consumer.seek(TopicPartition(topic, 0), 1)  # another call, within the poll
 
             await consumer.subscribe([topic], on_assign=on_assign)
@@ -258,19 +258,19 @@ def test_members_of_a_group_share_a_topic_and_hear_of_it_in_the_loop(cluster: In
 
     topic = new_topic(cluster, b"a", b"b", partitions=2)
     run(work())
-    assert [sorted(each) for each in heard] == [[TopicPartition(topic, 0), TopicPartition(topic, 1)]]
+    assert [sorted(each) for each in received] == [[TopicPartition(topic, 0), TopicPartition(topic, 1)]]
 
 
 def test_a_callback_may_close_its_consumer(cluster: InProcessCluster):
-    heard: list[str] = []
+    received: list[str] = []
 
     async def work() -> None:
         consumer = Consumer(cluster=cluster, group_id="closers", auto_offset_reset="earliest")
 
         async def on_assign(partitions: list[TopicPartition]) -> None:
-            heard.append("assigned")
+            received.append("assigned")
             await consumer.close()
-            heard.append("closed")
+            received.append("closed")
 
         await consumer.subscribe([topic], on_assign=on_assign)
         with pytest.raises(ClosedError):
@@ -278,15 +278,15 @@ def test_a_callback_may_close_its_consumer(cluster: InProcessCluster):
 
     topic = new_topic(cluster, b"a")
     run(work())
-    assert heard == ["assigned", "closed"]
+    assert received == ["assigned", "closed"]
 
 
 def test_positions_are_committed_and_the_next_consumer_goes_on_there(cluster: InProcessCluster):
-    heard: list[Any] = []
+    received: list[Any] = []
     over = asyncio.Event()
 
     async def told(offsets: Any, error: Any) -> None:
-        heard.append((offsets[tp].offset, error, threading.get_ident()))
+        received.append((offsets[tp].offset, error, threading.get_ident()))
         over.set()
 
     async def work() -> None:
@@ -309,7 +309,7 @@ def test_positions_are_committed_and_the_next_consumer_goes_on_there(cluster: In
 
     tp = TopicPartition(new_topic(cluster, *(b"%d" % number for number in range(5))), 0)
     run(work())
-    assert heard == [(3, None, threading.get_ident())]
+    assert received == [(3, None, threading.get_ident())]
 
 
 def test_a_callback_that_raises_is_raised_by_poll(cluster: InProcessCluster):

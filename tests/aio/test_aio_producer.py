@@ -297,15 +297,15 @@ def test_a_cancelled_close_ends_what_is_under_way():
 
 
 def test_callbacks_run_in_the_loop_and_may_be_coroutines():
-    heard: list[tuple[int, Any, int]] = []
+    received: list[tuple[int, Any, int]] = []
 
     async def later(error: Exception | None, metadata: RecordMetadata | None) -> None:
         await asyncio.sleep(0)
         assert metadata is not None
-        heard.append((metadata.offset, error, threading.get_ident()))
+        received.append((metadata.offset, error, threading.get_ident()))
 
     def at_once(error: Exception | None, metadata: RecordMetadata | None) -> None:
-        heard.append((-1, type(error), threading.get_ident()))
+        received.append((-1, type(error), threading.get_ident()))
 
     async def work() -> None:
         async with Producer(cluster, **QUICK) as producer:
@@ -317,7 +317,7 @@ def test_callbacks_run_in_the_loop_and_may_be_coroutines():
     cluster = ScriptedCluster()
     run(work())
     own = threading.get_ident()
-    assert heard == [(0, None, own), (-1, RecordTooLarge, own)]
+    assert received == [(0, None, own), (-1, RecordTooLarge, own)]
 
 
 @pytest.mark.parametrize("is_coroutine", [False, True])
@@ -342,18 +342,18 @@ def test_a_callback_that_raises_is_raised_by_the_next_flush_and_harms_nothing_el
 
 def test_a_callback_may_flush_its_own_producer():
     async def work() -> list[int]:
-        heard: list[int] = []
+        received: list[int] = []
 
         async def flush(*_: object) -> None:
             await producer.flush()
-            heard.append(1)
+            received.append(1)
             over.set()
 
         over = asyncio.Event()
         async with Producer(ScriptedCluster(), **QUICK) as producer:
             await producer.send("orders", b"x", on_delivery=flush)
             await over.wait()
-        return heard
+        return received
 
     assert run(work()) == [1]
 

@@ -149,7 +149,7 @@ def test_a_full_batch_goes_at_once():
 def test_somebody_who_waits_ends_the_linger():
     filling = accumulator(linger_ms=1_000)
     batch = append(filling).batch
-    assert filling.hurry() == [batch]
+    assert filling.end_linger() == [batch]
     assert filling.ready(0) == [batch]
 
 
@@ -340,7 +340,7 @@ def test_what_is_held_back_is_not_looked_at_again_by_a_flush():
     batch = append(filling, partition=0).batch
     assert filling.ready(0) == [batch]
     hold_back(filling, batch, 0)
-    assert filling.hurry() == [batch]
+    assert filling.end_linger() == [batch]
     assert filling.ready(0) == []
     filling.agenda.bring_back(1, 10)
     assert filling.ready(0) == [batch]
@@ -354,7 +354,7 @@ def test_a_batch_behind_one_in_flight_is_held_back_without_an_alarm():
     filling.finish((first,), is_acknowledged=True)
     start_batch(filling, append(filling, partition=0).batch)
     behind = append(filling, partition=0).batch
-    filling.hurry()
+    filling.end_linger()
     assert filling.ready(0) == [behind]
     hold_back(filling, behind, 0)
     assert filling.agenda.tick(0) == NEVER
@@ -460,7 +460,7 @@ def test_the_lock_is_free_when_the_sender_is_woken():
 
     filling = with_wake(wake)
     append(filling)
-    filling.hurry()
+    filling.end_linger()
     assert free == [True, True]
 
 
@@ -490,7 +490,7 @@ def test_a_wake_up_that_ends_after_the_drain_it_asked_for_does_not_stand_for_the
     filling = with_wake(wake)
     filling.set_topic("orders", 2, 1 << 20)
     append(filling, partition=0)
-    filling.hurry()
+    filling.end_linger()
     append(filling, partition=1)
     assert len(wake_ups) == 3
 
@@ -739,8 +739,8 @@ class AccumulatorModel(RuleBasedStateMachine):
         self.accumulator.defer(self.take_one(data), LOST, self.now_ms + 3)
 
     @rule()
-    def hurry(self) -> None:
-        self.accumulator.hurry()
+    def end_linger(self) -> None:
+        self.accumulator.end_linger()
 
     def take_one(self, data: st.DataObject) -> ProducerBatch:
         return self.in_flight.pop(data.draw(st.integers(0, len(self.in_flight) - 1)))
@@ -762,7 +762,7 @@ class AccumulatorModel(RuleBasedStateMachine):
     def teardown(self) -> None:
         for _ in range(1_000):
             self.now_ms += 10
-            self.accumulator.hurry()
+            self.accumulator.end_linger()
             for batch in [*self.in_flight, *self.accumulator.ready(self.now_ms)]:
                 if batch not in self.in_flight:
                     start_batch(self.accumulator, batch)

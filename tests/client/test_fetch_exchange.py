@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rayka.client.call_watch import CallWatch, Patience
-from rayka.client.consumer.fetch_exchange import FetchExchange, Trouble
+from rayka.client.consumer.fetch_exchange import FetchErrors, FetchExchange
 from rayka.client.consumer.fetch_state import FetchState, FetchTicket
 from rayka.client.consumer.node_fetches import NodeFetches
 from rayka.client.metadata import ClusterMetadata
@@ -69,10 +69,10 @@ class Exchanged:
     async def in_session(self, node_id: int = 1) -> NodeFetches:
         node = self.node(node_id)
         self.answers.append(ANSWERED)
-        assert await self.send(node) == Trouble()
+        assert await self.send(node) == FetchErrors()
         return node
 
-    async def send(self, node: NodeFetches) -> Trouble:
+    async def send(self, node: NodeFetches) -> FetchErrors:
         number, session = node.begin()
         return self.exchange.finish(node, number, await outcome_of(self.exchange.begin(node, session)))
 
@@ -105,7 +105,7 @@ def test_the_end_of_a_request_that_was_overtaken_is_ignored(error: ApiError) -> 
         node.begin()
         exchanged.answers.append(error)
         overtaken = exchanged.exchange.begin(node, session)
-        assert exchanged.exchange.finish(node, number, await outcome_of(overtaken)) == Trouble()
+        assert exchanged.exchange.finish(node, number, await outcome_of(overtaken)) == FetchErrors()
         assert not exchanged.state.buffer.has_news()
         assert exchanged.state.read_replicas.node_id(ORDERS, 0) == FOLLOWER
 
@@ -118,7 +118,7 @@ def test_the_end_of_the_newest_request_is_an_error_and_the_leader_is_asked_next(
         exchanged.state.read_from(exchanged.ticket(), FOLLOWER, 1_000_000)
         error = InvalidRequest("a bug")
         exchanged.answers.append(error)
-        assert await exchanged.send(node) == Trouble(error)
+        assert await exchanged.send(node) == FetchErrors(error)
         assert exchanged.state.read_replicas.node_id(ORDERS, 0) is None
         with pytest.raises(InvalidRequest):
             exchanged.state.buffer.take()
@@ -130,7 +130,7 @@ def test_a_session_that_the_broker_has_dropped_is_begun_again_without_a_pause() 
     async def scene(exchanged: Exchanged) -> None:
         node = await exchanged.in_session()
         exchanged.answers.append(LOST_SESSION)
-        assert await exchanged.send(node) == Trouble()
+        assert await exchanged.send(node) == FetchErrors()
 
     play(scene)
 
@@ -138,9 +138,9 @@ def test_a_session_that_the_broker_has_dropped_is_begun_again_without_a_pause() 
 def test_a_session_that_cannot_be_begun_is_trouble_of_the_whole_broker() -> None:  # G14
     async def scene(exchanged: Exchanged) -> None:
         exchanged.answers.append(LOST_SESSION)
-        trouble = await exchanged.send(exchanged.node())
-        assert trouble.node_error is not None
-        assert trouble.node_error.code is ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+        errors = await exchanged.send(exchanged.node())
+        assert errors.node_error is not None
+        assert errors.node_error.code is ErrorCode.FETCH_SESSION_ID_NOT_FOUND
 
     play(scene)
 

@@ -297,7 +297,7 @@ def test_a_reader_goes_where_the_leader_sends_it_and_stays() -> None:  # G15
 
 
 @pytest.mark.parametrize(
-    "trouble",
+    "problem",
     [
         {"error_code": ErrorCode.OFFSET_OUT_OF_RANGE},
         {"error_code": ErrorCode.NOT_LEADER_OR_FOLLOWER},
@@ -307,8 +307,8 @@ def test_a_reader_goes_where_the_leader_sends_it_and_stays() -> None:  # G15
         NetworkException("gone"),
     ],
 )
-def test_whatever_a_follower_complains_about_the_leader_is_asked(trouble: Any) -> None:  # G3, G15
-    asked, _ = follow(PREFER_FOLLOWER, trouble, auto_offset_reset="latest")
+def test_whatever_a_follower_complains_about_the_leader_is_asked(problem: Any) -> None:  # G3, G15
+    asked, _ = follow(PREFER_FOLLOWER, problem, auto_offset_reset="latest")
     assert [(each.node_id, each.offset) for each in asked] == [(LEADER, 10), (FOLLOWER, 10), (LEADER, 10)]
 
 
@@ -318,11 +318,11 @@ def test_what_the_leader_says_is_out_of_range_is_reset() -> None:  # G3
 
 
 @pytest.mark.parametrize(
-    "trouble",
+    "problem",
     [{"error_code": ErrorCode.OFFSET_OUT_OF_RANGE}, {"diverging_epoch": OffsetAndEpoch(3, EPOCH)}],
 )
 def test_a_leader_older_than_what_was_read_does_not_decide_where_reading_goes_on(
-    trouble: Any,
+    problem: Any,
 ) -> None:  # G3, G16
     brokers = ScriptedBrokers()
 
@@ -330,7 +330,7 @@ def test_a_leader_older_than_what_was_read_does_not_decide_where_reading_goes_on
         scripted.leader_id, scripted.leader_epoch = FOLLOWER, EPOCH + 1
         await scripted.until_all_asked()
 
-    asked, _ = consume([data(15, epoch=EPOCH + 1), trouble], elect, brokers)
+    asked, _ = consume([data(15, epoch=EPOCH + 1), problem], elect, brokers)
     assert [(each.node_id, each.offset) for each in asked] == [(LEADER, 10), (LEADER, 15), (FOLLOWER, 15)]
 
 

@@ -17,13 +17,13 @@ class Tracing:
     """Adds a header, and keeps what it hears."""
 
     def __init__(self) -> None:
-        self.heard: list[tuple[Any, Any]] = []
+        self.received: list[tuple[Any, Any]] = []
 
     def on_send(self, record: Any) -> Any:
         return record._replace(headers=[*(record.headers or []), ("trace", b"1")])
 
     def on_acknowledgement(self, metadata: Any, error: Any) -> None:
-        self.heard.append((metadata, error))
+        self.received.append((metadata, error))
 
 
 def test_a_record_goes_as_the_interceptors_in_turn_make_it():
@@ -39,7 +39,7 @@ def test_a_record_goes_as_the_interceptors_in_turn_make_it():
         producer.flush(WAIT_S)
     assert (sent.topic, sent.partition) == ("flights", 1)
     assert cluster.values("flights", 1) == [b'[{"n":1}]']
-    assert tracing.heard == [(sent, None)]
+    assert tracing.received == [(sent, None)]
 
 
 def test_plain_values_are_intercepted_too():
@@ -47,7 +47,7 @@ def test_plain_values_are_intercepted_too():
     with Producer(cluster, interceptors=(tracing,)) as producer:
         for _ in range(100):
             producer.send("orders", b"x")
-    assert len(tracing.heard) == 100
+    assert len(tracing.received) == 100
 
 
 def test_they_hear_of_failures_of_the_delivery_and_of_send():
@@ -59,7 +59,7 @@ def test_they_hear_of_failures_of_the_delivery_and_of_send():
         producer.flush(WAIT_S)
         with pytest.raises(UnknownTopicOrPartition):
             producer.send("order", b"x")
-    (none, first), (nothing, second) = tracing.heard
+    (none, first), (nothing, second) = tracing.received
     assert none is nothing is None
     assert isinstance(first, RecordTooLarge)
     assert isinstance(second, UnknownTopicOrPartition)
@@ -83,7 +83,7 @@ def test_one_that_raises_is_logged_and_harms_nothing_else(caplog: pytest.LogCapt
         assert producer.send("orders", b"x").result(WAIT_S).offset == 0
         producer.flush(WAIT_S)  # raises nothing
     assert cluster.values("orders", 0) == [b"x"]
-    assert len(tracing.heard) == 1
+    assert len(tracing.received) == 1
     for said in ("before", "after", "expected on_send to return the record, found NoneType"):
         assert said in caplog.text
 
@@ -97,7 +97,7 @@ def test_what_has_no_hook_is_a_config_error(given: Any):
 def test_hooks_of_an_async_producer_may_be_coroutines():
     class Later:
         def __init__(self) -> None:
-            self.heard: list[tuple[Any, Any]] = []
+            self.received: list[tuple[Any, Any]] = []
 
         async def on_send(self, record: Any) -> Any:
             await asyncio.sleep(0)
@@ -105,16 +105,16 @@ def test_hooks_of_an_async_producer_may_be_coroutines():
 
         async def on_acknowledgement(self, metadata: Any, error: Any) -> None:
             await asyncio.sleep(0)
-            self.heard.append((metadata, error))
+            self.received.append((metadata, error))
 
     async def work() -> None:
         async with rayka.aio.Producer(cluster, interceptors=[later], **QUICK) as producer:
             sent = await producer.send_and_wait("orders", b"x", partition=0)
             await producer.flush()
-            assert later.heard == [(sent, None)]
+            assert later.received == [(sent, None)]
             with pytest.raises(UnknownTopicOrPartition):
                 await producer.send("order", b"x")
-            assert len(later.heard) == 2
+            assert len(later.received) == 2
 
     cluster, later = ScriptedCluster(), Later()
     asyncio.run(work())

@@ -144,7 +144,7 @@ def test_a_backlog_goes_on_when_no_more_records_come():
 def test_a_backlog_that_a_caller_waits_for_goes_on():
     accumulator, leader = backlog()
     append(accumulator, BACKLOG - 1, 100)
-    accumulator.hurry()
+    accumulator.end_linger()
     assert leader.drain(accumulator, 100)[0] != []
 
 

@@ -224,7 +224,7 @@ def test_a_node_that_failed_is_asked_after_the_others():
     async def doubting(metadata: ClusterMetadata) -> None:
         await metadata.topic("orders", WAIT_MS)
         cluster.hung.append(BROKER)
-        metadata.nodes.doubt(BROKER)
+        metadata.nodes.on_unanswered(BROKER)
         async with asyncio.timeout(WAIT_MS / 2000):
             assert await metadata.refresh(("orders",)) is None
 

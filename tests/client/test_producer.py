@@ -114,31 +114,31 @@ def test_a_key_goes_where_kafka_would_put_it():
 
 
 def test_a_callback_hears_of_the_metadata_or_of_the_error():
-    cluster, heard = ScriptedCluster(), []
+    cluster, received = ScriptedCluster(), []
     with Producer(cluster, **QUICK) as producer:
-        producer.send("orders", b"x", partition=0, on_delivery=lambda *told: heard.append(told)).result(
+        producer.send("orders", b"x", partition=0, on_delivery=lambda *told: received.append(told)).result(
             WAIT_S
         )
         cluster.answers.append(ErrorCode.MESSAGE_TOO_LARGE)
-        producer.send("orders", b"x", partition=0, on_delivery=lambda *told: heard.append(told)).exception(
+        producer.send("orders", b"x", partition=0, on_delivery=lambda *told: received.append(told)).exception(
             WAIT_S
         )
         producer.flush(WAIT_S)
-    (error, metadata), (second_error, second_metadata) = heard
+    (error, metadata), (second_error, second_metadata) = received
     assert (error, metadata.offset) == (None, 0)
     assert isinstance(second_error, RecordTooLarge)
     assert second_metadata is None
 
 
 def test_a_done_callback_is_called_also_when_it_comes_late():
-    heard: list[DeliveryFuture] = []
+    received: list[DeliveryFuture] = []
     with Producer(ScriptedCluster(), **QUICK) as producer:
         future = producer.send("orders", b"x")
-        future.add_done_callback(heard.append)
+        future.add_done_callback(received.append)
         future.result(WAIT_S)
         producer.flush(WAIT_S)
-        future.add_done_callback(heard.append)
-    assert heard == [future, future]
+        future.add_done_callback(received.append)
+    assert received == [future, future]
 
 
 def test_a_callback_that_raises_is_logged_and_raised_by_the_next_flush(caplog: pytest.LogCaptureFixture):
@@ -190,7 +190,7 @@ def test_a_callback_that_raises_for_a_batch_of_send_batch_is_contained():
 
 
 def test_waiting_in_a_callback_is_refused_because_it_would_never_end():
-    heard: list[str] = []
+    received: list[str] = []
     cluster = ScriptedCluster()
     with Producer(cluster, **QUICK) as producer:
 
@@ -199,12 +199,12 @@ def test_waiting_in_a_callback_is_refused_because_it_would_never_end():
             try:
                 producer.send("orders", b"again").result(WAIT_S)
             except RuntimeError as refusal:
-                heard.append(str(refusal))
+                received.append(str(refusal))
             cluster.release()
 
         producer.send("orders", b"x", on_delivery=wait_for_another).result(WAIT_S)
         producer.flush(WAIT_S)
-    assert "IO thread" in heard[0]
+    assert "IO thread" in received[0]
 
 
 def test_a_future_can_be_awaited():
@@ -656,7 +656,7 @@ def test_a_record_that_never_fits_the_buffer_is_refused_at_once():
 
 
 def test_a_close_that_a_callback_tries_is_refused_and_closes_nothing():
-    heard: list[str] = []
+    received: list[str] = []
     cluster = ScriptedCluster()
     with Producer(cluster, **QUICK) as producer:
 
@@ -664,12 +664,12 @@ def test_a_close_that_a_callback_tries_is_refused_and_closes_nothing():
             try:
                 producer.close()
             except RuntimeError as refusal:
-                heard.append(str(refusal))
+                received.append(str(refusal))
 
         producer.send("orders", b"x", on_delivery=close)
         producer.flush(WAIT_S)
         producer.send("orders", b"y").result(WAIT_S)
-    assert "IO thread" in heard[0]
+    assert "IO thread" in received[0]
 
 
 def test_a_closed_producer_sends_no_more():

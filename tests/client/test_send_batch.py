@@ -203,16 +203,16 @@ def test_memory_drains_while_a_large_table_is_sent():
 
 def test_the_future_hears_of_an_error_of_any_run():
     cluster = ScriptedCluster({"orders": 1})
-    heard: list[object] = []
+    received: list[object] = []
     with Producer(cluster, **QUICK, batch_size=1_000) as producer:
         cluster.answers.extend([InvalidRecord("no")])
         future = producer.send_batch("orders", [bytes(300)] * 5)
-        future.add_done_callback(heard.append)
+        future.add_done_callback(received.append)
         assert isinstance(future.exception(WAIT_S), InvalidRecord)
         with pytest.raises(InvalidRecord):
             future.result(WAIT_S)
         producer.flush(WAIT_S)
-    assert heard == [future]
+    assert received == [future]
     assert future.done()
 
 

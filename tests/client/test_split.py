@@ -87,11 +87,11 @@ def test_batches_in_flight_behind_a_split_one_stay_in_order_and_come_once(cluste
 
 def test_one_record_too_large_fails_alone(cluster: InProcessCluster):
     topic = new_topic(cluster)
-    heard: dict[int, Exception | None] = {}
+    received: dict[int, Exception | None] = {}
 
     def send(producer: Producer, number: int) -> DeliveryFuture:
         value = bytes(5_000) if number in (0, 17, 39) else b"%d" % number
-        return producer.send(topic, value, on_delivery=lambda error, _: heard.__setitem__(number, error))
+        return producer.send(topic, value, on_delivery=lambda error, _: received.__setitem__(number, error))
 
     with Producer(cluster, retry_backoff_ms=1, **GATHERING) as producer:
         producer.send(topic, b"first")
@@ -101,8 +101,8 @@ def test_one_record_too_large_fails_alone(cluster: InProcessCluster):
         producer.flush(WAIT_S)
         failed = [number for number, each in enumerate(sent) if each.exception(0) is not None]
         assert failed == [0, 17, 39]
-        assert all(isinstance(heard[each], RecordTooLarge) for each in failed)
-        assert [number for number, error in heard.items() if error is None] == [
+        assert all(isinstance(received[each], RecordTooLarge) for each in failed)
+        assert [number for number, error in received.items() if error is None] == [
             number for number in range(40) if number not in failed
         ]
         producer.send(topic, b"last")

@@ -20,7 +20,7 @@ BYTES = np.zeros(64, dtype=np.uint8)
 
 
 class Reading:
-    """A subscription and the state that it changes; `heard`: the errors that wait for the application."""
+    """A subscription and the state that it changes; `errors`: the errors that wait for the application."""
 
     def __init__(self, reset: str = "latest") -> None:
         self.state = FetchState(auto_offset_reset=reset, partition_bytes_max=1_000, total_bytes_max=1_000)
@@ -33,7 +33,7 @@ class Reading:
         return {each.topic_partition: each.timestamp_ms for each in self.state.without_offset()}
 
     @property
-    def heard(self) -> dict[TopicPartition, RaykaError]:
+    def errors(self) -> dict[TopicPartition, RaykaError]:
         errors = {tp: self.state.buffer.error(tp) for tp in (FIRST, SECOND, THIRD, OTHER)}
         return {tp: error for tp, error in errors.items() if error is not None}
 
@@ -90,7 +90,7 @@ def test_an_offset_in_a_topic_that_was_created_again_is_reset_and_no_other(
         for _ in range(2):
             reading.subscription.on_metadata(topic(1, NEW_ID))
     assert reading.starts() == {FIRST: EARLIEST_TIMESTAMP}
-    assert reading.heard == {}
+    assert reading.errors == {}
     assert len(caplog.records) == 1
 
 
@@ -121,7 +121,7 @@ def test_a_start_that_was_sought_and_not_looked_up_yet_holds_for_the_new_topic()
     reading.state.seek_to_timestamp(FIRST, EARLIEST_TIMESTAMP)
     reading.subscription.on_metadata(topic(1, NEW_ID))
     assert reading.starts()[FIRST] == EARLIEST_TIMESTAMP
-    assert reading.heard == {}
+    assert reading.errors == {}
 
 
 def test_without_a_reset_policy_the_application_hears_of_a_topic_that_was_created_again() -> None:
@@ -129,7 +129,7 @@ def test_without_a_reset_policy_the_application_hears_of_a_topic_that_was_create
     reading.assign()
     reading.state.seek(FIRST, 5)
     reading.subscription.on_metadata(topic(1, NEW_ID))
-    assert [(tp, type(error).__mro__[1]) for tp, error in reading.heard.items()] == [
+    assert [(tp, type(error).__mro__[1]) for tp, error in reading.errors.items()] == [
         (FIRST, InconsistentTopicId)
     ]
 
@@ -140,7 +140,7 @@ def test_what_is_bounded_ends_with_its_topic() -> None:
     reading.fetch(FIRST)
     for _ in range(2):
         reading.subscription.on_metadata(topic(1, NEW_ID))
-    assert list(reading.heard) == [FIRST]
+    assert list(reading.errors) == [FIRST]
     assert FIRST not in reading.starts()
 
 

@@ -62,9 +62,9 @@ class SimpleMember:
             if self._syncing.is_done:
                 self._on_synced(self._syncing)
         else:
-            heard = self._coordinator.heartbeat(self.member_id, self.generation_id, self.instance)
-            if heard is not ErrorCode.NONE:
-                self._on_error(heard)
+            error_code = self._coordinator.heartbeat(self.member_id, self.generation_id, self.instance)
+            if error_code is not ErrorCode.NONE:
+                self._on_error(error_code)
 
     def _on_joined(self, joined: Pending) -> None:
         self._joining = None

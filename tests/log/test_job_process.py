@@ -221,13 +221,13 @@ def test_several_slices_are_told_as_one_and_no_byte_is_lost_before_the_end() -> 
         answers.append((yield "a step"))
         answers.append((yield Slice(9 << 20)))
 
-    found, heard = told(steps()), []
+    found, received = told(steps()), []
     answer: object = None
     while True:
         try:
-            heard.append(found.send(answer))
+            received.append(found.send(answer))
         except StopIteration:
             break
-        answer = f"answer {len(heard)}"
-    assert heard == [Slice(sum(range(8))), Slice(sum(range(8, 16))), "a step", Slice((9 << 20) + 16)]
+        answer = f"answer {len(received)}"
+    assert received == [Slice(sum(range(8))), Slice(sum(range(8, 16))), "a step", Slice((9 << 20) + 16)]
     assert [each for each in answers if each is not None] == [f"answer {number}" for number in range(1, 5)]

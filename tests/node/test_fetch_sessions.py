@@ -403,7 +403,7 @@ class Lockstep(RuleBasedStateMachine):
         self.copied: dict[
             int, tuple[int, int]
         ] = {}  # log end offset and high watermark that the caller knows
-        self.heard: list[FetchRequest] = []
+        self.sent: list[FetchRequest] = []
 
     @rule(partition=PARTITIONS, count=st.integers(1, 30))
     def append(self, partition: int, count: int) -> None:
@@ -435,19 +435,19 @@ class Lockstep(RuleBasedStateMachine):
         size=st.integers(1, 9),
         replica_id=st.integers(-1, 1),
     )
-    def somebody_else_comes(self, passed_ms: int, size: int, replica_id: int) -> None:
+    def another_caller_comes(self, passed_ms: int, size: int, replica_id: int) -> None:
         self.now_ms += passed_ms
         begin(self.sessions, *map(fetch, range(size)), now_ms=self.now_ms, replica_id=replica_id)
 
     @rule(which=st.integers(0, 5))
     def an_old_request_comes_again(self, which: int) -> None:
-        if which < len(self.heard):
-            self.serve(self.heard[-1 - which], 40)
+        if which < len(self.sent):
+            self.serve(self.sent[-1 - which], 40)
 
-    @rule(is_heard=st.booleans())
-    def lose(self, is_heard: bool) -> None:
+    @rule(arrives=st.booleans())
+    def lose(self, arrives: bool) -> None:
         asked = self.ask()
-        if is_heard:
+        if arrives:
             self.serve(asked, 40)
         self.handler.on_failure()
 
@@ -477,7 +477,7 @@ class Lockstep(RuleBasedStateMachine):
         asked = request(
             *part.partitions, session_id=part.session_id, epoch=part.session_epoch, forgotten=part.forgotten
         )
-        self.heard.append(asked)
+        self.sent.append(asked)
         return asked
 
     def serve(self, asked: FetchRequest, max_bytes: int, *, waits: bool = False) -> FetchResponse:

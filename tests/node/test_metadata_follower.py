@@ -45,14 +45,14 @@ LATER: list[MetadataRecord] = [
     topic("events", EVENTS),
     partition(0, (2, 1), topic_id=EVENTS),
 ]
-Trouble = Callable[
+Fault = Callable[
     ["Controller", FetchSnapshotRequest, FetchSnapshotResponse], Awaitable[FetchSnapshotResponse]
 ]
 
 
 class Controller:
     """The only voter of a quorum behind a network port: a real core on a memory disk. It gives snapshots in small
-    parts, and `troubles` happen to one part each.
+    parts, and `faults` happen to one part each.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Controller:
         self.image = MetadataImage()
         self.news = Signal()
         self.is_reachable = True
-        self.troubles: list[Trouble] = []
+        self.faults: list[Fault] = []
         self.parts: list[tuple[OffsetAndEpoch, int]] = []
 
     def commit(self, records: Iterable[MetadataRecord]) -> None:
@@ -85,8 +85,8 @@ class Controller:
         await self.node.snapshots.write(snapshot_id, parts)
         self.node.quorum.clean_snapshots(retention_bytes=0, retention_ms=-1, timestamp_ms=1)
 
-    async def troubles_over(self) -> None:
-        while self.troubles:
+    async def faults_over(self) -> None:
+        while self.faults:
             await self.news.wait(math.inf)
 
     # ---- The network port --------------------------------------------------------------------------------------------
@@ -127,9 +127,9 @@ class Controller:
         self.parts.append((request.snapshot_id, request.position))
         small = msgspec.structs.replace(request, max_bytes=PART_BYTES)
         response = self.node.quorum.leading.handle_fetch_snapshot(small, 0)
-        if self.troubles and request.position > 0:
+        if self.faults and request.position > 0:
             self.news.notify()
-            return await self.troubles.pop(0)(self, small, response)
+            return await self.faults.pop(0)(self, small, response)
         return response
 
 
@@ -272,22 +272,22 @@ async def _rotten(
 
 
 @pytest.mark.parametrize(
-    "trouble",
+    "fault",
     [_lost, _deleted, _beyond, _other_leader, _other_id, _other_position, _nothing, _rotten],
 )
-def test_whatever_happens_on_the_way_the_broker_begins_again_with_a_fetch(trouble: Trouble) -> None:  # A49
+def test_whatever_happens_on_the_way_the_broker_begins_again_with_a_fetch(fault: Fault) -> None:  # A49
     async def scenario() -> None:
         controller = Controller()
         controller.commit(FIRST)
         async with following(controller) as broker:
             await _broker_left_behind(controller, broker)
-            controller.troubles.append(trouble)
+            controller.faults.append(fault)
             controller.is_reachable = True
             await broker.caught_up(controller)
             beginnings = [each for each, position in controller.parts if position == 0]
             # The log of another leader may reach back far enough.
-            assert len(beginnings) >= (1 if trouble is _other_leader else 2)
-            assert not controller.troubles
+            assert len(beginnings) >= (1 if fault is _other_leader else 2)
+            assert not controller.faults
 
     asyncio.run(scenario())
 
@@ -299,9 +299,9 @@ def test_until_the_snapshot_is_whole_the_old_image_counts() -> None:  # H9
         async with following(controller) as broker:
             await _broker_left_behind(controller, broker)
             before, count = broker.follower.image, len(broker.published)
-            controller.troubles += [_lost] * 3
+            controller.faults += [_lost] * 3
             controller.is_reachable = True
-            await controller.troubles_over()
+            await controller.faults_over()
             assert (broker.follower.image, len(broker.published)) == (before, count)
             await broker.caught_up(controller)
             assert len(broker.published) == count + 1

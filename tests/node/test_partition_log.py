@@ -102,7 +102,7 @@ def test_a_log_that_failed_leads_no_more() -> None:
         broker = await leading()
         log = log_of(broker)
         broker.partition().failure = StorageError("no disk")
-        assert (log.leading_epoch, str(log.failure), log.trouble()) == (None, "no disk", "no disk")
+        assert (log.leading_epoch, str(log.failure), log.commit_problem()) == (None, "no disk", "no disk")
         await broker.stop()
 
     run(main)
@@ -124,9 +124,9 @@ def test_what_keeps_records_from_being_committed_is_said() -> None:
     async def main() -> None:
         broker = await leading()
         log = log_of(broker)
-        assert log.trouble() == ""
+        assert log.commit_problem() == ""
         broker.partition().config = broker.partition().config.model_copy(update={"min_insync_replicas": 3})
-        assert log.trouble() == "of orders-0 only [1, 2] are in sync, 3 are needed"
+        assert log.commit_problem() == "of orders-0 only [1, 2] are in sync, 3 are needed"
         await broker.stop()
 
     run(main)

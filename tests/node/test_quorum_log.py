@@ -229,7 +229,7 @@ def test_a_node_of_another_cluster_is_refused_by_name() -> None:  # A17, A27
         await format_voter(stranger.settings, cluster_id="cluster-b")
         await stranger.start()
         refusal = r"controller-3001 refuses: INCONSISTENT_CLUSTER_ID: .*different clusters|cluster cluster-b fetches"
-        await until(lambda: re.search(refusal, stranger.log.trouble()) is not None)
+        await until(lambda: re.search(refusal, stranger.log.commit_problem()) is not None)
         fetch = FetchRequest(0, 1, 1 << 20, (FetchPartition(METADATA_TOPIC_ID, 0, 0, 1 << 20),), replica_id=3003,
                              cluster_id="cluster-b")  # fmt: skip
         with pytest.raises(InconsistentClusterId, match="cluster-b fetches from cluster counters"):

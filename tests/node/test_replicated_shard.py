@@ -56,7 +56,7 @@ class Log:
     def epoch_of(self, offset: int) -> int:
         return self.epochs.get(offset, EPOCH)
 
-    def trouble(self) -> str:
+    def commit_problem(self) -> str:
         return ""
 
 

@@ -193,23 +193,23 @@ class Trial:
         self.watch.stop()
         assert is_small(self._cluster, self._admin), told(self._cluster)
 
-    def _cycle(self, trouble: Callable[[], None]) -> None:
-        self._rise(trouble)
+    def _cycle(self, disturb: Callable[[], None]) -> None:
+        self._rise(disturb)
         self._lose_machine()
-        self._fall(trouble)
+        self._fall(disturb)
 
-    def _rise(self, trouble: Callable[[], None]) -> None:
+    def _rise(self, disturb: Callable[[], None]) -> None:
         self.watch.mark("load rises")
         self.sender.pause_s = BUSY_PAUSE_S
         self._await(lambda: LAST in rooms.find(NAME))
-        trouble()  # the next supervisor finds what was asked of Ray
+        disturb()  # the next supervisor finds what was asked of Ray
         self.times_s.append(self._await(lambda: is_large(self._admin)))
 
-    def _fall(self, trouble: Callable[[], None]) -> None:
+    def _fall(self, disturb: Callable[[], None]) -> None:
         self.watch.mark("load falls")
         self.sender.pause_s = IDLE_PAUSE_S
         self._await(lambda: is_shrinking(self._cluster))
-        trouble()  # the next supervisor finds which broker is to go
+        disturb()  # the next supervisor finds which broker is to go
         self.times_s.append(self._await(lambda: is_small(self._cluster, self._admin)))
 
     def _kill_supervisor(self) -> None:

@@ -38,14 +38,14 @@ class OlderSupervisor:
         return 1
 
 
-def test_a_supervisor_of_an_older_version_names_no_troubles(ray_address: str) -> None:
+def test_a_supervisor_of_an_older_version_names_no_problems(ray_address: str) -> None:
     older = ray.remote(OlderSupervisor).options(
         name=supervisor_name("older"), namespace=NAMESPACE, lifetime="detached", num_cpus=0
     )
     handle = older.remote()
     try:
         assert ray.get(handle.pid.remote()) == 1
-        assert asyncio.run(supervise.troubles("older", 30.0)) == {}
+        assert asyncio.run(supervise.problems("older", 30.0)) == {}
     finally:
         ray.kill(handle)
 

@@ -101,8 +101,8 @@ def waits_for_no_replica(_: Any) -> Any:
 
 
 def waits_for_no_broker(original: Any) -> Any:
-    return lambda self, brokers, *, timeout_ms, is_heard: original(
-        self, brokers, timeout_ms=0, is_heard=is_heard
+    return lambda self, brokers, *, timeout_ms, is_alive: original(
+        self, brokers, timeout_ms=0, is_alive=is_alive
     )
 
 

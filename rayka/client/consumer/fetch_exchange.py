@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 Refused = tuple[FetchTicket, ApiError]
 
 
-class Trouble(NamedTuple):
+class FetchErrors(NamedTuple):
     """Errors that a pause may mend: one of the whole broker, or those of single partitions; a short pause, where the
     broker is `behind` what is known here, and has been so often in a row.
     """
@@ -80,7 +80,7 @@ class FetchExchange:
         call = self._network.call(node.node_id, self._request(node, session), timeout_ms)
         return self._calls.answer(node.node_id, node, call)
 
-    def finish(self, node: NodeFetches, number: int, outcome: FetchResponse | BaseException) -> Trouble:
+    def finish(self, node: NodeFetches, number: int, outcome: FetchResponse | BaseException) -> FetchErrors:
         """The request of this number has ended. Raises an exception that is no answer of a node's."""
         if isinstance(outcome, ApiError):
             return self._on_failure(node, number, outcome)
@@ -89,12 +89,12 @@ class FetchExchange:
             raise outcome
         return self._on_response(node, number, outcome)
 
-    def _on_response(self, node: NodeFetches, number: int, response: FetchResponse) -> Trouble:
+    def _on_response(self, node: NodeFetches, number: int, response: FetchResponse) -> FetchErrors:
         ending = node.stream.on_response(number, response)
         if ending is not Ending.ANSWERED:
             logger.debug("%r: %s", node, response.error_message)
             is_failed = ending is Ending.FAILED
-            return Trouble(error_for(response.error_code, response.error_message) if is_failed else None)
+            return FetchErrors(error_for(response.error_code, response.error_message) if is_failed else None)
         if size_bytes := sum(each.size_bytes for each in response.partitions):
             node.gets_many = size_bytes >= COPIED_RANGE_BYTES_MIN
         self._metadata.on_refused(response.partitions)
@@ -111,7 +111,7 @@ class FetchExchange:
             elif not self._has_later_leader(ticket.topic_partition, node.leader_epoch(result)):
                 (behind if self._is_behind(ticket, problem) else refused).append((ticket, problem))
         count = max((self._behind_counts[each.topic_partition] for each, _ in behind), default=0)
-        return Trouble(None, tuple(refused), tuple(behind), count)
+        return FetchErrors(None, tuple(refused), tuple(behind), count)
 
     def _is_behind(self, ticket: FetchTicket, problem: ApiError) -> bool:
         """Whether the broker has yet to hear of the leader epoch, and is likely to soon."""
@@ -148,18 +148,18 @@ class FetchExchange:
             return self._config.client_rack
         return self._local.rack(self._metadata.nodes.brokers)
 
-    def _on_failure(self, node: NodeFetches, number: int, error: ApiError) -> Trouble:
+    def _on_failure(self, node: NodeFetches, number: int, error: ApiError) -> FetchErrors:
         """Without an answer the leaders are asked for what was read elsewhere; they may name another replica."""
         logger.debug("fetch from node %d: %s", node.node_id, error)
         if isinstance(error, (NetworkException, RequestTimedOut)):
-            self._metadata.nodes.doubt(node.node_id)
+            self._metadata.nodes.on_unanswered(node.node_id)
         if node.stream.on_failure(number) is Ending.OVERTAKEN:
-            return Trouble()
+            return FetchErrors()
         for ticket in node.tickets():
             self._state.read_replicas.read_from_leader(ticket.topic_partition)
             if not error.retriable:
                 self._state.on_error(ticket, error)
-        return Trouble(error)
+        return FetchErrors(error)
 
     # ---- One partition of the answer -------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 from rayka.client.call_watch import CallWatch, Patience
-from rayka.client.consumer.fetch_exchange import FetchExchange, Refused, Trouble
+from rayka.client.consumer.fetch_exchange import FetchErrors, FetchExchange, Refused
 from rayka.client.consumer.fetch_plan import FetchPlanner
 from rayka.client.consumer.fetch_starts import FetchStarts
 from rayka.client.consumer.fetch_state import FetchState, FetchTicket
@@ -172,26 +172,26 @@ class FetchLoop:
         """In the step that brings the answer: the next request leaves, and the poll that waits has it."""
         del self._open[answer]
         try:
-            trouble = self._exchange.finish(node, number, outcome)
+            errors = self._exchange.finish(node, number, outcome)
         except asyncio.CancelledError:
             return  # the event loop ends, and all calls with it
         except Exception as error:
             self._fail_all(error)
-            trouble = Trouble()
-        if any(trouble):
-            self._pause_after(node, trouble)
+            errors = FetchErrors()
+        if any(errors):
+            self._pause_after(node, errors)
         self.send()
         self._on_arrived()
 
-    def _pause_after(self, node: NodeFetches, trouble: Trouble) -> None:
+    def _pause_after(self, node: NodeFetches, errors: FetchErrors) -> None:
         """What a request was wrong with is not asked for meanwhile; the rest is."""
-        if trouble.node_error is not None:
+        if errors.node_error is not None:
             node.is_paused = True
-            self.spawn(self._end_pause(node, trouble.node_error))
-        if trouble.partitions:
-            self._rest(trouble.partitions, self._backoff.pause_ms(1))
-        if trouble.behind:
-            self._rest(trouble.behind, self._backoff.soon_ms(trouble.behind_count))
+            self.spawn(self._end_pause(node, errors.node_error))
+        if errors.partitions:
+            self._rest(errors.partitions, self._backoff.pause_ms(1))
+        if errors.behind:
+            self._rest(errors.behind, self._backoff.soon_ms(errors.behind_count))
 
     async def _end_pause(self, node: NodeFetches, error: ApiError) -> None:
         """Refreshed metadata may name other nodes for its partitions."""
@@ -221,7 +221,7 @@ class FetchLoop:
         await asyncio.sleep(pause_ms / 1000)
 
     def _on_silent(self, node_id: int, fetches: list[NodeFetches]) -> None:
-        self._metadata.nodes.doubt(node_id)
+        self._metadata.nodes.on_unanswered(node_id)
         self.spawn(self._look_elsewhere(_topics(ticket for node in fetches for ticket in node.tickets())))
 
     async def _look_elsewhere(self, topics: tuple[str, ...]) -> None:

@@ -165,7 +165,7 @@ class Accumulator:
         """Sends what is here, and calls back, on the IO thread, once memory was freed more than `freed_count` times;
         False when it was already.
         """
-        self.hurry()
+        self.end_linger()
         with self._lock:
             is_to_come = self.freed_count == freed_count
             if is_to_come:
@@ -179,7 +179,7 @@ class Accumulator:
 
     # ---- Sending ----
 
-    def hurry(self) -> list[ProducerBatch]:
+    def end_linger(self) -> list[ProducerBatch]:
         """Nothing that is here lingers any more: a caller waits for it. Returns all batches that hold records."""
         with self._lock:
             waiting = [each for each in self.topics if len(each)]
@@ -197,7 +197,7 @@ class Accumulator:
         with self._lock:
             self._is_closed = True
             self.topics.close_open()
-        return self.hurry()
+        return self.end_linger()
 
     def drain(self, now_ms: float, dispatch: Dispatch) -> tuple[list[ProducerBatch], float]:
         """Starts what is ready, as far as leaders take it; returns batches that have had their time, to be failed, and

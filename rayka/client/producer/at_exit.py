@@ -101,7 +101,7 @@ class _AtExit:
         senders = self._all()
         for sender in senders:
             sender.outcomes.logs_failures = False  # `_report` names them
-            waiting = [each for each in sender.accumulator.hurry() if each not in self._reported]
+            waiting = [each for each in sender.accumulator.end_linger() if each not in self._reported]
             self._pending.update(dict.fromkeys(waiting, sender))
         try:
             if self._pending:

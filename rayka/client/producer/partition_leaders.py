@@ -127,7 +127,7 @@ class PartitionLeaders:
 
     def _on_silent(self, node_id: int, requests: list[Sequence[ProducerBatch]]) -> None:
         """Others may know that it leads no more; perhaps they have said so already."""
-        self._metadata.nodes.doubt(node_id)
+        self._metadata.nodes.on_unanswered(node_id)
         self.calls.give_up(self._is_in_vain)
         open_requests = [each for each in requests if not self._is_in_vain(node_id, each)]
         for topic in dict.fromkeys(each.topic for request in open_requests for each in request):

@@ -114,7 +114,7 @@ class Producer(ProcessBound):
     def __del__(self) -> None:
         if not self._is_closed and not io_thread.is_lost():
             # First, as warnings may be errors. On the loop, because a collection may run this under the lock.
-            io_thread.call_soon(self._accumulator.hurry)
+            io_thread.call_soon(self._accumulator.end_linger)
             warnings.warn(
                 f"unclosed {self!r}; use `with`, or close it", ResourceWarning, stacklevel=2, source=self
             )
@@ -184,7 +184,7 @@ class Producer(ProcessBound):
         callback raised, and ClosedError.
         """
         self._outbox.check_usable()
-        self._finish(self._accumulator.hurry(), timeout)
+        self._finish(self._accumulator.end_linger(), timeout)
 
     def close(self, timeout: float | None = None) -> None:
         """Flushes and ends; closing again does nothing. What is not over after `timeout` seconds fails with

@@ -213,7 +213,7 @@ class Sender:
             self.accumulator.identity.producer_id = response.producer_id
         except ApiError as error:
             if isinstance(error, (NetworkException, RequestTimedOut, BrokerNotAvailable)):
-                self._metadata.nodes.doubt(node_id)
+                self._metadata.nodes.on_unanswered(node_id)
             if isinstance(error, NO_LEADER_ERRORS):
                 self._leaders.refresh(topic)
             for batch in self.accumulator.ready(self.now_ms()):
@@ -257,7 +257,7 @@ class Sender:
             self.outcomes.on_answers(node_id, batches, outcome.partitions)
         elif isinstance(outcome, ApiError):
             if isinstance(outcome, (NetworkException, RequestTimedOut)):
-                self._metadata.nodes.doubt(node_id)
+                self._metadata.nodes.on_unanswered(node_id)
             for batch in batches:
                 self.outcomes.on_error(batch, outcome, node_id)
         elif isinstance(outcome, Exception):

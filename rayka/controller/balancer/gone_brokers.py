@@ -78,12 +78,12 @@ class GoneBrokers:
         brokers: Mapping[int, BrokerImage],
         *,
         timeout_ms: int,
-        is_heard: Callable[[BrokerImage], bool],
+        is_alive: Callable[[BrokerImage], bool],
     ) -> Gone:
         """What has been away for so long; of the brokers, those that are not heard of."""
         long = [away for away, ms in self._away_ms.items() if ms >= timeout_ms and away[0] in brokers]
         return Gone(
-            tuple(each for each, directory in long if directory is None and not is_heard(brokers[each])),
+            tuple(each for each, directory in long if directory is None and not is_alive(brokers[each])),
             tuple((each, directory) for each, directory in long if directory is not None),
         )
 

@@ -57,7 +57,7 @@ def _gone(context: RequestContext, config: BrokerConfig) -> Gone:
     return context.gone.gone(
         context.image.brokers,
         timeout_ms=config.broker_unavailable_timeout_ms,
-        is_heard=lambda broker: context.sessions.is_alive(broker, context.now_ms),
+        is_alive=lambda broker: context.sessions.is_alive(broker, context.now_ms),
     )
 
 

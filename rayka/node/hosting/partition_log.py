@@ -97,7 +97,7 @@ class PartitionLog(Generic[RecordT]):
         self._failure = self._failure or error
         self.news.notify()
 
-    def trouble(self) -> str:
+    def commit_problem(self) -> str:
         failure = self.failure
         if failure is not None:
             return str(failure)

@@ -43,7 +43,7 @@ class ReplicatedLog(AppendLog[RecordT], Protocol[RecordT]):
         """The newest epoch that is known here."""
         ...
 
-    def trouble(self) -> str:
+    def commit_problem(self) -> str:
         """What keeps records from being committed, as far as this node knows; empty when nothing does."""
         ...
 

@@ -140,7 +140,7 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
         while self._log.high_watermark < offset:
             if loop.time() >= deadline_s:
                 raise RequestTimedOut(
-                    f"{self._name} has not committed offset {offset} in time; {self._log.trouble()}"
+                    f"{self._name} has not committed offset {offset} in time; {self._log.commit_problem()}"
                 )
             await self._log.news.wait(deadline_s)
             self.check_active()
@@ -159,7 +159,7 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
         """Its deadline has come. That of a request which waits for another one begins anew with its answer."""
         now_ms = clock.now_ms()
         if pending.deadline_ms <= now_ms + 1:
-            self._complete(self._runtime.expire(pending.deadline_ms, self._log.trouble()))
+            self._complete(self._runtime.expire(pending.deadline_ms, self._log.commit_problem()))
         if not pending.is_done and pending in self._waiting:
             left_ms = pending.deadline_ms - now_ms
             delay_ms = left_ms if left_ms > 0 else COMMIT_TIMEOUT_MS
@@ -174,9 +174,9 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
     def not_here(self, what: str, *, may_have_run: bool = False) -> ApiError:
         """The shard's error for callers of this node."""
         log = self._log
-        trouble = log.trouble()
+        problem = log.commit_problem()
         why = NotHere(
-            f"{self._name} {what}" + (f"; {trouble}" if trouble else ""),
+            f"{self._name} {what}" + (f"; {problem}" if problem else ""),
             log.leader_id,
             log.leader_epoch,
             is_loading=log.leading_epoch is not None and not self.is_active,

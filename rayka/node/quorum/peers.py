@@ -83,11 +83,11 @@ class Peers:
         if self._quorum.is_leader:
             for node_id in self._other_voters():
                 self._silent.pop(node_id, None)
-            self._silent.update(dict.fromkeys(self._unheard(now_ms), 1))
+            self._silent.update(dict.fromkeys(self._not_fetching(now_ms), 1))
 
     # ---- What is wrong -----------------------------------------------------------------------------------------------
 
-    def trouble(self, now_ms: int) -> str:
+    def commit_problem(self, now_ms: int) -> str:
         """What keeps the quorum from committing, as far as this node knows; empty when nothing does."""
         role = self._quorum.role
         if isinstance(role, Follower) and role.leader_id not in self._silent:
@@ -113,7 +113,7 @@ class Peers:
         """Other voters whose last call failed."""
         return [each for each in self._other_voters() if each in self._silent]
 
-    def _unheard(self, now_ms: int) -> Sequence[int]:
+    def _not_fetching(self, now_ms: int) -> Sequence[int]:
         """Voters that have not fetched from this leader for a while."""
         described = self._quorum.leading.handle_describe_quorum(now_ms)
         return [

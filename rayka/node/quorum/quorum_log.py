@@ -60,9 +60,9 @@ class QuorumLog(Generic[RecordT]):
     def high_watermark(self) -> int:
         return self._quorum.high_watermark
 
-    def trouble(self) -> str:
+    def commit_problem(self) -> str:
         """What keeps the quorum from committing, as far as this node knows; empty when nothing does."""
-        return self._driver.peers.trouble(now_ms())
+        return self._driver.peers.commit_problem(now_ms())
 
     def epoch_of(self, offset: int) -> int:
         return self._quorum.log.epoch_of(offset)

@@ -132,7 +132,7 @@ class QuorumRequests:
             self._driver.check_open()
         if change.response is not None:
             return await self._when_durable(change.response)
-        missing = self._driver.peers.trouble(now_ms()) or "it is not committed yet"
+        missing = self._driver.peers.commit_problem(now_ms()) or "it is not committed yet"
         leader_id, epoch = self._quorum.election.leader_id, self._quorum.election.leader_epoch
         return VoterChangeResponse(
             leader_id, epoch, ErrorCode.REQUEST_TIMED_OUT, f"in {timeout_ms} ms: {missing}"

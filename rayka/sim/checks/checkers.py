@@ -65,7 +65,7 @@ class Checkers:
         self.is_enabled = True
         self.machines: Mapping[int, Machine] = {}
         self.leaders: dict[int, tuple[int, int]] = {}  # by epoch: node and incarnation
-        self.heard_us: dict[tuple[int, int], int] = {}  # by leader and follower: the last fetch
+        self.last_fetch_us: dict[tuple[int, int], int] = {}  # by leader and follower: the last fetch
         self.homes: dict[ReplicaKey, tuple[Machine, SimDisk]] = {}  # each replica's machine, and its disk
         self.on_produced: Callable[[int, ProduceRequest, ProduceResponse], None] = lambda *_: None
         self.on_asked: Callable[[Request[object]], None] = lambda request: None
@@ -131,7 +131,7 @@ class Checkers:
             )
         is_of_log = isinstance(request, FetchRequest) and is_of_quorum(request)
         if is_of_log or isinstance(request, FetchSnapshotRequest):
-            self.heard_us[process.node_id, exchange.caller.node_id] = self._loop.now_us
+            self.last_fetch_us[process.node_id, exchange.caller.node_id] = self._loop.now_us
 
     def on_answer(self, process: Process, exchange: Exchange, answer: Answer) -> None:
         """A node has answered a call."""

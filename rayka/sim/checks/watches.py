@@ -147,9 +147,9 @@ class ControllerWatch:
 
     def _check_quorum(self, quorum: Quorum, role: Leader, now_us: int) -> None:
         """A leader that no majority fetches from resigns (A12); the bound has room for the window's begin."""
-        heard = self._checkers.heard_us
+        fetched_us = self._checkers.last_fetch_us
         times_us = sorted(
-            now_us if each.node_id == self._node_id else heard.get((self._node_id, each.node_id), 0)
+            now_us if each.node_id == self._node_id else fetched_us.get((self._node_id, each.node_id), 0)
             for each in role.voters.voters
         )
         # A leader cannot resign while it waits for the disk.
