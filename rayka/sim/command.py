@@ -63,6 +63,15 @@ def _range(_: click.Context, __: click.Parameter, value: str | None) -> range | 
     "--members", type=click.IntRange(0, 9), help="Of a group that reads all topics; drawn otherwise."
 )
 @click.option(
+    "--compacts", is_flag=True, default=None, help="Compacted topics, and no group; drawn otherwise."
+)
+@click.option(
+    "--expires",
+    is_flag=True,
+    default=None,
+    help="Topics that lose what is old, and no group; drawn otherwise.",
+)
+@click.option(
     "--ops", "ops_per_second", type=_Amount(0, 10_000), help="Client operations a simulated second."
 )
 @click.option(
@@ -85,6 +94,10 @@ def sim(
     """Run a cluster on virtual time under faults, and check what must never break."""
     if (seed is None) == (seeds is None):
         raise click.UsageError("expected one of --seed and --seeds")
+    if chosen["members"] and (chosen["compacts"] or chosen["expires"]):
+        raise click.UsageError(
+            "expected a group or topics that lose records, found --members and one of those"
+        )
     chosen = {name: value for name, value in chosen.items() if value is not None} | {"seconds": seconds}
     if seeds is not None:
         return _run_many(seeds, chosen, jobs, results)
@@ -121,6 +134,7 @@ def _describe(options: SimOptions, outcome: Outcome, elapsed_s: float) -> None:
     nodes += f", {options.comers} that come" * bool(options.comers)
     nodes += f", {options.coordinators} coordinators" * bool(options.coordinators)
     members = f", {options.members} members of a group" * bool(options.members)
+    members += ", whose offsets are compacted" * bool(options.members and options.compacts_offsets)
     click.echo(f"seed {options.seed}: {nodes}, {options.clients} clients{members}")
     click.echo(f"faults      {outcome.fault_count}")
     click.echo(f"operations  {operations or 'none'}")
@@ -155,8 +169,9 @@ def replay_command(seed: int, chosen: dict[str, Any]) -> str:
     options = {"ops_per_second": "ops", "faults_per_minute": "faults"}
     words = [f"rayka sim --seed {seed}"]
     for name, value in chosen.items():
+        option = f"--{options.get(name, name).replace('_', '-')}"
         text = ",".join(map(str, value)) if isinstance(value, tuple) else f"{value:g}"
-        words.append(f"--{options.get(name, name).replace('_', '-')} {text or ','}")
+        words.append(option if value is True else f"{option} {text or ','}")
     return " ".join(words)
 
 

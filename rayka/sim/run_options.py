@@ -78,6 +78,7 @@ class SimOptions:
     records_per_second: float = 20.0
     members: int = 0  # of a group that reads all topics
     group: GroupPlan = field(default_factory=GroupPlan)
+    compacts_offsets: bool = False  # what the group commits is compacted, and loaded from what is left
     registers: int = 0  # clients of a toy state machine that brokers host
     compacts: bool = False  # topics keep the newest record of each key
     expires: bool = False  # topics lose what is old, or more than they may have, within a run
@@ -183,7 +184,8 @@ def swarm(seed: int, **chosen: Any) -> SimOptions:
     drawn |= _grouped(seed, drawn) if chosen.get("members") is None else draw_group(seed)
     drawn |= draw_elastic(seed)
     drawn["comers"] = _comers(seed) if _may_have_comers(drawn, chosen) else 0
-    if (chosen.get("comers") or drawn["comers"]) and chosen.get("members") is None:
+    loses = chosen.get("compacts") or chosen.get("expires")
+    if (chosen.get("comers") or drawn["comers"] or loses) and chosen.get("members") is None:
         drawn["members"] = 0
     drawn |= {name: value for name, value in chosen.items() if value is not None}
     if drawn["comers"]:
@@ -198,6 +200,8 @@ def swarm(seed: int, **chosen: Any) -> SimOptions:
             "comers"
         ]:  # a copy of the offsets must be faster than members commit, however slow the network is
             drawn["config"]["replica_fetch_max_bytes"] = _COPY_BYTES
+        if drawn["compacts_offsets"]:
+            drawn["config"] = drawn["config"] | _compacted_offsets(seed)
     if drawn["compacts"] and not drawn["members"]:
         drawn |= _compacted(seed, drawn)
     if drawn["expires"] and not drawn["members"]:
@@ -220,6 +224,7 @@ def _apart(seed: int, fault_kinds: tuple[FaultKind, ...]) -> dict[str, Any]:
         "registers": random.choice((0, 0, 0, 2)),
         "compacts": Random(f"compaction swarm {seed}").random() < 0.2,
         "expires": Random(f"retention swarm {seed}").random() < 0.2,
+        "compacts_offsets": Random(f"compacted offsets swarm {seed}").random() < 1 / 3,
     }
 
 
@@ -316,6 +321,19 @@ def _group_config(holder_count: int) -> dict[str, Any]:
         "offsets_topic_replication_factor": min(3, holder_count),
         "group_initial_rebalance_delay_ms": 100,
         "group_min_session_timeout_ms": 1_000,
+    }
+
+
+def _compacted_offsets(seed: int) -> dict[str, Any]:
+    """Coordinators load a log of small segments that are compacted all the time, also by maps that are too small for
+    one cleaning, and without the tombstones of what was removed a moment ago.
+    """
+    random = Random(f"compacted offsets {seed}")
+    return {
+        "offsets_topic_segment_bytes": 1_200,
+        "log_cleaner_backoff_ms": random.choice((100, 1_000)),
+        "log_cleaner_dedupe_buffer_size": random.choice((1 << 10, 1 << 20)),
+        "log_cleaner_delete_retention_ms": random.choice((1_000, 24 * 3_600 * 1_000)),
     }
 
 

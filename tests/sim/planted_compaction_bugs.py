@@ -9,6 +9,7 @@ from rayka.cleaner.compaction import Compaction, SyncNeeded
 from rayka.cleaner.kept_records import Horizon, KeptRecords
 from rayka.sim.run_options import TopicPlan
 from rayka.sim.world.faults import FaultKind
+from tests.sim.planted_group_bugs import GROUP
 from tests.sim.planting import SHORT, PlantedBug, planted
 
 COMPACTING: dict[str, Any] = {
@@ -116,6 +117,13 @@ COMPACTION_BUGS = [
         planted(offset_map.OffsetMap, "has", has_every_key),
         1,
         COMPACTING,
+    ),
+    PlantedBug(
+        "of what a group commits the newest counts as superseded",
+        "compaction",
+        planted(offset_map.OffsetMap, "newest_in", finds_nothing_newest),
+        1,
+        GROUP | {"compacts_offsets": True},
     ),
     PlantedBug(
         "a swap without a sync",

@@ -21,6 +21,7 @@ _PLAIN: dict[str, Any] = {
     "comers": 0,
     "compacts": False,
     "expires": False,
+    "compacts_offsets": False,
 }
 SEARCHED_MAX = 60
 

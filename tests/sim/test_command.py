@@ -3,7 +3,8 @@
 import pytest
 from click.testing import CliRunner
 
-from rayka.sim.command import sim
+from rayka.sim.command import replay_command, sim
+from rayka.sim.run_options import swarm
 
 
 @pytest.mark.parametrize(
@@ -14,3 +15,24 @@ def test_amounts_that_no_run_can_have_are_refused(given: tuple[str, str]) -> Non
     outcome = CliRunner().invoke(sim, ["--seed", "1", *given])
     assert outcome.exit_code == 2
     assert given[0] in outcome.output
+
+
+@pytest.mark.parametrize("flag", ["--compacts", "--expires"])
+def test_a_group_and_topics_that_lose_records_are_refused_together(flag: str) -> None:
+    outcome = CliRunner().invoke(sim, ["--seed", "1", flag, "--members", "3"])
+    assert outcome.exit_code == 2
+    assert "--members" in outcome.output
+
+
+def test_a_replay_has_the_flags_of_its_run() -> None:
+    chosen = {"seconds": 20.0, "compacts": True, "only_faults": ()}
+    assert replay_command(7, chosen) == "rayka sim --seed 7 --seconds 20 --compacts --only-faults ,"
+
+
+def test_compaction_and_retention_can_be_asked_for_with_any_seed_that_has_topics() -> None:
+    """Also where the seed draws a group, of which every record is looked at, and which is left out then."""
+    compacted = [each for seed in range(100) if (each := swarm(seed, compacts=True)).topics]
+    assert all(topic.is_compacted for each in compacted for topic in each.topics)
+    expiring = [each for seed in range(100) if (each := swarm(seed, expires=True)).topics]
+    assert all("retention.ms" in topic.configs for each in expiring for topic in each.topics)
+    assert len(compacted) == len(expiring) > 50

@@ -1,7 +1,10 @@
 """Groups of real consumers under faults: members come and go, coordinators and brokers die, and the group settles."""
 
+from dataclasses import replace
+
 import pytest
 
+from rayka.coordinator.group_shard import OFFSETS_TOPIC
 from rayka.sim.group_plan import GroupPlan
 from rayka.sim.run_options import TopicPlan, swarm
 from rayka.sim.simulation import Simulation, Verdict
@@ -34,6 +37,29 @@ def test_a_group_reads_what_its_topics_get_while_members_stand_still(assignor: s
     outcome = simulation.run()
     assert outcome.verdict is Verdict.OK, outcome
     assert len(simulation.groups.partitions) > 2
+
+
+@pytest.mark.sim
+def test_coordinators_load_what_compaction_has_left() -> None:  # E17 F22
+    options = swarm(11, seconds=SECONDS, members=3, coordinators=1, compacts_offsets=True)
+    simulation = Simulation(options)
+    outcome = simulation.run()
+    assert outcome.verdict is Verdict.OK, outcome
+    assert simulation.groups.history.committed_count > 0
+    views = simulation.replication.views.values()
+    offsets = [each.partition.log for each in views if each.partition.topic_partition.topic == OFFSETS_TOPIC]
+    assert any(log.cleaned_offset > 0 for log in offsets)
+
+
+def test_one_group_in_three_has_its_offsets_compacted_and_is_else_the_same() -> None:
+    drawn = [each for seed in range(400) if (each := swarm(seed)).members]
+    compacted = [each for each in drawn if each.compacts_offsets]
+    assert 0.2 <= len(compacted) / len(drawn) <= 0.42
+    for each in compacted:
+        plain = swarm(each.seed, compacts_offsets=False)
+        assert replace(each, compacts_offsets=False, config=plain.config) == plain
+        assert each.config.items() > plain.config.items()
+        assert each.config["offsets_topic_segment_bytes"] == 1_200
 
 
 def test_seeds_draw_groups_of_all_kinds() -> None:

@@ -44,8 +44,9 @@ def test_another_seed_gives_another_trace() -> None:
 def test_a_seed_that_failed_once_is_well(line: str) -> None:
     """One that begins with "data" failed with records, with "combined" on combined nodes, with "lanes" with direct
     lanes, with "group" with three members and a coordinator, with "grouped" with the group that its seed draws, with
-    "members" with three members and what else its seed draws of a group, with "elastic" with two brokers that come and
-    "elastic3" with three; the others are the runs that they were when no run had any.
+    "members" with three members and what else its seed draws of a group, with "compacted-offsets" with compaction of
+    what the group commits, with "elastic" with two brokers that come and "elastic3" with three; the others are the runs
+    that they were when no run had any.
     """
     words = line.split()
     seed, seconds = [word for word in words if word[0].isdigit()][:2]
@@ -53,6 +54,7 @@ def test_a_seed_that_failed_once_is_well(line: str) -> None:
         "combined": "combined" in words,
         "compacts": "compacted" in words,
         "expires": "expiring" in words,
+        "compacts_offsets": "compacted-offsets" in words,
         "comers": 2 * ("elastic" in words) + 3 * ("elastic3" in words),
     } | ({} if words[0] == "data" else {"topics": ()})
     if not {"lanes", "group", "grouped"} & set(words):
