@@ -1,10 +1,13 @@
 """What every `Disk` promises, proven on the real one and on the one in memory."""
 
 import asyncio
+import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -233,6 +236,61 @@ def test_the_disk_says_how_much_is_free_and_which_boot_it_is(place: tuple[Disk, 
     disk, directory = place
     assert disk.free_bytes(directory) > 0
     assert disk.boot_id() == disk.boot_id() != ""
+
+
+def threads_of(monkeypatch: pytest.MonkeyPatch, name: str) -> set[int]:
+    """In which threads this call of the system is made from now on."""
+    threads, call = set[int](), getattr(os, name)
+
+    def recorded(*arguments: Any, **options: Any) -> Any:
+        threads.add(threading.get_ident())
+        return call(*arguments, **options)
+
+    monkeypatch.setattr(os, name, recorded)
+    return threads
+
+
+@pytest.mark.parametrize(
+    ("name", "act"),
+    [
+        ("fsync", lambda disk, path: disk.sync([f"{path}/a"], [path])),
+        ("copy_file_range", lambda disk, path: disk.copy_prefix(f"{path}/a", f"{path}/b", 3)),
+        ("fdatasync", lambda disk, path: disk.copy_prefix(f"{path}/a", f"{path}/b", 3)),
+        ("unlink", lambda disk, path: disk.discard(path)),
+    ],
+    ids=["sync", "copy", "sync of a copy", "discard"],
+)
+def test_the_real_disk_waits_on_threads_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, act: Callable[[Disk, str], Awaitable[None]]
+) -> None:
+    async def run() -> None:
+        await act(disk, str(tmp_path))
+
+    disk = LocalDisk()
+    disk.append(f"{tmp_path}/a", [b"0123"])
+    threads = threads_of(monkeypatch, name)
+    asyncio.run(run())
+    disk.close()
+    assert threads
+    assert threading.get_ident() not in threads
+
+
+@pytest.mark.parametrize(
+    "act",
+    [lambda disk, path: disk.unlink(path), lambda disk, path: disk.rename(f"{path}.small", path)],
+    ids=["unlink", "rename"],
+)
+def test_the_real_disk_ends_a_large_file_on_a_thread_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, act: Callable[[Disk, str], None]
+) -> None:
+    disk, path = LocalDisk(), tmp_path / "a"
+    path.write_bytes(bytes(5 << 20))
+    path.with_suffix(".small").touch()
+    threads = threads_of(monkeypatch, "close")
+    act(disk, str(path))
+    disk.close()
+    assert threads
+    assert threading.get_ident() not in threads
 
 
 def test_the_real_disk_keeps_no_more_files_open_than_it_may(tmp_path: Path) -> None:
