@@ -302,6 +302,19 @@ def test_a_node_without_a_process_has_no_pid(capsys: pytest.CaptureFixture[str])
     assert json.loads(json.dumps(dataclasses.asdict(starting)))["pid"] is None
 
 
+def test_a_node_that_is_gone_is_told_with_the_time_and_a_machine_that_ray_drains_with_its_deadline(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    then_ms = 1_700_000_000_000  # in the middle of November 2023, in every time zone
+    drained = dataclasses.replace(NODES[0], drained_until_ms=then_ms)
+    gone = dataclasses.replace(NODES[1], gone_since_ms=then_ms, drained_until_ms=0)
+    print_description(dataclasses.replace(DESCRIPTION, nodes=(drained, gone)))
+    said = re.sub(r"2023-11-1[45] \d\d:\d\d:\d\d\b", "THEN", capsys.readouterr().out).splitlines()
+    assert "rayka/broker-1 is on a machine that Ray drains until THEN" in said
+    assert "rayka/broker-2 is unreachable since THEN: its process has ended" in said
+    assert "rayka/broker-2 is on a machine that Ray drains" in said
+
+
 def test_a_full_directory_is_called_full_though_it_is_offline_to_the_controller(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -249,13 +249,17 @@ def test_partitions_show_who_is_behind_and_who_is_unknown(capsys: pytest.Capture
     behind = PartitionDescription(1, 1, 7, (1, 2, 3), (1,), (2,), lags=(0, 15, None))
     headless = PartitionDescription(2, -1, 9, (1, 2), (), (1,), lags=(None, None))
     moving = PartitionDescription(3, 1, 7, (1, 2, 4), (1, 2), (), (4,), (2,), lags=(0, 0, 90))
-    topic.print_partitions([whole, behind, headless, moving])
+    diskless = PartitionDescription(
+        4, 3, 7, (1, 2, 3), (3,), lags=(9, 9, 0), full_replicas=(1,), offline_replicas=(2,)
+    )
+    topic.print_partitions([whole, behind, headless, moving, diskless])
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == ["partition", "leader", "epoch", "replicas", "isr", "elr", "lag", "state"]
     assert lines[1] == ["0", "1", "7", "1,2", "1,2", "2:0"]
     assert lines[2] == ["1", "1", "7", "1,2,3", "1", "2", "2:15", "3:?", "under-replicated"]
     assert lines[3] == ["2", "none", "9", "1,2", "1", "1:?", "2:?", "offline,", "under-replicated"]
     assert lines[4] == ["3", "1", "7", "1,2,4", "1,2", "2:0", "4:90", "reassigning", "+4", "-2"]
+    assert " ".join(lines[5][-9:]) == "under-replicated, disk full on 1, disk failed on 2"
 
 
 def test_a_partition_without_a_leader_is_told_with_what_it_waits_for_and_a_way_on() -> None:  # B46

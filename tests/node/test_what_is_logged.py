@@ -13,8 +13,11 @@ from rayka.metadata.image import MetadataImage
 from rayka.metadata.metadata_records import PartitionChangeRecord, PartitionRecord, TopicRecord
 from rayka.node import repeats
 from rayka.node.repeats import Repeats
+from rayka.node.replication import leadership_log
 from rayka.node.replication.leadership_log import log_leadership
 from rayka.sim.loop import VirtualLoop
+from tests.node import replica_support
+from tests.node.replica_support import BROKER, LEADER, Broker, run
 
 TOPIC = UUID(int=5)
 
@@ -69,6 +72,24 @@ def test_changes_of_the_isr_are_logged_by_the_leader(caplog: pytest.LogCaptureFi
     small = changed(one, isr=(1, 3))
     assert said(caplog, one, small) == ["broker 1 has other ISRs of orders-0 [1,3], was [1,2,3]"]
     assert said(caplog, led_by(2), changed(led_by(2), isr=(2, 3))) == []
+
+
+def test_a_broker_logs_what_it_has_made_of_a_change_of_the_metadata(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, leadership_log.__name__)
+
+    async def main() -> None:
+        broker = await Broker.start()
+        await broker.apply(broker.new_partition(leader_id=BROKER, isr=(BROKER, LEADER)))
+        await broker.apply(replica_support.changed(isr=(BROKER,)))
+        await broker.apply(replica_support.changed(leader_id=LEADER, isr=(LEADER,)))
+        await broker.stop()
+
+    run(main)
+    assert [each.getMessage() for each in caplog.records if each.name == leadership_log.__name__] == [
+        "broker 1 leads orders-0 (epoch 0, ISR [1,2])",
+        "broker 1 has other ISRs of orders-0 [1], was [1,2]",
+        "broker 1 leads no more orders-0 (broker 2 in epoch 1)",
+    ]
 
 
 def test_many_partitions_are_one_line(caplog: pytest.LogCaptureFixture) -> None:

@@ -20,6 +20,7 @@ from rayka.cli.catch_up import move, wait_until_moved
 from rayka.cli.main import run
 from rayka.cli.partition_commands import cancel_all, print_plan
 from rayka.cli.shared_options import Target
+from rayka.client import io_thread
 from rayka.client.admin.admin_results import TopicDescription
 from rayka.errors import (
     ApiError,
@@ -37,6 +38,7 @@ from rayka.errors import (
     TopicAlreadyExists,
     UnknownTopicOrPartition,
 )
+from rayka.protocol.membership import StatusRequest, StatusResponse
 from rayka.testing import InProcessCluster
 from rayka.testing.memory_disk import MemoryDisk
 from tests.testing.waiting import WAIT_S, wait_until
@@ -141,6 +143,39 @@ def test_a_description_has_the_lag_of_each_replica(
     assert partition.logs[1] is None
     cluster.restart(2)
     wait_until_in_sync(admin, name)
+
+
+@pytest.mark.parametrize("is_full", [True, False], ids=["full", "failed"])
+def test_a_description_and_the_status_of_the_node_tell_a_full_disk_from_a_failed_one(is_full: bool) -> None:
+    disk = MemoryDisk()
+    disks = {1: disk, 2: MemoryDisk(), 3001: MemoryDisk()}
+    dirs = ("/a", "/b")  # a broker whose only disk fails ends
+    with (
+        rayka.testing.cluster(brokers=2, data_dir=dirs, disks=disks, config=CONFIG) as cluster,
+        Admin(cluster) as admin,
+    ):
+        admin.create_topic("orders", assignments=[[1, 2]], configs={"min.insync.replicas": 1})
+        send(cluster, "orders", 1)
+        (home,) = [each.path for each in admin.log_dirs([1])[0].directories if each.replicas]
+        if is_full:
+            disk.fill_up()
+        else:
+            disk.fail("write", home, times=1 << 30)
+        send(cluster, "orders", 1)
+        (described,) = admin.describe_topics(["orders"])
+        (partition,) = described.partitions
+        assert (partition.full_replicas, partition.offline_replicas) == (
+            ((1,), ()) if is_full else ((), (1,))
+        )
+        status = status_of(cluster, 1)
+        assert ((home in status.full_data_dirs), (home in status.offline_data_dirs)) == (is_full, not is_full)
+
+
+def status_of(cluster: InProcessCluster, node_id: int) -> StatusResponse:
+    async def answered() -> StatusResponse:
+        return await cluster.network().call(node_id, StatusRequest(), 10_000)
+
+    return io_thread.run(answered, WAIT_S)
 
 
 def wait_until_in_sync(admin: Admin, name: str) -> None:
