@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import pytest
 import ray.autoscaler
 import yaml
 
-from rayka.config import ClusterSpec, RoleResources
+from rayka.config import ClusterSpec, CountRange, RoleResources
+from rayka.ids import Role
+from tests import kuberay_schema
 
 DEPLOY = Path(__file__).parent.parent / "examples" / "deploy"
 RESOURCE = "rayka"
@@ -25,9 +28,13 @@ def launcher() -> dict[str, Any]:
     return found
 
 
+def kuberay_documents() -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((DEPLOY / "kuberay.yaml").read_text()))
+
+
 def kuberay() -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The Ray cluster, and what it refers to."""
-    cluster, *others = yaml.safe_load_all((DEPLOY / "kuberay.yaml").read_text())
+    cluster, *others = kuberay_documents()
     return cluster["spec"], others
 
 
@@ -35,9 +42,26 @@ def disk_groups() -> list[dict[str, Any]]:
     return [each for each in kuberay()[0]["workerGroupSpecs"] if "resources" in each["rayStartParams"]]
 
 
-def wanted(name: str) -> float:
-    """How much of a resource the nodes of the spec ask for, all together."""
-    roles = {"broker": spec().brokers, "controller": spec().controllers, "coordinator": spec().coordinators}
+def disk_groups_that_stay() -> list[dict[str, Any]]:
+    return [each for each in disk_groups() if each["minReplicas"]]
+
+
+def disk_groups_that_come() -> list[dict[str, Any]]:
+    return [each for each in disk_groups() if not each["minReplicas"]]
+
+
+def brokers() -> CountRange:
+    """Those of the spec come and go by the load."""
+    found = spec().ranges[Role.BROKER]
+    assert found.min < found.max
+    return found
+
+
+def wanted(name: str, broker_count: int) -> float:
+    """How much of a resource the nodes of the spec ask for with so many brokers, all together."""
+    controllers, coordinators = spec().controllers, spec().coordinators
+    assert isinstance(coordinators, int)
+    roles = {"broker": broker_count, "controller": controllers, "coordinator": coordinators}
     by_role: dict[str, RoleResources] = {role: getattr(spec().resources, role) for role in roles}
     if name == "CPU":
         return sum(count * by_role[role].num_cpus for role, count in roles.items())
@@ -50,37 +74,84 @@ def test_the_launchers_file_fits_the_schema_of_ray() -> None:
     assert launcher()["file_mounts"]["~/cluster.yaml"] == "./cluster.yaml"
 
 
-def test_machines_of_the_launcher_hold_all_nodes_and_the_head_none() -> None:
+def test_machines_of_the_launcher_hold_the_most_brokers_and_the_head_none() -> None:
     types = launcher()["available_node_types"]
     disks = types["disks"]
     assert types[launcher()["head_node_type"]]["resources"] == {"CPU": 0}
-    assert disks["min_workers"] == disks["max_workers"] >= spec().brokers
+    assert (disks["min_workers"], disks["max_workers"]) == (brokers().min, brokers().max)
     for name in (RESOURCE, "CPU"):
-        assert disks["min_workers"] * disks["resources"][name] >= wanted(name)
+        assert disks["min_workers"] * disks["resources"][name] >= wanted(name, brokers().min)
+        assert disks["max_workers"] * disks["resources"][name] >= wanted(name, brokers().max)
+    assert launcher()["max_workers"] >= sum(each.get("max_workers", 0) for each in types.values())
     assert [name for name, each in types.items() if RESOURCE in each["resources"]] == ["disks"]
     assert f"mount -o noatime /dev/nvme1n1 {spec().data_dir}" in disks["worker_setup_commands"][0]
+
+
+def test_one_more_broker_needs_one_more_machine() -> None:
+    """Two on one machine would need no other one, and would share its disk."""
+    given = [launcher()["available_node_types"]["disks"]["resources"], *map(resources_of, disk_groups())]
+    for each in given:
+        assert spec().resources.broker.resources[RESOURCE] * 2 > each[RESOURCE]
+
+
+def resources_of(group: dict[str, Any]) -> dict[str, float]:
+    """Beside processors: KubeRay wants a string that is quoted once more for the shell."""
+    found: dict[str, float] = json.loads(json.loads(group["rayStartParams"]["resources"]))
+    return found
+
+
+def test_the_manifests_of_kuberay_fit_its_schema() -> None:
+    cluster, *claims = kuberay_documents()
+    schemas = json.loads(kuberay_schema.PATH.read_text())
+    jsonschema.validate(cluster, schemas[cluster["kind"]])
+    for each in claims:
+        jsonschema.validate(each["spec"], schemas[each["kind"]])
+
+
+def test_a_manifest_with_an_unknown_key_a_wrong_value_or_a_missing_key_does_not_fit() -> None:
+    schema = json.loads(kuberay_schema.PATH.read_text())["RayCluster"]
+    for name, value in (("minReplica", 1), ("maxReplicas", "three"), ("groupName", None)):
+        cluster = kuberay_documents()[0]
+        cluster["spec"]["workerGroupSpecs"][0][name] = value
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(cluster, schema)
+    cluster = kuberay_documents()[0]
+    del cluster["spec"]["workerGroupSpecs"][0]["minReplicas"]
+    with pytest.raises(jsonschema.ValidationError, match="'minReplicas' is a required property"):
+        jsonschema.validate(cluster, schema)
 
 
 def test_each_disk_of_kuberay_belongs_to_one_pod() -> None:
     claims = {each["metadata"]["name"] for each in kuberay()[1]}
     used = []
-    for group in disk_groups():
+    for group in disk_groups_that_stay():
         assert (group["replicas"], group["minReplicas"], group["maxReplicas"]) == (1, 1, 1)
-        pod = group["template"]["spec"]
-        (volume,) = pod["volumes"]
+        (volume,) = group["template"]["spec"]["volumes"]
         used.append(volume["persistentVolumeClaim"]["claimName"])
-        (container,) = pod["containers"]
-        assert container["volumeMounts"] == [{"name": volume["name"], "mountPath": spec().data_dir}]
     assert Counter(used) == Counter(claims)
-    assert len(used) >= spec().brokers
+    assert len(used) >= brokers().min
+    for group in disk_groups_that_come():
+        (volume,) = group["template"]["spec"]["volumes"]
+        assert "ephemeral" in volume  # each pod gets a claim of its own
+    for group in disk_groups():
+        pod = group["template"]["spec"]
+        (container,) = pod["containers"]
+        assert container["volumeMounts"] == [
+            {"name": pod["volumes"][0]["name"], "mountPath": spec().data_dir}
+        ]
 
 
-def test_pods_with_disks_hold_all_nodes_and_the_head_none() -> None:
+def test_pods_with_disks_hold_the_most_brokers_and_the_head_none() -> None:
     cluster, _ = kuberay()
+    assert cluster["enableInTreeAutoscaling"]
     assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
-    given = [json.loads(json.loads(each["rayStartParams"]["resources"])) for each in disk_groups()]
-    assert sum(each[RESOURCE] for each in given) >= wanted(RESOURCE)
-    assert sum(int(each["rayStartParams"]["num-cpus"]) for each in disk_groups()) >= wanted("CPU")
+    for count, pods in ((brokers().min, "minReplicas"), (brokers().max, "maxReplicas")):
+        groups = disk_groups()
+        assert sum(each[pods] for each in groups) == count
+        assert sum(each[pods] * resources_of(each)[RESOURCE] for each in groups) >= wanted(RESOURCE, count)
+        assert sum(each[pods] * int(each["rayStartParams"]["num-cpus"]) for each in groups) >= wanted(
+            "CPU", count
+        )
 
 
 def test_pods_with_disks_are_never_on_one_machine() -> None:
