@@ -37,11 +37,20 @@ def drops_tombstones_at_once(original: Any) -> Any:
     return init
 
 
-def cleans_what_is_not_committed(_: Any) -> Any:
-    def before(segments: Any, bound: int, newest_ms: int | None) -> list[Any]:
-        return list(segments)
+def cleans_what_is_too_young(_: Any) -> Any:
+    return lambda config, timestamp_ms: None
 
-    return before
+
+def cleans_what_is_not_committed(original: Any) -> Any:
+    return lambda segments, bound, newest_ms: original(segments, 1 << 62, newest_ms)
+
+
+def says_that_all_was_put(original: Any) -> Any:
+    def put(self: Any, hashes: np.ndarray, offsets: np.ndarray) -> int:
+        original(self, hashes, offsets)
+        return len(offsets)
+
+    return put
 
 
 def takes_every_key_for_the_one_in_its_slot(_: Any) -> Any:
@@ -91,14 +100,28 @@ COMPACTION_BUGS = [
         seconds=SHORT,
     ),
     PlantedBug(
-        "cleaned past the lag bound and the high watermark",
+        "cleaned past the lag bound",
         "compaction",
-        planted(cleanable.__dict__, "_before", cleans_what_is_not_committed),
+        planted(cleanable.__dict__, "_newest_allowed", cleans_what_is_too_young),
         2,
         COMPACTING,
     ),
     PlantedBug(
+        "cleaned past the high watermark and what is durable",
+        "compaction",
+        planted(cleanable.__dict__, "_before", cleans_what_is_not_committed),
+        6,
+        COMPACTING,
+    ),
+    PlantedBug(
         "a map that overflows in silence",
+        "compaction",
+        planted(offset_map.OffsetMap, "put", says_that_all_was_put),
+        2,
+        COMPACTING,
+    ),
+    PlantedBug(
+        "all keys of a slot count as the same",
         "compaction",
         planted(offset_map.__dict__, "_same", takes_every_key_for_the_one_in_its_slot),
         1,
