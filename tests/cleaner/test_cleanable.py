@@ -28,7 +28,7 @@ def end_of(log: Log, high_watermark: int = 51) -> int:
     return cleanable(log, high_watermark, NOW_MS).end_offset
 
 
-def test_all_but_the_active_segment_may_be_cleaned() -> None:
+def test_all_but_the_active_segment_may_be_cleaned() -> None:  # F20
     _, log = five_segments()
     part = cleanable(log, 51, NOW_MS)
     sealed = sum(each.size_bytes for each in log.segments.all[:-1])
@@ -37,12 +37,12 @@ def test_all_but_the_active_segment_may_be_cleaned() -> None:
 
 
 @pytest.mark.parametrize(("high_watermark", "end_offset"), [(9, 0), (10, 10), (39, 30), (40, 40), (51, 50)])
-def test_what_is_not_committed_stays(high_watermark: int, end_offset: int) -> None:
+def test_what_is_not_committed_stays(high_watermark: int, end_offset: int) -> None:  # F20
     _, log = five_segments()
     assert end_of(log, high_watermark) == end_offset
 
 
-def test_what_a_power_cut_may_take_stays() -> None:
+def test_what_a_power_cut_may_take_stays() -> None:  # F20
     """Else the newest record of a key would be lost with it, and the one before it gone already."""
     disk, log = five_segments()
     put(log, *[(b"%d" % number, b"2") for number in range(10)])
@@ -52,7 +52,7 @@ def test_what_a_power_cut_may_take_stays() -> None:
     assert end_of(log, log.log_end_offset) == 61
 
 
-def test_nothing_behind_a_record_that_is_too_young_is_cleaned() -> None:
+def test_nothing_behind_a_record_that_is_too_young_is_cleaned() -> None:  # F20
     """Of a key there may be an older record before it, which it has to outlive."""
     young_ms = NOW_MS - 999
     _, log = five_segments(1000, 1000, young_ms, 1000, 1000, min_compaction_lag_ms=1000)
@@ -62,13 +62,13 @@ def test_nothing_behind_a_record_that_is_too_young_is_cleaned() -> None:
 
 
 @pytest.mark.parametrize(("lag_ms", "is_due"), [(99_000, False), (98_999, True)])
-def test_a_record_that_waited_too_long_makes_a_log_due(lag_ms: int, *, is_due: bool) -> None:
+def test_a_record_that_waited_too_long_makes_a_log_due(lag_ms: int, *, is_due: bool) -> None:  # F20
     _, log = five_segments(min_cleanable_dirty_ratio=1, max_compaction_lag_ms=lag_ms)
     part = cleanable(log, 51, NOW_MS)
     assert (part.is_overdue, part.is_due(log.config)) == (is_due, is_due)
 
 
-def test_a_log_is_due_when_more_of_it_is_dirty_than_it_may_be() -> None:
+def test_a_log_is_due_when_more_of_it_is_dirty_than_it_may_be() -> None:  # F20
     _, log = five_segments(min_cleanable_dirty_ratio=0.5)
     log.cleaned_offset = 30
     assert not cleanable(log, 51, NOW_MS).is_due(log.config)
@@ -76,13 +76,13 @@ def test_a_log_is_due_when_more_of_it_is_dirty_than_it_may_be() -> None:
     assert cleanable(log, 51, NOW_MS).is_due(log.config)
 
 
-def test_a_clean_log_is_not_due_however_little_may_be_dirty() -> None:
+def test_a_clean_log_is_not_due_however_little_may_be_dirty() -> None:  # F20
     disk, log = five_segments(max_compaction_lag_ms=1)
     clean(disk, log)
     assert not cleanable(log, log.log_end_offset, NOW_MS).is_due(log.config)
 
 
-def test_what_was_deleted_at_the_begin_counts_neither_as_clean_nor_as_dirty() -> None:
+def test_what_was_deleted_at_the_begin_counts_neither_as_clean_nor_as_dirty() -> None:  # F20
     _, log = five_segments()
     log.cleaned_offset = 10
     log.increment_log_start_offset(25)

@@ -19,13 +19,13 @@ def cleaned() -> tuple[MemoryDisk, LogDirectory]:
     return disk, directory
 
 
-def test_a_restarted_process_goes_on_behind_what_was_cleaned() -> None:
+def test_a_restarted_process_goes_on_behind_what_was_cleaned() -> None:  # F20
     disk, _ = cleaned()
     disk.process_crash()
     assert open_orders(open_directory(disk), COMPACTED).cleaned_offset == 40
 
 
-def test_what_came_after_a_truncation_is_not_clean_for_the_process_after_a_crash() -> None:
+def test_what_came_after_a_truncation_is_not_clean_for_the_process_after_a_crash() -> None:  # F20
     """Else a tombstone there would go after its horizon, and the value before it would stay."""
     disk, directory = cleaned()
     (log,) = directory.logs.values()

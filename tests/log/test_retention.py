@@ -276,7 +276,7 @@ def _crashes(then: Callable[[_StoppingDisk, int], None]) -> Iterator[tuple[_Stop
 
 
 @pytest.mark.parametrize("seed", [None, *range(10)])
-def test_a_crash_at_any_step_costs_nothing_that_has_to_stay(seed: int | None) -> None:  # B32, B33
+def test_a_crash_at_any_step_costs_nothing_that_has_to_stay(seed: int | None) -> None:  # B32, B33, F11
     def crash(disk: _StoppingDisk, step: int) -> None:
         if seed is None:
             disk.process_crash()
