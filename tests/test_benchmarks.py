@@ -29,6 +29,7 @@ from benchmarks.group_members import (
 from benchmarks.group_offsets import RaykaGroups, rayka_fill, rayka_loaded_s
 from benchmarks.harness import Bar, Row, amount, compare, in_turn, median_share
 from benchmarks.report import Report, print_table, write_json, write_readme
+from benchmarks.scale_nodes import QUICK_IMAGE_PARTITIONS, image_rows
 from benchmarks.single_records import rate_by_port, rate_by_producer
 
 
@@ -213,6 +214,20 @@ def test_a_part_that_fails_takes_no_other_part_with_it() -> None:
     failures: list[Exception] = []
     assert [row.what for _ in range(2) for row in groups._guarded(part(), failures)] == ["first", "first"]
     assert [str(each) for each in failures] == ["no process", "no process"]
+
+
+def test_one_controllers_image_has_a_row_for_its_snapshot_and_for_each_long_request() -> None:
+    rows = list(image_rows(QUICK_IMAGE_PARTITIONS))
+    assert {row.settings for row in rows} == {"2,500 partitions of 50 topics, 3 replicas"}
+    assert [row.what.removesuffix(": the controller's longest turn") for row in rows] == [
+        "snapshot of an image",
+        "load that snapshot",
+        "fence a broker",
+        "unfence it",
+        "shut a broker down",
+        "elect leaders",
+        "delete all topics",
+    ]
 
 
 def test_a_group_settles_commits_and_goes_on_without_a_member() -> None:

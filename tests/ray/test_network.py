@@ -167,6 +167,40 @@ def test_an_actor_made_anew_after_its_ray_node_was_lost_is_found_again(rays: Ray
     ray.kill(ray.get_actor("homeless/broker-1", NAMESPACE))
 
 
+class _AnsweringOnce:
+    def __init__(self) -> None:
+        self._has_answered = False
+
+    async def status(self, _: bytes) -> None:
+        if self._has_answered:
+            await asyncio.Event().wait()
+        self._has_answered = True
+        raise LookupError("answered")
+
+
+def test_after_a_call_that_took_too_long_the_actor_is_looked_up_anew(ray_address: str) -> None:
+    """Else the next call would go to one that has ended, if nothing had told of its end."""
+
+    def is_made(actor: type) -> bool:
+        """False while its name is taken."""
+        options = {"name": "replaced/broker-1", "namespace": NAMESPACE, "lifetime": "detached", "num_cpus": 0}
+        try:
+            ray.remote(actor).options(**options).remote()
+        except ActorAlreadyExistsError:
+            return False
+        return True
+
+    network = RayNetwork("replaced", transport="ray")
+    assert is_made(_AnsweringOnce)
+    assert reaches(network)
+    with pytest.raises(RequestTimedOut):
+        call(network, 1, StatusRequest(), timeout_ms=200)
+    ray.kill(ray.get_actor("replaced/broker-1", NAMESPACE))
+    wait_until(lambda: is_made(_Answering))
+    assert reaches(network)
+    ray.kill(ray.get_actor("replaced/broker-1", NAMESPACE))
+
+
 CONNECTED_TWICE = """
 import os, sys, ray, rayka
 topic = sys.argv[1]
