@@ -62,6 +62,22 @@ def test_one_group_in_three_has_its_offsets_compacted_and_is_else_the_same() -> 
         assert each.config["offsets_topic_segment_bytes"] == 1_200
 
 
+def test_a_run_that_ends_while_members_stand_still_leaves_none_of_their_tasks() -> None:
+    topics = (TopicPlan("data0", 2, 2, {}),)
+    options = swarm(7, seconds=SECONDS, members=2, coordinators=1, topics=topics, voters=1, brokers=2)
+    simulation = Simulation(options)
+    simulation.begin()
+    simulation.run_until_ms(3_000)
+    members = simulation.groups.members
+    for each in members:
+        each.process.is_paused = True
+    simulation.run_until_ms(4_000)
+    tasks = [each.task for each in members if each.task is not None]
+    assert [each.done() for each in tasks] == [False, False]
+    simulation.close()
+    assert [each.done() for each in tasks] == [True, True]
+
+
 def test_seeds_draw_groups_of_all_kinds() -> None:
     drawn = [swarm(seed) for seed in range(400)]
     grouped = [each for each in drawn if each.members]

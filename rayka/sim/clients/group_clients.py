@@ -98,8 +98,10 @@ class GroupClients:
         return self.history.check_final(self.partitions) if self.members else ""
 
     def close(self) -> None:
+        """What is under way is given up. A member that stands still is resumed: its tasks find themselves cancelled."""
         for each in self.members:
             each.process.is_alive = False
+            self.data.loop.resume(each.process)
 
 
 class _Member(DataClient):
