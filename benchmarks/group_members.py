@@ -1,4 +1,4 @@
-"""Members of a consumer group, rayka's and Kafka's by one face, and what a group of them does: settle, read, commit.
+"""Members of a consumer group, rayka's and Kafka's by one face, and how long a group of them takes to settle.
 
 Run as a program this is a member in a process of its own, which can be killed, or a process with many clients, which
 says how large it is.
@@ -8,15 +8,15 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import psutil
 
 import rayka
 from rayka.client.bootstrap import ClusterHandle
+from rayka.client.group.member_requests import GroupMetadata
 
 _WAIT_S = 60.0
 _POLL_S = 0.5
@@ -68,6 +68,11 @@ class RaykaMember:
 
     def commit(self, offset: int) -> None:
         self._consumer.commit({min(self._consumer.assignment()): offset})
+
+    @property
+    def metadata(self) -> GroupMetadata:
+        """Its place in the group."""
+        return self._consumer.group_metadata()
 
     def close(self) -> None:
         self._consumer.close()
@@ -236,64 +241,6 @@ def settle_s(make: MakeMember, options: Mapping[str, Any], members: int, partiti
         joined_s = group.join()
         what = f"{members} members share {partitions} partitions"
         return until(lambda: group.shares(partitions), what) - joined_s
-
-
-class Pauses(NamedTuple):
-    """For how long nothing was read: of the partitions of the member that was killed, and of the others' at most."""
-
-    killed_s: float
-    others_s: float
-
-
-def pauses_around(
-    group: PolledGroup, partitions: int, victims: set[int], kill: Callable[[], None], after_s: float
-) -> Pauses:
-    """Kills the member that has the victims, while records come for all partitions."""
-    time.sleep(1.0)
-    kill()
-    killed_s = time.perf_counter()
-    until(lambda: group.shares(partitions), "the others have what the killed member had")
-    until(lambda: victims <= {each for at_s, each in group.seen() if at_s > killed_s}, "all are read again")
-    time.sleep(after_s)
-    seen = group.seen()
-    first = min(at_s for at_s, each in seen if each in victims and at_s > killed_s + 0.2)
-    gaps = [
-        max(after - before for before, after in pairwise(moments))
-        for number in range(partitions)
-        if number not in victims
-        for moments in [[at_s for at_s, each in seen if each == number and at_s > killed_s - 1]]
-    ]
-    return Pauses(first - killed_s, max(gaps))
-
-
-def longest_commit_gap(members: Sequence[Member], act: Callable[[], None], seconds_long: float) -> float:
-    """The longest time between two commits of a member, while all of them commit all the time and something happens."""
-    is_over, gaps = threading.Event(), [0.0] * len(members)
-
-    def commit(place: int) -> None:
-        offset, last_s = 0, time.perf_counter()
-        while not is_over.is_set():
-            offset += 1
-            try:
-                members[place].commit(offset)
-            except Exception:  # Kafka's own error, or ours, until the next coordinator is there
-                time.sleep(0.01)
-                continue
-            now_s = time.perf_counter()
-            gaps[place], last_s = max(gaps[place], now_s - last_s), now_s
-            members[place].poll(0.001)  # or the member would leave
-            time.sleep(0.01)
-
-    threads = [threading.Thread(target=commit, args=(place,), daemon=True) for place in range(len(members))]
-    for each in threads:
-        each.start()
-    time.sleep(1.0)
-    act()
-    time.sleep(seconds_long)
-    is_over.set()
-    for each in threads:
-        each.join(_WAIT_S)
-    return max(gaps)
 
 
 # ---- In a process of its own -----------------------------------------------------------------------------------------

@@ -13,28 +13,27 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import ray
 
 import rayka
 from benchmarks import client_rates, compacted_offsets, group_offsets
+from benchmarks.group_gaps import Heartbeats, Pauses, commits_of, longest_gaps, pauses_around
 from benchmarks.group_members import (
     MakeMember,
-    Pauses,
+    Member,
     PolledGroup,
     RaykaMember,
     Trickle,
     kafka_sender,
-    longest_commit_gap,
     member_of,
-    pauses_around,
     settle_s,
     until,
 )
@@ -93,7 +92,7 @@ def _on_coordinators(
             kafka = stack.enter_context(
                 running_kafka(kafka_jars, directory / "kafka-3", brokers=3, properties=more)
             )
-        yield _killed_coordinator(cluster, kafka, quick=quick)
+        yield from _killed_coordinator(cluster, kafka, quick=quick)
 
 
 class _OneBroker:
@@ -398,7 +397,7 @@ def _settle_options(kind: str, number: int) -> dict[str, Any]:
 # ---- A coordinator that is killed ------------------------------------------------------------------------------------
 
 
-def _killed_coordinator(cluster: rayka.Cluster, kafka: Kafka | None, *, quick: bool) -> Row:
+def _killed_coordinator(cluster: rayka.Cluster, kafka: Kafka | None, *, quick: bool) -> Iterator[Row]:
     seconds_long = 4.0 if quick else 8.0
     with rayka.Admin(cluster=cluster) as admin:
         admin.create_topic("commits", partitions=2, replication_factor=1)
@@ -408,27 +407,60 @@ def _killed_coordinator(cluster: rayka.Cluster, kafka: Kafka | None, *, quick: b
             coordinator_id = admin.describe_group(group_id).coordinator_id
         os.kill(pid_of(cluster, node_id=coordinator_id), signal.SIGKILL)
 
-    ours = _commit_gap(lambda options: RaykaMember(cluster, "commits", options), kill, seconds_long)
+    def beats_of(member: Member) -> Callable[[], object]:
+        assert isinstance(member, RaykaMember)
+        return Heartbeats(cluster.network(), member.metadata)
+
+    make = partial(RaykaMember, cluster, "commits")
+    ours = _costs_of_a_coordinator(make, kill, seconds_long, (commits_of, beats_of))
     theirs = None
     if kafka is not None:
         kafka.create_topic("commits", 2, replicas=3)
-        theirs = _commit_gap(
-            member_of("kafka", kafka.address, "", "commits"), partial(_kill_kafka, kafka), 25.0
-        )
-    note = f"rebalances: {ours[1]}" + (f"; Kafka's: {theirs[1]}" if theirs is not None else "")
-    return Row.allowed(
-        "kill -9 of the coordinator, longest time between two commits",
-        ours[0],
+        make_theirs = member_of("kafka", kafka.address, "", "commits")
+        theirs = _costs_of_a_coordinator(make_theirs, partial(_kill_kafka, kafka), 25.0, (commits_of,))
+    what, settings = "kill -9 of the coordinator, ", "2 members, each commits every 10 ms"
+    yield Row.allowed(
+        what + "longest time between two commits",
+        ours.gaps_s[0],
         "s",
         1.0,
-        settings="2 members, each commits every 10 ms",
-        peer=None if theirs is None else theirs[0],
-        note=note,
+        settings=settings,
+        peer=theirs and theirs.gaps_s[0],
+    )
+    yield Row.allowed(
+        what + "longest time between two heartbeats",
+        ours.gaps_s[1],
+        "s",
+        1.0,
+        settings="2 members, a heartbeat of each every 10 ms beside the commits",
+    )
+    yield Row(
+        what=what + "rebalances",
+        value=ours.rebalances,
+        unit="",
+        settings=settings,
+        limit=1,
+        limit_what="one rebalance",
+        share=ours.rebalances,
+        bar=Bar(0, at_most=True),
+        peer=theirs and theirs.rebalances,
     )
 
 
-def _commit_gap(make: MakeMember, kill: Callable[[str], None], seconds_long: float) -> tuple[float, int]:
-    """The longest time between two commits, and how many rebalances there were."""
+class _Costs(NamedTuple):
+    """The longest time between two successes of each kind of call, and how many rebalances there were."""
+
+    gaps_s: list[float]
+    rebalances: int
+
+
+def _costs_of_a_coordinator(
+    make: MakeMember,
+    kill: Callable[[str], None],
+    seconds_long: float,
+    kinds: Sequence[Callable[[Member], Callable[[], object]]],
+) -> _Costs:
+    """All members make calls of all kinds while their coordinator is killed."""
     group_id = f"gap-{next(_numbers)}"
     with PolledGroup(make, {"group.id": group_id, "auto.offset.reset": "latest"}, 2) as group:
         group.join()
@@ -437,8 +469,10 @@ def _commit_gap(make: MakeMember, kill: Callable[[str], None], seconds_long: flo
             each.pause()
         members = [each.member for each in group.polls]
         before = sum(each.rebalances for each in members)
-        gap_s = longest_commit_gap(members, lambda: kill(group_id), seconds_long)
-        return gap_s, sum(each.rebalances for each in members) - before
+        calls = [call_of(member) for call_of in kinds for member in members]
+        gaps_s = longest_gaps(calls, lambda: kill(group_id), seconds_long)
+        longest = [max(gaps_s[begin : begin + len(members)]) for begin in range(0, len(calls), len(members))]
+        return _Costs(longest, sum(each.rebalances for each in members) - before)
 
 
 def _kill_kafka(kafka: Kafka, group_id: str) -> None:

@@ -1,6 +1,7 @@
 """The harness of the benchmarks: shares, bars, and the texts of a report."""
 
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from io import StringIO
@@ -17,15 +18,8 @@ from benchmarks import groups
 from benchmarks.bare_sockets import bare_copies
 from benchmarks.end_to_end import latencies
 from benchmarks.gaps import Acknowledgements, Seen, Shares
-from benchmarks.group_members import (
-    PolledGroup,
-    RaykaMember,
-    Trickle,
-    longest_commit_gap,
-    pauses_around,
-    settle_s,
-    until,
-)
+from benchmarks.group_gaps import Heartbeats, commits_of, longest_gaps, pauses_around
+from benchmarks.group_members import PolledGroup, RaykaMember, Trickle, settle_s, until
 from benchmarks.group_offsets import RaykaGroups, rayka_fill, rayka_loaded_s
 from benchmarks.harness import Bar, Row, amount, compare, in_turn, median_share
 from benchmarks.report import Report, print_table, write_json, write_readme
@@ -254,7 +248,51 @@ def test_a_group_settles_commits_and_goes_on_without_a_member() -> None:
             assert 0 < pauses.killed_s < 30
             assert 0 < pauses.others_s < 30
             staying.pause()
-            assert 0 < longest_commit_gap([staying.member], lambda: None, 0.2) < 30
+            assert isinstance(staying.member, RaykaMember)
+            calls = [commits_of(staying.member), Heartbeats(cluster.network(), staying.member.metadata)]
+            for call in calls:
+                call()
+            assert all(0 < each < 30 for each in longest_gaps(calls, lambda: None, 0.2))
+
+
+class FakeMember:
+    """Owns two partitions. After `fail`, the second one has no records, and commits are refused."""
+
+    rebalances = 0
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._fails = False
+
+    def subscribe(self) -> None:
+        pass
+
+    def fail(self) -> None:
+        self._fails = True
+
+    def poll(self, timeout_s: float) -> list[int]:
+        time.sleep(timeout_s)
+        return [0] if self._fails else [0, 1]
+
+    def assignment(self) -> set[int]:
+        return {0, 1}
+
+    def commit(self, offset: int) -> None:
+        if self._fails:
+            raise LookupError("no coordinator")
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_pause_that_goes_on_when_the_measurement_ends_counts() -> None:
+    with PolledGroup(FakeMember, {}, 1, poll_s=0.01) as group:
+        group.join()
+        member = group.polls[0].member
+        assert isinstance(member, FakeMember)
+        pauses = pauses_around(group, 2, {0}, member.fail, after_s=0.5)
+    assert pauses.others_s >= 0.5
+    failing = FakeMember({})
+    assert longest_gaps([commits_of(failing)], failing.fail, 0.5)[0] >= 0.5
 
 
 def test_commits_and_offsets_are_counted_until_all_are_answered() -> None:
