@@ -20,9 +20,10 @@ import pyarrow as pa
 import ray
 
 import rayka
+from benchmarks import client_rates
 from benchmarks.bare_replication import BareReplication
 from benchmarks.gaps import Acknowledgements, Seen, Shares, acknowledgements_around, watch
-from benchmarks.harness import Bar, Row, amount, quantile
+from benchmarks.harness import Bar, Row, amount, in_turn, median_share, quantile
 from benchmarks.kafka import Kafka, running_kafka
 from benchmarks.limits import NoopActor, payloads, seconds
 from benchmarks.stage import local_ray, pid_of, running_cluster
@@ -71,6 +72,7 @@ class _Replication:
     def rows(self) -> Iterator[Row]:
         yield self._rate(1000, "1 KB", records=20_000, bar=Bar(1.2))
         yield self._rate(100, "100 B", records=100_000, bar=Bar(1.2))
+        yield from self._one_by_one()
         yield from self._latency()
         yield self._kill()
         yield self._controlled_stop()
@@ -126,6 +128,33 @@ class _Replication:
             bar=bar,
             peer=peer,
         )
+
+    def _one_by_one(self) -> Iterator[Row]:
+        """`send` for each record, with keys and without."""
+        topic, values = self._topic(PARTITIONS), payloads(10_000, 100)
+        load = client_rates.Load(topic, values, 2 if self._is_quick else 20)
+        with rayka.Producer(cluster=self._cluster) as producer:
+            sides: dict[str, Callable[[], float]] = {
+                "plain": partial(client_rates.send_rate, producer, load),
+                "keyed": partial(client_rates.keyed_send_rate, producer, load),
+            }
+            if self._kafka is not None:
+                produce = partial(self._kafka.produce_rate, topic, values, load.repeats, acks="all")
+                sides |= {"theirs, plain": produce, "theirs, keyed": partial(produce, keys=load.keys)}
+            taken = in_turn(sides, rounds=self._rounds)
+        for name, what in (("plain", "send() loop until flush returns"), ("keyed", "the same with keys")):
+            theirs = taken.get(f"theirs, {name}")
+            yield Row(
+                what=f"{what}, acks=all",
+                settings=f"100 B, {BROKERS} replicas, {PARTITIONS} partitions",
+                value=statistics.median(taken[name]),
+                unit="records/s",
+                limit=theirs and statistics.median(theirs),
+                limit_what="Kafka with confluent-kafka's produce, in turn",
+                share=theirs and median_share(taken[name], theirs),
+                bar=Bar(2),
+                peer=theirs and statistics.median(theirs),
+            )
 
     def _latency(self) -> Iterator[Row]:
         """Ours in turn with a no-op actor's and with the bare calls': the machine drifts within seconds."""
