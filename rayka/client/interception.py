@@ -1,7 +1,8 @@
 """What the interceptors of producers and of consumers have in common: how they are given, and that they harm nothing.
 
-Invariant: an exception of an interceptor is logged, and neither the client nor the other interceptors see it. Kafka:
-ProducerInterceptors, ConsumerInterceptors.
+Invariant: an exception of an interceptor is logged, and neither the client nor the other interceptors see it. On the IO
+thread that holds for whatever is raised; in the application's thread a SystemExit, a KeyboardInterrupt or the end of a
+task is the application's. Kafka: ProducerInterceptors, ConsumerInterceptors.
 """
 
 import logging
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from rayka.client import io_thread
 from rayka.errors import ConfigError
 
 Hook = Callable[..., Any]
@@ -33,8 +35,12 @@ def hooks_of(given: Sequence[object], name: str) -> list[Hook]:
 
 @contextmanager
 def contained(hook: Hook) -> Iterator[None]:
-    """Within it the hook is called: what it raises is logged."""
+    """Within it the hook is called: what it raises is logged. On the IO thread a SystemExit would end the step that has
+    other answers to bring.
+    """
     try:
         yield
-    except Exception:
+    except BaseException as error:
+        if not isinstance(error, Exception) and not io_thread.is_current():
+            raise
         logger.exception("the interceptor %r raised; its client goes on without it", hook)

@@ -66,26 +66,43 @@ def test_they_hear_of_failures_of_the_delivery_and_of_send():
     assert [(type(error), metadata) for error, metadata in own] == [(RecordTooLarge, None)]
 
 
-def test_one_that_raises_is_logged_and_harms_nothing_else(caplog: pytest.LogCaptureFixture):
+@pytest.mark.parametrize("kind", [LookupError, SystemExit, KeyboardInterrupt, asyncio.CancelledError])
+def test_one_that_raises_is_logged_and_harms_nothing_else(
+    kind: type[BaseException], caplog: pytest.LogCaptureFixture
+):
     class Broken:
         def on_send(self, record: Any) -> Any:
             raise LookupError("before")
 
         def on_acknowledgement(self, metadata: Any, error: Any) -> None:
-            raise LookupError("after")
+            raise kind("after")
 
     class Forgetful:
         def on_send(self, record: Any) -> None:
             """Returns nothing."""
 
-    cluster, tracing = ScriptedCluster({"orders": 1}), Tracing()
+    cluster, tracing, own = ScriptedCluster({"orders": 1}), Tracing(), []
     with Producer(cluster, interceptors=[Broken(), Forgetful(), tracing], **QUICK) as producer:
-        assert producer.send("orders", b"x").result(WAIT_S).offset == 0
+        sent = producer.send("orders", b"x", on_delivery=lambda *told: own.append(told))
+        assert sent.result(WAIT_S).offset == 0
         producer.flush(WAIT_S)  # raises nothing
     assert cluster.values("orders", 0) == [b"x"]
-    assert len(tracing.received) == 1
+    assert tracing.received == [(sent.result(), None)]
+    assert own == [(None, sent.result())]
     for said in ("before", "after", "expected on_send to return the record, found NoneType"):
         assert said in caplog.text
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+def test_what_ends_the_application_reaches_it_from_send(kind: type[BaseException]):
+    class Leaving:
+        def on_send(self, record: Any) -> Any:
+            raise kind
+
+    cluster = ScriptedCluster({"orders": 1})
+    with Producer(cluster, interceptors=[Leaving()], **QUICK) as producer, pytest.raises(kind):
+        producer.send("orders", b"x")
+    assert cluster.values("orders", 0) == []
 
 
 @pytest.mark.parametrize("given", [[object()], "tracing", 7])

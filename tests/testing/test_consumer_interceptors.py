@@ -62,13 +62,16 @@ class Commits:
 
 
 class Broken:
-    """Raises from both hooks."""
+    """Raises from both hooks, from the second one this."""
+
+    def __init__(self, kind: type[BaseException]) -> None:
+        self._kind = kind
 
     def on_consume(self, records: list[Any]) -> list[Any]:
         raise LookupError("while consuming")
 
     def on_commit(self, offsets: Any) -> None:
-        raise LookupError("after the commit")
+        raise self._kind("after the commit")
 
 
 class Forgetful:
@@ -138,14 +141,34 @@ def test_they_hear_of_automatic_commits(cluster, topic):
     assert commits.committed == [{TopicPartition(topic, 0): 10}]  # at the end
 
 
-def test_one_that_raises_is_logged_and_harms_nothing_else(cluster, topic, caplog):
-    commits = Commits()
-    with earliest(cluster, topic, Broken(), Forgetful(), commits, group_id=topic) as consumer:
+@pytest.mark.parametrize("kind", [LookupError, SystemExit, KeyboardInterrupt, asyncio.CancelledError])
+def test_one_that_raises_is_logged_and_harms_nothing_else(cluster, topic, caplog, kind):
+    commits, told, tp = Commits(), [], TopicPartition(topic, 0)
+    with earliest(cluster, topic, Broken(kind), Forgetful(), commits, group_id=topic) as consumer:
         assert len(consumer.poll(10_000)) == 10
-        consumer.commit()
-    assert commits.committed[0] == {TopicPartition(topic, 0): 10}
+        consumer.commit({tp: 4})
+        consumer.commit_async({tp: 7}, lambda offsets, error: told.append(error))
+        wait_until(lambda: told == [None])
+        assert consumer.committed([tp])[tp].offset == 7
+    assert commits.committed == [{tp: 4}, {tp: 7}, {tp: 10}]  # the last one at the end
+    with earliest(cluster, topic, group_id=topic) as successor:
+        assert successor.committed([tp])[tp].offset == 10
     for said in ("while consuming", "after the commit", "to return a list of records, found NoneType"):
         assert said in caplog.text
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+def test_what_ends_the_application_reaches_it_from_poll_and_from_a_loop(cluster, topic, kind):
+    class Leaving:
+        def on_consume(self, records: list[Any]) -> list[Any]:
+            raise kind
+
+    with earliest(cluster, topic, Leaving()) as consumer:
+        with pytest.raises(kind):
+            consumer.poll(10_000)
+        consumer.seek(TopicPartition(topic, 0), 0)
+        with pytest.raises(kind):
+            next(iter(consumer))
 
 
 @pytest.mark.parametrize("given", [[object()], "tracing", 7])
