@@ -18,7 +18,6 @@ from ray.util.placement_group import (
 
 from rayka.actors.names import actor_name
 from rayka.actors.node_placement import needs, shortage
-from rayka.actors.ray_internals import part
 from rayka.actors.scaling.planner import Room
 from rayka.config import ClusterSpec
 
@@ -77,8 +76,9 @@ def _groups(cluster_name: str) -> dict[int, dict[str, str]]:
 
 
 def _handle(group_id: str) -> PlacementGroup:
-    id_of: Any = part("ray._raylet", "PlacementGroupID")
-    return PlacementGroup(id_of(bytes.fromhex(group_id)))
+    """Ray itself finds a group by its name, but only in the namespace that this process is in."""
+    kind = type(PlacementGroup.empty().id)
+    return PlacementGroup(kind(bytes.fromhex(group_id)))
 
 
 def _name(cluster_name: str, broker_id: int) -> str:
