@@ -123,6 +123,25 @@ def test_who_follows_a_log_reads_all_that_each_process_has_written(ray_address: 
         ray.kill(speaker)
 
 
+def test_a_command_follows_a_log_until_it_is_interrupted(
+    cluster: Cluster, environment: dict[str, str]
+) -> None:
+    node = ("1", "--cluster", cluster.name, "--address", cluster.ray_address)
+    with subprocess.Popen(
+        [*RAYKA, "logs", *node, "-f", "-n", "1"], stdout=subprocess.PIPE, text=True, env=environment
+    ) as following:
+        assert following.stdout is not None
+        try:
+            assert following.stdout.readline()  # the last line there was: whatever comes now is new
+            with rayka.Admin(cluster=cluster) as admin:
+                admin.create_topic("followed")
+            assert any("leads followed-0" in line for line in following.stdout)
+            following.send_signal(signal.SIGINT)
+            assert following.wait(60) == 128 + signal.SIGINT
+        finally:
+            following.kill()
+
+
 def test_a_broker_with_a_failed_directory_is_degraded_and_the_exit_code_says_so(
     cluster: Cluster, command: Command, tmp_path: Path
 ) -> None:
@@ -144,25 +163,6 @@ def test_a_broker_with_a_failed_directory_is_degraded_and_the_exit_code_says_so(
     assert f"{failing} (offline)" in said.out
     (described, _) = json.loads(command(*asked, "--json").out)["nodes"]
     assert (described["state"], described["offline_data_dirs"]) == ("degraded", [str(failing)])
-
-
-def test_a_command_follows_a_log_until_it_is_interrupted(
-    cluster: Cluster, environment: dict[str, str]
-) -> None:
-    node = ("1", "--cluster", cluster.name, "--address", cluster.ray_address)
-    with subprocess.Popen(
-        [*RAYKA, "logs", *node, "-f", "-n", "1"], stdout=subprocess.PIPE, text=True, env=environment
-    ) as following:
-        assert following.stdout is not None
-        try:
-            assert following.stdout.readline()  # the last line there was: whatever comes now is new
-            with rayka.Admin(cluster=cluster) as admin:
-                admin.create_topic("followed")
-            assert any("leads followed-0" in line for line in following.stdout)
-            following.send_signal(signal.SIGINT)
-            assert following.wait(60) == 128 + signal.SIGINT
-        finally:
-            following.kill()
 
 
 @pytest.mark.parametrize("node", ["nobody", "controller-1", "broker-", "-1", "\u0663"])
