@@ -18,6 +18,8 @@ import ray
 
 from rayka.actors import launch, on_ray_node
 from rayka.actors.found_directories import look_at
+from rayka.actors.names import supervisor_name
+from rayka.actors.node_logs import find_logs, last_lines
 from rayka.actors.on_ray_node import own_ray_node_id, run_on, run_on_all
 from rayka.actors.ray_internals import part
 from rayka.actors.start_lock import only_start
@@ -53,16 +55,20 @@ def machines(rays: RayNodes) -> Iterator[Machines]:
 
 
 @pytest.fixture
-def add_foreign(rays: RayNodes, tmp_path: Path) -> Iterator[Callable[[str], str]]:
-    """Adds a Ray node with the resources of a machine whose workers begin with this program; its id."""
+def add_foreign(rays: RayNodes, tmp_path: Path) -> Iterator[Callable[..., str]]:
+    """Adds a Ray node whose workers begin with this program, with the resources of a machine or without; its id."""
     added = []
 
-    def add(program: str) -> str:
+    def add(program: str, *, has_resources: bool = True) -> str:
         directory = tmp_path / f"python-{len(added)}"
         directory.mkdir()
         directory.joinpath("sitecustomize.py").write_text(program)
         added.append(
-            rays.add_node(num_cpus=1, resources={"machine": 1}, env_vars={"PYTHONPATH": str(directory)})
+            rays.add_node(
+                num_cpus=1,
+                resources={"machine": 1} if has_resources else {},
+                env_vars={"PYTHONPATH": str(directory)},
+            )
         )
         return str(added[-1].node_id)
 
@@ -72,25 +78,29 @@ def add_foreign(rays: RayNodes, tmp_path: Path) -> Iterator[Callable[[str], str]
 
 
 def test_a_ray_node_without_rayka_is_skipped_by_start_and_supervisor_and_named_where_a_disk_is_missing(
-    machines: Machines, add_foreign: Callable[[str], str], tmp_path: Path
+    machines: Machines, add_foreign: Callable[..., str], tmp_path: Path
 ) -> None:
-    foreign = add_foreign(NO_RAYKA)
+    foreign, unable = add_foreign(NO_RAYKA), add_foreign(NO_RAYKA, has_resources=False)
     fields = {"name": "guest", "data_dir": str(tmp_path / "data"), "resources": ON_MACHINES}
     with Cluster.start(**fields) as cluster:
         assert set(homes(cluster).values()) == set(machines.ray_node_ids)
         launch.end(launch.find("guest", 1))
         running(cluster)
+        said = "\n".join(line for _, line in last_lines(find_logs(supervisor_name("guest")), 1000)[0])
+        assert f"Ray node {foreign} was skipped: " in said
+        assert unable not in said
     shutil.rmtree(tmp_path / "data" / "guest" / "broker-1")
     with pytest.raises(
         StorageError, match=f"broker-1;.*Ray node {foreign} was skipped: .*No module named 'rayka'"
-    ):
+    ) as raised:
         Cluster.start(**fields)
+    assert unable not in str(raised.value)  # it has not the resources that the spec asks for
     with pytest.raises(UnavailableError, match=f"Ray node {foreign} did not run look_at: .*'rayka'"):
         run_on(foreign, look_at, [])
 
 
 def test_all_ray_nodes_are_asked_and_one_that_starts_no_worker_holds_up_no_other(
-    machines: Machines, add_foreign: Callable[[str], str], tmp_path: Path
+    machines: Machines, add_foreign: Callable[..., str], tmp_path: Path
 ) -> None:
     able = [own_ray_node_id(), *machines.ray_node_ids]
     run_on_all(able, 60, look_at, [])  # from now on there is a worker
