@@ -265,6 +265,16 @@ def configured(**values: Any) -> list[MetadataRecord]:
     ]
 
 
+def broker_configured(**values: Any) -> list[MetadataRecord]:
+    """The configuration of all brokers, in snake_case."""
+    return [
+        ConfigRecord(
+            resource_type=ResourceType.BROKER, resource_name="", name=key.replace("_", "."), value=str(value)
+        )
+        for key, value in values.items()
+    ]
+
+
 # ---- Answers of a leader ---------------------------------------------------------------------------------------------
 
 

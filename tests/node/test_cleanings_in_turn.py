@@ -2,24 +2,29 @@
 
 import asyncio
 from collections.abc import Sequence
+from uuid import UUID
 
 import pytest
 
+from rayka.cleaner.cleanable import cleanable
 from rayka.cleaner.offset_map import SLOT_BYTES
 from rayka.errors import DiskFull, ErrorCode, StorageError
 from rayka.log.log import Log
+from rayka.metadata.metadata_records import RemoveTopicRecord
 from rayka.node.answering import completed
 from rayka.node.handlers.produce_handler import ProduceHandler
 from rayka.ports import Buffer, Job, RunningJob
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.produce import ACKS_LEADER, ProducePartition, ProduceRequest
 from rayka.testing.memory_disk import MemoryDisk
-from tests.metadata.support import ORDERS
+from tests.metadata.support import ORDERS, topic
+from tests.node.controller_support import until
 from tests.node.move_support import FullDisk
 from tests.node.produce_support import TIMEOUT_MS, WALL_CLOCK_MS
-from tests.node.replica_support import BROKER, DATA_DIR, Broker, configured, run
+from tests.node.replica_support import BROKER, DATA_DIR, Broker, broker_configured, configured, run
 
 BACKOFF_S = 15
+NEWER = UUID(int=101)
 COMPACTED = {"cleanup_policy": "compact", "segment_bytes": 1024, "min_cleanable_dirty_ratio": 0.01}
 
 
@@ -34,10 +39,17 @@ async def leading(disk: MemoryDisk | None = None, *, partitions: int = 1, **conf
     return broker
 
 
-async def put(broker: Broker, number: int = 0, *, key: bytes = b"key", value: bytes = b"." * 200) -> None:
+async def put(
+    broker: Broker,
+    number: int = 0,
+    *,
+    key: bytes = b"key",
+    value: bytes = b"." * 200,
+    topic_id: UUID = ORDERS,
+) -> None:
     """One record of a key."""
     records = encode_batch([value], keys=[key], timestamps_ms=WALL_CLOCK_MS)
-    request = ProduceRequest(ACKS_LEADER, TIMEOUT_MS, (ProducePartition(ORDERS, number, records),))
+    request = ProduceRequest(ACKS_LEADER, TIMEOUT_MS, (ProducePartition(topic_id, number, records),))
     response = await completed(ProduceHandler(broker.replicas, lambda: WALL_CLOCK_MS).handle(request))
     assert response.partitions[0].error_code is ErrorCode.NONE
 
@@ -57,6 +69,51 @@ def test_a_topic_that_is_not_compacted_any_more_loses_nothing_to_a_cleaning_unde
         await broker.apply(*configured(cleanup_policy="compact"))
         await asyncio.sleep(600)
         assert log_of(broker).segments.size_bytes < size_bytes / 4
+        await broker.stop()
+
+    run(main)
+
+
+def test_the_log_with_the_most_to_gain_comes_first() -> None:  # F20
+    async def main() -> None:
+        broker = await leading(partitions=2, log_cleaner_io_max_bytes_per_second=1000)
+        log_of(broker).cleaned_offset = 20
+        ratios = [cleanable(log_of(broker, number), 40, WALL_CLOCK_MS).dirty_ratio for number in range(2)]
+        assert ratios[0] < 0.6 < ratios[1] == 1
+        await until(lambda: log_of(broker).cleaned_offset > 20 or log_of(broker, 1).cleaned_offset > 0)
+        assert [log_of(broker, number).cleaned_offset for number in range(2)] == [20, 39]
+        await broker.stop()
+
+    run(main)
+
+
+def leftovers(broker: Broker) -> list[str]:
+    """What cleanings have not put in place, in the directories of all logs."""
+    logs = [f"{DATA_DIR}/{name}" for name in broker.disk.list(DATA_DIR) if name.startswith("orders-")]
+    return [each for log in logs for each in broker.disk.list(log) if each.endswith((".cleaned", ".swap"))]
+
+
+@pytest.mark.parametrize("case", ["moved away", "deleted"])
+def test_a_replica_that_goes_in_the_middle_of_its_cleaning_leaves_nothing_behind(case: str) -> None:
+    async def main() -> None:
+        broker = await leading(partitions=2, log_cleaner_io_max_bytes_per_second=1000)
+        directory, other = broker.replica().directory, log_of(broker, 1)
+        await asyncio.sleep(BACKOFF_S + 15)
+        assert leftovers(broker)
+        if case == "deleted":
+            await broker.apply(RemoveTopicRecord(topic_id=ORDERS), topic(topic_id=NEWER))
+            number = broker.new_partition(leader_id=BROKER, isr=(BROKER,), topic_id=NEWER)
+            await broker.apply(*configured(**COMPACTED), number)
+            for _ in range(40):
+                await put(broker, topic_id=NEWER)
+            other = broker.replica(topic_id=NEWER).partition.log
+        else:
+            await broker.apply(broker.moved_away())
+        await asyncio.sleep(2)
+        assert not leftovers(broker)
+        await asyncio.sleep(120)
+        assert other.cleaned_offset == 39
+        assert (directory.failure, leftovers(broker)) == (None, [])
         await broker.stop()
 
     run(main)
@@ -110,15 +167,11 @@ def test_all_cleanings_together_stay_below_the_rate() -> None:  # F27
 def test_another_rate_counts_from_the_next_slice_on() -> None:  # F27
     async def main() -> None:
         broker = await leading(log_cleaner_io_max_bytes_per_second=10_000)
-        cleaner = broker.replicas.logs.cleaner
-        fast, slow = (
-            cleaner.config,
-            cleaner.config.model_copy(update={"log_cleaner_io_max_bytes_per_second": 100}),
-        )
         await asyncio.sleep(BACKOFF_S + 1)
-        cleaner.config = slow
-        await asyncio.sleep(2)
-        cleaner.config = fast
+        await broker.apply(*broker_configured(log_cleaner_io_max_bytes_per_second=100))
+        await asyncio.sleep(30)
+        assert not log_of(broker).cleaned_offset
+        await broker.apply(*broker_configured(log_cleaner_io_max_bytes_per_second=10_000))
         await asyncio.sleep(20)  # a slice of 1 KB at the slow rate takes ten
         assert log_of(broker).cleaned_offset
         await broker.stop()
