@@ -3,21 +3,24 @@ jumps (F11).
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rayka.errors import DiskFull, ErrorCode
 from rayka.testing.memory_disk import MemoryDisk
 from tests.node.produce_support import produce
-from tests.node.replica_support import BROKER, Broker, configured, run
+from tests.node.replica_support import BROKER, Broker, broker_configured, configured, run
 
-SMALL = {"segment_bytes": 1024, "index_interval_bytes": 0, "retention_bytes": 3000}
+SEGMENTS = {"segment_bytes": 1024, "index_interval_bytes": 0}
+SMALL = SEGMENTS | {"retention_bytes": 3000}
 RARELY = {"log_retention_check_interval_ms": 3_000_000}
 
 
-async def filled(disk: MemoryDisk | None = None, **config: object) -> Broker:
+async def filled(
+    configs: Mapping[str, int] = SMALL, *, disk: MemoryDisk | None = None, **config: object
+) -> Broker:
     """Broker 1 leads partition 0, of more bytes than it is to keep."""
     broker = await Broker.start(disk, **config)
-    await broker.apply(*configured(**SMALL), broker.new_partition(leader_id=BROKER, isr=(BROKER,)))
+    await broker.apply(*configured(**configs), broker.new_partition(leader_id=BROKER, isr=(BROKER,)))
     await fill(broker)
     return broker
 
@@ -30,7 +33,7 @@ async def fill(broker: Broker) -> None:
 def test_what_has_expired_goes_also_from_a_log_that_a_full_disk_has_stopped() -> None:
     async def main() -> None:
         disk = MemoryDisk()
-        broker = await filled(disk, log_retention_check_interval_ms=1000)
+        broker = await filled(disk=disk, log_retention_check_interval_ms=1000)
         log = broker.partition().log
         disk.fill_up(10)
         assert (await produce(broker)).error_code is ErrorCode.KAFKA_STORAGE_ERROR
@@ -60,6 +63,26 @@ def test_a_log_that_is_opened_again_waits_for_the_next_pass() -> None:
     run(main)
 
 
+def test_what_all_brokers_keep_and_how_often_they_look_count_as_soon_as_they_are_altered() -> None:  # F11
+    async def main() -> None:
+        broker = await filled(SEGMENTS, log_retention_check_interval_ms=3_600_000)
+        await asyncio.sleep(60)
+        await broker.apply(*broker_configured(log_retention_bytes=3000))
+        await asyncio.sleep(60)
+        log = broker.partition().log
+        assert log.log_start_offset == 0
+        await broker.apply(*broker_configured(log_retention_check_interval_ms=1000))
+        await asyncio.sleep(2)
+        assert log.log_start_offset > 20
+        await fill(broker)
+        start_offset = log.log_start_offset
+        await asyncio.sleep(2)
+        assert log.log_start_offset > start_offset + 20
+        await broker.stop()
+
+    run(main)
+
+
 class SlowDisk(MemoryDisk):
     """A sync takes ten seconds."""
 
@@ -73,7 +96,7 @@ class SlowDisk(MemoryDisk):
 def test_a_pass_that_is_asked_for_during_another_one_follows_it_at_once() -> None:
     async def main() -> None:
         disk = SlowDisk()
-        broker = await filled(disk, **RARELY)
+        broker = await filled(disk=disk, **RARELY)
         log, retention = broker.partition().log, broker.replicas.logs.retention
         disk.is_slow = True
         retention.look_soon()

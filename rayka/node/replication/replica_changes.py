@@ -189,8 +189,8 @@ class ReplicaChanges:
             following.named.bytes_per_second = own.follower_replication_throttled_rate
             for each in (leading.added, following.added):
                 each.bytes_per_second = own.reassignment_replication_throttled_rate
-            self._logs.cleaner.config = self._logs.retention.config = own
-            self._replicas.moves.config = own
+            self._logs.cleaner.config = self._replicas.moves.config = own
+            self._logs.retention.configure(own)
         for topic in [image.topics[name] for name in names if name in image.topics]:
             config = topic_config(image, settings.config, topic.name, self._node_id)
             for number in range(len(topic.partitions)):

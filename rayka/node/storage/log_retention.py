@@ -48,7 +48,7 @@ class RetentionOwner(Protocol):
 
 
 class LogRetention:
-    """The expiry of one broker's logs. `config` may change at any time."""
+    """The expiry of one broker's logs."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class LogRetention:
         self._repeats = Repeats(_logger)
         self._ahead = Repeats(_logger)
         self._last: dict[Log, LastRetention] = {}
-        self.config: BrokerConfig = settings.config
+        self._config: BrokerConfig = settings.config
 
     def __repr__(self) -> str:
         return f"<LogRetention shortened={len(self._last)}>"
@@ -80,8 +80,15 @@ class LogRetention:
         """What this process last took out of the log; None when nothing."""
         return self._last.get(log)
 
+    def configure(self, config: BrokerConfig) -> None:
+        """Counts at once: of a longer interval that a pass waits for the rest may be an hour."""
+        is_sooner = config.log_retention_check_interval_ms < self._config.log_retention_check_interval_ms
+        self._config = config
+        if is_sooner:
+            self.look_soon()
+
     def look_soon(self) -> None:
-        """Records were deleted: the next pass begins now, or as soon as the current one has ended."""
+        """The next pass begins now, as when records were deleted, or as soon as the current one has ended."""
         self._is_wanted = True
         self._wanted.notify()
 
@@ -97,7 +104,7 @@ class LogRetention:
 
     def _interval_s(self) -> float:
         spread = 1 + _JITTER * (2 * self._jitter.random() - 1)
-        return self.config.log_retention_check_interval_ms * spread / 1000
+        return self._config.log_retention_check_interval_ms * spread / 1000
 
     # ---- One pass ----------------------------------------------------------------------------------------
 
