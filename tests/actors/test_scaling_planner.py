@@ -173,7 +173,7 @@ def test_a_broker_comes_and_goes_again() -> None:
     deaths=st.sets(st.integers(0, 200), max_size=20),
     losses=st.dictionaries(st.integers(0, 200), st.integers(4, 6), max_size=2),
 )
-def test_whoever_plans_next_goes_on_and_the_cluster_comes_to_rest(
+def test_the_next_planner_goes_on_and_the_cluster_comes_to_rest(
     loads: list[int], deaths: set[int], losses: dict[int, int]
 ) -> None:
     cluster, planner, second = FakeCluster(), Planner(spec()), 0

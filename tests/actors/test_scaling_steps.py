@@ -67,7 +67,7 @@ def test_what_a_coordinator_lacks_is_by_its_own_resources(tmp_path: Path) -> Non
     assert "the closest has CPU 0.1 free of 0.5 asked" in rooms.lacking(own, 1002, {"first": {"CPU": 0.1}})
 
 
-def test_directories_are_made_once_whoever_makes_them(tmp_path: Path) -> None:
+def test_directories_are_made_once_also_by_several_callers(tmp_path: Path) -> None:
     placement = placed(tmp_path)
     make_directories(placement, OURS)
     first = look_at(node_directories(placement.spec, 2))

@@ -238,7 +238,7 @@ def test_one_that_is_dropped_open_warns_and_leaves_no_thread(cluster: InProcessC
     run(work())
 
 
-def test_members_of_a_group_share_a_topic_and_hear_of_it_in_the_loop(cluster: InProcessCluster):
+def test_members_of_a_group_share_a_topic_and_are_called_back_in_the_loop(cluster: InProcessCluster):
     received: list[list[TopicPartition]] = []
 
     async def work() -> None:

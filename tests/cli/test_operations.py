@@ -244,7 +244,7 @@ def test_a_dry_run_refuses_replicas_that_the_controller_would(replicas: tuple[in
 # ---- What is printed ----
 
 
-def test_partitions_show_who_is_behind_and_who_is_unknown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_partitions_show_which_replicas_are_behind_or_unknown(capsys: pytest.CaptureFixture[str]) -> None:
     whole = PartitionDescription(0, 1, 7, (1, 2), (1, 2), lags=(0, 0))
     behind = PartitionDescription(1, 1, 7, (1, 2, 3), (1,), (2,), lags=(0, 15, None))
     headless = PartitionDescription(2, -1, 9, (1, 2), (), (1,), lags=(None, None))

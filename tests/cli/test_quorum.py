@@ -44,7 +44,7 @@ def test_the_directory_must_be_an_id(capsys: pytest.CaptureFixture[str]) -> None
     assert "is not a valid UUID" in capsys.readouterr().err
 
 
-def test_the_summary_says_who_leads_and_how_far_the_furthest_behind_is(
+def test_the_summary_names_the_leader_and_the_largest_lag(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     quorum.print_summary(INFO)
@@ -84,7 +84,9 @@ def controller(node_id: int, role: str, lag: int, state: str = "running") -> Nod
     )
 
 
-def test_status_shows_who_leads_and_each_controllers_role_and_lag(capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_shows_the_leader_and_each_controllers_role_and_lag(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     print_description(
         described(
             3001, controller(3001, "leader", 0), controller(3002, "voter", 4), controller(3003, "voter", -1)

@@ -146,7 +146,7 @@ def test_a_full_batch_goes_at_once():
     assert filling_up.partition == 1
 
 
-def test_somebody_who_waits_ends_the_linger():
+def test_a_caller_that_waits_ends_the_linger():
     filling = accumulator(linger_ms=1_000)
     batch = append(filling).batch
     assert filling.end_linger() == [batch]

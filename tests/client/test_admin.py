@@ -114,7 +114,7 @@ def test_an_unknown_topic_cannot_be_deleted(admin: Admin, name: str):
         admin.delete_topic(f"{name}x")
 
 
-def test_the_cluster_says_who_it_is(cluster: InProcessCluster, admin: Admin):
+def test_the_cluster_describes_itself(cluster: InProcessCluster, admin: Admin):
     summary = admin.describe_cluster()
     assert repr(summary) == "<ClusterSummary flights controller=3001 brokers=[1]>"
     assert summary.brokers[0].data_dirs == cluster.data_dirs(BROKER)
@@ -159,7 +159,7 @@ def test_a_lost_call_is_made_again(cluster: InProcessCluster, admin: Admin, name
     assert name in admin.list_topics()
 
 
-def test_a_topic_whose_creation_was_not_heard_of_is_the_one_that_was_asked_for(
+def test_a_topic_whose_creation_got_no_answer_is_the_one_that_was_asked_for(
     cluster: InProcessCluster, admin: Admin, name: str
 ):
     for number, configs in enumerate(({}, {"segment.bytes": 1 << 20})):
@@ -169,7 +169,7 @@ def test_a_topic_whose_creation_was_not_heard_of_is_the_one_that_was_asked_for(
 
 
 @pytest.mark.parametrize("arguments", [{"partitions": 3}, {"configs": {"segment.bytes": 1 << 20}}], ids=str)
-def test_a_topic_that_was_there_before_is_not_taken_for_one_whose_creation_was_not_heard_of(
+def test_a_topic_that_was_there_before_is_not_taken_for_one_whose_creation_got_no_answer(
     cluster: InProcessCluster, admin: Admin, name: str, arguments: dict[str, Any]
 ):
     admin.create_topic(name)

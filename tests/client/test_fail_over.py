@@ -52,7 +52,7 @@ def test_a_leader_that_a_refusal_names_gets_the_records_without_a_question_for_m
 @pytest.mark.parametrize(
     "named", [CurrentLeader(OTHER, 1), CurrentLeader(BROKER, 2), CurrentLeader(BROKER, 3)], ids=str
 )
-def test_a_leader_that_has_yet_to_hear_that_it_leads_is_tried_again_soon_without_a_question(
+def test_a_leader_that_does_not_know_yet_that_it_leads_is_tried_again_soon_without_a_question(
     named: CurrentLeader,
 ) -> None:  # G18
     cluster = ScriptedCluster({"orders": 1})
@@ -66,7 +66,7 @@ def test_a_leader_that_has_yet_to_hear_that_it_leads_is_tried_again_soon_without
     assert (cluster.asked, cluster.metadata_calls) == ([BROKER] * 4, calls)
 
 
-def test_a_leader_that_never_hears_that_it_leads_is_a_reason_to_ask() -> None:  # G18
+def test_a_leader_that_never_learns_that_it_leads_is_a_reason_to_ask() -> None:  # G18
     cluster = ScriptedCluster({"orders": 1})
     cluster.leader_epoch = 2
     with Producer(cluster, **PATIENT) as producer:
@@ -107,9 +107,7 @@ def test_a_leader_is_asked_for_again_and_again_while_there_is_none() -> None:  #
         assert future.result(WAIT_S).offset == 1
 
 
-def test_a_new_leader_that_a_broker_has_yet_to_hear_of_is_asked_for_again_long_before_a_retry() -> (
-    None
-):  # G18
+def test_a_new_leader_that_a_broker_does_not_know_yet_is_asked_for_again_long_before_a_retry() -> None:  # G18
     cluster = ScriptedCluster({"orders": 1})
     with Producer(cluster, **PATIENT) as producer:
         producer.send("orders", b"0").result(WAIT_S)

@@ -135,7 +135,7 @@ def test_a_session_that_the_broker_has_dropped_is_begun_again_without_a_pause() 
     play(scene)
 
 
-def test_a_session_that_cannot_be_begun_is_trouble_of_the_whole_broker() -> None:  # G14
+def test_a_session_that_cannot_be_begun_is_an_error_of_the_whole_broker() -> None:  # G14
     async def scene(exchanged: Exchanged) -> None:
         exchanged.answers.append(LOST_SESSION)
         errors = await exchanged.send(exchanged.node())
@@ -145,7 +145,7 @@ def test_a_session_that_cannot_be_begun_is_trouble_of_the_whole_broker() -> None
     play(scene)
 
 
-def test_at_the_end_only_brokers_that_keep_a_session_and_answer_hear_of_it() -> None:  # G14
+def test_a_close_is_sent_only_to_brokers_that_keep_a_session_and_answer() -> None:  # G14
     async def scene(exchanged: Exchanged) -> None:
         alive, paused, without = (
             await exchanged.in_session(1),

@@ -166,7 +166,7 @@ def test_fetching_stops_at_the_total():
     assert fetching.buffer.has_room
 
 
-def test_an_error_is_heard_once_and_after_the_data_before_it():
+def test_an_error_is_raised_once_and_after_the_data_before_it():
     fetching = state()
     fetching.seek(FIRST, 0)
     ticket = ticket_of(fetching, FIRST)
@@ -178,7 +178,7 @@ def test_an_error_is_heard_once_and_after_the_data_before_it():
     assert fetching.buffer.take() == ()
 
 
-def test_a_partition_whose_error_was_heard_is_planned_again():
+def test_a_partition_whose_error_was_raised_is_planned_again():
     fetching = state()
     fetching.seek(FIRST, 0)
     fetching.on_error(ticket_of(fetching, FIRST), OffsetOutOfRange("gone"))
@@ -251,7 +251,7 @@ def test_after_a_truncation_the_first_offset_that_differs_is_read_next():  # G16
     assert again.generation != ticket.generation
 
 
-def test_without_a_reset_policy_a_truncation_is_heard_with_its_offset():  # G16
+def test_without_a_reset_policy_a_truncation_is_raised_with_its_offset():  # G16
     fetching = state(reset="none")
     fetching.on_offset(start_of(fetching, FIRST), 9, EPOCH)
     fetching.on_diverging(ticket_of(fetching, FIRST), OffsetAndEpoch(6, EPOCH - 1))
@@ -260,7 +260,7 @@ def test_without_a_reset_policy_a_truncation_is_heard_with_its_offset():  # G16
     assert caught.value.divergent_offsets == {FIRST: 6}
 
 
-def test_a_truncation_that_is_heard_after_a_seek_changes_nothing():  # G16
+def test_a_truncation_that_is_reported_after_a_seek_changes_nothing():  # G16
     fetching = state()
     fetching.seek(FIRST, 9)
     ticket = ticket_of(fetching, FIRST)
@@ -288,7 +288,7 @@ def test_the_leader_is_asked_again_when_something_was_wrong():  # G15
     assert fetching.read_replicas.node_id(FIRST, 0) is None
 
 
-def test_a_read_replica_whose_time_is_over_changes_whom_to_ask():  # G15
+def test_a_read_replica_whose_time_is_over_changes_which_broker_is_asked():  # G15
     fetching = state()
     fetching.seek(FIRST, 0)
     fetching.read_from(ticket_of(fetching, FIRST), 2, until_ms=100)

@@ -284,7 +284,7 @@ def test_a_reader_says_in_which_rack_it_is() -> None:  # G15
     assert asked[0].rack_id == "left"
 
 
-def test_who_is_in_no_rack_and_beside_no_broker_says_none() -> None:  # G15
+def test_a_reader_in_no_rack_and_beside_no_broker_names_no_rack() -> None:  # G15
     asked, _ = follow()
     assert asked[0].rack_id == ""
 
@@ -361,7 +361,7 @@ def test_a_partition_whose_error_is_raised_late_is_asked_again() -> None:  # G16
     consume_alone([{"error_code": ErrorCode.OFFSET_OUT_OF_RANGE}], raise_late, auto_offset_reset="none")
 
 
-def test_after_a_while_the_leader_is_asked_who_is_nearest() -> None:  # G15
+def test_after_a_while_the_leader_is_asked_which_replica_is_nearest() -> None:  # G15
     async def until_asked_again(scripted: ScriptedBrokers, fetcher: Fetcher) -> None:
         async with asyncio.timeout(TIMEOUT_MS / 1000):
             while [each.node_id for each in scripted.asked].count(LEADER) < 2:

@@ -50,7 +50,7 @@ def test_plain_values_are_intercepted_too():
     assert len(tracing.received) == 100
 
 
-def test_they_hear_of_failures_of_the_delivery_and_of_send():
+def test_interceptors_are_called_for_failures_of_the_delivery_and_of_send():
     cluster, tracing, own = ScriptedCluster(), Tracing(), []
     with Producer(cluster, interceptors=[tracing], **QUICK) as producer:
         cluster.answers.append(ErrorCode.MESSAGE_TOO_LARGE)

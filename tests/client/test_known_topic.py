@@ -60,7 +60,7 @@ def test_a_partition_without_a_leader_has_one_when_it_is_named() -> None:
     assert (partition.leader_id, partition.error_code) == (2, ErrorCode.NONE)
 
 
-def test_metadata_that_have_not_heard_of_a_named_leader_leave_it() -> None:
+def test_metadata_that_do_not_know_of_a_named_leader_leave_it() -> None:
     named = led(known((1, 5), (1, 5)), refusal(1, 2, 6))
     same = named.updated(topic((3, 6), (1, 5)), at_s=1.0, metadata_offset=11)
     assert leaders(same) == [(3, 6), (2, 6)]

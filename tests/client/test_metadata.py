@@ -57,7 +57,7 @@ def test_a_topic_is_asked_for_once_and_kept():
     assert cluster.metadata_calls == 1
 
 
-def test_those_who_ask_at_the_same_time_share_one_request():
+def test_callers_that_ask_at_the_same_time_share_one_request():
     async def together(metadata: ClusterMetadata) -> None:
         await asyncio.gather(*(metadata.topic(name, WAIT_MS) for name in ("a", "b", "c") for _ in range(10)))
 
@@ -123,7 +123,7 @@ def test_a_topic_that_is_gone_is_forgotten():
     asked(cluster, gone)
 
 
-def test_when_nobody_answers_it_says_whom_it_asked():
+def test_when_no_node_answers_the_error_names_the_nodes_asked():
     cluster = ScriptedCluster()
     cluster.is_down = True
     asked_all = "'scripted' is not available: asked broker-1, broker-2, controller-3001; last error.*running"
@@ -133,7 +133,7 @@ def test_when_nobody_answers_it_says_whom_it_asked():
         asked(cluster, lambda metadata: metadata.nodes.call_controller(MetadataRequest(), 20))
 
 
-def test_nobody_asks_whether_a_cluster_runs_whose_brokers_answer():
+def test_an_error_asks_whether_the_cluster_runs_only_if_no_broker_answers():
     cluster = ScriptedCluster()
     cluster.dead.append(CONTROLLER)
     with pytest.raises(UnavailableError, match=r"did not answer: .*; a majority of its controllers must run"):
@@ -233,7 +233,7 @@ def test_a_node_that_failed_is_asked_after_the_others():
 
 
 @pytest.mark.parametrize("state", ["dead", "hung"])
-def test_a_change_does_not_wait_for_a_broker_that_serves_nobody(state: str):
+def test_a_change_does_not_wait_for_a_broker_that_serves_no_client(state: str):
     async def change(metadata: ClusterMetadata) -> None:
         await metadata.nodes.call_controller(MetadataRequest(), WAIT_MS)
         getattr(cluster, state).append(OTHER)

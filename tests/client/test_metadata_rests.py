@@ -77,7 +77,7 @@ async def ask_for_two_seconds(metadata: ClusterMetadata) -> None:
     await asyncio.gather(*(ask() for _ in range(10)))
 
 
-def test_all_who_ask_for_many_partitions_share_a_question_for_each_rest() -> None:
+def test_all_callers_that_ask_for_many_partitions_share_a_question_for_each_rest() -> None:
     at_s = [at for at, _ in questions(ask_for_two_seconds, orders=MANY)]
     assert at_s == [10.0, 10.6, 11.2, 11.8, 12.4]
 
@@ -87,7 +87,7 @@ def test_what_takes_longer_than_its_rest_is_not_asked_for_meanwhile() -> None:
     assert at_s == [10.0, 11.3]  # behind an answer that took 0.8 s
 
 
-def test_one_who_asks_for_several_topics_waits_no_longer_than_those_who_ask_for_one_of_them() -> None:
+def test_a_caller_that_asks_for_several_topics_waits_no_longer_than_callers_that_ask_for_one() -> None:
     waits_s: list[float] = []
 
     async def ask(metadata: ClusterMetadata, pause_s: float, *names: str) -> None:

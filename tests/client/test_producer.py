@@ -113,7 +113,7 @@ def test_a_key_goes_where_kafka_would_put_it():
         assert [each.result(WAIT_S).partition for each in sent] == [partition_for_key(key, 7) for key in keys]
 
 
-def test_a_callback_hears_of_the_metadata_or_of_the_error():
+def test_a_callback_is_given_the_metadata_or_the_error():
     cluster, received = ScriptedCluster(), []
     with Producer(cluster, **QUICK) as producer:
         producer.send("orders", b"x", partition=0, on_delivery=lambda *told: received.append(told)).result(
@@ -483,14 +483,14 @@ def test_an_unknown_topic_is_said_at_once_with_the_nearest():
             producer.send("order", b"x")
 
 
-def test_a_topic_that_the_broker_has_not_heard_of_yet_is_waited_for():
+def test_a_topic_that_the_broker_does_not_know_yet_is_waited_for():
     cluster = ScriptedCluster()
     cluster.topics_at_broker = {}
     with Producer(cluster, **QUICK) as producer:
         assert producer.send("orders", b"x").result(WAIT_S).offset == 0
 
 
-def test_when_nobody_answers_the_error_names_the_cluster_and_who_was_asked():
+def test_when_no_node_answers_the_error_names_the_cluster_and_the_nodes_asked():
     cluster = ScriptedCluster()
     cluster.is_down = True
     with Producer(cluster, **QUICK, max_block_ms=1_000) as producer:
@@ -700,7 +700,7 @@ def test_what_close_cannot_deliver_in_time_fails():
     cluster.release()
 
 
-def test_a_producer_that_nobody_closed_warns_and_still_delivers():
+def test_a_producer_that_was_not_closed_warns_and_still_delivers():
     cluster = ScriptedCluster({"orders": 1})
     owned = [Producer(cluster, **QUICK)]
     future = owned[0].send("orders", b"x")
@@ -723,12 +723,12 @@ def test_a_send_that_waits_for_metadata_while_its_producer_is_closed_takes_no_re
     cluster.call = call
     raised: list[ClosedError] = []
 
-    def send_and_hear() -> None:
+    def send_and_catch() -> None:
         with pytest.raises(ClosedError) as caught:
             send(producer, "orders", [b"late"] if send is Producer.send_batch else b"late")
         raised.append(caught.value)
 
-    thread = threading.Thread(target=send_and_hear)
+    thread = threading.Thread(target=send_and_catch)
     thread.start()
     assert asked.wait(WAIT_S)
     producer.close()

@@ -201,7 +201,7 @@ def test_memory_drains_while_a_large_table_is_sent():
     assert max(each.size_bytes for log in cluster.logs.values() for each in log) <= 1 << 14
 
 
-def test_the_future_hears_of_an_error_of_any_run():
+def test_the_future_fails_with_the_error_of_any_run():
     cluster = ScriptedCluster({"orders": 1})
     received: list[object] = []
     with Producer(cluster, **QUICK, batch_size=1_000) as producer:

@@ -124,7 +124,7 @@ def test_a_start_that_was_sought_and_not_looked_up_yet_holds_for_the_new_topic()
     assert reading.errors == {}
 
 
-def test_without_a_reset_policy_the_application_hears_of_a_topic_that_was_created_again() -> None:
+def test_without_a_reset_policy_a_topic_that_was_created_again_is_an_error_for_the_application() -> None:
     reading = Reading(reset="none")
     reading.assign()
     reading.state.seek(FIRST, 5)

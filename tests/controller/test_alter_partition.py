@@ -73,7 +73,7 @@ def test_a_proposal_of_what_is_committed_writes_nothing_and_is_answered() -> Non
     assert len(controller.records) == count
 
 
-def test_an_isr_that_shrinks_below_what_is_needed_leaves_who_was_in_it_eligible() -> None:  # B14, B42
+def test_an_isr_that_shrinks_below_what_is_needed_leaves_its_former_members_eligible() -> None:  # B14, B42
     controller = machine()
     controller.configure("orders", "min.insync.replicas", "2")
     propose(controller, item((1,)))
@@ -130,7 +130,7 @@ def test_what_is_refused_and_in_which_order(
         {"offline_directories": (directory(3).directory_id,)},
     ],
 )
-def test_who_does_not_run_is_not_in_sync(change: dict[str, Any]) -> None:  # B13
+def test_a_broker_that_does_not_run_is_not_in_sync(change: dict[str, Any]) -> None:  # B13
     controller = machine(BrokerRegistrationChangeRecord(broker_id=3, broker_epoch=1, **change))
     (result,) = propose(controller, item((1, 2, 3)))
     assert result.error_code is ErrorCode.INELIGIBLE_REPLICA
@@ -149,13 +149,13 @@ def test_a_proposal_that_was_refused_because_of_a_member_is_not_accepted_when_it
     assert controller.partition().isr == (1, 2)
 
 
-def test_who_is_not_registered_is_not_in_sync() -> None:  # B13
+def test_a_broker_that_is_not_registered_is_not_in_sync() -> None:  # B13
     controller = machine(before=msgspec.structs.replace(partition(0, (1, 5)), isr=(1,)))
     (result,) = propose(controller, item((1, 5), leader_epoch=0, partition_epoch=0))
     assert result.error_code is ErrorCode.INELIGIBLE_REPLICA
 
 
-def test_who_registered_again_is_not_in_sync_before_the_leader_has_seen_it() -> None:  # B13
+def test_a_broker_that_registered_again_is_not_in_sync_before_the_leader_has_seen_it() -> None:  # B13
     controller = machine(registered(3, epoch=7, is_fenced=False))
     assert propose(controller, item((1, 2, 3)))[0].error_code is ErrorCode.INELIGIBLE_REPLICA
     now = msgspec.structs.replace(
@@ -190,7 +190,7 @@ def test_a_leader_says_that_it_has_recovered() -> None:  # B41
     assert (recovered.leader_recovery_state, recovered.partition_epoch) == (LeaderRecoveryState.RECOVERED, 10)
 
 
-def test_a_leader_that_has_not_heard_of_another_min_isr_proposes_nothing_before_it_has() -> None:  # B13, B42
+def test_a_leader_proposes_nothing_before_it_knows_of_another_min_isr() -> None:  # B13, B42
     controller = machine()
     change = ConfigChange("min.insync.replicas", AlterConfigOp.SET, "2")
     controller.handle(

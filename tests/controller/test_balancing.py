@@ -207,7 +207,7 @@ def test_a_broker_that_shuts_down_takes_nothing() -> None:  # H5
     assert returns.at(0) == 0
 
 
-def test_leads_that_are_nobodys_yet_keep_a_broker_waiting() -> None:
+def test_partitions_without_a_leader_yet_keep_a_broker_waiting() -> None:
     """As when a whole cluster starts, and the only replica in sync has yet to come."""
     returns = Returns(count=0)
     returns.machine.replay(partition(0, (1, 3), isr=(3,), leader_id=-1))

@@ -258,7 +258,7 @@ def test_with_eligible_leaders_the_min_isr_stays_in_the_log(machine: Machine) ->
 
 
 @pytest.mark.parametrize(("kind", "name"), [(TOPIC, "orders"), (BROKER, "")])
-def test_where_unclean_elections_become_allowed_somebody_leads_at_once(
+def test_where_unclean_elections_become_allowed_a_replica_leads_at_once(
     machine: Machine, kind: ResourceType, name: str
 ) -> None:  # B40, B41
     create(machine, (1, 2, 3), name="strict", configs={UNCLEAN: "false"})
@@ -274,7 +274,7 @@ def test_where_unclean_elections_become_allowed_somebody_leads_at_once(
     assert response.metadata_offset == len(machine.records)
 
 
-def test_where_they_are_not_allowed_nobody_does(machine: Machine) -> None:
+def test_where_unclean_elections_are_not_allowed_no_replica_leads(machine: Machine) -> None:
     fence(machine, 3, 2, 1)
     machine.heartbeat(3)
     written = machine.written_by(request(TOPIC, "orders", {UNCLEAN: "false"}))

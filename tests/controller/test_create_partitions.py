@@ -71,7 +71,7 @@ def test_brokers_that_are_not_known_are_named_with_those_that_are(machine: Machi
     assert "brokers [8, 9] are not registered; expected some of [1, 2, 3]" in result.error_message
 
 
-def test_somebody_named_must_be_able_to_lead(machine: Machine) -> None:
+def test_of_the_replicas_named_one_must_be_able_to_lead(machine: Machine) -> None:
     fence(machine, 3)
     assert extend(machine, NewPartitions("orders", 3, ((3, 1),))) == [ErrorCode.NONE]
     assert (machine.partition(number=2).leader_id, machine.partition(number=2).isr) == (1, (1,))

@@ -64,7 +64,7 @@ def test_fencing_writes_what_changes_of_each_partition_and_then_of_the_broker() 
     ]
 
 
-def test_unfencing_elects_where_nobody_leads_and_the_broker_may() -> None:  # B44
+def test_unfencing_elects_where_no_replica_leads_and_the_broker_may() -> None:  # B44
     controller = machine(partition(0, (1, 2)), partition(1, (1, 3), isr=(1,)), partition(2, (2, 1), isr=(2,)))
     for broker_id in (1, 2):
         controller.heartbeat(broker_id, want_fence=True)
@@ -95,7 +95,7 @@ def test_brokers_fenced_one_after_another_stay_eligible_from_where_too_few_are_i
     )
 
 
-def test_a_broker_that_comes_back_does_not_take_the_lead_from_who_has_it() -> None:  # B44
+def test_a_broker_that_comes_back_does_not_take_the_lead_from_the_present_leader() -> None:  # B44
     controller = machine(partition(0, (1, 2)))
     controller.heartbeat(1, want_fence=True)
     written(controller, 1)
@@ -203,7 +203,7 @@ def test_a_broker_that_lost_its_disk_after_it_was_fenced_is_not_eligible_any_mor
     assert controller.partition().leader_id == -1  # 2 was never in sync
 
 
-def test_where_nobody_is_whole_the_one_that_led_last_leads_and_recovers() -> None:  # B40, B41
+def test_where_no_replica_is_whole_the_one_that_led_last_leads_and_recovers() -> None:  # B40, B41
     controller = machine(partition(0, (1, 2), isr=(1,)))
     controller.restart(1)
     controller.heartbeat(2)
@@ -289,7 +289,7 @@ def test_a_broker_whose_process_ended_is_fenced_at_once() -> None:
     assert len(controller.records) == count
 
 
-def test_the_end_of_another_process_fences_nobody() -> None:
+def test_the_end_of_another_process_fences_no_broker() -> None:
     controller = machine(partition(0, (1, 2)))
     assert not controller.report_exit(1, SECOND_PROCESS)
     assert not controller.report_exit(9, FIRST_PROCESS)

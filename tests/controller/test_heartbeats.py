@@ -104,7 +104,7 @@ def test_a_new_controller_takes_every_broker_for_just_contacted() -> None:  # H6
     assert machine.image.brokers[1].is_fenced
 
 
-def test_without_elrs_the_last_member_of_an_isr_stays_when_it_is_fenced_and_nobody_leads() -> None:  # B43
+def test_without_elrs_the_last_member_of_an_isr_stays_when_it_is_fenced_and_no_replica_leads() -> None:  # B43
     machine = Machine(records=WITHOUT_ELR)
     machine.start(1)
     machine.create(NewTopic("orders", 1, 1))
@@ -115,7 +115,7 @@ def test_without_elrs_the_last_member_of_an_isr_stays_when_it_is_fenced_and_nobo
     )
 
 
-def test_an_unfenced_broker_leads_where_nobody_does() -> None:  # B44
+def test_an_unfenced_broker_leads_where_no_other_does() -> None:  # B44
     machine = Machine()
     machine.start(1)
     machine.create(NewTopic("orders", 1, 1))
@@ -140,7 +140,7 @@ def test_a_fenced_broker_leaves_every_isr_and_the_next_replica_in_sync_leads() -
     assert repr(machine.partition(number=1)) == led_by_another
 
 
-def test_the_last_member_of_an_isr_leaves_it_for_the_elr_and_nobody_leads() -> None:  # B42
+def test_the_last_member_of_an_isr_leaves_it_for_the_elr_and_no_replica_leads() -> None:  # B42
     machine = Machine()
     machine.start(1)
     machine.create(NewTopic("orders", 1, 1))

@@ -85,7 +85,7 @@ def record(**fields: Any) -> PartitionChangeRecord:
         (partition(leader_id=-1, isr=(1,)), (), Election.UNCLEAN, -1),
     ],
 )
-def test_who_leads(
+def test_which_replica_leads(
     before: PartitionImage, live: tuple[int, ...], election: Election, leader_id: int
 ) -> None:  # B40
     made = change(before, live=live).election(election).build()
@@ -146,11 +146,11 @@ def test_a_leader_has_recovered_when_it_says_so() -> None:  # B41
 # ---- Eligible leader replicas (B42, B43) -----------------------------------------------------------------------------
 
 
-def test_who_leaves_an_isr_that_is_large_enough_without_it_is_not_eligible() -> None:  # B42
+def test_a_replica_that_leaves_an_isr_that_is_large_enough_without_it_is_not_eligible() -> None:  # B42
     assert change(partition()).target_isr((1, 2)).build() == record(isr=(1, 2))
 
 
-def test_who_leaves_an_isr_that_is_too_small_then_is_eligible() -> None:  # B42
+def test_a_replica_that_leaves_an_isr_that_is_too_small_then_is_eligible() -> None:  # B42
     before = partition(isr=(1, 2))
     assert change(before).target_isr((1,)).build() == record(isr=(1,), eligible_leader_replicas=(2,))
     both = partition(isr=(1, 3), leader_id=3, eligible_leader_replicas=(2,))
@@ -185,14 +185,14 @@ def test_an_isr_that_is_large_enough_again_needs_no_elr() -> None:  # B42
     assert change(before).target_isr((1, 3)).build() == record(isr=(1, 3), eligible_leader_replicas=())
 
 
-def test_who_joins_an_isr_that_stays_too_small_is_not_in_the_elr_any_more() -> None:  # B42
+def test_a_replica_that_joins_an_isr_that_stays_too_small_is_not_in_the_elr_any_more() -> None:  # B42
     before = partition(isr=(1,), eligible_leader_replicas=(2, 3))
     assert change(before, min_isr=3).target_isr((1, 2)).build() == record(
         isr=(1, 2), eligible_leader_replicas=(3,)
     )
 
 
-def test_who_may_have_lost_records_is_neither_in_sync_nor_eligible() -> None:  # B42, H3
+def test_a_replica_that_may_have_lost_records_is_neither_in_sync_nor_eligible() -> None:  # B42, H3
     in_isr = change(partition(isr=(1,)), live=(2, 3)).target_isr(()).unclean_shutdown_replicas((1,))
     assert in_isr.build() == record(isr=(), leader_id=-1, last_known_elr=(1,))
     before = partition(isr=(), leader_id=-1, eligible_leader_replicas=(1, 2), last_known_elr=(2,))
@@ -200,7 +200,7 @@ def test_who_may_have_lost_records_is_neither_in_sync_nor_eligible() -> None:  #
     assert in_elr.build() == record(eligible_leader_replicas=(2,))
 
 
-def test_who_led_last_is_remembered_until_somebody_leads() -> None:  # B42
+def test_the_last_leader_is_remembered_until_a_replica_leads() -> None:  # B42
     before = partition(isr=(), leader_id=-1, eligible_leader_replicas=(1,), last_known_elr=(1,))
     lost = change(before, live=()).unclean_shutdown_replicas((1,)).build()
     assert lost == record(eligible_leader_replicas=())
@@ -211,7 +211,7 @@ def test_who_led_last_is_remembered_until_somebody_leads() -> None:  # B42
     )
 
 
-def test_the_last_member_of_an_older_clusters_isr_is_remembered_as_who_led_last() -> None:  # B42, B43
+def test_the_last_member_of_an_older_clusters_isr_is_remembered_as_the_last_leader() -> None:  # B42, B43
     before = partition(isr=(2,), leader_id=-1)
     lost = change(before, live=()).target_isr(()).unclean_shutdown_replicas((2,))
     assert lost.build() == record(isr=(), last_known_elr=(2,))
@@ -260,7 +260,7 @@ def test_the_leader_changes_when_it_is_dropped() -> None:  # B45
     assert (ended.leader_id, ended.isr, ended.replicas) == (2, (2, 3, 4), (2, 3, 4))
 
 
-def test_a_leader_that_is_dropped_leads_no_more_although_nobody_else_can() -> None:  # B45, B14
+def test_a_leader_that_is_dropped_leads_no_more_although_no_other_replica_can() -> None:  # B45, B14
     ended = change(moving((1, 2, 3), leader_id=1), live=(1,)).target_isr((1, 2, 3, 4)).build()
     assert ended is not None
     assert (ended.leader_id, ended.isr, ended.replicas) == (-1, (2, 3, 4), (2, 3, 4))
@@ -284,7 +284,7 @@ def test_replicas_that_are_only_added_drop_none_and_raise_no_leader_epoch() -> N
     assert change(before).build() == record(adding_replicas=())
 
 
-def test_a_reassignment_does_not_end_without_somebody_in_sync_who_stays() -> None:  # B45
+def test_a_reassignment_does_not_end_unless_a_replica_in_sync_stays() -> None:  # B45
     before = partition((2, 1), isr=(1,), leader_id=1, adding_replicas=(2,), removing_replicas=(1,))
     assert change(before, min_isr=1).build() is None
     assert change(before, live=(), min_isr=1).target_isr(()).build() == record(

@@ -23,7 +23,7 @@ def allocated(machine: Machine, broker_id: int, **changes: int) -> AllocateProdu
     return response
 
 
-def test_each_block_is_given_once_whoever_asks(machine: Machine) -> None:  # C12
+def test_each_block_is_given_once_whichever_broker_asks(machine: Machine) -> None:  # C12
     given = [allocated(machine, broker_id) for broker_id in (1, 2, 1)]
     assert [(each.producer_id_start, each.producer_id_count) for each in given] == [
         (0, 1000),

@@ -202,7 +202,7 @@ def test_naming_the_original_replicas_is_a_cancel(machine: Machine) -> None:  # 
     assert shape(machine) == ((1, 2, 3), (), (), (1, 2, 3))
 
 
-def test_a_replacement_keeps_somebody_who_holds_all_records() -> None:  # B45
+def test_a_replacement_keeps_a_replica_that_holds_all_records() -> None:  # B45
     machine = only_4_in_sync("false")
     before = shape(machine)
     assert reassign(machine, 1, 5) is ErrorCode.INVALID_REPLICA_ASSIGNMENT
@@ -253,7 +253,7 @@ STEPS = st.one_of(
 
 @settings(max_examples=300)
 @given(st.lists(STEPS, max_size=25), st.booleans())
-def test_whatever_is_asked_who_holds_all_records_stays_and_a_cancel_goes_back(
+def test_whatever_is_asked_a_replica_that_holds_all_records_stays_and_a_cancel_goes_back(
     steps: list[tuple[str, list[int]]], unclean: bool
 ) -> None:  # B45
     machine = cluster(5, BrokerConfig(unclean_leader_election_enable=unclean))

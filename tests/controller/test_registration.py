@@ -75,7 +75,7 @@ def test_a_process_that_took_over_the_same_directories_replaces_the_old_one_at_o
     assert epoch == len(machine.records) - 1
 
 
-def test_the_late_registration_of_a_dead_process_replaces_nobody() -> None:  # H2, design §4
+def test_the_late_registration_of_a_dead_process_replaces_no_other() -> None:  # H2, design §4
     machine = Machine()
     machine.start(1)
     late = machine.restarted(
@@ -117,7 +117,7 @@ def test_holding_only_some_of_the_directories_proves_nothing() -> None:  # desig
         machine.restart(1, directories=(directory(1, 0),))
 
 
-def test_a_broker_not_heard_of_since_it_registered_counts_as_alive() -> None:  # H6
+def test_a_broker_without_a_heartbeat_since_it_registered_counts_as_alive() -> None:  # H6
     machine = Machine()
     machine.register(1)
     machine.now_ms = 100 * SESSION_MS
@@ -125,7 +125,7 @@ def test_a_broker_not_heard_of_since_it_registered_counts_as_alive() -> None:  #
         machine.register(1, incarnation_id=SECOND_PROCESS, directories=(directory(1, 5),))
 
 
-def test_a_fenced_broker_that_a_new_controller_has_not_heard_of_has_no_session() -> None:  # H2, H6
+def test_a_fenced_broker_without_a_heartbeat_to_a_new_controller_has_no_session() -> None:  # H2, H6
     machine = Machine()
     machine.start(1)
     machine.now_ms = SESSION_MS

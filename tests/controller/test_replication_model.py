@@ -232,7 +232,7 @@ ENOUGH_ALONE = [("fence", 1), ("fence", 2), ("fence", 3), ("need", 1), ("run", 1
 @example(3, ENOUGH_ALONE)
 @settings(max_examples=500)
 @given(st.integers(1, 3), _steps)
-def test_who_leads_has_every_committed_record(min_isr: int, steps: list[tuple[Any, ...]]) -> None:
+def test_the_leader_has_every_committed_record(min_isr: int, steps: list[tuple[Any, ...]]) -> None:
     model = Model(has_elr=True)
     for each in [("need", min_isr), *steps]:
         model.step(*each)

@@ -109,7 +109,7 @@ def test_the_replication_factor_is_one_up_to_the_number_of_brokers(
     )
 
 
-def test_who_is_fenced_is_a_replica_but_not_in_sync() -> None:  # B47
+def test_a_fenced_broker_becomes_a_replica_but_not_in_sync() -> None:  # B47
     machine = cluster(2)
     machine.register(3)
     assert error_of(machine, NewTopic("orders", 4, 3)) is ErrorCode.NONE
@@ -150,7 +150,7 @@ def test_the_first_named_broker_that_runs_leads() -> None:
     assert (machine.partition().leader_id, machine.partition().isr) == (2, (2,))
 
 
-def test_somebody_must_be_able_to_lead() -> None:  # B47
+def test_one_replica_must_be_able_to_lead() -> None:  # B47
     machine = Machine()
     machine.register(1)
     assert error_of(machine, NewTopic("orders", 1, 1)) is ErrorCode.INVALID_REPLICATION_FACTOR

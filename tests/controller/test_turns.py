@@ -347,7 +347,7 @@ def test_elections_that_a_new_controller_holds_are_clean_ones() -> None:  # B44,
     assert controller.leaders == [-1] * COUNT
 
 
-def test_a_broker_that_is_heard_of_by_the_next_controller_stays_and_what_it_lost_it_may_take_back() -> None:
+def test_a_broker_that_sends_heartbeats_to_the_next_controller_stays_and_may_take_back_what_it_lost() -> None:
     controller = three_brokers()  # A67, B46
     controller.begin(controller.heartbeat(1, want_fence=True))
     controller.fail_over()

@@ -57,6 +57,6 @@ def test_a_broker_that_holds_replicas_is_not_forgotten_until_they_are_moved() ->
     assert 2 not in machine.image.brokers
 
 
-def test_a_broker_that_nobody_knows_cannot_be_forgotten() -> None:
+def test_an_unknown_broker_cannot_be_forgotten() -> None:
     with pytest.raises(BrokerIdNotRegistered, match=r"broker 9 is not registered; those that are: \[1, 2\]"):
         cluster(2).handle(UnregisterBrokerRequest(9))

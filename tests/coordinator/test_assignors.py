@@ -95,7 +95,7 @@ def test_round_robin_deals_everything_out_anew_when_a_member_leaves() -> None:  
     }
 
 
-def test_round_robin_passes_over_who_does_not_subscribe() -> None:  # E9
+def test_round_robin_passes_over_members_that_do_not_subscribe() -> None:  # E9
     assert assigned("roundrobin", different(), GROWING) == {
         "C0": "t0p0",
         "C1": "t1p0",
@@ -231,7 +231,7 @@ def test_an_assignment_that_is_even_stays_as_it_is(
 
 
 @given(groups(claims=False), topic_counts(), st.lists(st.integers(0, 5), max_size=8))
-def test_who_joins_and_leaves_in_turn_moves_nothing_between_the_others(
+def test_a_member_that_joins_or_leaves_moves_nothing_between_the_others(
     members: list[Subscriber], counts: dict[str, int], comings_and_goings: list[int]
 ) -> None:  # E9
     topics = members[0].subscription.topics

@@ -211,7 +211,7 @@ def test_a_new_member_makes_the_others_join_again() -> None:  # E4 E8
     assert {each.member_id for each in response.members} == {leader, follower, new}
 
 
-def test_who_has_not_joined_in_time_is_no_member_any_more() -> None:  # E4
+def test_a_member_that_has_not_joined_in_time_is_removed() -> None:  # E4
     coordinator = Coordinator()
     leader, follower = coordinator.stable()
     again = coordinator.join(leader)

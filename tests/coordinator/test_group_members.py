@@ -48,7 +48,7 @@ def test_assignments_are_in_the_log_before_any_member_has_its_own() -> None:  # 
     assert (answer(first).protocol_type, answer(first).protocol_name) == ("consumer", "range")
 
 
-def test_who_asks_later_gets_its_assignment_at_once_and_again() -> None:  # E5
+def test_a_member_that_asks_later_gets_its_assignment_at_once_and_again() -> None:  # E5
     coordinator = Coordinator()
     leader, follower = completing(coordinator)
     coordinator.sync(leader, 1, **{follower: b"F"})
@@ -70,7 +70,7 @@ def test_assignments_that_the_log_refuses_can_be_brought_again() -> None:  # E5
     assert answer(waiting).assignment == b"F"
 
 
-def test_who_does_not_ask_in_time_is_no_member_any_more() -> None:  # E5
+def test_a_member_that_does_not_ask_in_time_is_removed() -> None:  # E5
     coordinator = Coordinator()
     leader, follower = completing(coordinator)
     waiting = coordinator.sync(follower, 1)
@@ -82,7 +82,7 @@ def test_who_does_not_ask_in_time_is_no_member_any_more() -> None:  # E5
     assert list(coordinator.group().members) == [follower]
 
 
-def test_after_the_leader_has_assigned_who_does_not_ask_is_removed_too() -> None:  # E5
+def test_after_the_leader_has_assigned_a_member_that_does_not_ask_is_removed_too() -> None:  # E5
     coordinator = Coordinator()
     leader, follower = completing(coordinator)
     coordinator.sync(leader, 1)
@@ -205,7 +205,7 @@ def test_a_process_that_took_a_static_members_place_is_removed_when_it_is_silent
     assert coordinator.group().members.keys() == {leader}
 
 
-def test_who_is_gone_leaves_no_timer_behind() -> None:  # E3 E7
+def test_a_member_that_is_gone_leaves_no_timer_behind() -> None:  # E3 E7
     coordinator = Coordinator()
     of_no_member_ms = coordinator.runtime.next_timer_ms
     coordinator.leave(coordinator.new_id())
@@ -241,7 +241,7 @@ def test_a_group_becomes_empty_once_the_log_takes_the_record() -> None:  # E5
     assert coordinator.group().state is EMPTY
 
 
-def test_a_group_that_nobody_synced_in_becomes_empty_too() -> None:  # E5
+def test_a_group_in_which_no_member_synced_becomes_empty_too() -> None:  # E5
     coordinator = Coordinator()
     coordinator.join(coordinator.new_id())
     coordinator.wait(DELAY_MS + SESSION_MS)
@@ -288,7 +288,7 @@ def test_a_member_leaves_at_once() -> None:  # E6
     assert answer(coordinator.join(leader)).generation_id == 2
 
 
-def test_who_leaves_while_others_wait_for_it_lets_them_go_on() -> None:  # E6
+def test_a_member_that_leaves_while_others_wait_for_it_lets_them_go_on() -> None:  # E6
     coordinator = Coordinator()
     leader, follower = coordinator.stable()
     waiting = coordinator.join(leader)
@@ -320,7 +320,7 @@ def test_a_static_member_is_taken_out_by_its_instance() -> None:  # E6 E7
     assert list(coordinator.group().statics) == ["b"]
 
 
-def test_who_waits_and_is_taken_out_is_told() -> None:  # E6
+def test_a_member_that_waits_and_is_removed_gets_an_error() -> None:  # E6
     coordinator = Coordinator()
     leader, _ = coordinator.stable()
     waiting = coordinator.join(leader)

@@ -188,7 +188,7 @@ def test_a_power_cut_that_made_a_hole_ends_the_log_there_and_what_is_behind_it_i
     assert len(log.recovery.kept_paths) == len(bases) - 2
 
 
-def test_who_wants_to_go_on_without_what_is_missing_can() -> None:
+def test_an_operator_can_go_on_without_what_is_missing() -> None:
     disk, bases = _closed()
     for base in bases[1:]:
         disk.unlink(segment_path(base))

@@ -255,7 +255,7 @@ def test_a_clean_shutdown_counts_once_even_if_power_is_lost_right_after_the_next
         assert not disk.exists(f"{PATH}/{CLEAN_SHUTDOWN_FILE}")
 
 
-def test_a_clean_shutdown_does_not_come_back_when_who_took_it_was_killed_before_its_sync(
+def test_a_clean_shutdown_does_not_come_back_when_the_process_that_took_it_was_killed_before_its_sync(
     disk: MemoryDisk,
 ) -> None:
     run(open_directory(disk).close({}, broker_epoch=5))

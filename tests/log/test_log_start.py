@@ -142,7 +142,7 @@ def test_epochs_are_forgotten_with_their_last_segment_but_for_that_of_the_record
     assert [log.epochs.epoch_of(offset) for offset in (15, 31, 32)] == [-1, 2, 3]
 
 
-def test_who_starts_at_the_first_segment_again_after_a_crash_knows_the_epoch_of_every_batch() -> None:  # B20
+def test_after_a_crash_a_log_that_starts_at_its_first_segment_again_knows_every_epoch() -> None:  # B20
     disk, log = new_log()
     for epoch in (1, 2, 3):
         fill(log, 5, epoch=epoch)

@@ -85,7 +85,7 @@ def test_what_was_synced_is_missed_after_a_power_cut_too() -> None:
         _open_orders(_open_directory(disk))
 
 
-def test_who_wants_to_go_on_without_the_records_can() -> None:
+def test_an_operator_can_go_on_without_the_records() -> None:
     disk, directory, _ = _filled()
     asyncio.run(directory.close({ORDERS: 60}))
     disk.remove_directory(LOG_PATH)
@@ -97,7 +97,7 @@ def test_who_wants_to_go_on_without_the_records_can() -> None:
 
 
 @pytest.mark.parametrize("marker", ["recovery-point-lowered", "log-start-raised"])
-def test_who_goes_on_without_records_may_not_count_as_one_that_has_lost_nothing(
+def test_a_broker_that_goes_on_without_records_may_not_count_as_one_that_has_lost_nothing(
     marker: str,
 ) -> None:  # H3, B33
     disk, directory, _ = _filled()

@@ -336,7 +336,7 @@ def test_a_truncation_of_the_end_of_a_long_segment_leaves_the_rest_of_it_alone()
     assert answer(log, produced(992, producer_id=2)) is OUT_OF_ORDER
 
 
-def test_a_log_that_begins_anew_elsewhere_knows_nobody() -> None:  # C9, B25
+def test_a_log_that_begins_anew_elsewhere_knows_no_producer() -> None:  # C9, B25
     disk, log = new_log()
     send(log, 30)
     log.truncate_fully_and_start_at(100)
@@ -418,7 +418,7 @@ class ProducerModel(RuleBasedStateMachine):
             assert answer(self.log, batch) == self.oracle.answer(batch, self.log.log_end_offset)
 
     @rule()
-    def somebody_else(self) -> None:
+    def another_append(self) -> None:
         fill(self.log, 1)
 
     @rule()

@@ -200,7 +200,7 @@ def test_epochs_beyond_the_end_are_forgotten() -> None:
     assert open_log(disk).latest_epoch == 1  # B20: stale entries are truncated against the log end offset
 
 
-def test_a_file_of_somebody_else_is_left_alone() -> None:
+def test_a_foreign_file_is_left_alone() -> None:
     disk = _filled(5)
     names = {"notes.log", "notes.index", "quorum-state", "00000000000000000003.log.cut"}
     for name in sorted(names):

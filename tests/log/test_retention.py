@@ -179,7 +179,7 @@ def test_one_turn_removes_a_bounded_number_of_segments_and_the_rest_follows() ->
 # ---- Files ----
 
 
-def test_files_are_renamed_oldest_first_and_whoever_removes_them_is_told_once() -> None:  # F11
+def test_files_are_renamed_oldest_first_and_their_names_are_given_once_for_removal() -> None:  # F11
     disk, log = log_of((1,), (2,), (3,), retention_ms=1, retention_bytes=-1)
     look(log, 4)
     retired = log.retired.take()

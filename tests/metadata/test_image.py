@@ -264,7 +264,7 @@ def test_a_delta_names_every_partition_that_differs(history: list[list[MetadataR
 
 
 @pytest.mark.parametrize("name", ["orders", ""])
-def test_eligible_leader_replicas_are_forgotten_but_where_nobody_is_in_sync(name: str) -> None:  # B42
+def test_eligible_leader_replicas_are_forgotten_except_where_no_replica_is_in_sync(name: str) -> None:  # B42
     changes = [
         PartitionChangeRecord(
             topic_id=ORDERS, partition=number, isr=isr, eligible_leader_replicas=(2,), last_known_elr=(3,)

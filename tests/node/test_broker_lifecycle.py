@@ -129,7 +129,7 @@ def test_a_process_registers_with_its_directories_and_what_they_know_of_the_last
     run(main)
 
 
-def test_a_process_registers_again_while_nobody_answers_or_an_older_one_may_live() -> None:  # H1, H2
+def test_a_process_registers_again_without_an_answer_or_while_an_older_one_may_live() -> None:  # H1, H2
     async def main() -> None:
         process = await started()
         registering = asyncio.create_task(process.lifecycle.register())
@@ -174,7 +174,7 @@ def test_a_registration_that_is_refused_is_not_tried_again() -> None:  # H2
 # ---- Heartbeats ------------------------------------------------------------------------------------------------------
 
 
-def test_a_broker_that_has_what_it_wants_is_heard_every_two_seconds() -> None:  # H4
+def test_a_broker_that_has_what_it_wants_sends_a_heartbeat_every_two_seconds() -> None:  # H4
     async def main() -> None:
         process, beating = await serving()
         last_ms = now_ms()

@@ -98,7 +98,7 @@ def test_each_partition_succeeds_or_fails_for_itself(topic: Topic) -> None:
     assert (topic.values(0), topic.values(1), topic.values(2)) == ([b"a"], [], [b"c"])
 
 
-def test_a_topic_that_nobody_knows_is_an_unknown_topic_id(topic: Topic) -> None:
+def test_a_topic_id_that_is_not_known_is_an_unknown_topic_id(topic: Topic) -> None:
     topic.topic_id = ZERO_ID
     assert topic.produce(b"a").error_code is ErrorCode.UNKNOWN_TOPIC_ID
     assert topic.fetch().error_code is ErrorCode.UNKNOWN_TOPIC_ID
@@ -226,7 +226,7 @@ def test_a_waiting_fetch_learns_that_its_topic_is_gone(cluster: InProcessCluster
     assert run(fetch_and_delete()) is ErrorCode.UNKNOWN_TOPIC_ID
 
 
-def test_who_can_open_the_directory_is_told_where_the_records_are(topic: Topic) -> None:
+def test_a_reader_that_can_open_the_directory_gets_file_ranges(topic: Topic) -> None:
     topic.produce(b"a", b"b")
     (broker,) = topic.call(MetadataRequest(())).brokers
     directory_ids = tuple(each.directory_id for each in broker.directories)

@@ -59,7 +59,7 @@ class Controllers:
         return HeartbeatResponse(is_caught_up=True, is_fenced=False, should_shut_down=False)
 
 
-def test_who_leads_is_asked_once_and_then_called() -> None:
+def test_the_leader_is_asked_for_once_and_then_called() -> None:
     async def scenario() -> None:
         controllers = Controllers(dict.fromkeys(CONTROLLERS, (3002, 5)))
         link = ControllerLink(controllers)
@@ -92,7 +92,7 @@ def test_where_no_controller_answers_the_network_is_to_blame() -> None:
     run(scenario())
 
 
-def test_hints_of_those_who_have_not_noticed_lead_nobody_in_circles() -> None:
+def test_hints_of_controllers_that_are_behind_lead_no_caller_in_circles() -> None:
     async def scenario() -> None:
         controllers = Controllers({3001: None, 3002: (3001, 5), 3003: (3001, 5)})
         link = ControllerLink(controllers)
@@ -119,7 +119,7 @@ def test_a_leader_of_an_older_epoch_is_not_believed() -> None:
     run(scenario())
 
 
-def test_who_answers_that_another_leads_is_believed() -> None:
+def test_an_answer_that_names_another_leader_is_believed() -> None:
     async def scenario() -> None:
         controllers = Controllers(dict.fromkeys(CONTROLLERS, (3001, 5)))
         link = ControllerLink(controllers)

@@ -223,7 +223,7 @@ def test_a_controller_whose_power_is_cut_again_and_again_never_leads_twice_in_on
     run(scenario())
 
 
-def test_a_directory_without_its_checkpoint_is_nobodys_voter_and_says_so() -> None:  # A1, A48
+def test_a_directory_without_its_checkpoint_is_no_voter_and_says_so() -> None:  # A1, A48
     async def scenario() -> None:
         disk = MemoryDisk()
         await format_first_voters([settings(disk)])
@@ -270,7 +270,7 @@ def test_a_stopped_node_answers_no_more_and_frees_its_directory() -> None:
 # ---- Committing ------------------------------------------------------------------------------------------------------
 
 
-def test_nobody_is_told_of_what_is_not_committed() -> None:  # A26, A65
+def test_no_answer_shows_what_is_not_committed() -> None:  # A26, A65
     async def scenario() -> None:
         disk = HeldDisk()
         node = await new_cluster(disk)
@@ -472,7 +472,7 @@ def test_a_full_disk_refuses_what_it_cannot_hold_and_keeps_what_it_has() -> None
     run(scenario())
 
 
-def test_an_exception_that_nobody_expected_ends_the_node() -> None:
+def test_an_unexpected_exception_ends_the_node() -> None:
     async def scenario() -> None:
         crashes, clock = Crashes(), [1.0]
         node = await new_cluster(MemoryDisk(), crash=crashes, wall_clock_ms=lambda: int(1000 / clock[0]))

@@ -164,7 +164,7 @@ def test_a_fetch_of_another_epoch_is_refused_at_once_and_counts_for_nothing(
     run(main)
 
 
-def test_a_follower_whose_log_has_parted_hears_where_at_once_and_counts_for_nothing() -> None:  # B23, G2, G7
+def test_a_follower_that_has_diverged_learns_where_at_once_and_counts_for_nothing() -> None:  # B23, G2, G7
     async def main() -> None:
         broker, handler = await led()
         append(broker, b"a")
@@ -180,7 +180,7 @@ def test_a_follower_whose_log_has_parted_hears_where_at_once_and_counts_for_noth
     run(main)
 
 
-def test_who_is_no_replica_gets_nothing() -> None:  # B5
+def test_a_broker_that_is_no_replica_gets_nothing() -> None:  # B5
     async def main() -> None:
         broker, handler = await led()
         append(broker, b"a")
@@ -511,7 +511,7 @@ def test_a_consumer_is_sent_to_a_replica_in_its_rack(rack: str, sent_to: int) ->
     run(main)
 
 
-def test_nobody_is_sent_to_a_replica_that_is_not_in_sync_or_lacks_the_offset() -> None:  # G15
+def test_no_reader_is_sent_to_a_replica_that_is_not_in_sync_or_lacks_the_offset() -> None:  # G15
     async def main() -> None:
         broker, handler = await in_racks((BROKER, OTHER))
         await follow(handler, at(1))

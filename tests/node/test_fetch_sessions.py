@@ -110,7 +110,7 @@ def test_a_full_request_begins_a_session_and_tells_everything() -> None:
     assert answer(context, result(0), result(1)) == [0, 1]
 
 
-def test_a_session_that_nobody_knows_is_not_found() -> None:
+def test_an_unknown_session_is_not_found() -> None:
     with pytest.raises(FetchSessionIdNotFound, match="fetch session 7 is not known"):
         begin(new_sessions(), session_id=7, epoch=1)
 
@@ -132,7 +132,7 @@ def test_a_request_that_does_not_follow_the_last_one_is_refused(epoch: int) -> N
         begin(sessions, session_id=session_id, epoch=epoch)
 
 
-def test_a_request_that_was_heard_before_is_refused() -> None:
+def test_a_repeated_request_is_refused() -> None:
     sessions = new_sessions()
     session_id = begin(sessions, fetch(0)).session.session_id
     begin(sessions, session_id=session_id, epoch=1)
@@ -318,7 +318,7 @@ def test_that_an_error_is_over_is_told() -> None:
     assert answer(begin(sessions, session_id=session_id, epoch=3), result(1)) == [1]
 
 
-def test_who_got_data_stands_behind_the_others() -> None:
+def test_a_partition_that_got_data_stands_behind_the_others() -> None:
     sessions, session_id = quiet_session(3)
     for number in range(3):
         sessions._parked.wake((ZERO_ID, number))
@@ -346,7 +346,7 @@ def lives(sessions: FetchSessions, session_id: int) -> bool:
     return session_id in sessions._sessions
 
 
-def test_who_was_idle_for_too_long_makes_room() -> None:
+def test_a_session_that_was_idle_for_too_long_makes_room() -> None:
     sessions, (first, second) = full_cache(FOLLOWER)
     begin(sessions, session_id=first, epoch=1, replica_id=FOLLOWER, now_ms=EVICTION_MS)
     new = begin(sessions, fetch(0), now_ms=EVICTION_MS + 2).session.session_id
@@ -359,7 +359,7 @@ def test_a_follower_displaces_a_consumer() -> None:
     assert (lives(sessions, first), lives(sessions, new)) == (False, True)
 
 
-def test_a_consumer_displaces_nobody_who_is_young() -> None:
+def test_a_consumer_displaces_no_young_session() -> None:
     sessions, _ = full_cache()
     assert begin(sessions, *map(fetch, range(9)), now_ms=2).session.session_id == NO_SESSION
 
@@ -373,7 +373,7 @@ def test_among_old_sessions_the_larger_stays(size: int, has_room: bool) -> None:
     assert (new.session.session_id != NO_SESSION) is has_room
 
 
-def test_who_is_displaced_hears_it_and_is_not_watched_any_more() -> None:
+def test_a_displaced_session_gets_an_error_and_is_not_watched_any_more() -> None:
     sessions, (first, _) = full_cache()
     held_back = begin(sessions, session_id=first, epoch=1)
     begin(sessions, fetch(7), replica_id=FOLLOWER, now_ms=2)

@@ -100,7 +100,7 @@ def test_a_consumer_that_names_no_epoch_waits_on_when_the_same_broker_leads_agai
 @pytest.mark.parametrize(
     "asked", [request(at(0), max_wait_ms=WAIT_MS), follower_request(at(0), max_wait_ms=WAIT_MS)]
 )
-def test_who_waits_is_told_that_the_replica_was_moved_away(asked: FetchRequest) -> None:  # G8
+def test_a_waiting_fetch_ends_when_the_replica_was_moved_away(asked: FetchRequest) -> None:  # G8
     async def main() -> None:
         broker, handler = await led()
         waiting = await parked(handler, asked)

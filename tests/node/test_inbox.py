@@ -283,7 +283,7 @@ def test_an_expected_error_is_answered_and_the_node_lives(
     run(main())
 
 
-def test_an_exception_that_nobody_expected_ends_the_node() -> None:
+def test_an_unexpected_exception_ends_the_node() -> None:
     async def main() -> None:
         node = RecordingNode()
         node.error = ZeroDivisionError("a bug")

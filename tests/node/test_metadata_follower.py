@@ -193,7 +193,7 @@ async def _broker_left_behind(controller: Controller, broker: Broker) -> None:
     assert controller.node.quorum.log.log_start_offset > broker.follower.image.next_offset
 
 
-def test_who_was_away_too_long_learns_what_has_changed_meanwhile() -> None:  # A30, H9
+def test_a_broker_that_was_away_too_long_learns_what_has_changed_meanwhile() -> None:  # A30, H9
     async def scenario() -> None:
         controller = Controller()
         controller.commit(FIRST)

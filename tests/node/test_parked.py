@@ -52,7 +52,7 @@ def test_many_wake_ups_between_two_looks_are_one() -> None:  # G9
     run(main())
 
 
-def test_a_key_wakes_all_who_watch_it_and_nobody_else() -> None:  # G9
+def test_a_key_wakes_all_of_its_watches_and_no_others() -> None:  # G9
     async def wait(parked: Parked[str], key: str, after_s: float) -> bool:
         with parked.watch([key]) as watch:
             return await watch.wait(deadline(after_s))

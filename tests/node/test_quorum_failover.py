@@ -60,7 +60,7 @@ def test_one_controller_is_active_and_all_say_which() -> None:  # A1
         assert BROKER in [observer.replica.node_id for observer in described.observers]
 
 
-def test_who_is_not_active_says_who_is() -> None:
+def test_a_controller_that_is_not_active_names_the_one_that_is() -> None:
     with quorum() as cluster:
         active = cluster.await_active_controller()
         for each in others(active):
@@ -127,7 +127,7 @@ def test_a_leader_that_was_cut_off_takes_back_what_was_never_committed() -> None
         assert topics(cluster) == ["after", "before"]
 
 
-def test_the_brokers_of_a_successor_count_as_just_heard_of() -> None:  # A67
+def test_the_sessions_of_brokers_begin_anew_with_a_successor() -> None:  # A67
     with quorum(brokers=2, broker_session_timeout_ms=3_000, broker_heartbeat_interval_ms=100) as cluster:
         silent, active = 2, cluster.await_active_controller()
         cluster.kill(silent)
@@ -244,7 +244,7 @@ def test_a_voter_that_was_cut_off_catches_up() -> None:  # A33
         wait_for(lambda: status(cluster, cut_off).high_watermark >= end, "it has everything")
 
 
-def test_a_quorum_without_majority_refuses_in_time_and_says_who_is_missing() -> None:
+def test_a_quorum_without_majority_refuses_in_time_and_names_the_missing_voters() -> None:
     with quorum() as cluster:
         active = cluster.await_active_controller()
         for each in others(active):

@@ -53,7 +53,7 @@ def vote_request(epoch: int, candidate: int = 3002) -> VoteRequest:
 # ---- Persist, then send ----------------------------------------------------------------------------------------------
 
 
-def test_a_vote_is_durable_before_anybody_hears_of_it() -> None:  # A8, A19
+def test_a_vote_is_durable_before_it_is_sent() -> None:  # A8, A19
     async def scenario() -> None:
         disk = HeldDisk()
         node = await alone(disk)
@@ -422,7 +422,7 @@ def test_one_lost_call_to_each_voter_does_not_spoil_the_hand_over() -> None:  # 
     run(scenario())
 
 
-def test_a_leader_that_nobody_can_succeed_ends_at_once() -> None:  # A23
+def test_a_leader_that_no_voter_can_succeed_ends_at_once() -> None:  # A23
     async def scenario() -> None:
         counters = Counters()
         await counters.start()

@@ -403,7 +403,7 @@ def test_what_is_in_another_epoch_by_now_is_not_asked_for_until_the_rest_of_the_
 
 
 @pytest.mark.parametrize("error_code", [ErrorCode.UNKNOWN_LEADER_EPOCH, ErrorCode.NOT_LEADER_OR_FOLLOWER])
-def test_a_leader_that_has_yet_to_hear_of_it_is_asked_soon_and_then_ever_more_rarely(
+def test_a_leader_that_does_not_know_yet_that_it_leads_is_asked_soon_and_then_ever_more_rarely(
     error_code: ErrorCode,
 ) -> None:
     async def main() -> None:  # B24
@@ -455,7 +455,7 @@ def test_a_high_watermark_of_an_older_epoch_of_the_same_leader_is_ignored() -> N
     run(main)
 
 
-def test_who_becomes_leader_follows_nobody() -> None:  # B17
+def test_a_replica_that_becomes_leader_follows_no_other() -> None:  # B17
     async def main() -> None:
         broker = await following(0)
         asked = await broker.begin_session(given(0, batch(b"a")))
@@ -468,7 +468,7 @@ def test_who_becomes_leader_follows_nobody() -> None:  # B17
     run(main)
 
 
-def test_a_partition_without_a_leader_is_followed_from_nobody() -> None:
+def test_a_partition_without_a_leader_is_fetched_from_no_broker() -> None:
     async def main() -> None:
         broker = await following(0)
         asked = await broker.begin_session(given(0))
@@ -553,7 +553,7 @@ def test_a_full_disk_stops_the_log_that_met_it_and_no_other() -> None:
     run(main)
 
 
-def test_a_failed_disk_takes_its_partitions_along_and_nobody_follows_them() -> None:
+def test_a_failed_disk_takes_its_partitions_offline_and_they_are_not_fetched() -> None:
     async def main() -> None:
         disk = MemoryDisk()
         broker = await Broker.start(disk)

@@ -98,7 +98,7 @@ def test_acks_all_waits_for_every_replica_in_sync_and_acks_one_for_none() -> Non
     run(main)
 
 
-def test_only_a_refusal_of_who_does_not_lead_names_the_leader() -> None:  # G18
+def test_only_the_refusal_of_a_broker_that_does_not_lead_names_the_leader() -> None:  # G18
     async def main() -> None:
         broker = await Broker.start()
         await broker.apply(broker.new_partition())
@@ -119,7 +119,7 @@ def test_only_a_refusal_of_who_does_not_lead_names_the_leader() -> None:  # G18
 @pytest.mark.parametrize(
     "case", ["another broker leads", "this one leads again", "the replica was moved away"]
 )
-def test_who_waits_is_told_of_another_leadership(case: str) -> None:  # B15
+def test_a_waiting_produce_fails_when_the_leadership_changes(case: str) -> None:  # B15
     async def main() -> None:
         broker = await leading()
         waiting = asyncio.ensure_future(produce(broker, acks=ACKS_ALL))
@@ -163,7 +163,7 @@ def test_a_commit_wakes_those_that_it_acknowledges_and_no_others(
     run(main)
 
 
-def test_who_waits_is_told_that_the_topic_was_deleted() -> None:  # B15
+def test_a_waiting_produce_fails_when_the_topic_is_deleted() -> None:  # B15
     async def main() -> None:
         broker = await leading()
         waiting = asyncio.ensure_future(produce(broker, acks=ACKS_ALL))
@@ -191,7 +191,7 @@ def test_a_partition_that_waits_holds_up_no_later_one_of_its_request() -> None: 
     run(main)
 
 
-def test_who_waits_for_too_long_is_told_and_the_record_stays() -> None:  # B15
+def test_a_produce_that_waits_for_too_long_times_out_and_the_record_stays() -> None:  # B15
     async def main() -> None:
         broker = await leading()
         assert (
@@ -336,7 +336,7 @@ def test_a_deleted_topic_is_not_followed_any_more() -> None:
     run(main)
 
 
-def test_in_one_delta_who_leads_and_who_follows_change_places() -> None:  # H10
+def test_in_one_delta_leader_and_follower_change_places() -> None:  # H10
     async def main() -> None:
         broker = await Broker.start()
         await broker.apply(broker.new_partition(0, leader_id=BROKER), broker.new_partition(1))
@@ -373,7 +373,7 @@ def test_the_epoch_of_a_new_leadership_is_durable_when_the_metadata_is_applied()
 @pytest.mark.parametrize(
     ("isr", "is_offline"), [((BROKER, LEADER), True), ((BROKER,), False)], ids=["others in sync", "alone"]
 )
-def test_a_leader_whose_disk_is_full_makes_way_for_who_is_in_sync_and_alone_is_still_read(
+def test_a_leader_whose_disk_is_full_makes_way_for_a_replica_in_sync_and_alone_is_still_read(
     isr: tuple[int, ...], is_offline: bool
 ) -> None:  # B40
     async def main() -> None:
@@ -393,7 +393,7 @@ def test_a_leader_whose_disk_is_full_makes_way_for_who_is_in_sync_and_alone_is_s
 @pytest.mark.parametrize(
     ("isr", "is_offline"), [((BROKER, LEADER), True), ((BROKER,), False)], ids=["others in sync", "alone"]
 )
-def test_who_cannot_begin_to_lead_on_a_full_disk_makes_way_for_who_is_in_sync(
+def test_a_replica_that_cannot_begin_to_lead_on_a_full_disk_makes_way_for_one_in_sync(
     isr: tuple[int, ...], is_offline: bool
 ) -> None:  # B40
     async def main() -> None:
@@ -428,7 +428,7 @@ def test_the_log_of_a_replica_that_is_not_usable_is_not_synced_any_more() -> Non
 
 
 @pytest.mark.parametrize("isr", [(LEADER,), (LEADER, BROKER)], ids=["not counted on", "in sync"])
-def test_a_log_that_is_gone_begins_anew_only_where_nobody_counts_on_what_it_had(
+def test_a_log_that_is_gone_begins_anew_only_where_no_replica_counts_on_what_it_had(
     isr: tuple[int, ...],
 ) -> None:  # B33
     async def main() -> None:

@@ -63,7 +63,7 @@ def test_a_task_may_stop_the_others() -> None:
     assert ended == ["a"]
 
 
-def test_what_abandoned_tasks_still_say_is_not_heard() -> None:
+def test_what_abandoned_tasks_still_raise_is_ignored() -> None:
     crashes: list[BaseException] = []
 
     async def stubborn() -> None:

@@ -76,7 +76,7 @@ def test_a_follower_that_went_back_does_not_lower_the_high_watermark() -> None: 
     assert (partition.high_watermark, followers(partition)[0].log_end_offset) == (3, 1)
 
 
-def test_who_is_about_to_join_is_waited_for() -> None:  # B1
+def test_a_replica_that_is_about_to_join_is_waited_for() -> None:  # B1
     partition = leader(ALONE)
     assert partition.high_watermark == 3
     followed_from(partition, 2, 3, broker_epoch=20)
@@ -85,7 +85,7 @@ def test_who_is_about_to_join_is_waited_for() -> None:  # B1
     assert followed_from(partition, 2, 4, broker_epoch=20).is_high_watermark_raised
 
 
-def test_who_fell_behind_is_not_waited_for_any_more() -> None:  # B1
+def test_a_replica_that_fell_behind_is_not_waited_for_any_more() -> None:  # B1
     partition = leader(ALONE, brokers={**ACTIVE, 2: broker_image(2, epoch=20)})
     state = msgspec.structs.replace(ALONE, partition_epoch=11)
     followed_from(partition, 2, 3, broker_epoch=20)
@@ -104,7 +104,7 @@ def test_who_fell_behind_is_not_waited_for_any_more() -> None:  # B1
         broker_image(2, epoch=20, offline_directories=(ZERO_ID,)),
     ],
 )
-def test_who_may_not_join_is_not_waited_for(broker: BrokerImage) -> None:  # B1
+def test_a_replica_that_may_not_join_is_not_waited_for(broker: BrokerImage) -> None:  # B1
     brokers = dict(ACTIVE)
     partition = leader(ALONE, brokers=brokers)
     followed_from(partition, 2, 3, broker_epoch=20)
@@ -146,7 +146,7 @@ def test_positions_within_a_leader_epoch_are_kept_and_new_replicas_have_none() -
     assert [each.replica_id for each in followers(partition)] == [3]
 
 
-def test_who_follows_knows_of_no_other_replica() -> None:  # B17
+def test_a_follower_knows_of_no_other_replica() -> None:  # B17
     partition = leader()
     followed_from(partition, 2, 3)
     partition.update_state(
@@ -159,7 +159,7 @@ def test_who_follows_knows_of_no_other_replica() -> None:  # B17
 # ---- Whose fetches count ----
 
 
-def test_who_is_no_replica_does_not_count() -> None:  # B5
+def test_a_broker_that_is_no_replica_does_not_count() -> None:  # B5
     with pytest.raises(NotLeaderOrFollower, match=r"broker 4 is none of its replicas \[1, 2, 3\]"):
         followed_from(leader(), 4, 3)
 
@@ -353,7 +353,7 @@ def test_a_log_that_starts_later_on_one_follower_raises_no_low_watermark() -> No
     assert not update.is_low_watermark_raised
 
 
-def test_who_is_not_in_sync_is_not_read() -> None:  # G15
+def test_a_replica_that_is_not_in_sync_is_not_read() -> None:  # G15
     partition = leader(changed(replicas=REPLICAS, isr=(BROKER, 3)))
     followed_from(partition, 2, 3)
     assert partition.as_leader().preferred_read_replica(rack_id="rack-2", fetch_offset=1, now_ms=0) == -1

@@ -160,7 +160,7 @@ def test_a_state_of_an_older_partition_epoch_changes_nothing_of_a_follower() -> 
     assert (partition.is_leader, partition.leader_epoch, end_and_epochs(partition.log)) == (False, 5, (2, 4))
 
 
-def test_a_leader_follows_nobody() -> None:  # B26
+def test_a_leader_follows_no_other() -> None:  # B26
     with pytest.raises(NotLeaderOrFollower, match="follows nobody"):
         follow(new_partition(), placed(0, 5))
 

@@ -69,14 +69,14 @@ def expanding(partition: Partition) -> AlterPartitionItem:
 # ---- Joining ----
 
 
-def test_who_has_all_that_is_committed_is_proposed_with_the_epochs_of_all_members() -> None:  # B11
+def test_a_replica_that_has_all_that_is_committed_is_proposed_with_the_epochs_of_all_members() -> None:  # B11
     partition = leader()
     assert expanding(partition) == AlterPartitionItem(
         ZERO_ID, 3, 6, 10, (IsrMember(BROKER, 10), IsrMember(2, 20)), LeaderRecoveryState.RECOVERED
     )
 
 
-def test_who_might_join_counts_at_once_and_is_not_in_sync_yet() -> None:  # B2
+def test_a_replica_that_might_join_counts_at_once_and_is_not_in_sync_yet() -> None:  # B2
     partition = leader()
     expanding(partition)
     append(partition, b"b", acks=ACKS_LEADER)
@@ -92,11 +92,11 @@ def test_there_is_one_proposal_at_a_time() -> None:  # B12
     assert partition.as_leader().maybe_shrink_isr(now_ms=10 * LAG_MAX_MS) is None
 
 
-def test_who_lacks_something_committed_does_not_join() -> None:  # B11
+def test_a_replica_that_lacks_something_committed_does_not_join() -> None:  # B11
     assert followed_from(leader(), 2, 1, broker_epoch=20).proposal is None
 
 
-def test_who_has_not_come_to_this_epoch_does_not_join() -> None:  # B11
+def test_a_replica_that_has_not_come_to_this_epoch_does_not_join() -> None:  # B11
     partition = leader(min_insync_replicas=2)
     partition.update_state(changed(replicas=REPLICAS, leader_epoch=7, partition_epoch=11), now_ms=0)
     assert (partition.high_watermark, partition.as_leader().epoch_start_offset) == (1, 2)
@@ -113,7 +113,9 @@ def test_who_has_not_come_to_this_epoch_does_not_join() -> None:  # B11
         broker_image(2, epoch=19),
     ],
 )
-def test_whom_the_metadata_does_not_let_in_is_not_proposed(broker: BrokerImage | None) -> None:  # B11
+def test_a_replica_that_the_metadata_does_not_let_in_is_not_proposed(
+    broker: BrokerImage | None,
+) -> None:  # B11
     brokers = {**ACTIVE, 2: broker} if broker else {BROKER: ACTIVE[BROKER]}
     assert followed_from(leader(brokers=brokers), 2, 2, broker_epoch=20).proposal is None
 
@@ -127,7 +129,7 @@ def test_a_follower_without_a_broker_epoch_is_not_asked_for_one() -> None:  # B1
 # ---- Leaving ----
 
 
-def test_who_never_fetched_leaves_after_the_lag_and_not_before() -> None:  # B10
+def test_a_replica_that_never_fetched_leaves_after_the_lag_and_not_before() -> None:  # B10
     partition = leader(ALL_IN_SYNC)
     assert partition.as_leader().maybe_shrink_isr(now_ms=LAG_MAX_MS) is None
     proposal = partition.as_leader().maybe_shrink_isr(now_ms=LAG_MAX_MS + 1)
@@ -135,7 +137,7 @@ def test_who_never_fetched_leaves_after_the_lag_and_not_before() -> None:  # B10
     assert proposal.isr == (IsrMember(BROKER, 10),)
 
 
-def test_who_leaves_counts_until_the_controller_has_agreed() -> None:  # B2, B12
+def test_a_replica_that_leaves_counts_until_the_controller_has_agreed() -> None:  # B2, B12
     partition = leader(ALL_IN_SYNC)
     proposal = partition.as_leader().maybe_shrink_isr(now_ms=LAG_MAX_MS + 1)
     assert proposal is not None
@@ -149,14 +151,14 @@ def test_who_leaves_counts_until_the_controller_has_agreed() -> None:  # B2, B12
     )
 
 
-def test_who_has_everything_stays_however_long_ago_it_fetched() -> None:  # B10
+def test_a_replica_that_has_everything_stays_however_long_ago_it_fetched() -> None:  # B10
     partition = leader(ALL_IN_SYNC)
     for replica_id in (2, 3):
         followed_from(partition, replica_id, 2)
     assert partition.as_leader().maybe_shrink_isr(now_ms=100 * LAG_MAX_MS) is None
 
 
-def test_who_reaches_what_the_leader_had_at_its_last_fetch_keeps_up() -> None:  # B5, B10
+def test_a_replica_that_reaches_what_the_leader_had_at_its_last_fetch_keeps_up() -> None:  # B5, B10
     partition = leader(changed(replicas=(BROKER, 2), isr=(BROKER, 2)))
     for round_number in range(1, 5):  # always one record behind
         append(partition, b"b", acks=ACKS_LEADER)
@@ -166,14 +168,14 @@ def test_who_reaches_what_the_leader_had_at_its_last_fetch_keeps_up() -> None:  
     assert follower.last_caught_up_ms == 3 * LAG_MAX_MS
 
 
-def test_who_does_not_come_nearer_leaves() -> None:  # B5, B10
+def test_a_replica_that_does_not_come_nearer_leaves() -> None:  # B5, B10
     partition = leader(changed(replicas=(BROKER, 2), isr=(BROKER, 2)))
     for now_ms in (500, 1000, 1500):
         followed_from(partition, 2, 1, now_ms=now_ms)
     assert partition.as_leader().maybe_shrink_isr(now_ms=1500) is not None
 
 
-def test_a_leader_that_nobody_can_read_from_any_more_blames_nobody_for_that() -> None:  # B10
+def test_a_leader_that_cannot_read_its_log_any_more_removes_no_follower_for_that() -> None:  # B10
     partition = leader(ALL_IN_SYNC)
     role = partition.as_leader()
     partition.failure = StorageError("cannot read /data: Input/output error")
@@ -181,7 +183,7 @@ def test_a_leader_that_nobody_can_read_from_any_more_blames_nobody_for_that() ->
     assert partition.isr == REPLICAS
 
 
-def test_who_follows_proposes_nothing() -> None:
+def test_a_follower_proposes_nothing() -> None:
     partition = new_partition(state=changed(replicas=REPLICAS, isr=REPLICAS, leader_id=2))
     assert isinstance(partition.role, PartitionFollower)
     with pytest.raises(NotLeaderOrFollower):
@@ -216,7 +218,9 @@ def test_a_proposal_that_the_controller_turned_down_is_over(error: ErrorCode) ->
 
 
 @pytest.mark.parametrize("error", AWAITING)
-def test_a_proposal_of_who_knows_too_little_stays_until_the_metadata_comes(error: ErrorCode) -> None:  # B12
+def test_a_proposal_of_a_leader_that_is_behind_stays_until_the_metadata_comes(
+    error: ErrorCode,
+) -> None:  # B12
     partition = leader()
     proposal = expanding(partition)
     assert partition.as_leader().on_alter_partition(proposal, answer(partition, error), now_ms=0) is None
@@ -234,7 +238,7 @@ def test_after_any_other_error_the_same_is_proposed_again(error: ErrorCode) -> N
 
 
 @pytest.mark.parametrize("error", REVERTED)
-def test_who_the_controller_does_not_let_go_stays_in_sync_and_may_be_proposed_again(
+def test_a_replica_that_the_controller_does_not_let_go_stays_in_sync_and_may_be_proposed_again(
     error: ErrorCode,
 ) -> None:  # B2, B12
     partition = leader(ALL_IN_SYNC)
@@ -246,7 +250,7 @@ def test_who_the_controller_does_not_let_go_stays_in_sync_and_may_be_proposed_ag
     assert partition.as_leader().maybe_shrink_isr(now_ms=LAG_MAX_MS + 2) == proposal
 
 
-def test_who_leaves_counts_while_the_same_is_proposed_again_and_again() -> None:  # B2, B12
+def test_a_replica_that_leaves_counts_while_the_same_is_proposed_again_and_again() -> None:  # B2, B12
     partition = leader(ALL_IN_SYNC)
     proposal = partition.as_leader().maybe_shrink_isr(now_ms=LAG_MAX_MS + 1)
     assert proposal is not None

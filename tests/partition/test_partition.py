@@ -178,7 +178,7 @@ def test_a_new_configuration_counts_from_the_next_request_on() -> None:
     assert (partition.config.max_message_bytes, len(partition.log.segments)) == (500, 2)
 
 
-def test_who_does_not_lead_appends_nothing() -> None:
+def test_a_replica_that_does_not_lead_appends_nothing() -> None:
     partition = new_partition(state=changed(leader_id=2))
     with pytest.raises(NotLeaderOrFollower, match="broker 2 does, in epoch 5"):
         append(partition, b"a")
@@ -365,7 +365,7 @@ def test_the_right_leader_epoch_is_let_in() -> None:  # B24
     assert read(new_partition(), 0, current_leader_epoch=5).next_offset == 0
 
 
-def test_who_does_not_lead_gives_nothing() -> None:
+def test_a_replica_that_does_not_lead_serves_no_reads() -> None:
     partition = new_partition(state=changed(leader_id=NO_NODE))
     with pytest.raises(NotLeaderOrFollower):
         read(partition, 0)

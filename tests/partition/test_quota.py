@@ -68,7 +68,7 @@ def test_the_bound_can_be_changed_while_it_counts() -> None:  # B45
 
 
 @given(st.lists(st.tuples(st.integers(0, 1_500), st.integers(0, 10_000)), min_size=1, max_size=60))
-def test_who_asks_before_each_transfer_stays_within_one_transfer_of_the_bound(
+def test_a_caller_that_asks_before_each_transfer_stays_within_one_transfer_of_the_bound(
     transfers: Sequence[tuple[int, int]],
 ) -> None:  # G17
     quota, now_ms, sent = ReplicationQuota(2_000), 0, 0

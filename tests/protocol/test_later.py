@@ -95,7 +95,7 @@ def test_those_that_look_on_are_told_before_the_one_that_waits() -> None:
     run(play())
 
 
-def test_those_that_look_on_hear_that_it_was_given_up() -> None:
+def test_observers_are_called_when_it_was_given_up() -> None:
     async def play() -> None:
         told: list[object] = []
         later: Later[str] = Later(lambda: told.append("given up"))

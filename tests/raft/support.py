@@ -430,7 +430,7 @@ class Cluster:
         if leader.epoch != epoch:
             self.commit(*values)
 
-    def everybody_has(self, end_offset: int) -> bool:
+    def all_have(self, end_offset: int) -> bool:
         return all(node.quorum.high_watermark >= end_offset for node in self.nodes.values())
 
 

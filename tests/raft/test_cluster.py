@@ -87,10 +87,10 @@ def test_the_side_with_a_majority_goes_on(seed: int) -> None:  # A40
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_follower_that_cannot_reach_the_leader_disturbs_nobody(seed: int) -> None:  # A18
+def test_a_follower_that_cannot_reach_the_leader_disturbs_no_other_node(seed: int) -> None:  # A18
     cluster = cluster_of(3, seed)
     leader = cluster.elected()
-    cluster.run_until(lambda: cluster.everybody_has(3))
+    cluster.run_until(lambda: cluster.all_have(3))
     election = leader.quorum.election
     lonely = followers(cluster)[0].local.node_id
     cluster.cut[lonely, leader.local.node_id] = None

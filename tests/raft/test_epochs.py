@@ -45,7 +45,9 @@ def leader() -> Node:
 
 
 @pytest.mark.parametrize("known", [ElectionState(4, 3003), ElectionState(5)])
-def test_who_knows_no_leader_or_an_older_one_follows_whoever_begins(known: ElectionState) -> None:  # A21
+def test_a_node_that_knows_no_leader_or_an_older_one_follows_the_leader_that_begins(
+    known: ElectionState,
+) -> None:  # A21
     node = voter(known)
     assert node.quorum.elections.handle_begin_quorum_epoch(begin(3002, 5), 0) == BeginQuorumEpochResponse(
         3002, 5
@@ -93,7 +95,7 @@ def test_a_beginning_restarts_the_fetch_timeout() -> None:  # A11
     assert node.role == "Prospective"
 
 
-def test_a_leader_tells_at_once_and_then_whoever_does_not_fetch() -> None:  # A13
+def test_a_leader_begins_its_epoch_at_once_and_again_with_voters_that_do_not_fetch() -> None:  # A13
     node = leader()
     assert node.quorum.next_poll_ms(2_000) <= 4_000
     node.quorum._state.book.reset()
@@ -143,7 +145,7 @@ def test_of_five_voters_two_others_must_fetch() -> None:  # A12
     assert node.role == "Resigned"
 
 
-def test_who_fetches_from_a_diverging_position_is_there_all_the_same() -> None:  # A12, A31
+def test_a_voter_that_fetches_from_a_diverging_position_counts_as_alive() -> None:  # A12, A31
     node = leader()
     result = node.fetch(2, 0, epoch=1, replica=OTHER, now_ms=4_000)
     assert result is not None
@@ -201,7 +203,7 @@ def test_a_resigned_leader_waits_for_an_election_timeout() -> None:  # A22
     assert node.epoch == 2
 
 
-def test_who_shuts_down_stands_for_no_election() -> None:  # A22, A23
+def test_a_node_that_shuts_down_stands_for_no_election() -> None:  # A22, A23
     node = leader()
     node.quorum.shut_down(2_000)
     node.quorum.poll(100_000)
@@ -250,7 +252,7 @@ def test_the_first_successor_stands_up_at_once_and_others_wait() -> None:  # A14
     assert second.role == "Prospective"
 
 
-def test_who_did_not_know_the_leader_that_ends_follows_it_before_it_stands_up() -> None:  # A22
+def test_a_node_that_did_not_know_the_leader_that_ends_follows_it_before_it_stands_up() -> None:  # A22
     node = voter(ElectionState(4))
     node.quorum.elections.handle_end_quorum_epoch(end(3002, 5, ME), 100)
     assert (node.role, node.quorum.election.leader_id) == ("Follower", 3002)
@@ -276,7 +278,7 @@ def test_the_back_off_doubles_with_the_place_in_the_list() -> None:  # A14
 def test_a_controlled_stop_hands_over_within_a_few_round_trips() -> None:  # A14, A22, A23
     cluster = Cluster(3)
     former = cluster.elected()
-    cluster.run_until(lambda: cluster.everybody_has(3))
+    cluster.run_until(lambda: cluster.all_have(3))
     begun_ms = cluster.now_ms
     former.quorum.shut_down(cluster.now_ms)
     cluster.run_until(lambda: cluster.leader not in (None, former))

@@ -106,7 +106,7 @@ def run_with_faults(seed: int, *, observers: int, has_changes: bool) -> Committe
     cluster.heal()
     cluster.delay_ms_max, cluster.stalls = 1, 0.0
     cluster.commit(b"end")
-    cluster.run_until(lambda: cluster.everybody_has(len(committed) + 1))
+    cluster.run_until(lambda: cluster.all_have(len(committed) + 1))
     committed.check_all(cluster)
     return committed
 

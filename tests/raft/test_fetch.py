@@ -24,7 +24,7 @@ def node() -> Node:
     return second
 
 
-def test_whoever_has_all_and_knows_the_high_watermark_waits(node: Node) -> None:  # A32
+def test_a_replica_that_has_all_and_knows_the_high_watermark_waits(node: Node) -> None:  # A32
     assert node.fetch(7, 2, high_watermark=7) is None
     assert found(node.fetch(7, 2, high_watermark=7, may_wait=False)).next_offset == 7
 
@@ -80,19 +80,19 @@ def test_a_position_that_is_not_of_this_log_diverges(
         (3, ErrorCode.UNKNOWN_LEADER_EPOCH),
     ],
 )
-def test_the_epoch_is_checked_and_the_answer_says_who_leads(
+def test_the_epoch_is_checked_and_the_answer_names_the_leader(
     node: Node, epoch: int, error: ErrorCode
 ) -> None:  # A28
     result = found(node.fetch(7, 1, epoch=epoch, may_wait=False))
     assert (result.error_code, result.leader_id, result.leader_epoch) == (error, 3001, 2)
 
 
-def test_who_does_not_lead_says_so() -> None:  # A28
+def test_a_node_that_does_not_lead_says_so() -> None:  # A28
     result = found(Node(voters=(ME,)).fetch(0))
     assert (result.error_code, result.leader_id) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, -1)
 
 
-def test_who_shuts_down_is_not_available(node: Node) -> None:  # A28
+def test_a_node_that_shuts_down_is_not_available(node: Node) -> None:  # A28
     node.quorum.shut_down(0)
     assert found(node.fetch(7, 2)).error_code is ErrorCode.BROKER_NOT_AVAILABLE
 

@@ -86,7 +86,7 @@ def test_a_fetch_of_what_is_only_in_the_snapshot_is_told_so_and_where_the_log_st
     assert (result.snapshot_id, result.log_start_offset) == (SNAPSHOT_ID, SNAPSHOT_ID.offset)
 
 
-def test_who_does_not_lead_gives_no_snapshot() -> None:  # A28
+def test_a_node_that_does_not_lead_gives_no_snapshot() -> None:  # A28
     response = follower().quorum.leading.handle_fetch_snapshot(snapshot_request(), 0)
     assert (response.error_code, response.leader_id) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, 3001)
 
@@ -225,7 +225,7 @@ def test_a_snapshot_that_is_being_frozen_outlives_a_change_of_leader() -> None: 
     assert (node.quorum.log.log_end_offset, node.quorum.election.leader_id) == (100, 3003)
 
 
-def test_nobody_stands_up_while_its_log_is_about_to_begin_anew() -> None:  # A49
+def test_no_node_stands_for_election_while_its_log_is_about_to_begin_anew() -> None:  # A49
     node, source = loading(1 << 20)
     exchange(node, source)
     assert node.quorum.finished_download is not None

@@ -336,7 +336,7 @@ def test_a_successful_fetch_restarts_the_fetch_timeout() -> None:  # A11
 # ---- Finding the leader ----------------------------------------------------------------------------------------------
 
 
-def test_who_knows_no_leader_asks_the_nodes_it_knows_one_at_a_time() -> None:  # A36
+def test_a_node_that_knows_no_leader_asks_the_nodes_it_knows_one_at_a_time() -> None:  # A36
     node = Node(THIRD, voters=None, bootstrap_ids=(3001, 3002, 3003))
     asked: dict[int, None] = {}
     for now_ms in range(0, 10_000, 400):

@@ -194,7 +194,7 @@ def test_a_new_epoch_begins_with_an_unknown_high_watermark() -> None:  # A24
     assert found.fetched_by(OTHER)
 
 
-def test_the_leader_change_names_who_voted_for_it() -> None:  # A24
+def test_the_leader_change_names_the_voters_that_granted_it() -> None:  # A24
     found = node()
     assert repr(found.records()[0]) == repr(
         type(found.records()[0])(3001, VOTERS, granting_voters=(ME, OTHER))  # type: ignore[call-arg, arg-type]
@@ -280,7 +280,7 @@ def test_an_observer_that_is_silent_for_five_minutes_is_forgotten() -> None:  # 
     assert list(found.replicas(300_000)) == [ME, OTHER]
 
 
-def test_who_does_not_lead_says_who_does() -> None:
+def test_a_node_that_does_not_lead_names_the_leader() -> None:
     follower = Node(voters=VOTERS, stored=ElectionState(4, 3002))
     assert follower.quorum.leading.handle_describe_quorum(0) == DescribeQuorumResponse(
         3002, 4, ErrorCode.NOT_LEADER_OR_FOLLOWER

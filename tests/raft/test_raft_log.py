@@ -46,13 +46,13 @@ def snapshot(offset: int, epoch: int) -> Standing:
 # ---- Positions -------------------------------------------------------------------------------------------------------
 
 
-def test_who_has_nothing_gets_the_snapshot_even_if_the_log_goes_back_to_the_beginning() -> None:  # A29
+def test_an_empty_replica_gets_the_snapshot_even_if_the_log_goes_back_to_the_beginning() -> None:  # A29
     node = two_epochs((5, 1), (8, 2))
     assert node.log.log_start_offset == 0
     assert standing(node, 0, 0) == snapshot(8, 2)
 
 
-def test_the_checkpoint_of_the_formatting_is_given_to_nobody() -> None:  # A29, A48
+def test_the_checkpoint_of_the_formatting_is_given_to_no_replica() -> None:  # A29, A48
     assert standing(two_epochs(), 0, 0) == Standing()
 
 

@@ -30,7 +30,7 @@ def test_an_answer_frees_the_node(book: RequestBook) -> None:  # A11
     assert not book.on_answered(1, request)
 
 
-def test_an_answer_to_a_request_that_timed_out_is_nobodys(book: RequestBook) -> None:  # A36
+def test_an_answer_to_a_request_that_timed_out_is_dropped(book: RequestBook) -> None:  # A36
     first, second = DescribeQuorumRequest(), DescribeQuorumRequest()
     book.on_sent(1, first, 100)
     book.on_sent(1, second, 2_100)
@@ -104,7 +104,7 @@ def test_every_timeout_and_switch_is_that_of_the_node() -> None:  # A10, A11, A1
     )
 
 
-def test_a_fetch_that_waits_is_back_long_before_anybody_gives_the_leader_up() -> None:  # A10, A32
+def test_a_fetch_that_waits_is_back_long_before_a_follower_gives_the_leader_up() -> None:  # A10, A32
     """A quiet leader was deposed again and again when its followers' timeouts were shorter than their waits."""
     config = QuorumConfig.of(BrokerConfig(controller_quorum_fetch_timeout_ms=301))
     assert repr(config.fetch_max_wait_ms) == "150"  # whole milliseconds

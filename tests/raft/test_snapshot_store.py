@@ -91,7 +91,7 @@ def test_a_damaged_snapshot_is_named(disk: MemoryDisk) -> None:
         store.load(ID)
 
 
-def test_whoever_has_a_deleted_snapshot_mapped_keeps_it(disk: MemoryDisk) -> None:
+def test_a_reader_that_has_a_deleted_snapshot_mapped_keeps_it(disk: MemoryDisk) -> None:
     store = _written(disk, ID, LATER)
     mapped = store.content(ID)
     store.delete(ID)

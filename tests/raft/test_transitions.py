@@ -220,7 +220,7 @@ def test_only_voters_elect_themselves_after_a_restart_without_waiting() -> None:
     assert (node.role, node.epoch) == ("Leader", 5)
 
 
-def test_a_wiped_node_that_hears_that_it_leads_does_not_believe_it() -> None:  # A9, A55
+def test_a_wiped_node_does_not_believe_that_it_leads() -> None:  # A9, A55
     node = Node(voters=(OTHER, THIRD))
     node.quorum._state.learn(3001, 6, 0)
     assert (node.role, node.quorum.election) == ("Unattached", ElectionState(6))

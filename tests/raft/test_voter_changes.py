@@ -86,7 +86,7 @@ def test_the_only_voter_cannot_commit_a_second_one_alone() -> None:  # A56
     assert node.quorum.high_watermark == 4
 
 
-def test_who_adds_itself_is_answered_before_it_is_committed() -> None:  # A56, A60
+def test_a_node_that_adds_itself_is_answered_before_it_is_committed() -> None:  # A56, A60
     node = leader()
     assert outcome(add(node, ack_when_committed=False)) is ErrorCode.NONE
     node.settle(2_000)
@@ -174,7 +174,7 @@ def test_voters_that_a_snapshot_names_may_change() -> None:  # A49, A55
     assert add(again, now_ms=0).response is None  # it is under way
 
 
-def test_who_loses_the_lead_does_not_know_the_outcome() -> None:  # A55
+def test_a_leader_that_loses_the_lead_does_not_know_the_outcome() -> None:  # A55
     node = leader()
     change = add(node)
     node.quorum._state.learn(3002, 7, 2_000)
@@ -194,7 +194,7 @@ def test_a_removed_voter_is_not_counted_any_more() -> None:  # A57
 
 
 @pytest.mark.parametrize("voter", [THIRD, key(2, 9)])
-def test_who_does_not_vote_cannot_be_removed(voter: ReplicaKey) -> None:  # A57
+def test_a_node_that_is_no_voter_cannot_be_removed(voter: ReplicaKey) -> None:  # A57
     assert outcome(remove(leader(), voter)) is ErrorCode.VOTER_NOT_FOUND
 
 
@@ -312,7 +312,7 @@ def test_a_follower_that_may_join_asks_to_and_first_that_its_former_self_goes() 
         assert role.next_voter_request_ms == 2_050  # type: ignore[union-attr]
 
 
-def test_a_follower_that_has_heard_of_no_voters_asks_for_nothing() -> None:  # A55
+def test_a_follower_that_knows_no_voters_asks_for_nothing() -> None:  # A55
     node = Node(FOURTH, voters=None, stored=ElectionState(4, 3002), config=QuorumConfig(auto_join=True))
     node.quorum._state.role.on_fetched(90_000)  # type: ignore[union-attr]
     assert [type(request).__name__ for _, request in node.settle(50_000)] == ["FetchRequest"]
@@ -364,7 +364,7 @@ def test_an_uncommitted_change_is_undone_when_another_leader_knows_nothing_of_it
     assert former.quorum.voters == VoterSet((ME, OTHER, THIRD))
 
 
-def test_a_wiped_voter_joins_again_as_somebody_else() -> None:  # A55, A60
+def test_a_wiped_voter_joins_again_as_another_voter() -> None:  # A55, A60
     cluster = Cluster(3, config=QuorumConfig(auto_join=True))
     cluster.commit(b"a")
     leader_id = cluster.elected().local.node_id

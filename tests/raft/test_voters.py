@@ -84,7 +84,7 @@ def test_the_checkpoint_comes_before_everything() -> None:  # A24, A48
     assert history.is_bootstrap
 
 
-def test_nobody_votes_where_nobody_said_so() -> None:
+def test_a_history_without_voters_names_none() -> None:
     history = VoterSetHistory(None)
     assert (history.voters, history.kraft_version) == (None, 0)
     history.add_kraft_version(1, 1)
@@ -139,7 +139,7 @@ def test_a_snapshot_takes_the_place_of_everything_before_it() -> None:  # A49
     assert history.voters == THREE
 
 
-def test_what_nobody_can_ask_for_any_more_is_forgotten() -> None:  # A51
+def test_what_no_replica_can_ask_for_any_more_is_forgotten() -> None:  # A51
     history = VoterSetHistory(ONE)
     history.add_voters(5, TWO)
     history.add_voters(9, THREE)

@@ -25,7 +25,7 @@ def elector(role: str = "Unattached", *, leader: bool = False, fetched: bool = F
     ("role", "leader", "fetched", "voted"),
     list(itertools.product(ROLES, (False, True), (False, True), (None, OTHER, THIRD))),
 )
-def test_who_grants_a_vote_and_who_a_pre_vote(
+def test_which_nodes_grant_a_vote_and_which_a_pre_vote(
     role: str, leader: bool, fetched: bool, voted: ReplicaKey | None
 ) -> None:  # A18, A19
     given = elector(role, leader=leader, fetched=fetched, voted=voted)
@@ -119,7 +119,7 @@ def test_a_higher_epoch_is_adopted_before_anything_is_decided(is_pre_vote: bool)
     assert node.quorum.election == ElectionState(8)
 
 
-def test_one_vote_in_an_epoch_and_the_same_again_for_who_has_it() -> None:  # A4, A19
+def test_one_vote_in_an_epoch_and_the_same_again_for_the_candidate_that_has_it() -> None:  # A4, A19
     node = voter()
     assert node.quorum.elections.handle_vote(vote_request(6), 0).is_granted
     assert not node.quorum.elections.handle_vote(vote_request(6, candidate=THIRD), 0).is_granted
@@ -160,7 +160,7 @@ def test_a_follower_that_was_only_told_of_its_leader_gives_a_pre_vote() -> None:
     ).is_granted
 
 
-def test_who_asks_need_not_be_a_voter_here() -> None:  # A6
+def test_a_candidate_need_not_be_a_voter_here() -> None:  # A6
     assert voter().quorum.elections.handle_vote(vote_request(6, candidate=key(9)), 0).is_granted
 
 
@@ -238,7 +238,7 @@ def test_a_lost_pre_vote_leads_back_to_the_last_leader() -> None:  # A2, A20
     assert (node.role, node.quorum.election.leader_id) == ("Follower", 3002)
 
 
-def test_a_pre_vote_that_nobody_answers_ends_with_its_timeout() -> None:  # A2
+def test_a_pre_vote_without_answers_ends_with_its_timeout() -> None:  # A2
     node, _ = prospective()
     node.quorum.poll(4_000)
     assert (node.role, node.epoch) == ("Prospective", 5)
@@ -290,7 +290,7 @@ def test_a_voter_with_another_directory_counts_as_a_refusal() -> None:  # A6, A2
     assert node.role == "Unattached"
 
 
-def test_who_does_not_answer_is_asked_again_after_the_back_off() -> None:  # A11
+def test_a_voter_that_does_not_answer_is_asked_again_after_the_back_off() -> None:  # A11
     node, [(node_id, request), *_] = prospective()
     node.quorum.on_no_response(node_id, request, 2_100)
     assert node.quorum.requests(2_119) == []

@@ -190,7 +190,7 @@ def test_a_new_node_goes_where_its_path_is_not_taken(spec: ClusterSpec) -> None:
     assert place(spec, {"a": taken, "b": Site({"CPU": 1.0})}, [1], {})[1].ray_node_id == "b"
 
 
-def test_a_broker_that_runs_though_it_is_not_declared_is_in_nobodys_way(spec: ClusterSpec) -> None:
+def test_a_broker_that_runs_though_it_is_not_declared_is_in_no_others_way(spec: ClusterSpec) -> None:
     """As one does after a removal that was killed on its way."""
     sites = {"a": Site({"CPU": 1.0}), "b": Site({"CPU": 1.0})}
     placed = place(spec, sites, [1], {2: "a", 3001: "a"})

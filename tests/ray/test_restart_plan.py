@@ -129,7 +129,7 @@ def test_nothing_is_restarted_while_another_node_is_away(state: str) -> None:
         order(1, description=one_away)
 
 
-def test_a_node_in_trouble_is_itself_restarted_unless_it_has_no_process() -> None:
+def test_a_failed_node_is_itself_restarted_unless_it_has_no_process() -> None:
     assert order(2, description=cluster(*VOTERS, node(1), node(2, state="failed"))) == [2]
     with pytest.raises(UnavailableError, match="c/2 is unreachable"):
         order(2, description=cluster(*VOTERS, node(1), node(2, state="unreachable")))

@@ -95,7 +95,7 @@ class Speaker:
         os._exit(1)
 
 
-def test_who_follows_a_log_reads_all_that_each_process_has_written(ray_address: str) -> None:
+def test_a_follower_of_a_log_reads_all_that_each_process_has_written(ray_address: str) -> None:
     name = "speaking/broker-1"
     speaker = (
         ray.remote(Speaker).options(name=name, namespace=NAMESPACE, max_restarts=-1, num_cpus=0).remote()

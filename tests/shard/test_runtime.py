@@ -188,7 +188,7 @@ def test_a_timeout_says_what_is_wrong() -> None:
     )
 
 
-def test_when_the_node_gives_up_everyone_who_waits_is_told() -> None:
+def test_when_the_node_gives_up_every_waiting_request_fails() -> None:
     running = Running()
     waiting = [running.handle(5), running.handle(0)]
     assert running.runtime.fail(KafkaStorageError("disk")) == waiting
@@ -206,7 +206,7 @@ def test_committed_records_are_replayed_before_leading() -> None:  # A41
     assert running.counter.replayed == [(0, 1), (1, 2)]
 
 
-def test_who_has_not_seen_everything_cannot_lead() -> None:  # A41
+def test_a_replica_that_has_not_replayed_everything_cannot_lead() -> None:  # A41
     running = Running(is_active=False)
     running.log.records = [1, 2]
     running.log.high_watermark = 2
@@ -215,7 +215,7 @@ def test_who_has_not_seen_everything_cannot_lead() -> None:  # A41
         running.runtime.activate(0)
 
 
-def test_who_leads_no_more_fails_all_that_wait_and_begins_from_committed_state() -> None:  # A66
+def test_a_deposed_leader_fails_all_that_wait_and_begins_from_committed_state() -> None:  # A66
     running = Running()
     running.handle(5)
     running.commit(1)

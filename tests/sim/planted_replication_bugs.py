@@ -154,7 +154,7 @@ def does_not_wait(_: Any) -> Any:
 # ---- The controller --------------------------------------------------------------------------------------------------
 
 
-def keeps_who_lost_its_tail(original: Callable[..., Any]) -> Callable[..., Any]:
+def keeps_replica_that_lost_its_tail(original: Callable[..., Any]) -> Callable[..., Any]:
     def after(self: Elections, broker: Any, *, is_unclean_shutdown: bool = False) -> Any:
         return original(self, broker)
 
@@ -165,7 +165,7 @@ def allows_unclean_elections(original: Callable[..., Any]) -> Callable[..., Any]
     return lambda self, is_allowed: original(self, True)
 
 
-def keeps_everybody_eligible(_: Any) -> Any:
+def keeps_all_eligible(_: Any) -> Any:
     def eligible_replicas(self: PartitionChangeBuilder, target: Any) -> tuple[int, ...]:
         return tuple(each for each in target.replicas if each not in target.isr)
 
@@ -323,11 +323,11 @@ REPLICATION_BUGS = [
         all_of(planted(ReplicaLog, "is_flushed_in_batches", always(False)),
                planted(ReplicaLog, "needs_sync", always(False))), 1, FLUSHED),
     bug("an ISR member stays after an unclean restart", "isr-member",
-        planted(Elections, "after", keeps_who_lost_its_tail), 3, DARK),
+        planted(Elections, "after", keeps_replica_that_lost_its_tail), 3, DARK),
     bug("elects unclean though it may not", "unclean-election",
         planted(PartitionChangeBuilder, "is_unclean_election_allowed", allows_unclean_elections), 3),
     bug("every replica stays eligible", "isr-high-watermark",
-        planted(PartitionChangeBuilder, "_eligible_replicas", keeps_everybody_eligible), 1),
+        planted(PartitionChangeBuilder, "_eligible_replicas", keeps_all_eligible), 1),
     bug("elects whoever is first", "unclean-election",
         planted(PartitionChangeBuilder, "_clean_leader", elects_by_order_alone), 1),
     bug("a sequence check that is off by one", "duplicate",

@@ -66,7 +66,7 @@ def test_what_is_left_of_many_tasks_is_cancelled() -> None:
 
 
 @pytest.mark.parametrize("wait_ms", [1, 3, 7, 57, 251, 333, 1_001, 57_003])
-def test_whoever_waits_until_a_moment_finds_that_it_has_come(wait_ms: int) -> None:
+def test_a_task_that_waits_until_a_moment_finds_that_it_has_come(wait_ms: int) -> None:
     """Deadlines are computed as floats and looked at as whole milliseconds: rounding must wake no waiter early."""
     loop = VirtualLoop()
 

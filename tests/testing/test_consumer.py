@@ -359,7 +359,7 @@ def test_a_read_that_gets_nothing_is_an_error_and_not_a_hang():
             list(reader)
 
 
-def test_a_deleted_topic_is_heard_of(cluster, topic):
+def test_the_deletion_of_a_topic_is_an_error_for_its_reader(cluster, topic):
     with Consumer(topic, cluster=cluster, auto_offset_reset="earliest") as consumer:
         consumer.poll(1)
         with rayka.Admin(cluster=cluster) as admin:
@@ -586,7 +586,7 @@ def test_after_an_unexpected_error_a_consumer_goes_on(cluster, topic):
         assert [record.value for record in consumer.poll(timeout_ms=5_000)] == [b"there"]
 
 
-def test_without_its_broker_nobody_can_say_which_offsets_there_are():
+def test_without_its_broker_the_offsets_of_a_partition_are_unavailable():
     with rayka.testing.cluster() as cluster, rayka.Admin(cluster=cluster) as admin:
         admin.create_topic("orders", partitions=1)
         cluster.kill(1)

@@ -121,7 +121,7 @@ def test_a_bounded_read_is_intercepted_and_arrow_is_not(cluster, topic):
     assert sum(batch.num_rows for batch in reading.arrow_batches()) == 10
 
 
-def test_they_hear_of_each_commit_that_went_well(cluster, topic):
+def test_interceptors_are_called_for_each_commit_that_went_well(cluster, topic):
     commits, tp = Commits(), TopicPartition(topic, 0)
     with earliest(cluster, topic, commits, group_id=topic, enable_auto_commit=False) as consumer:
         consumer.poll(10_000, max_records=3)
@@ -134,7 +134,7 @@ def test_they_hear_of_each_commit_that_went_well(cluster, topic):
     assert commits.committed == [{tp: 3}, {tp: 5}]
 
 
-def test_they_hear_of_automatic_commits(cluster, topic):
+def test_interceptors_are_called_for_automatic_commits(cluster, topic):
     commits = Commits()
     with earliest(cluster, topic, commits, group_id=topic) as consumer:
         consumer.poll(10_000)

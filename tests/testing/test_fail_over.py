@@ -174,7 +174,7 @@ def test_a_consumer_goes_on_with_the_next_leader_as_soon_as_there_is_one() -> No
         assert consumer.values == [b"%d" % number for number in range(producer.count)]
 
 
-def test_where_all_answer_nobody_asks_for_metadata() -> None:
+def test_where_all_answer_no_client_asks_for_metadata() -> None:
     with virtual_cluster(**SHORT_SESSION) as cluster:
         producer = VirtualProducer(cluster, pause_ms=10)
         consumer = VirtualConsumer(cluster, fetch_max_wait_ms=200)

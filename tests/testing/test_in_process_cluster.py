@@ -72,7 +72,7 @@ def test_a_killed_node_is_unreachable_until_it_is_restarted() -> None:
         assert status(cluster, BROKER) is NodeState.RUNNING
 
 
-def test_whoever_waits_for_a_killed_node_is_told() -> None:
+def test_calls_that_wait_for_a_killed_node_fail() -> None:
     with rayka.testing.cluster() as cluster:
 
         async def ask_and_kill() -> None:

@@ -41,7 +41,7 @@ def test_what_needs_a_controller_says_that_a_majority_must_run(cluster: InProces
             assert "is it running?" not in str(raised.value)
 
 
-def test_a_topic_that_nobody_knows_says_that_a_majority_must_run(cluster: InProcessCluster) -> None:
+def test_the_error_for_an_unknown_topic_says_that_a_majority_must_run(cluster: InProcessCluster) -> None:
     with Producer(cluster, max_block_ms=500) as producer:
         with pytest.raises(RaykaError, match=r"a majority of its controllers must run") as raised:
             producer.send("new", b"0")

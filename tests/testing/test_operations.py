@@ -118,7 +118,7 @@ def test_partitions_are_added_and_used_at_once(cluster: InProcessCluster, admin:
         admin.create_partitions(f"{name}x", 3)
 
 
-def test_partitions_whose_creation_was_not_heard_of_are_recognised(
+def test_partitions_whose_creation_got_no_answer_are_recognised(
     cluster: InProcessCluster, admin: Admin, name: str
 ) -> None:
     admin.create_topic(name)
@@ -231,7 +231,7 @@ def test_a_reassignment_under_way_is_listed_and_cancelled(
         admin.alter_partition_reassignments({tp: None})
 
 
-def test_a_cancellation_that_was_not_heard_of_is_recognised(
+def test_a_cancellation_that_got_no_answer_is_recognised(
     cluster: InProcessCluster, admin: Admin, name: str
 ) -> None:
     admin.create_topic(name, assignments=[[1, 2]])
@@ -255,7 +255,7 @@ def test_each_partition_is_reassigned_or_refused_on_its_own(admin: Admin, name: 
         admin.alter_partition_reassignments({TopicPartition("nowhere", 0): (1,)})
 
 
-def test_a_reassignment_that_somebody_else_changed_has_not_ended_well(admin: Admin, name: str) -> None:
+def test_a_reassignment_that_another_client_changed_has_not_ended_well(admin: Admin, name: str) -> None:
     admin.create_topic(name, assignments=[[1, 2]])
     with pytest.raises(NoReassignmentInProgress, match="cancelled or changed by somebody else"):
         wait_until_moved(admin, {TopicPartition(name, 0): (3, 4)}, timeout_s=5)
@@ -599,7 +599,7 @@ def test_a_topic_that_is_deleted_while_it_is_asked_whether_it_exists_is_created(
         lambda admin: admin.delete_records({TopicPartition("nosuch", 0): 1}),
     ],
 )
-def test_of_an_unknown_topic_that_is_to_be_managed_nobody_advises_to_create_it(
+def test_the_error_for_an_unknown_topic_that_is_to_be_managed_does_not_advise_to_create_it(
     cluster: InProcessCluster, admin: Admin, ask: Callable[[Admin], object]
 ) -> None:
     with pytest.raises(UnknownTopicOrPartition, match="has no topic 'nosuch'") as raised:

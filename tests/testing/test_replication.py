@@ -283,7 +283,7 @@ def test_with_flush_batch_a_power_cut_of_all_replicas_takes_nothing_acknowledged
 # ---- Brokers that are away -------------------------------------------------------------------------------------------
 
 
-def test_a_broker_whose_session_is_over_is_fenced_and_follows_when_it_is_heard_again() -> None:  # H6, H7
+def test_a_broker_whose_session_is_over_is_fenced_and_follows_after_its_next_heartbeat() -> None:  # H6, H7
     with cluster_of_three(memory=True) as cluster:
         old_id = create(cluster).leader_id
         cluster.partition(old_id, CONTROLLER)

@@ -103,7 +103,7 @@ def test_a_member_that_is_gone_costs_the_others_its_session_and_a_heartbeat(
     assert first.told[-1][0] - died_ms < SESSION_MS + INTERVAL_MS + 1_000
 
 
-def test_a_new_member_is_heard_of_with_the_next_heartbeat_and_soon_in_a_new_generation(
+def test_a_new_member_becomes_known_with_the_next_heartbeat_and_soon_in_a_new_generation(
     cluster: VirtualCluster,
 ) -> None:  # E6 E8
     (first,) = settled(cluster, 1)
