@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import inf
 
 _UP_AFTER_S = 3.0
-_DOWN_AFTER_S = 30.0
+DOWN_AFTER_S = 30.0
 _BUSY_MAX = 0.7  # of the workers that would be left
 
 
@@ -60,7 +60,7 @@ class Scaling:
         step = 0
         if self._too_slow_since_s is not None and look.at_s - self._too_slow_since_s >= _UP_AFTER_S:
             step = 1
-        elif self._idle_since_s is not None and look.at_s - self._idle_since_s >= _DOWN_AFTER_S:
+        elif self._idle_since_s is not None and look.at_s - self._idle_since_s >= DOWN_AFTER_S:
             step = -1
         if step:
             self._too_slow_since_s = self._idle_since_s = None

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 import rayka
 from rayka.cluster import Cluster
 from rayka.errors import ConfigError, WorkFailed
+from rayka.worker_pool import scaling
+from rayka.worker_pool.pool import WorkerPool
 from tests.ray.support import wait_until
 
 pytestmark = pytest.mark.ray
@@ -73,9 +76,11 @@ def copied(cluster: Cluster, topic: str) -> set[bytes | None]:
 EXPECTED = {b"%d" % number for number in range(COUNT)}
 
 
-def test_workers_are_added_by_lag_and_everything_is_worked_off(
-    cluster: Cluster, topic: str, tmp_path: Path
+def test_workers_come_and_go_by_lag_and_everything_is_worked_off(
+    cluster: Cluster, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Records come while the worker that is too many is drained; it hands over what it has not done."""
+    monkeypatch.setattr(scaling, "DOWN_AFTER_S", 3.0)
     mark = tmp_path / "mark"
     with rayka.workers(
         copy_slowly_until_told, topic, cluster=cluster, group_id=topic, max=2, target_lag_seconds=0.5, max_records=5,
@@ -85,9 +90,35 @@ def test_workers_are_added_by_lag_and_everything_is_worked_off(
         mark.touch()
         wait_until(lambda: copied(cluster, topic) == EXPECTED)
         wait_until(lambda: pool.status().lag_records == 0)
+        sent = send_until(lambda: is_alone(pool), cluster, topic)
+        assert len(_members(cluster, topic)) == 1
+        wait_until(lambda: copied(cluster, topic) == EXPECTED | sent)
+        wait_until(lambda: pool.status().records >= COUNT + len(sent))  # what the drained one did counts, too
         status = pool.status()
-    assert (status.wanted, status.poison, status.replaced) == (2, 0, 0)
+    assert (status.wanted, len(status.workers), status.poison, status.replaced) == (1, 1, 0, 0)
     assert _members(cluster, topic) == ()
+
+
+def is_alone(pool: WorkerPool) -> bool:
+    """Whether one worker is wanted and there, with all partitions."""
+    status = pool.status()
+    return status.wanted == 1 and [each.partitions for each in status.workers] == [PARTITIONS]
+
+
+def send_until(holds: Callable[[], bool], cluster: Cluster, topic: str) -> set[bytes]:
+    """Sends a few records to each partition, again and again, until the condition holds; their values."""
+    numbers, sent = count(COUNT), set[bytes]()
+    with rayka.Producer(cluster=cluster) as producer:
+
+        def send() -> bool:
+            number = next(numbers)
+            producer.send(topic, b"%d" % number, partition=number % PARTITIONS).result(30)
+            sent.add(b"%d" % number)
+            time.sleep(0.2)  # little enough for one worker
+            return holds()
+
+        wait_until(send)
+    return sent
 
 
 def _members(cluster: Cluster, group_id: str) -> tuple[Any, ...]:
