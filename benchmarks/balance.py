@@ -1,7 +1,7 @@
 """100,000 replicas on 100 brokers planned by the balancer: how long it takes, and the longest turn of the loop.
 
 A turn is as many steps as the controller's runtime takes at once. Two clusters: one broker of the hundred is empty, and
-replicas of random sizes lie at random.
+replicas of random sizes lie at random. And what the reports cost that plans are made from.
 """
 
 import gc
@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import Iterator
 
+from benchmarks import load_reports
 from benchmarks.harness import Row
 from rayka.controller.balancer.balance_plan import Plan, plan_balance
 from rayka.controller.balancer.holders import BrokerShape, PartitionShape
@@ -28,6 +29,7 @@ def run(*, quick: bool) -> Iterator[Row]:
         settings = f"{replicas:,} replicas, {BROKERS} brokers, {name}: {len(plan.moves):,} moves"
         yield Row.allowed("plan a balance", plan_s, "s", PLAN_MAX_S, settings=settings)
         yield Row.allowed("longest turn of that plan", turn_s, "s", TURN_MAX_S, settings=settings)
+    yield load_reports.row(quick=quick)
 
 
 def _timed(nodes: list[BrokerShape], partitions: list[PartitionShape]) -> tuple[float, float, Plan]:
