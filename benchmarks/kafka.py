@@ -401,7 +401,7 @@ class _Loader:
         self.done = 0
 
     def fill(self, value: bytes, in_flight: int) -> None:
-        """Hears what was acknowledged, and sends as many again."""
+        """Takes in the acknowledgements, and sends as many records again."""
         self._producer.poll(0.0005)
         while self._sent < self.done + in_flight:
             self._producer.produce(self._topic, value, on_delivery=_reporting(self._on_acknowledged))

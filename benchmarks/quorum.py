@@ -35,7 +35,7 @@ CREATE_MAX_S = 1.0
 PARTITIONS = 1_000
 _CALL_TIMEOUT_MS = 10_000
 _WAIT_S = 60
-_IDLE_S = 0.02  # until the replicas have also heard that it is committed
+_IDLE_S = 0.02  # until the replicas also know that it is committed
 _numbers = count()
 
 

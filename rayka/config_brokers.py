@@ -250,7 +250,7 @@ class BrokerConfig(ConfigModel):
     controller_quorum_fetch_timeout_ms: int = Field(
         default=2_000,
         ge=10,
-        description="A voter that has heard nothing from the leader for so long begins an election.",
+        description="A voter that has received nothing from the leader for so long begins an election.",
     )
     controller_quorum_election_backoff_max_ms: int = Field(
         default=1_000, ge=0, description="The longest pause of a candidate before it tries again."

@@ -225,7 +225,7 @@ class ConsumerConfig(_ClientConfig):
         default=45_000,
         ge=1,
         le=_INT32_MAX,
-        description="A member that the coordinator does not hear from for so long has left its group.",
+        description="A member that sends the coordinator no heartbeat for so long has left its group.",
     )
     heartbeat_interval_ms: int = Field(
         default=3_000,

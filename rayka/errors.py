@@ -310,7 +310,7 @@ class TooManyRequests(RetriableApiError, code=ErrorCode.THROTTLING_QUOTA_EXCEEDE
 
 
 class UnknownTopicId(InvalidMetadataError, code=ErrorCode.UNKNOWN_TOPIC_ID):
-    """No topic has that id: it was deleted, or this node has not heard of it yet."""
+    """No topic has that id: it was deleted, or this node does not know it yet."""
 
 
 class DuplicateBrokerRegistration(ApiError, code=ErrorCode.DUPLICATE_BROKER_REGISTRATION):

@@ -15,7 +15,7 @@ _DIGITS_MAX = 15  # `int` refuses thousands of them
 
 
 def record_crash(directory: str, now_ms: int) -> None:
-    """Adds a crash; nothing when the directory is not there or cannot be written, which is then the lesser trouble."""
+    """Adds a crash; nothing when the directory is not there or cannot be written, which is then the lesser problem."""
     if os.path.isdir(directory):
         lines = [str(each) for each in [*recent_crashes(directory, now_ms), now_ms][-CRASHES_MAX:]]
         with suppress(OSError):

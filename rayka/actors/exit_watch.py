@@ -124,7 +124,7 @@ class ExitWatch:
         )
 
     async def _report(self, process: BrokerProcess) -> None:
-        """Until the controller has heard of it, or would have found out by itself."""
+        """Until the controller knows of it, or would have found out by itself."""
         request = ReportExitRequest(process.broker_id, process.incarnation_id)
         name = actor_name(self._spec.name, process.broker_id)
         try:
@@ -132,7 +132,9 @@ class ExitWatch:
                 response = await self._link.call_until_answered(request, _CALL_TIMEOUT_MS)
         except TimeoutError:
             _logger.warning(
-                "process %d of %s has exited, and no controller heard of it in time", process.pid, name
+                "process %d of %s has exited, and it could not be reported to a controller in time",
+                process.pid,
+                name,
             )
         else:
             outcome = "is fenced" if response.is_fenced else "has been succeeded already"

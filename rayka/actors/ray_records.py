@@ -1,7 +1,7 @@
 """What Ray itself has on record of a process: the only place that reads the tables of its head.
 
 Ray's raylet watches the sockets of its workers. When the kernel closes them, because the process was killed or ended
-itself, the exit is on record some 12 ms later (measured), long before a caller hears of it (1 to 2 s).
+itself, the exit is on record some 12 ms later (measured), long before a caller gets an error (1 to 2 s).
 
 Ray's public interface shows that through its dashboard only, which need not run. In a version of Ray whose tables are
 others, no exit is known: a broker that died is fenced when its session ends.

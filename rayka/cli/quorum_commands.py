@@ -25,9 +25,7 @@ def quorum() -> None:
 
 
 @quorum.command()
-@click.option(
-    "--replication", is_flag=True, help="Every replica: how far it is, and when it was last heard of."
-)
+@click.option("--replication", is_flag=True, help="Every replica: how far it is, and when it last fetched.")
 @target_options
 def status(replication: bool, target: Target) -> None:
     """Show the leader, the voters and the observers."""

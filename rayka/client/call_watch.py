@@ -2,8 +2,8 @@
 
 A process that was killed refuses nothing. The network finds out after a second or two, of a machine that is gone only a
 timeout tells, and by then another node may lead long since. So a node that has calls and says nothing for several times
-as long as it usually does counts as silent. The owner hears of it, asks another node for metadata, and has the calls
-given up whose node has lost what they are about. It hears again and again while the silence lasts: often at first,
+as long as it usually does counts as silent. The owner is called back, asks another node for metadata, and has the calls
+given up whose node has lost what they are about. It is called again and again while the silence lasts: often at first,
 because most elections are over within a second, then more seldom, so as to be no burden on those that still answer. A
 call that alone stays without answer, from a node that talks otherwise, is looked at when it has been out for long.
 
@@ -65,7 +65,7 @@ class _AskedNode(Generic[SubjectT]):
         self._clock = clock
         self.calls: dict[_OpenCall[SubjectT], None] = {}
         self.answered_s = 0.0  # when it answered last
-        self.looked_s = 0.0  # when the owner was told last
+        self.looked_s = 0.0  # when the owner was called last
         self.usual_s = 0.0  # how long it says nothing, on average
 
     @property
@@ -78,7 +78,7 @@ class _AskedNode(Generic[SubjectT]):
 
     @property
     def is_silent(self) -> bool:
-        """Whether the owner was told, and nothing has come since."""
+        """Whether the owner was called, and nothing has come since."""
         return bool(self.calls) and self.looked_s > self.silent_since_s
 
     def on_answer(self, began_s: float) -> None:
@@ -88,7 +88,7 @@ class _AskedNode(Generic[SubjectT]):
         self.answered_s = now_s
 
     def due_s(self, patience: Patience) -> float:
-        """When the owner is to be told next."""
+        """When the owner is to be called next."""
         if not self.is_silent:
             usual_s = max(patience.least_s, _TIMES_AS_LONG * self.usual_s)
             silence_due_s = self.silent_since_s + min(usual_s, patience.most_s)

@@ -3,7 +3,7 @@
 The brokers name the active controller; where they name none, or the one that has just failed, the controllers are asked
 (`ActiveController`). A request to it is repeated until its timeout; one that is to be sent once goes through `active`.
 A group's coordinator is found and called in the same way (`coordinator_calls`).
-Invariants: what is known is never replaced by what a node says that has not heard as much; a node that failed to answer
+Invariants: what is known is never replaced by what a node says that knows less; a node that failed to answer
 is asked after the others. Kafka: NetworkClient, ControllerNodeProvider (G18).
 """
 
@@ -184,7 +184,7 @@ class ClusterNodes:
     async def wait_until_applied(self, metadata_offset: int, timeout_ms: int) -> None:
         """Returns when every usable broker has applied the metadata log up to an offset, or is UnavailableError.
 
-        One that is fenced meanwhile, or cannot be reached, is not waited for: it hears of everything before it serves
+        One that is fenced meanwhile, or cannot be reached, is not waited for: it applies everything before it serves
         again (H5).
         """
         retry, tries = Retry(timeout_ms, self.backoff), 0

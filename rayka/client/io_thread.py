@@ -167,7 +167,7 @@ def call_soon(callback: Callable[..., object], *arguments: Any) -> None:
 
 def call_next(callback: Callable[..., object], *arguments: Any) -> None:
     """As `call_soon`, without a wake-up where the caller runs on the IO thread. Not for finalizers: one that runs there
-    after the loop has looked for what to do, and before it waits, would be heard late.
+    after the loop has looked for what to do, and before it waits, would be noticed late.
     """
     if is_current():
         loop().call_soon(callback, *arguments)

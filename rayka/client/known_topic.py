@@ -1,7 +1,7 @@
 """One topic as a client knows it, and when something newer may take its place.
 
 Invariants: metadata never replace what was made from a later part of the metadata log; nor does a partition go back to
-a former leader epoch, as metadata would have it of a broker that has not heard of a leader that another one has named.
+a former leader epoch, as in metadata of a broker that does not know the leader that another one has named.
 
 A client that misses a leader asks again and again. An answer about thousands of partitions costs the broker and the
 client tens of milliseconds, and a broker that is behind would have nothing else to do: so behind each answer a topic

@@ -1,8 +1,8 @@
 """The topics and leaders that a client knows: asked for when needed and kept for a while.
 
 Invariants: one request at a time, shared by all callers that ask meanwhile; a topic counts as unknown only when the
-active controller says so, because a broker may not have heard of a new one yet; what is known is never replaced by
-what a broker says that has not heard as much (`known_topic`). Kafka: Metadata, NetworkClient's metadata updater (G18).
+active controller says so, because a broker may not know of a new one yet; what is known is never replaced by
+what a broker says that knows less (`known_topic`). Kafka: Metadata, NetworkClient's metadata updater (G18).
 """
 
 import asyncio
@@ -89,7 +89,7 @@ class ClusterMetadata:
         self._listeners = [each for each in self._listeners if each != on_topic]
 
     def cached(self, name: str) -> MetadataTopic | None:
-        """The topic as last heard of, None if never; its partitions stand at their numbers.
+        """The topic by the newest metadata, None if there were none; its partitions stand at their numbers.
 
         One that is past its maximum age is asked for again in the background.
         """
@@ -142,7 +142,7 @@ class ClusterMetadata:
         return topic
 
     def partition(self, name: str, number: int) -> MetadataPartition | None:
-        """As last heard of, None if never."""
+        """The partition by the newest metadata, None if there were none."""
         topic = self.cached(name)
         return topic.partitions[number] if topic and number < len(topic.partitions) else None
 

@@ -12,7 +12,7 @@ from rayka.client.bootstrap import ClientConfig
 
 JITTER = 0.2
 SOON_MS = 10
-SOON_MAX = 4  # tries; a node that then still does not know that it leads may never hear of it
+SOON_MAX = 4  # tries; a node that then still does not know that it leads may never learn it
 TELL_AFTER_S = 3.0
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class Backoff:
         return unjittered_ms * self._random.uniform(1 - JITTER, 1 + JITTER)
 
     def soon_ms(self, failure_count: int) -> float:
-        """A pause for a node that is about to hear of what the caller knows: 10 ms, doubling up to the first pause."""
+        """A pause for a node that will soon know what the caller knows: 10 ms, doubling up to the first pause."""
         unjittered_ms = min(SOON_MS << min(failure_count - 1, 30), self._first_ms)
         return unjittered_ms * self._random.uniform(1 - JITTER, 1 + JITTER)
 

@@ -6,7 +6,7 @@ another one is active. A proposal that is committed may end a reassignment and w
 an effect and is answered by an error, NEW_LEADER_ELECTED, so that the proposer waits for the metadata.
 
 A leader that proposed a member that is not eligible goes on without it, so the refusal raises the partition epoch.
-Else: 1. A proposal reaches this controller twice. 2. The first time a member is fenced; the leader hears of it, and
+Else: 1. A proposal reaches this controller twice. 2. The first time a member is fenced; the leader learns of it, and
 commits what that member lacks. 3. The member is active again when the proposal comes the second time, and is in sync by
 mistake.
 

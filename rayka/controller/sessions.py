@@ -1,6 +1,6 @@
-"""When each broker was last heard of: soft state, known to the active controller only (H6).
+"""When each broker was last in contact: soft state, known to the active controller only (H6).
 
-A broker is alive for `session_timeout_ms` after its last contact. One not heard of yet in its epoch counts as alive
+A broker is alive for `session_timeout_ms` after its last contact. One without a contact in its epoch counts as alive
 when it has registered since this controller became active, or was unfenced then; its clock starts at the next sweep.
 One that was fenced then has no session: it was over already, or nothing depends on it, and what waits for its end would
 wait anew with each controller. Time in which the controller itself stood still counts for no session: heartbeats that
@@ -40,7 +40,7 @@ class BrokerSessions:
         self._active_since_offset = next_offset
 
     def touch(self, broker: BrokerImage, *, metadata_offset: int, number: int = 0, now_ms: int) -> None:
-        """The broker was heard of; it has applied the metadata up to this offset, inclusive. Of a heartbeat that comes
+        """A contact: the broker has applied the metadata up to this offset, inclusive. Of a heartbeat that comes
         after one with a larger number nothing counts.
         """
         if not self.is_late(broker, number):
@@ -73,7 +73,7 @@ class BrokerSessions:
         self._unfenced.pop(broker.broker_id, None)
 
     def sweep(self, brokers: Mapping[int, BrokerImage], *, late_ms: int, now_ms: int) -> None:
-        """Starts the clocks of those that count as alive and were not heard of in their epoch. A sweep that comes late,
+        """Starts the clocks of those that count as alive without a contact in their epoch. A sweep that comes late,
         for the controller stood still, extends all sessions by that time.
         """
         for broker_id, contact in self._contacts.items():

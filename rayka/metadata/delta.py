@@ -169,7 +169,7 @@ class MetadataDelta:
     def _clear_elr(self, record: ClearElrRecord) -> None:
         """The leader and the ISR stay as they are, but every partition epoch rises.
 
-        Else this could happen: 1. The controller makes it two that must be in sync; the leader has yet to hear of it.
+        Else this could happen: 1. The controller makes it two that must be in sync; the leader does not know that yet.
         2. The leader proposes itself alone as the ISR. 3. The controller agrees, and holds those that leave for
         eligible.
         4. The leader, for which one is still enough, commits more than those have. So its proposals are refused until

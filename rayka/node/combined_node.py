@@ -100,7 +100,7 @@ class CombinedNode:
         """The newest metadata where this is the active controller, else what the broker knows.
 
         An offset to wait for is the broker's in any case: a caller that waits wants the broker to have it. A broker
-        that has not heard yet of the end of its own controller's lead sends no caller here.
+        that does not know yet that its own controller leads no more sends no caller here.
         """
         if not self.controller.is_active:
             response: MetadataResponse = await completed(self.broker.handle(request))

@@ -1,4 +1,4 @@
-"""The ISR: what the controller has committed, and what the leader has proposed and not heard of yet (B2, B12).
+"""The ISR: what the controller has committed, and what the leader has proposed without an answer yet (B2, B12).
 
 Invariants: one proposal at a time; `maximal` holds every replica that may be in the committed ISR once the controller
 has answered, whatever it answers, so a leader that counts all of them commits nothing that a member lacks.

@@ -1,7 +1,7 @@
 """The way of one caller, a client or a node, to the active controller: found, called, and looked for again.
 
-Every controller's status names the leader and epoch that it knows. The highest epoch heard of counts, so a leader that
-was cut off from its quorum does not keep a caller that has heard of its successor. Invariants: the epoch never falls;
+Every controller's status names the leader and epoch that it knows. The highest epoch seen counts, so a leader that
+was cut off from its quorum does not keep a caller that knows its successor. Invariants: the epoch never falls;
 a leader that failed to answer is believed again only when it says itself that it leads, so that hints of controllers
 which have not noticed yet lead no caller in circles; a controller that did not answer is asked last; when a newer
 leader becomes known, calls that still wait for an older one end at once, because their answer can only be that it does

@@ -144,7 +144,7 @@ class Leader:
 
     @property
     def check_quorum_deadline_ms(self) -> int:
-        """When it resigns unless it hears from a majority; never, if it is one by itself."""
+        """When it resigns unless a majority fetches; never, if it is one by itself."""
         return self._check_quorum_deadline_ms if self._others_needed > 0 else FAR_MS
 
     def _drop_observers(self, now_ms: int) -> None:

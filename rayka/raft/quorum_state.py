@@ -127,7 +127,7 @@ class QuorumState:
     def learn(self, leader_id: int, epoch: int, now_ms: int) -> None:
         """Another node says which node leads in an epoch that is not below this one's; -1: it does not know.
 
-        A node that was wiped may hear that it leads. It does not: its former self, with another directory id, did.
+        A node that was wiped may be told that it leads. It does not: its former self, with another directory id, did.
         """
         if epoch < self.epoch:
             raise InvariantBroken(f"{self!r} learns of epoch {epoch}")
@@ -157,7 +157,7 @@ class QuorumState:
         return now_ms + self.random_election_timeout_ms()
 
     def give_vote(self, candidate: ReplicaKey, now_ms: int) -> None:
-        """The one vote of this epoch; it must be durable before the candidate hears of it (A4, A19)."""
+        """The one vote of this epoch; it must be durable before it is sent to the candidate (A4, A19)."""
         if self.election.voted_key not in (None, candidate):
             raise InvariantBroken(f"{self!r} has voted: {self.election!r}")
         role = self.role

@@ -44,7 +44,7 @@ def can_grant_vote(
 
 
 def _can_grant_pre_vote(elector: Elector) -> bool:
-    """A18: a follower that has heard from its leader keeps to it."""
+    """A18: a follower that has fetched from its leader keeps to it."""
     if elector.role == "Follower":
         return not elector.has_fetched_from_leader
     return elector.role in _PRE_VOTERS

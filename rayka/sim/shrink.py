@@ -24,7 +24,7 @@ class Shrunk(msgspec.Struct, frozen=True):
 
 
 def shrink(options: SimOptions, failed: Outcome, *, on_run: Callable[[int], None] = lambda _: None) -> Shrunk:
-    """The smallest failing subset found. `on_run` hears how many faults were tried."""
+    """The smallest failing subset found. `on_run` is called with how many faults were tried."""
     violation = failed.violation
     assert violation is not None, f"{failed} did not fail"
     search = _Search(options, violation.checker, on_run)

@@ -106,7 +106,7 @@ class TopicClient:
 
     async def locate(self, wanted: OffsetRange) -> tuple[FileRange, ...]:
         """The segment files that hold a range, if this machine can open those of its leader or of a replica in sync;
-        none, or not all, if it cannot, or if that replica has yet to hear how far the log is committed.
+        none, or not all, if it cannot, or if that replica does not know yet how far the log is committed.
         """
         found: list[FileRange] = []
         offset = wanted.start_offset

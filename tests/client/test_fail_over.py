@@ -29,7 +29,7 @@ def test_a_new_leader_that_is_known_gets_the_records_without_a_pause(
     cluster = ScriptedCluster({"orders": 1})
     with Producer(cluster, **PATIENT) as producer:
         producer.send("orders", b"0").result(WAIT_S)
-        cluster.move_leaders(OTHER)  # the producer has not heard of it
+        cluster.move_leaders(OTHER)  # the producer does not know it
         cluster.answers.append(failure)
         assert producer.send("orders", b"1").result(WAIT_S).offset == 1
     assert cluster.asked == [BROKER, BROKER, OTHER]

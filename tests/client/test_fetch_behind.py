@@ -1,4 +1,4 @@
-"""A broker that has yet to hear of the leader epoch of one partition, and answers for another (B24, G18)."""
+"""A broker that does not know the leader epoch of one partition yet, and answers for another (B24, G18)."""
 
 from collections.abc import Sequence
 from random import Random
@@ -18,7 +18,7 @@ from rayka.sim.loop import VirtualLoop
 from tests.client.support import BROKER
 
 LATE, OTHER = TopicPartition("orders", 0), TopicPartition("orders", 1)
-BEHIND = FetchPartitionResult(ZERO_ID, 0, ErrorCode.UNKNOWN_LEADER_EPOCH, "has yet to hear of it")
+BEHIND = FetchPartitionResult(ZERO_ID, 0, ErrorCode.UNKNOWN_LEADER_EPOCH, "not known yet")
 
 
 class OneBroker:
@@ -61,4 +61,4 @@ def test_the_pauses_of_a_partition_grow_whatever_the_broker_answers_for_others()
 
     VirtualLoop().run_until_complete(main())
     assert counts == list(range(1, SOON_MAX + 1))
-    assert at_length == [ErrorCode.UNKNOWN_LEADER_EPOCH], "a pause as for any other trouble"
+    assert at_length == [ErrorCode.UNKNOWN_LEADER_EPOCH], "a pause as for any other error"

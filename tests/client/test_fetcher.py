@@ -269,7 +269,7 @@ def test_a_refusal_that_names_no_later_leader_is_a_reason_to_ask(named: tuple[in
 
 
 def test_an_epoch_that_the_broker_does_not_know_yet_is_asked_again() -> None:  # B24, G18
-    """Soon: it is about to hear of that epoch."""
+    """Soon: it will know that epoch in a moment."""
     unknown = {"error_code": ErrorCode.UNKNOWN_LEADER_EPOCH}
     asked, brokers = follow(unknown, unknown, retry_backoff_ms=TIMEOUT_MS, retry_backoff_max_ms=TIMEOUT_MS)
     assert [(each.node_id, each.offset) for each in asked] == [(LEADER, START)] * 3

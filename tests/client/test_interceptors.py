@@ -1,4 +1,4 @@
-"""Interceptors see each record of `send` before it is serialized, and hear of its end; they harm only themselves."""
+"""Interceptors see each record of `send` before it is serialized and when it is over; they only harm themselves."""
 
 import asyncio
 from typing import Any
@@ -14,7 +14,7 @@ WAIT_S = 60
 
 
 class Tracing:
-    """Adds a header, and keeps what it hears."""
+    """Adds a header, and keeps what it is called with."""
 
     def __init__(self) -> None:
         self.received: list[tuple[Any, Any]] = []

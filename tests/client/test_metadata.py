@@ -237,7 +237,7 @@ def test_a_change_does_not_wait_for_a_broker_that_serves_no_client(state: str):
     async def change(metadata: ClusterMetadata) -> None:
         await metadata.nodes.call_controller(MetadataRequest(), WAIT_MS)
         getattr(cluster, state).append(OTHER)
-        cluster.fenced.append(OTHER)  # the client has not heard of it
+        cluster.fenced.append(OTHER)  # the client does not know it
         await metadata.nodes.wait_until_applied(7, WAIT_MS)
 
     cluster = ScriptedCluster()

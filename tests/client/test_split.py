@@ -32,7 +32,7 @@ def cluster() -> Iterator[InProcessCluster]:
 
 
 def lowered(cluster: InProcessCluster, topic: str, bytes_max: int) -> None:
-    """The log takes less from now on; a producer that knows the topic hears of it later."""
+    """The log takes less from now on; a producer that knows the topic learns of it later."""
     with Admin(cluster) as admin:
         admin.alter_configs({"max.message.bytes": bytes_max}, topic=topic)
 

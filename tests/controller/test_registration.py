@@ -82,7 +82,7 @@ def test_the_late_registration_of_a_dead_process_replaces_no_other() -> None:  #
         1, incarnation_id=UUID(int=3), previous_broker_epoch=machine.image.brokers[1].broker_epoch
     )
     machine.restart(1)  # of its successor: the two began with the same directories
-    for _ in range(2):  # not heard of yet, and serving
+    for _ in range(2):  # without a heartbeat yet, and serving
         with pytest.raises(DuplicateBrokerRegistration, match="stop that one"):
             machine.handle(late)
         machine.heartbeat(1)

@@ -134,7 +134,7 @@ class Active:
             pass
 
     def heartbeat(self, broker_id: int, **changes: Any) -> HeartbeatRequest:
-        """From the broker's present process; it counts as heard of."""
+        """From the broker's present process; it counts as a contact."""
         epoch = self.image.brokers[broker_id].broker_epoch
         fields = {"want_fence": False, "want_shut_down": False} | changes
         request = HeartbeatRequest(broker_id, epoch, self.runtime.replayed_offset - 1, **fields)

@@ -98,7 +98,7 @@ def granted(*, is_fenced: bool = False, should_shut_down: bool = False) -> Heart
 
 
 async def serving(**config: Any) -> tuple[Process, "asyncio.Task[None]"]:
-    """One that is unfenced, and was heard of just now."""
+    """One that is unfenced, and has just sent a heartbeat."""
     process, beating = await running(**config)
     (await process.heartbeat()).answer(granted(is_fenced=True))
     unfenced = asyncio.create_task(process.lifecycle.unfence())

@@ -197,7 +197,7 @@ def test_a_follower_is_told_the_end_of_the_log_as_the_latest_offset() -> None:  
 
 
 def test_an_offset_that_a_consumer_was_told_does_not_fall_when_the_leader_changes() -> None:  # G12, B4
-    """The new leader has heard of less that is committed than its predecessor told."""
+    """The new leader knows of less that is committed than its predecessor said."""
     state = changed(replicas=(BROKER, 2), isr=(BROKER, 2), leader_epoch=6, partition_epoch=11)
     partition = leader(changed(replicas=(BROKER, 2), isr=(BROKER, 2)))
     followed_from(partition, 2, 1)

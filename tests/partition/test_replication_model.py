@@ -115,14 +115,14 @@ class Replication(RuleBasedStateMachine):
     @precondition(lambda self: self.proposals)
     @rule(index=INDEX, is_answer_lost=st.booleans(), is_repeated=st.booleans())
     def decide(self, index: int, is_answer_lost: bool, is_repeated: bool = False) -> None:
-        """The controller does what is proposed; the leader may not hear of it, and proposes it again."""
+        """The controller does what is proposed; the answer may be lost, and the leader proposes it again."""
         sender, item = _taken(self.proposals, index)
         if is_repeated:
             self.copies.append((sender, item))
         result = self.controller.alter_partition(sender, item)
         if is_answer_lost:
             result = AlterPartitionResult(ZERO_ID, 0, ErrorCode.NETWORK_EXCEPTION)
-        self._hear(sender, item, result)
+        self._answer(sender, item, result)
 
     @precondition(lambda self: self.copies)
     @rule(index=INDEX)
@@ -133,9 +133,9 @@ class Replication(RuleBasedStateMachine):
     @precondition(lambda self: self.proposals)
     @rule(index=INDEX)
     def lose(self, index: int) -> None:
-        """The controller never hears of what is proposed."""
+        """The proposal is lost on its way to the controller."""
         sender, item = _taken(self.proposals, index)
-        self._hear(sender, item, AlterPartitionResult(ZERO_ID, 0, ErrorCode.NETWORK_EXCEPTION))
+        self._answer(sender, item, AlterPartitionResult(ZERO_ID, 0, ErrorCode.NETWORK_EXCEPTION))
 
     @precondition(lambda self: self.proposals)
     @rule(index=INDEX)
@@ -144,9 +144,9 @@ class Replication(RuleBasedStateMachine):
         sender, item = _taken(self.proposals, index)
         error = self.controller.refusal(sender, item) or ErrorCode.OPERATION_NOT_ATTEMPTED
         self.controller.supersede(error)
-        self._hear(sender, item, AlterPartitionResult(ZERO_ID, 0, error))
+        self._answer(sender, item, AlterPartitionResult(ZERO_ID, 0, error))
 
-    def _hear(self, sender: int, item: AlterPartitionItem, result: AlterPartitionResult) -> None:
+    def _answer(self, sender: int, item: AlterPartitionItem, result: AlterPartitionResult) -> None:
         role = self.replicas[sender].partition.role
         if isinstance(role, PartitionLeader):
             again = role.on_alter_partition(item, result, now_ms=self.now_ms)

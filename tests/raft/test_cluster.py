@@ -105,7 +105,7 @@ def test_a_follower_that_cannot_reach_the_leader_disturbs_no_other_node(seed: in
 @pytest.mark.parametrize("seed", SEEDS)
 def test_of_five_only_those_that_reach_a_majority_come_to_lead_and_only_once(seed: int) -> None:  # A18, A20
     cluster = cluster_of(5, seed)
-    for lonely in (3001, 3005):  # each is heard by 3003 alone
+    for lonely in (3001, 3005):  # each reaches 3003 alone
         for other in (3001, 3002, 3004, 3005):
             if other != lonely:
                 cluster.cut[lonely, other] = None

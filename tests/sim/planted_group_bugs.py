@@ -66,7 +66,7 @@ FAR_APART = GROUP | {
 }
 
 
-# Calls wait on their way to nodes that hear nothing for a while, and arrive when these lead again.
+# Calls wait on their way to nodes that receive nothing for a while, and arrive when these lead again.
 DEAF = GROUP | {
     "lanes": LanePlan(share=1.0, latency_ms=0.1, jitter_ms=1.0, breaks=0.0, death_news_ms=100.0),
     "fault_kinds": (FaultKind.DEAFEN, FaultKind.CUT_ONE_WAY),

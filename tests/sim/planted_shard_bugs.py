@@ -29,7 +29,7 @@ FAILING_OVER: dict[str, Any] = {
 
 
 def takes_its_own_high_watermark_for_the_truth(_: Any) -> property:
-    """A new leader has not heard yet of all that its predecessor committed (A41)."""
+    """A new leader does not know yet of all that its predecessor committed (A41)."""
     return property(lambda self: self._partition.high_watermark)
 
 

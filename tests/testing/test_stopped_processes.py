@@ -1,5 +1,5 @@
-"""A process that was stopped (SIGSTOP, a machine that stalls) makes nothing of what it could not hear meanwhile; in
-virtual time.
+"""A process that was stopped (SIGSTOP, a machine that stalls) draws no conclusion from what it could not receive
+meanwhile; in virtual time.
 """
 
 from collections.abc import Iterator

@@ -72,7 +72,7 @@ class FetchExchange:
         self._state = state
         self._calls = calls
         self._local = LocalReader() if config.local_reads else None
-        self._behind_counts: dict[TopicPartition, int] = {}  # answers in a row that a broker has yet to hear
+        self._behind_counts: dict[TopicPartition, int] = {}  # in a row, of a broker that is behind
 
     def begin(self, node: NodeFetches, session: SessionRequest) -> Later[FetchResponse]:
         """Sends a request; its answer."""
@@ -114,7 +114,7 @@ class FetchExchange:
         return FetchErrors(None, tuple(refused), tuple(behind), count)
 
     def _is_behind(self, ticket: FetchTicket, problem: ApiError) -> bool:
-        """Whether the broker has yet to hear of the leader epoch, and is likely to soon."""
+        """Whether the broker does not know the leader epoch yet, and is likely to soon."""
         tp = ticket.topic_partition
         if problem.code is not ErrorCode.UNKNOWN_LEADER_EPOCH:
             self._behind_counts.pop(tp, None)

@@ -100,5 +100,5 @@ class TopicWatch:
         return self.existing(partitions)
 
     def existing(self, partitions: Iterable[TopicPartition]) -> tuple[TopicPartition, ...]:
-        """Those that there are, as last heard of."""
+        """Those that there are, by the newest metadata."""
         return tuple(each for each in partitions if self._metadata.partition(each.topic, each.partition))

@@ -104,8 +104,8 @@ class Outcomes:
     def on_error(
         self, batch: ProducerBatch, error: ApiError, node_id: int, *, leader_epoch: int = NO_EPOCH
     ) -> None:
-        """Another try later, soon at a leader that has yet to hear that it leads, at once at another one that is known
-        by now, or the end. `leader_epoch`: the last one that the node knows.
+        """Another try later, soon at a leader that does not know yet that it leads, at once at another one that is
+        known by now, or the end. `leader_epoch`: the last one that the node knows.
         """
         if isinstance(error, RecordTooLarge) and self._goes_on_smaller(batch, error):
             return

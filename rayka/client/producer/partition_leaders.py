@@ -1,7 +1,7 @@
 """What a producer does when a leader is unknown, fails, or says nothing: asks for metadata, and goes on with the news.
 
 While a partition waits for another leader (`leader_watch`) the metadata of its topic are asked for at once and then
-again and again: soon at first, since mostly there is one and the broker that was asked has yet to hear of it, and less
+again and again: soon at first, since mostly there is one and the broker that was asked does not know it yet, and less
 often where a topic has many partitions (`metadata_rests`). A call that is not answered is given up as soon as the
 metadata say that the node leads none of its partitions any more (`call_watch`). On the IO thread only. Kafka:
 Metadata.requestUpdate.
@@ -71,7 +71,7 @@ class PartitionLeaders:
 
     def is_behind(self, batch: ProducerBatch, node_id: int, leader_epoch: int) -> bool:
         """Whether the node that refused the batch, and knows of no later epoch than this, leads the partition in the
-        epoch that is known here: it is about to hear of that.
+        epoch that is known here: it will know that soon.
         """
         known = self._metadata.partition(batch.topic, batch.partition)
         if known is None or known.leader_id != node_id:

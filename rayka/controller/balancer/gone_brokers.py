@@ -80,7 +80,7 @@ class GoneBrokers:
         timeout_ms: int,
         is_alive: Callable[[BrokerImage], bool],
     ) -> Gone:
-        """What has been away for so long; of the brokers, those that are not heard of."""
+        """What has been away for so long; of the brokers, those that send no heartbeats."""
         long = [away for away, ms in self._away_ms.items() if ms >= timeout_ms and away[0] in brokers]
         return Gone(
             tuple(each for each, directory in long if directory is None and not is_alive(brokers[each])),

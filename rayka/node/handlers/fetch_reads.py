@@ -89,7 +89,7 @@ class FetchReads:
         return False
 
     def refresh(self, fetches: Iterable[FetchPartition]) -> None:
-        """The follower still has all of these, which are not looked at, as Kafka's hears in every fetch (B5)."""
+        """The follower still has all of these, which are not looked at; every fetch tells Kafka's leader so (B5)."""
         for fetch in fetches:
             if not self._is_refreshed(fetch):
                 self._leader.replicas.parked.wake((fetch.topic_id, fetch.partition))  # a look will tell

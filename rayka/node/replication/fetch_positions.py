@@ -19,7 +19,7 @@ from rayka.protocol.fetch import FetchPartition
 from rayka.protocol.fetch_session import SessionRequest
 from rayka.protocol.fetch_stream import FetchStream
 
-_DELAY_FIRST_MS = 20  # while a leader has yet to hear that it leads
+_DELAY_FIRST_MS = 20  # while a leader does not know yet that it leads
 _NOT_ASKED = 1 << 62
 
 
@@ -193,7 +193,7 @@ class FetchPositions:
         self.refresh(followed)
 
     def delay(self, all_followed: Iterable[Followed], delay_max_ms: int) -> None:
-        """Holds them for a time that doubles while the trouble lasts."""
+        """Holds them for a time that doubles while the errors last."""
         by_delay: dict[int, list[Followed]] = {}
         for followed in all_followed:
             delay_ms = min(followed.delay_ms, delay_max_ms)

@@ -14,7 +14,7 @@ from rayka.sim.checks.partition_states import Change, changed
 
 
 class DrainedMachines:
-    """Hears of every committed image, and of marks that are acknowledged."""
+    """Looks at every committed image, and at marks that are acknowledged."""
 
     def __init__(self, checkers: Checkers) -> None:
         self._checkers = checkers

@@ -42,7 +42,7 @@ class _Flow(NamedTuple):
 
 
 class Moves:
-    """Hears of every committed image, and of what clients ask for."""
+    """Looks at every committed image, and at what clients ask for."""
 
     def __init__(self, checkers: Checkers, cluster: SimCluster) -> None:
         self._checkers = checkers

@@ -32,7 +32,7 @@ class Change(NamedTuple):
 
 
 class PartitionStates:
-    """Hears of every committed image."""
+    """Looks at every committed image."""
 
     def __init__(
         self,

@@ -24,7 +24,7 @@ class FaultKind(StrEnum):
     ISOLATE = "isolate"  # a node and all others, both ways
     CUT_LINK = "cut-link"  # one link, both ways
     CUT_ONE_WAY = "cut-one-way"  # one link, one way
-    DEAFEN = "deafen"  # a node hears no other, but is heard
+    DEAFEN = "deafen"  # a node receives nothing, but sends
     SPLIT = "split"  # two halves
     CLOG = "clog"  # one link is slow
     SLOW_DISK = "slow-disk"

@@ -15,7 +15,7 @@ _PATIENCE_MS = 10_000
 
 class Repairs:
     """Makes machines whole again. `damaged` are those that may have lost what they had synced, `rotten` the brokers
-    that may give rotten batches to their readers; `on_damage` hears of each loss, with whether it may be all.
+    that may give rotten batches to their readers; `on_damage` is called for each loss, with whether it may be all.
     """
 
     def __init__(self, cluster: SimCluster) -> None:

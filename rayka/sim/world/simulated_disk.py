@@ -21,7 +21,7 @@ _LONG_SYNC_MS = 100
 
 
 class SimDisk(MemoryDisk):
-    """One machine's disk. `slowness` multiplies what a sync takes; `on_rename` hears of every replaced file."""
+    """One machine's disk. `slowness` multiplies what a sync takes; `on_rename` is called for every replaced file."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Members of a group on three brokers in virtual time: what a dead coordinator costs, and when others hear (E1, E6)."""
+"""Members of a group on three brokers in virtual time: what a dead coordinator costs, when others rejoin (E1, E6)."""
 
 import asyncio
 from collections.abc import Iterator
