@@ -10,6 +10,7 @@ from rayka.cleaner.offset_map import OffsetMap
 from rayka.config import TopicConfig
 from rayka.log.log import Log
 from rayka.protocol.batch_decode import decode
+from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_header import HEADER_BYTES, Codec, ProducerSequence, RecordBatch, split_batches
 from rayka.protocol.batch_rebuild import without_records
 from rayka.testing.memory_disk import MemoryDisk
@@ -52,6 +53,21 @@ def test_a_batch_that_keeps_everything_is_copied_byte_by_byte() -> None:  # F22
     assert [bytes(each.view) for each in after[1:]] == [bytes(each.view) for each in before[1:]]
     assert after[0].record_count == 1
     assert compaction.counts.copied_batches == 2
+
+
+def test_a_control_batch_stays_as_it_is_however_often_its_log_is_cleaned() -> None:  # F22
+    """Its keys are no records' keys: what it says of a transaction would be taken for superseded."""
+    disk, log = new_log(COMPACTED)
+    for value in (b"1", b"2", b"3"):
+        put(log, (b"a", value), (b"b", value))
+        marker = encode_batch([b"m"], keys=[b"a"], timestamps_ms=1000, is_control=True)
+        log.append_as_leader([RecordBatch(marker)], 0, now_ms=0)
+    before = [bytes(each.view) for each in read_batches(log) if each.is_control]
+    for _ in range(2):
+        clean(disk, log)
+        assert [bytes(each.view) for each in read_batches(log) if each.is_control] == before
+        put(log, (b"a", b"newer"))
+    assert len(before) == 3
 
 
 def test_a_rebuilt_batch_keeps_its_range_its_producer_and_its_timestamps() -> None:  # F22

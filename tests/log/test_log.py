@@ -302,6 +302,18 @@ def test_a_segment_rolls_when_record_time_has_passed() -> None:  # F10
     assert segment_bases(disk) == [0, 3]
 
 
+def test_a_compacted_segment_rolls_when_its_records_wait_too_long_for_compaction() -> None:  # F10 F20
+    def bases(policy: str) -> list[int]:
+        config = TopicConfig(segment_ms=10_000, max_compaction_lag_ms=1000, cleanup_policy=policy)
+        disk, log = new_log(config)
+        for timestamp_ms in (10_000, 11_000, 11_001):
+            log.append_as_leader([batch([b"v"], timestamp_ms)], 0, now_ms=0)
+        return segment_bases(disk)
+
+    assert bases("compact") == bases("compact,delete") == [0, 2]
+    assert bases("delete") == [0]
+
+
 def test_segments_roll_earlier_by_a_jitter_that_differs_between_them_and_never_changes() -> None:  # F10
     def waits_ms(jitter_ms: int) -> list[int]:
         """How much record time each segment spans before it is rolled."""
