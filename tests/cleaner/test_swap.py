@@ -1,5 +1,7 @@
 """A swap of cleaned segments for the old ones: whatever ends the process, and whenever (F26, B32)."""
 
+from contextlib import suppress
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -14,7 +16,7 @@ from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_header import split_batches
 from rayka.testing.memory_disk import MemoryDisk
 from tests.cleaner.support import COMPACTED, SETTINGS, Found, clean, part_of, put, records_of, table_of
-from tests.log.support import new_log, open_log, ranges_of, truncate
+from tests.log.support import EndingDisk, MachineEnded, new_log, open_log, ranges_of, truncate
 
 ROUNDS = 12
 
@@ -39,52 +41,63 @@ def reopened(disk: MemoryDisk, flushed_offset: int, tearing: Tearing) -> Log:
     return open_log(disk, config=COMPACTED, recovery_point=flushed_offset, tearing=tearing)
 
 
-def crash_after(step_count: int, *, is_power_cut: bool, seed: int) -> tuple[list[Found], Log, int]:
-    """The records before, and the log after a crash behind so many steps of a cleaning; 0 steps: it ended first."""
-    disk, log = filled()
+def crash_at(change: int, seed: int | None, *, joins: bool = False) -> tuple[list[Found], Log, bool]:
+    """The records before, the log after a crash before that change of the disk by a cleaning, and whether there was
+    one: else it came behind the cleaning. With a seed the power is cut. The second cleaning `joins` small segments.
+    """
+    disk = EndingDisk()
+    disk.make_directory("/data")
+    log = filled_log(open_log(disk, config=COMPACTED))
+    disk.sync_now([], ["/", "/data"])
+    if joins:
+        clean(disk, log)
     part = part_of(disk, log)
     before, flushed_offset = records_of(log), log.flushed_offset
-    for done, step in enumerate(Compaction(log, part, SETTINGS, lambda: True).run(disk), 1):
-        if done == step_count:
-            break
-        if isinstance(step, SyncNeeded):
-            disk.sync_now(step.files, step.directories)
-    else:
-        step_count = 0
-    if is_power_cut:
-        disk.power_loss(Random(seed))
-    else:
+    disk.left = change
+    with suppress(MachineEnded):
+        for step in Compaction(log, part, SETTINGS, lambda: True).run(disk):
+            if isinstance(step, SyncNeeded):
+                disk.sync_now(step.files, step.directories)
+    has_ended, disk.left = disk.has_ended, -1
+    if seed is None:
         disk.process_crash()
-    tearing = Tearing.ANYWHERE if is_power_cut else Tearing.SHORT_TAIL
-    return before, reopened(disk, flushed_offset, tearing), step_count
+    else:
+        disk.power_loss(Random(seed))
+    tearing = Tearing.SHORT_TAIL if seed is None else Tearing.ANYWHERE
+    return before, reopened(disk, flushed_offset, tearing), has_ended
 
 
-@pytest.mark.parametrize("is_power_cut", [False, True])
-def test_a_crash_at_any_step_leaves_the_old_segments_or_the_new_one(*, is_power_cut: bool) -> None:  # F26
-    step_count, seeds = 1, range(6 if is_power_cut else 1)
-    while step_count:
-        for seed in seeds:
-            before, log, ended = crash_after(step_count, is_power_cut=is_power_cut, seed=seed)
-            after = records_of(log)
-            assert table_of(after) == table_of(before), (step_count, seed)
-            assert set(after) <= set(before)
-            assert log.log_end_offset == 3 * ROUNDS
-            assert not [each for each in log._files.disk.list(log.directory) if each.endswith(".swap")]
-        step_count = ended and step_count + 1
+@pytest.mark.parametrize("joins", [False, True])
+@pytest.mark.parametrize("seed", [None, *range(6)])
+def test_a_crash_at_any_change_of_the_disk_leaves_the_old_segments_or_the_new_one(
+    seed: int | None, *, joins: bool
+) -> None:  # F26
+    change, has_ended = 0, True
+    while has_ended:
+        before, log, has_ended = crash_at(change, seed, joins=joins)
+        after = records_of(log)
+        assert table_of(after) == table_of(before), change
+        assert set(after) <= set(before)
+        assert log.log_end_offset == 3 * ROUNDS
+        assert all(one.next_offset <= other.base_offset for one, other in pairwise(log.segments))
+        left = log._files.disk.list(log.directory)
+        assert not [each for each in left if each.endswith((".cleaned", ".swap"))]
+        change += 1
     assert len(after) == 3
+    assert change > 10
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_second_power_cut_during_the_recovery_changes_nothing(seed: int) -> None:  # F26
-    for step_count in range(1, 40):
-        before, log, ended = crash_after(step_count, is_power_cut=True, seed=seed)
+def test_a_second_power_cut_behind_the_recovery_changes_nothing(seed: int) -> None:  # F26
+    change, has_ended = 0, True
+    while has_ended:
+        before, log, has_ended = crash_at(change, seed)
         disk = log._files.disk
         assert isinstance(disk, MemoryDisk)
         disk.power_loss(Random(seed))
         again = reopened(disk, log.flushed_offset, Tearing.ANYWHERE)
         assert table_of(records_of(again)) == table_of(before)
-        if not ended:
-            return
+        change += 1
 
 
 def test_a_reader_keeps_what_it_was_given_while_the_segment_is_replaced() -> None:  # F26

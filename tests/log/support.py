@@ -1,4 +1,5 @@
-"""What the tests of the log share: small batches, small segments, and reading everything back."""
+"""What the tests of the log share: small batches, small segments, reading everything back, and a disk whose machine
+ends at a given operation."""
 
 import asyncio
 from collections.abc import Coroutine, Generator, Sequence
@@ -11,7 +12,7 @@ from rayka.log.log import Log
 from rayka.log.log_opening import Left, opening_log
 from rayka.log.recovery import Tearing
 from rayka.log.slices import run_to_end
-from rayka.ports import Disk
+from rayka.ports import Buffer, Disk
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_header import RecordBatch, split_batches
@@ -125,3 +126,52 @@ def segment_path(base_offset: int, suffix: str = ".log") -> str:
 
 def segment_bases(disk: Disk) -> list[int]:
     return [int(name[:20]) for name in disk.list(DIRECTORY) if name.endswith(".log")]
+
+
+class MachineEnded(Exception):
+    """Every operation from the given one on ends so."""
+
+
+class EndingDisk(MemoryDisk):
+    """A disk whose machine ends at a given change of it; -1: never."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = -1
+
+    def _change(self) -> None:
+        if self.left == 0:
+            raise MachineEnded
+        self.left -= self.left > 0
+
+    @property
+    def has_ended(self) -> bool:
+        return self.left == 0
+
+    def append(self, path: str, buffers: Sequence[Buffer]) -> int:
+        self._change()
+        return super().append(path, buffers)
+
+    def write(self, path: str, data: Buffer) -> None:
+        self._change()
+        super().write(path, data)
+
+    def rename(self, source: str, target: str) -> None:
+        self._change()
+        super().rename(source, target)
+
+    def unlink(self, path: str) -> None:
+        self._change()
+        super().unlink(path)
+
+    def cut(self, path: str, size_bytes: int) -> None:
+        self._change()
+        super().cut(path, size_bytes)
+
+    async def sync(self, files: Sequence[str], directories: Sequence[str]) -> None:
+        self._change()
+        await super().sync(files, directories)
+
+    def sync_now(self, files: Sequence[str], directories: Sequence[str]) -> None:
+        self._change()
+        super().sync_now(files, directories)

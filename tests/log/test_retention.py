@@ -17,6 +17,8 @@ from rayka.log.retired_segments import SEGMENTS_PER_TURN
 from rayka.testing.memory_disk import MemoryDisk
 from tests.log.support import (
     DIRECTORY,
+    EndingDisk,
+    MachineEnded,
     batch,
     new_log,
     open_log,
@@ -225,37 +227,10 @@ def test_the_newest_timestamp_of_a_sealed_segment_is_read_without_its_index() ->
 # ---- Crashes, and disks that fail ----
 
 
-class _Stop(Exception):
-    pass
-
-
-class _StoppingDisk(MemoryDisk):
-    """Ends the process before the change of this number."""
-
-    left = 1 << 30
-
-    def _count(self) -> None:
-        self.left -= 1
-        if self.left < 0:
-            raise _Stop
-
-    def rename(self, source: str, target: str) -> None:
-        self._count()
-        super().rename(source, target)
-
-    def write(self, path: str, data: object) -> None:
-        self._count()
-        super().write(path, data)  # type: ignore[arg-type]
-
-    def unlink(self, path: str) -> None:
-        self._count()
-        super().unlink(path)
-
-
-def _crashes(then: Callable[[_StoppingDisk, int], None]) -> Iterator[tuple[_StoppingDisk, int, int]]:
+def _crashes(then: Callable[[EndingDisk, int], None]) -> Iterator[tuple[EndingDisk, int, int]]:
     """A log whose expiry ends at each of its steps, one after another: the disk, where it begins, where it ends."""
     for step in range(1 << 10):
-        disk = _StoppingDisk()
+        disk = EndingDisk()
         disk.make_directory("/data")
         log = open_log(disk, config=config(retention_ms=500))
         for number in range(6):
@@ -266,9 +241,9 @@ def _crashes(then: Callable[[_StoppingDisk, int], None]) -> Iterator[tuple[_Stop
         try:
             look(log, 1600)
             is_over = True
-        except _Stop:
+        except MachineEnded:
             pass
-        disk.left = 1 << 30
+        disk.left = -1
         then(disk, step)
         yield disk, log.log_start_offset, log.log_end_offset
         if is_over:
@@ -277,7 +252,7 @@ def _crashes(then: Callable[[_StoppingDisk, int], None]) -> Iterator[tuple[_Stop
 
 @pytest.mark.parametrize("seed", [None, *range(10)])
 def test_a_crash_at_any_step_costs_nothing_that_has_to_stay(seed: int | None) -> None:  # B32, B33, F11
-    def crash(disk: _StoppingDisk, step: int) -> None:
+    def crash(disk: EndingDisk, step: int) -> None:
         if seed is None:
             disk.process_crash()
         else:

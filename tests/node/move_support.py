@@ -1,5 +1,5 @@
 """What the tests of moves between directories share: broker 1 with two directories, a controller that takes what it is
-told of them, and a disk whose machine ends at a given operation.
+told of them, and a disk that is full in places.
 """
 
 import asyncio
@@ -28,6 +28,7 @@ from rayka.protocol.replica_reports import (
     AssignReplicasToDirsResponse,
 )
 from rayka.testing.memory_disk import MemoryDisk
+from tests.log.support import MachineEnded
 from tests.metadata.support import ORDERS
 from tests.node.broker_support import records
 from tests.node.controller_support import until
@@ -36,51 +37,6 @@ from tests.node.replica_support import BROKER, Asked, Broker, changed, configure
 ONE, TWO = "/data/broker-1/one", "/data/broker-1/two"
 QUICKLY = {"log_segment_delete_delay_ms": 1000}
 ORDERS_0 = TopicIdPartition(ORDERS, 0)
-
-
-class MachineEnded(Exception):
-    """Every operation from the given one on ends so."""
-
-
-class EndingDisk(MemoryDisk):
-    """A disk whose machine ends at a given change of it; -1: never."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.left = -1
-
-    def _change(self) -> None:
-        if self.left == 0:
-            raise MachineEnded
-        self.left -= self.left > 0
-
-    @property
-    def has_ended(self) -> bool:
-        return self.left == 0
-
-    def append(self, path: str, buffers: Sequence[Buffer]) -> int:
-        self._change()
-        return super().append(path, buffers)
-
-    def write(self, path: str, data: Buffer) -> None:
-        self._change()
-        super().write(path, data)
-
-    def rename(self, source: str, target: str) -> None:
-        self._change()
-        super().rename(source, target)
-
-    def unlink(self, path: str) -> None:
-        self._change()
-        super().unlink(path)
-
-    def cut(self, path: str, size_bytes: int) -> None:
-        self._change()
-        super().cut(path, size_bytes)
-
-    async def sync(self, files: Sequence[str], directories: Sequence[str]) -> None:
-        self._change()
-        await super().sync(files, directories)
 
 
 class FullDisk(MemoryDisk):

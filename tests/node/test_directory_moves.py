@@ -16,8 +16,9 @@ from rayka.log.local_disk import storage_error
 from rayka.node.storage.data_directories import SPARE_BYTES
 from rayka.testing.memory_disk import MemoryDisk
 from tests.log.producer_support import append, produced
+from tests.log.support import EndingDisk, MachineEnded
 from tests.node.controller_support import until
-from tests.node.move_support import ONE, TWO, EndingDisk, FullDisk, MachineEnded, Mover
+from tests.node.move_support import ONE, TWO, FullDisk, Mover
 from tests.node.replica_support import (
     BROKER,
     LEADER,

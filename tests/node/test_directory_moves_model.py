@@ -13,7 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rayka.errors import ErrorCode
-from tests.node.move_support import ONE, TWO, EndingDisk, MachineEnded, Mover
+from tests.log.support import EndingDisk, MachineEnded
+from tests.node.move_support import ONE, TWO, Mover
 from tests.node.replica_support import BROKER, changed, run
 
 _ACTIONS = st.one_of(
