@@ -25,6 +25,7 @@ from rayka.controller.balancer.gone_brokers import GoneBrokers
 from rayka.controller.balancer.planned_moves import PlannedMoves
 from rayka.node.storage.log_manager import LogManager
 from rayka.protocol.balance import BalanceState
+from rayka.sim import simulation
 from rayka.sim.elastic_plan import ElasticPlan
 from rayka.sim.run_options import TopicPlan
 from rayka.sim.world.faults import FaultKind
@@ -129,6 +130,19 @@ def gives_whatever_it_gains(_: Any) -> Any:
     return even_sizes
 
 
+def passes_leads_on(_: Any) -> Any:
+    """From each broker to the one with the next id, so that no lead goes straight back."""
+
+    def even_leaders(self: Any) -> Any:
+        placed = self._holders.placed[0]
+        yield
+        leader = placed.replicas[0]
+        next_id = min(placed.replicas, key=lambda each: (each <= leader, each))
+        self._prefer(placed, self._holders.by_id[next_id], balance_plan.Goal.LEADERS)
+
+    return even_leaders
+
+
 def is_always_off(_: Any) -> Any:
     return lambda context: badly_off.Cause(("broker-1",), "it is")
 
@@ -206,6 +220,19 @@ ELASTIC_BUGS = [
         ),
         4,
         ELASTIC,
+        seconds=SHORT,
+    ),
+    PlantedBug(
+        "leads that are even are passed on",
+        "rest",
+        all_of(
+            planted(balance_plan._Planner, "_even_leaders", passes_leads_on),
+            planted(badly_off.__dict__, "badly_off", is_always_off),
+            planted(badly_off.__dict__, "REPEAT_MS", lambda _: 0),
+            planted(simulation.__dict__, "REST_SECONDS_MAX", lambda _: 90),  # a minute of rest is enough
+        ),
+        4,
+        ELASTIC | {"topics": (TopicPlan("data0", 5, 3),)},
         seconds=SHORT,
     ),
     PlantedBug(
