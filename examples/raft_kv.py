@@ -137,7 +137,7 @@ class KvStore:
                     raise
 
     def kill_leader(self) -> None:
-        self.get("")  # whoever answers leads
+        self.get("")  # the node that answers leads
         os.kill(ray.get(self._replicas[0].process.remote()).pid, signal.SIGKILL)
 
 

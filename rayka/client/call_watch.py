@@ -99,7 +99,7 @@ class _AskedNode(Generic[SubjectT]):
 
 
 class CallWatch(Generic[SubjectT]):
-    """See the module. `on_silent` is told the node and what its open calls are about. All on one loop."""
+    """See the module. `on_silent` gets the node and what its open calls are about. All on one loop."""
 
     def __init__(self, patience: Patience, on_silent: Callable[[int, list[SubjectT]], None]) -> None:
         self._patience = patience

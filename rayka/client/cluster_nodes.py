@@ -237,7 +237,7 @@ class ClusterNodes:
         return UnavailableError(f"cluster {self.cluster_name!r} is not available: {reason}; {hint}")
 
     def awaited(self, what: str, problem: RaykaError | None) -> str:
-        """What a client tells that has waited for seconds."""
+        """The message of a client that has waited for seconds."""
         still = f"cluster {self.cluster_name!r}: still waiting for {what}"
         return still + (f" ({problem})" if problem else "")
 

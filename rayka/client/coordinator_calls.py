@@ -121,7 +121,7 @@ class CoordinatorCalls:
         timeout_ms: int,
         on_end: Callable[[ResponseT | BaseException], object],
     ) -> Later[ResponseT] | None:
-        """The first attempt of a `call`, without a task: `on_end` is told how it ends, unless what this returns is
+        """The first attempt of a `call`, without a task: `on_end` gets its outcome, unless what this returns is
         cancelled before. None where the coordinator has yet to be found.
         """
         found = self._known.get(group_id)

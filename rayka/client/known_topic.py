@@ -27,7 +27,7 @@ _NONE: Mapping[int, MetadataPartition] = MappingProxyType({})
 
 class KnownTopic(NamedTuple):
     """A topic, when its metadata came, and which part of the metadata log they were made from. `named`: partitions of
-    which a refusal has told more than these metadata.
+    which a refusal has said more than these metadata.
     """
 
     topic: MetadataTopic

@@ -85,7 +85,7 @@ _NONE = BrokerReplicas()
 
 
 class ReplicaIndex:
-    """What looking at the partitions of one broker would tell."""
+    """What a walk over the partitions of one broker would find."""
 
     def __init__(self) -> None:
         self._brokers: dict[int, BrokerReplicas] = {}

@@ -97,7 +97,7 @@ class GroupMembers:
     # ---- Heartbeat ---------------------------------------------------------------------------------------------------
 
     def heartbeat(self, request: GroupHeartbeatRequest, effects: Effects) -> GroupHeartbeatResponse:
-        """The member is alive; a rebalance is told beside, since the session goes on."""
+        """The member is alive. During a rebalance the answer says so, and the session goes on all the same."""
         group, member = self.member_of_generation(
             request.group_id, request.generation_id, request.member_id, request.group_instance_id
         )

@@ -267,7 +267,7 @@ class Log:
         with self._truncating(self.segments.first.base_offset):
             self._appender.make_files()
             self._files.write({**lowered_recovery_point(0), **raised_log_start(offset)})
-            self._snapshots.on_cleared()  # before the segments go: a killed process leaves none that tells of them
+            self._snapshots.on_cleared()  # before the segments go: a killed process leaves none that is about them
             self.segments.replace_all(offset, self.config)
             self.log_start_offset = offset
             self.epochs.clear()

@@ -115,7 +115,7 @@ class LogDirectory:
         return directory
 
     async def adopt_cluster_id(self, cluster_id: str) -> None:
-        """The cluster has told its id. Raises StorageError when the directory is another cluster's."""
+        """The cluster's id has become known. Raises StorageError when the directory is another cluster's."""
         if self.cluster_id == cluster_id:
             return
         if self.cluster_id:
@@ -141,7 +141,7 @@ class LogDirectory:
         `is_always_synced`: each append is synced before the next, so that not even a power cut tears more than
         the tail. Raises InconsistentTopicId when the directory there is of another topic of that name,
         DamagedLog when recovery would have to cut off whole batches or the log is gone, StorageError when the disk
-        fails, also meanwhile: nothing would tell the log's user later.
+        fails, also meanwhile: the log's user would not learn of it later.
         """
         if topic_partition in self.logs:
             raise InvariantBroken(f"{self!r} has the log of {topic_partition!r} open already")

@@ -108,7 +108,7 @@ class Segment:
         return end_offset, position
 
     def reset(self) -> None:
-        """Forgets what is known of the file's content; `note` then tells it anew."""
+        """Forgets what is known of the file's content; `note` then adds it anew."""
         self.size_bytes, self.next_offset = 0, self.base_offset
         self.indexes.clear()
         self._positions.clear()

@@ -2,8 +2,8 @@
 from the leader's.
 
 Invariants: nothing is appended unless all of it is whole, in place, and of no later epoch than the follower's (B18,
-B26); a log is cut only where its *epochs* part from the leader's, never because of a high watermark: one that a leader
-did not tell yet would take committed records along.
+B26); a log is cut only where its *epochs* part from the leader's, never because of a high watermark: the one
+known here may be older than the leader's, and the cut would take committed records along.
 Kafka: `AbstractFetcherThread`, `Partition.doAppendRecordsToFollower` (B3, B22, B23, B25; KIP-101, KIP-279, KIP-320).
 """
 

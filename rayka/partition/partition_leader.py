@@ -5,7 +5,7 @@ Invariants: the high watermark of one leadership never falls; a leader counts th
 one is a part; the partition epoch does not fall, and of two states of one partition epoch the first counts, for the
 answer to a proposal may come before the metadata says the same; one proposal is pending at a time; no proposal lacks
 the leader; with `flush=batch` the high watermark stays below what a power cut would take of this leader's log, so no
-reader gets, and no producer was told of, a record that can vanish.
+reader gets a record that can vanish, and no producer got its acknowledgement.
 Kafka: the leader's half of `cluster/Partition.scala` (B1, B2, B5, B10-B12, B15, B16, B18, B41; G11, G13, G15).
 """
 
@@ -220,7 +220,7 @@ class PartitionLeader:
         return outcomes
 
     def is_acknowledged(self, appended: Appended, acks: int) -> bool:
-        """Whether the producer may be told of the append (B15).
+        """Whether the append may be acknowledged to the producer (B15).
 
         Raises NotLeaderOrFollower when it was appended in an earlier epoch, and NotEnoughReplicasAfterAppend.
         """
@@ -378,7 +378,7 @@ class PartitionLeader:
         return None
 
     def _accept(self, result: AlterPartitionResult) -> None:
-        """The ISR is what the controller says, if that is of this leader epoch; of another the metadata will tell."""
+        """The ISR is what the controller says, if that is of this leader epoch; the metadata will say of another."""
         state = self.state
         if result.leader_epoch != state.leader_epoch or result.partition_epoch < state.partition_epoch:
             return

@@ -2,7 +2,7 @@
 
 asyncio's futures call back a turn of the event loop later, and a task goes on in that turn: on the way of a small
 request each turn costs about as much as the work that it does. A coroutine may await this one as any other. Invariants:
-it ends once, with a result or an exception, or is given up; `then` has one taker, which is told once, and raises
+it ends once, with a result or an exception, or is given up; `then` has one taker, which is called once, and raises
 nothing. Kafka: `RequestFuture`.
 """
 
@@ -80,7 +80,7 @@ class Later(asyncio.Future[ResultT]):
         return is_given_up
 
     def fail(self, error: BaseException) -> None:
-        """Gives it up, unless it is over; what waits for it is told this exception instead."""
+        """Gives it up, unless it is over; what waits for it gets this exception instead."""
         if not self.done():
             on_given_up, self._on_given_up = self._on_given_up, _nothing
             on_given_up()

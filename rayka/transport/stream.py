@@ -41,7 +41,7 @@ class End(StrEnum):
 
 
 class StreamOwner(Protocol):
-    """What is told of the frames and of the end of a stream."""
+    """What is called with the frames and at the end of a stream."""
 
     def on_frame(self, frame: Frame) -> None: ...
 

@@ -1,4 +1,4 @@
-"""Brokers come and go step by step, whoever takes the next step. Needs no Ray."""
+"""Brokers come and go step by step, whichever planner takes the next step. Needs no Ray."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

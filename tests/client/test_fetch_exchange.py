@@ -50,7 +50,7 @@ class Exchanged:
 
     async def call(self, node_id: int, request: Any, timeout_ms: int) -> Any:
         self.sent.append((node_id, request))
-        answer = self.answers.popleft() if self.answers else NetworkException("nobody answers")
+        answer = self.answers.popleft() if self.answers else NetworkException("no node answers")
         if isinstance(answer, ApiError):
             raise answer
         return answer

@@ -196,7 +196,7 @@ class Model:
             assert isr
             assert not elr
         candidates = isr or elr or (set(state.last_known_elr) if self.has_elr else set())
-        assert state.has_leader == bool(candidates & running), "whoever may lead does"
+        assert state.has_leader == bool(candidates & running), "a replica leads where one may"
 
     def runs(self, state: PartitionImage, broker_id: int) -> bool:
         broker = self.machine.image.brokers[broker_id]
@@ -213,7 +213,7 @@ class Model:
         if new.leader_id in {*old.isr, *old.eligible_leader_replicas, *self.proposed}:
             assert new.leader_id in self.whole[number], "a leader elected from the ISR or ELR lacks records"
             return
-        assert {*old.isr, *old.eligible_leader_replicas} <= self.lost, "somebody else held them all"
+        assert {*old.isr, *old.eligible_leader_replicas} <= self.lost, "another replica held them all"
         assert old.last_known_elr == (new.leader_id,)
         assert new.leader_recovery_state is LeaderRecoveryState.RECOVERING
         self.whole[number] = {new.leader_id}  # what it lacks is lost

@@ -1,4 +1,4 @@
-"""Offsets of groups: who may commit, what is read, what expires, and what operators delete."""
+"""Offsets of groups: which members may commit, what is read, what expires, and what operators delete."""
 
 from itertools import pairwise
 from uuid import UUID

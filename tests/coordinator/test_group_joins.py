@@ -26,7 +26,7 @@ def joined(coordinator: Coordinator, **fields: object) -> str:
     return member_id
 
 
-# ---- Who may join ----------------------------------------------------------------------------------------------------
+# ---- Which members may join ------------------------------------------------------------------------------------------
 
 
 def test_a_dynamic_member_joins_with_the_id_that_it_is_given() -> None:  # E3

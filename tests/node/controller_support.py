@@ -46,7 +46,7 @@ class NoNetwork:
     """A controller alone calls no other node."""
 
     async def call(self, node_id: int, request: Request[ResponseT], timeout_ms: int) -> ResponseT:
-        raise NetworkException(f"nobody answers as node {node_id}")
+        raise NetworkException(f"no process answers as node {node_id}")
 
     async def node_ids(self) -> Sequence[int]:
         return []

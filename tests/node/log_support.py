@@ -120,7 +120,7 @@ class Silence:
 
     async def call(self, node_id: int, request: Request[ResponseT], timeout_ms: int) -> ResponseT:
         self.sent.append((node_id, request))
-        raise NetworkException(f"nobody answers as node {node_id}")
+        raise NetworkException(f"no process answers as node {node_id}")
 
     async def node_ids(self) -> Sequence[int]:
         return IDS

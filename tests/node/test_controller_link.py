@@ -46,7 +46,7 @@ class Controllers:
         (self.asked if is_status else self.called).append(node_id)
         known = self.known[node_id]
         if known is None:
-            raise NetworkException(f"nobody answers as node {node_id}")
+            raise NetworkException(f"no process answers as node {node_id}")
         if node_id in self.hung:
             await self.hung[node_id].wait()
         leader_id, epoch = known
@@ -86,7 +86,7 @@ def test_a_controller_that_does_not_answer_is_asked_last() -> None:
 
 def test_where_no_controller_answers_the_network_is_to_blame() -> None:
     async def scenario() -> None:
-        with pytest.raises(NetworkException, match="controller-3001: nobody answers as node 3001; "):
+        with pytest.raises(NetworkException, match="controller-3001: no process answers as node 3001; "):
             await ActiveController(Controllers(dict.fromkeys(CONTROLLERS))).find()
 
     run(scenario())

@@ -87,7 +87,7 @@ def test_a_proposal_carries_the_broker_epochs_and_is_committed_by_the_answer() -
         assert item.isr == (IsrMember(BROKER, BROKER_EPOCH), IsrMember(LEADER, 1))
         asked.answer(accepted(asked.request))
         with broker.replicas.parked.watch([(ORDERS, 0)]) as watch:
-            assert await watch.wait(now_ms() / 1000 + 1)  # whoever waits for the ISR looks again
+            assert await watch.wait(now_ms() / 1000 + 1)  # what waits for the ISR looks again
         assert (broker.partition().isr, broker.partition().role.state.partition_epoch) == (
             (BROKER, LEADER),
             1,

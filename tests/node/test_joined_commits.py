@@ -61,7 +61,7 @@ def test_commits_of_one_turn_are_begun_together_and_answered_each() -> None:
         late = asyncio.ensure_future(commits.commit(0, commit("d")))
         await asyncio.sleep(0.01)
         assert shards.begun[2:] == [(0, ["d"])]
-        asked[0].cancel()  # whoever gives up takes no answer from the others
+        asked[0].cancel()  # a caller that gives up takes no answer from the others
         shards.answers[0].set_result((response("a"), IllegalGeneration("c")))
         shards.answers[1].set_result((response("b"),))
         shards.answers[2].set_exception(NotCoordinator("gone"))

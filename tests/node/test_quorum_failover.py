@@ -42,7 +42,7 @@ def wait_for(condition: object, what: str) -> None:
         threading.Event().wait(0.005)
 
 
-# ---- Who is active ---------------------------------------------------------------------------------------------------
+# ---- Which controller is active --------------------------------------------------------------------------------------
 
 
 def test_one_controller_is_active_and_all_say_which() -> None:  # A1

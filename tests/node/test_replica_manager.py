@@ -458,7 +458,7 @@ def test_a_log_that_is_gone_begins_anew_only_where_no_replica_counts_on_what_it_
         ({"last_known_elr": (BROKER,)}, True),
         ({"leader_id": NO_NODE}, True),
     ],
-    ids=["not counted on", "in sync", "eligible", "last known eligible", "nobody leads"],
+    ids=["not counted on", "in sync", "eligible", "last known eligible", "no replica leads"],
 )
 @pytest.mark.parametrize("position", [16, 70], ids=["the magic", "a record"])
 def test_a_replica_that_may_be_elected_keeps_its_damaged_log(

@@ -1,4 +1,4 @@
-"""Who is in sync: joining, leaving, proposals and what becomes of them (B2, B10-B12, B41)."""
+"""Which replicas are in sync: joining, leaving, proposals and what becomes of them (B2, B10-B12, B41)."""
 
 from typing import Any
 
@@ -214,7 +214,7 @@ def test_a_proposal_that_the_controller_turned_down_is_over(error: ErrorCode) ->
         is None
     )
     assert (partition.maximal_isr, partition.pending_isr is not None) == ((BROKER,), False)
-    assert partition.high_watermark == 3  # who is not to join is not waited for
+    assert partition.high_watermark == 3  # a replica that is not to join is not waited for
 
 
 @pytest.mark.parametrize("error", AWAITING)

@@ -99,7 +99,7 @@ class Replication(RuleBasedStateMachine):
         if self.replicas[broker].partition.is_leader:
             self.replicas[broker].partition.as_leader().delete_records(-1)
 
-    # ---- Who leads, and who is in sync ----
+    # ---- The leader, and the replicas in sync ----
 
     @rule(broker=BROKER)
     def learn(self, broker: int) -> None:
@@ -244,7 +244,7 @@ class Replication(RuleBasedStateMachine):
     # ---- The end ----
 
     def teardown(self) -> None:
-        """Once nothing is lost any more, all logs become equal, everybody is in sync, and all is committed."""
+        """Once nothing is lost any more, all logs become equal, all replicas are in sync, and all is committed."""
         if not self._partitions():
             return
         for each in BROKERS:

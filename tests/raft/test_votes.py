@@ -1,4 +1,4 @@
-"""Who gets a vote: the decision as a truth table, the request's checks in their order, and the counting of answers."""
+"""Which candidates get a vote: the decision as a truth table, the checks in their order, and the count of answers."""
 
 import itertools
 

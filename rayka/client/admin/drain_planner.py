@@ -98,8 +98,8 @@ class DrainPlanner:
     def _choose(
         self, broker_id: int, seen: Seen, survey: Survey, count_max: int | None
     ) -> Generator[None, None, tuple[Plan, str]]:
-        """The moves that can end before the machine goes, the most urgent first, so many or all of them; and what is to
-        be told of them.
+        """The moves that can end before the machine goes, the most urgent first, so many or all of them; and what the
+        event says of them.
         """
         waiting = yield from self._waiting(broker_id, seen, survey)
         choice = _Choice(self._successors(broker_id, seen, survey), _bytes_left(broker_id, seen, survey))

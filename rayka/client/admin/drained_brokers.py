@@ -1,6 +1,6 @@
 """What a drain planner has to know of the cluster, and what its steps change there, over the network alone.
 
-What Ray knows, which machines drain and which nodes run, is told. So the supervisor and the simulator share it
+What Ray knows, which machines drain and which nodes run, is an argument. So the supervisor and the simulator share it
 (decision 073). Starting and stopping nodes is left to the caller.
 """
 

@@ -46,7 +46,7 @@ _TELL_AGAIN_S = 0.1  # no timer rings for the last microsecond of a wait again a
 
 
 class _Commit:
-    """What is committed together. `done` tells all that asked for it which partitions were refused."""
+    """What is committed together. `done` gives all that asked for it the partitions that were refused."""
 
     def __init__(self, group: GroupMetadata) -> None:
         self.group = group

@@ -103,7 +103,7 @@ class Membership:
         self.failure: RaykaError | None = None  # for the application, see `take_failure`
         self._claim = Claim()
         self._assigned: tuple[TopicPartition, ...] | None = None  # of this generation, not yet handed over
-        self._subscribers: list[Subscriber] | None = None  # whom it is to assign to, as the leader
+        self._subscribers: list[Subscriber] | None = None  # the members that it assigns to, as the leader
         self._former_counts: dict[str, int] | None = None  # of the assignment that stays as it is
         self._sync: SyncGroupRequest | None = None
         self._leave: LeaveGroupRequest | None = None

@@ -127,7 +127,7 @@ class Agenda:
     def expired(self, now_ms: float) -> list[ProducerBatch]:
         """Of each partition the first batches, as far as they wait and have had their time; the caller ends them.
 
-        All of them, for `tick` tells no moment that has passed: one that is left would wait for whatever comes next.
+        All of them, for `tick` returns no moment that has passed: one that is left would wait for whatever comes next.
         """
         return [batch for queue in self.pending(now_ms) for batch in queue.expired(now_ms)]
 

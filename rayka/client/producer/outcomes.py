@@ -93,7 +93,7 @@ class Outcomes:
                 self.on_error(batch, error, node_id, leader_epoch=result.leader_epoch)
 
     def call_back(self) -> None:
-        """Tells of the batches that were acknowledged."""
+        """Reports the batches that were acknowledged."""
         acknowledged, self._to_call_back = self._to_call_back, []
         for batch, callbacks in acknowledged:
             self._call_back(batch, callbacks)

@@ -130,7 +130,7 @@ def _plan(context: RequestContext, config: BrokerConfig, events: DecidedEvents) 
 
 
 def start(context: RequestContext, plan: Plan, events: DecidedEvents) -> _Records:
-    """The plan is the one that goes on from now on; the first one of a balance is told of, unless there is nothing to
+    """The plan is the one that goes on from now on; the first one of a balance has an event, unless there is nothing to
     move at all: then there was no balance.
     """
     run = context.balance

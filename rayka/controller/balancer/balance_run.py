@@ -159,7 +159,7 @@ def last_balance_event(image: MetadataImage) -> EventRecord | None:
 
 
 def _last_goal(begun: EventRecord) -> Goal:
-    """Of the balance that the event tells of: the reason says which of two a balance is that began by itself."""
+    """The goal of the balance that the event is about; of one that began by itself the reason says which it is."""
     if not begun.subjects:
         return Goal.BYTES_OUT
     return Goal.CAPACITY if begun.reason.startswith(DISKS_ARE_FULL) else Goal.LEADERS

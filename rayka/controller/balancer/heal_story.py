@@ -1,6 +1,6 @@
-"""What is told of healing, as events: when it begins, when it ends, and when it stops before its end, each once.
+"""The events of healing: when it begins, when it ends, and when it stops before its end, each once.
 
-Soft state: a new active controller tells of what it begins itself.
+Soft state: a new active controller has events of what it begins itself.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from rayka.metadata.image import BrokerImage
 
 
 class _Told(Enum):
-    """The last that was told of what is gone now."""
+    """The last event of what is gone now."""
 
     NOTHING = auto()
     BEGUN = auto()

@@ -1,8 +1,8 @@
 """Fetch and ListOffsets on a broker, for consumers and for followers.
 
-A fetch is answered at once when it has enough, may not wait, or has an error to tell (G7); otherwise it is
+A fetch is answered at once when it has enough, may not wait, or has an error to return (G7); otherwise it is
 parked and looks again whenever one of its partitions has news (G8). One that was held back by a rate is parked no
-longer than that has to wait, for no news tells when it may go on. What it is given is read at the end,
+longer than that has to wait, for no news comes when it may go on. What it is given is read at the end,
 once; a follower's position counts when it is looked at first (B6). Kafka: `ReplicaManager.fetchMessages`,
 `DelayedFetch`, `fetchOffsetForTimestamp` (G1-G9, G12).
 """
@@ -75,7 +75,7 @@ class FetchHandler:
 
 
 class _ParkedFetch(ParkedRequest):
-    """Until there is enough, or something else to tell; after `wait_ms` with what is there."""
+    """Until there is enough, or something else to answer; after `wait_ms` with what is there."""
 
     __slots__ = ("_context", "_leader", "_request", "_sessions")
 
@@ -95,7 +95,9 @@ class _ParkedFetch(ParkedRequest):
 
     def look(self) -> FetchResponse | None:
         reads = self._reads()
-        if self._request.min_bytes > 1 and not reads.has_enough():  # else a read tells as well
+        if (
+            self._request.min_bytes > 1 and not reads.has_enough()
+        ):  # else a read shows as well whether there is enough
             return None
         results = reads.read_all(is_first=False)
         return (

@@ -1,7 +1,7 @@
 """Groups on a broker: which node coordinates a group, and the way to the shard here that does.
 
 The leader of the partition of `__consumer_offsets` that a group's id hashes to is its coordinator; the topic is created
-when a coordinator is asked for the first time (E1). Errors of the log under a shard are told as what they mean to a
+when a coordinator is asked for the first time (E1). Errors of the log under a shard become what they mean to a
 member: try again, or look for the coordinator. Kafka: `KafkaApis`, `GroupCoordinatorService`.
 """
 
@@ -109,7 +109,7 @@ class GroupHandler:
 
     def forget_topics(self, topic_ids: Mapping[str, UUID]) -> None:
         """The shards that are active here forget the offsets of deleted topics. Others have the topic's id with each
-        offset, which tells a consumer of a topic of that name that it is not meant (E17).
+        offset, by which a consumer of another topic of that name sees that it is not meant (E17).
         """
         for number in range(self._partition_count if topic_ids else 0):
             with suppress(NotCoordinator, CoordinatorLoadInProgress):

@@ -94,7 +94,7 @@ class JoinedCommits:
 async def _answer(answering: Coroutine[Any, Any, Any], answers: Sequence[_Answer]) -> None:
     try:
         found = await answering
-    except asyncio.CancelledError:  # the process ends: no caller is told anything
+    except asyncio.CancelledError:  # the process ends: no caller gets an answer
         for answer in answers:
             answer.cancel()
         raise

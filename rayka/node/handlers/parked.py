@@ -155,11 +155,11 @@ class ParkedRequest(ABC):
 
 
 class Listener(Protocol[KeyT_contra]):
-    """What is told of news of a key: a watch, or what hosts a state machine on a partition."""
+    """What is called at news of a key: a watch, or what hosts a state machine on a partition."""
 
     @property
     def sleeps_through(self) -> News | None:
-        """What it need not be told; of commits it is told all the same."""
+        """What it need not be called at; it is called at commits all the same."""
         ...
 
     def wake(self, key: KeyT_contra, news: News) -> None:
@@ -218,7 +218,7 @@ class Parked(Generic[KeyT]):
             _remove(self._of_appends, key, watch)
 
     def wake(self, key: KeyT, news: News = News.CHANGED, *, by: object = None) -> None:
-        """Something happened to this key, by a listener that need not be told, or by something else."""
+        """Something happened to this key, by a listener that need not be called, or by something else."""
         watches = self._of_appends if news is News.APPENDED else self._watches
         for watch in watches.get(key, ()):
             if watch is not by:

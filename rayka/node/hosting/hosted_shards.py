@@ -2,8 +2,8 @@
 
 A shard is hosted wherever its partition has a usable replica: the leader's is the active one, followers' stand by.
 Invariants: of one partition there is one shard at a time, on one opening of its log; when that fails, or goes away,
-callers are told, and another shard is built when the replica is usable again. A shard whose records cannot be read is
-not built again before the partition has another leader or log. Kafka: `CoordinatorRuntime`'s contexts.
+callers get an error, and another shard is built when the replica is usable again. A shard whose records cannot be read
+is not built again before the partition has another leader or log. Kafka: `CoordinatorRuntime`'s contexts.
 """
 
 import logging
@@ -134,13 +134,13 @@ class HostedShards:
     # ---- End ---------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """The node stops: callers that wait are told."""
+        """The node stops: callers that wait get an error."""
         for shard in self._shards.values():
             shard.end(shard.not_here("is shutting down", may_have_run=True))
         self._shards = {}
 
     def abandon(self) -> None:
-        """The end of the process: no caller is told anything."""
+        """The end of the process: no caller gets an answer."""
         for shard in self._shards.values():
             shard.abandon()
 

@@ -18,7 +18,7 @@ class ReplicatedLog(AppendLog[RecordT], Protocol[RecordT]):
 
     @property
     def news(self) -> Signal:
-        """Tells of every change of what the other members say."""
+        """Notified at every change of what the other members say."""
         ...
 
     @property

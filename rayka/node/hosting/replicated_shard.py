@@ -6,7 +6,7 @@ leader's epoch is committed and everything before has been replayed (A41, A67), 
 snapshot and the committed log, when that epoch ends (A66), or when the log lost what the shard has replayed (B27); long
 replays, and long requests, leave others their turn. A replay that fails is a bug, and ends the node.
 
-It knows no log and no state machine: what a caller is told elsewhere comes from the shard, and so do its timers.
+It knows no log and no state machine: the error for callers of another node comes from the shard, and so do its timers.
 Kafka: `CoordinatorRuntime`, `QuorumController.QuorumMetaLogListener`.
 """
 
@@ -263,12 +263,12 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
     # ---- End ---------------------------------------------------------------------------------------------------------
 
     def end(self, error: ApiError) -> None:
-        """All callers that wait are told; what the shard holds is built anew."""
+        """All callers that wait get an error; what the shard holds is built anew."""
         self._epoch, self._loading = None, None
         self._complete(self._runtime.deactivate(error))
 
     def abandon(self) -> None:
-        """The end of the process: no caller is told anything."""
+        """The end of the process: no caller gets an answer."""
         for future in self._waiting.values():
             future.cancel()
 

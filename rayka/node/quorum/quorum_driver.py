@@ -48,7 +48,7 @@ _SEARCH_S = 1.0
 
 class QuorumDriver:
     """One replica of a quorum: its directory, its core, and its calls to the others. Made by `open`, driven by `run`.
-    `news` tells of every change that a caller may wait for. What changes the core from outside calls `wake`.
+    `news` is notified at every change that a caller may wait for. What changes the core from outside calls `wake`.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class QuorumDriver:
     # ---- The loop ----------------------------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """There may be something to do, or to tell."""
+        """There may be something to do, or news for callers."""
         self._set_due()
         self._tell()
 
@@ -202,7 +202,7 @@ class QuorumDriver:
         self.wake()
 
     def fail(self, error: StorageError) -> None:
-        """The disk has failed: the loop ends, and all callers that wait are told."""
+        """The disk has failed: the loop ends, and all callers that wait get the error."""
         self.failure = self.failure or error
         self._set_due()
         self.news.notify()

@@ -42,7 +42,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Host(Protocol):
-    """What is told of each change of a replica."""
+    """What is called at each change of a replica."""
 
     def on_follower_appended(self, replica: Replica, *, is_high_watermark_moved: bool) -> None: ...
 

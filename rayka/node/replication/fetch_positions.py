@@ -73,7 +73,7 @@ class Followed:
 
 
 class FetchPositions:
-    """All that is followed from one leader. `on_ready` is told when there is something to ask for."""
+    """All that is followed from one leader. `on_ready` is called when there is something to ask for."""
 
     def __init__(
         self, broker_id: int, max_bytes: int, quotas: ReplicationQuotas, on_ready: Callable[[], None]

@@ -230,7 +230,7 @@ class ReplicaManager:
             self.wake(replica.partition)
 
     def on_follower_fetch(self, replica: Replica, update: FollowerUpdate) -> None:
-        """A follower has told how far it is: what waits for that looks again, and the ISR may grow (G13)."""
+        """A follower's fetch has shown how far it is: what waits for that looks again, and the ISR may grow (G13)."""
         if update.is_high_watermark_raised or update.is_low_watermark_raised:
             is_all = update.is_low_watermark_raised
             self.wake(replica.partition, News.CHANGED if is_all else News.COMMITTED)

@@ -33,7 +33,7 @@ class AssignmentOwner(Protocol):
 
 
 class DirectoryAssignment:
-    """The assignment of one replica. `metadata` tells of another image."""
+    """The assignment of one replica. `metadata` is notified at another image."""
 
     def __init__(
         self,

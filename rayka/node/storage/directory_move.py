@@ -70,8 +70,8 @@ class MoveOwner(AssignmentOwner, Protocol):
 
 
 class MoveParts(NamedTuple):
-    """What all moves of one broker work with. `metadata` tells of another image, `spend` waits for as long as so many
-    bytes take at the bounded rate.
+    """What all moves of one broker work with. `metadata` is notified at another image, `spend` waits for as long as so
+    many bytes take at the bounded rate.
     """
 
     settings: NodeSettings

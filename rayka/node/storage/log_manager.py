@@ -2,8 +2,8 @@
 
 Invariants: a partition is opened in the directory that the metadata names; a log that is damaged is kept, and begins
 again from nothing only where no replica counts on what it has; the checkpoints are the first to forget a log that goes;
-a directory whose disk fails is taken offline here, once, and its owner is told; one that is full is tried again as soon
-as its file system has room, and also by time, for a file system with a quota does not tell. What has expired
+a directory whose disk fails is taken offline here, once, and its owner is called; one that is full is tried again when
+its file system has room, and also by time, for a file system with a quota does not show it. What has expired
 (`LogRetention`) and what is to be compacted (`LogCleaner`) are tasks of their own, begun here. Kafka: `LogManager`, and
 the parts of `ReplicaManager` that are about single logs; it notices a removed directory at the next write, and takes a
 full one offline until the broker restarts.
@@ -181,7 +181,7 @@ class LogManager:
     # ---- Going -----------------------------------------------------------------------------------------
 
     async def forget(self, places: Sequence[Place]) -> None:
-        """The checkpoints first: they must not tell of a log that is gone."""
+        """The checkpoints first: they must not name a log that is gone."""
         for directory in self._directories.online():
             here = [topic_partition for each, topic_partition in places if each is directory]
             with self._may_fail(directory):

@@ -24,7 +24,7 @@ _LOOK_S = 0.25
 
 
 class TopicGrowth:
-    """The topics of a run that grows them. `on_added` is told of each partition when it is committed."""
+    """The topics of a run that grows them. `on_added` is called for each partition when it is committed."""
 
     def __init__(self, cluster: SimCluster, replication: Replication) -> None:
         self.on_added: Callable[[Sequence[TopicPartition]], None] = lambda partitions: None

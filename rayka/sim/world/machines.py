@@ -124,7 +124,7 @@ class Machine:
 
 class SimCluster:
     """All machines, and the loop, the network and the trace that they share. `watch` makes the functions that look at a
-    machine after each callback of its process; `on_bug` is told of exceptions that no code expected.
+    machine after each callback of its process; `on_bug` is called with exceptions that no code expected.
     """
 
     def __init__(
@@ -261,7 +261,7 @@ class SimCluster:
                 return
 
     def kill(self, node_id: int, *, is_silent: bool = False) -> None:
-        """The process ends where it stands. `is_silent`: no node is told, for the whole machine is gone."""
+        """The process ends where it stands. `is_silent`: no node gets an error, for the whole machine is gone."""
         machine = self.machines[node_id]
         process = machine.process
         if process is None:
