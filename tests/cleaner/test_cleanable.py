@@ -88,3 +88,26 @@ def test_what_was_deleted_at_the_begin_counts_neither_as_clean_nor_as_dirty() ->
     log.increment_log_start_offset(25)
     part = cleanable(log, 51, NOW_MS)
     assert (part.first_dirty_offset, part.end_offset, part.clean_bytes) == (25, 50, 0)
+
+
+def test_a_clock_that_jumped_back_puts_a_cleaning_off_and_takes_nothing_too_early() -> None:  # F20
+    """All that was written before it lies in the future then: young, and never overdue."""
+    _, young = five_segments(NOW_MS, min_compaction_lag_ms=1000)
+    _, waiting = five_segments(NOW_MS, min_cleanable_dirty_ratio=1, max_compaction_lag_ms=2000)
+    for now_ms, end_offset, is_due in (
+        (NOW_MS - 50_000, 0, False),
+        (NOW_MS + 999, 0, False),
+        (NOW_MS + 2001, 10, True),
+    ):
+        assert cleanable(young, 51, now_ms).end_offset == end_offset
+        assert cleanable(waiting, 51, now_ms).is_due(waiting.config) is is_due
+
+
+def test_a_timestamp_in_the_future_keeps_what_lies_behind_it_until_then() -> None:  # F20
+    future_ms = NOW_MS + 3_600_000
+    _, log = five_segments(1000, future_ms, 1000, 1000, 1000, min_compaction_lag_ms=1)
+    assert end_of(log) == 10
+    assert cleanable(log, 51, future_ms).end_offset == 10
+    assert cleanable(log, 51, future_ms + 1).end_offset == 50
+    log.config = log.config.model_copy(update={"min_compaction_lag_ms": 0})
+    assert end_of(log) == 50

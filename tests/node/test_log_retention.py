@@ -8,6 +8,7 @@ import pytest
 
 import rayka
 import rayka.testing
+from rayka.coordinator.group_shard import OFFSETS_TOPIC
 from rayka.errors import ErrorCode
 from rayka.log.checkpoint_files import LOG_START_OFFSET_FILE, read_offsets
 from rayka.protocol.fetch import EARLIEST_TIMESTAMP
@@ -94,6 +95,27 @@ def test_a_log_that_is_compacted_and_expires_does_both() -> None:  # F11, F28
         assert start_of(topic) == 0
         alter(topic, "retention.ms", "60000")
         until(lambda: start_of(topic) == 90)
+
+
+def test_internal_topics_expire_by_their_own_configuration() -> None:  # F11
+    """`__consumer_offsets` is compacted, whatever brokers keep of others, until its `cleanup.policy` says otherwise."""
+    small = {"offsets_topic_segment_bytes": 1024, "offsets_topic_num_partitions": 1}
+    with memory_cluster(log_cleaner_enable=False, log_retention_bytes=4000, **small, **OFTEN) as cluster:
+        other = create_topic(cluster, **SEGMENTS)
+        place = rayka.TopicPartition("orders", 0)
+        with rayka.Consumer(cluster=cluster, group_id="g", enable_auto_commit=False) as consumer:
+            consumer.assign([place])
+            for number in range(100):
+                consumer.commit({place: number})
+            filled(other)
+            until(lambda: start_of(other) == KEPT_FROM)
+            offsets = Topic(cluster, OFFSETS_TOPIC)
+            assert described(offsets)[0].log_start_offset == 0
+            alter(offsets, "cleanup.policy", "compact,delete")
+            until(lambda: described(offsets)[0].log_start_offset > 50)
+            committed = consumer.committed([place])[place]
+        assert committed is not None
+        assert committed.offset == 99
 
 
 def test_a_restarted_broker_begins_where_its_log_did() -> None:  # F13

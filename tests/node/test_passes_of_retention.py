@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from rayka.errors import DiskFull, ErrorCode
 from rayka.testing.memory_disk import MemoryDisk
 from tests.node.produce_support import produce
-from tests.node.replica_support import BROKER, Broker, broker_configured, configured, run
+from tests.node.replica_support import BROKER, Broker, broker_configured, configured, now_ms, run
 
 SEGMENTS = {"segment_bytes": 1024, "index_interval_bytes": 0}
 SMALL = SEGMENTS | {"retention_bytes": 3000}
@@ -107,6 +107,23 @@ def test_a_pass_that_is_asked_for_during_another_one_follows_it_at_once() -> Non
         retention.look_soon()
         await asyncio.sleep(60)
         assert log.log_start_offset > start_offset + 20
+        await broker.stop()
+
+    run(main)
+
+
+def test_records_are_acknowledged_while_a_pass_waits_for_the_disk() -> None:  # F11
+    async def main() -> None:
+        disk = SlowDisk()
+        broker = await filled(disk=disk, **RARELY)
+        disk.is_slow = True
+        looking = asyncio.create_task(broker.replicas.logs.retention.look())
+        await asyncio.sleep(5)
+        assert broker.partition().log.log_start_offset > 20
+        begin_ms = now_ms()
+        assert (await produce(broker)).error_code is ErrorCode.NONE
+        assert (now_ms(), looking.done()) == (begin_ms, False)
+        await looking
         await broker.stop()
 
     run(main)
