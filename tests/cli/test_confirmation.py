@@ -10,6 +10,7 @@ import pytest
 
 from rayka.cli.main import run
 from rayka.cli.shared_options import Unconfirmed, confirm
+from tests.cli.command_tree import all_commands
 
 RAYKA = [sys.executable, "-c", "from rayka.cli.main import main; main()"]
 NOWHERE = ("--address", "127.0.0.1:1")
@@ -17,13 +18,25 @@ DESTRUCTIVE = {
     "topic delete orders": "deletes topic orders of cluster rayka with all its records",
     "topic delete-records orders --before 7 -p 2": "records below offset 7 in partition 2 of topic orders",
     "topic delete-records orders --before end": "all committed records in all partitions of topic orders",
+    "group delete readers": "forgets group readers of cluster rayka and where it has read up to",
     "broker remove 4": "ends broker 4 of cluster rayka for good",
+    "quorum remove 3002 3003": "ends controller-3002, controller-3003 of cluster rayka for good",
     "quorum voters remove 3002": "takes the vote from controller 3002",
     "partition elect-leaders --topic orders --unclean": "partitions of topic orders",
     "partition elect-leaders --all --unclean": "partitions of all topics",
     "stop --delete-data": "stops cluster rayka and deletes all its topics",
     "start --replace 1 --replace 3001": "brings back broker-1, controller-3001 of cluster rayka on an empty disk",
 }
+
+
+def test_the_commands_that_ask_are_these_and_restart_which_asks_once_it_knows_its_plan() -> None:
+    asking = [
+        path.removeprefix("rayka ")
+        for path, command in all_commands().items()
+        if any("--yes" in each.opts for each in command.params)
+    ]
+    named = {path for path in asking for each in DESTRUCTIVE if f"{each} ".startswith(f"{path} ")}
+    assert {*asking} == {*named, "restart"}
 
 
 @pytest.mark.parametrize("command", DESTRUCTIVE)

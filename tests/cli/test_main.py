@@ -9,7 +9,6 @@ import subprocess
 import sys
 import types
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -23,6 +22,7 @@ from rayka.cli.output import Count, print_table, size
 from rayka.client.metadata import no_such_topic
 from rayka.config import ClusterSpec
 from rayka.ids import Role
+from tests.cli.command_tree import all_commands
 from tests.tidy import ROOT
 
 RAYKA = [sys.executable, "-c", "from rayka.cli.main import main; main()"]
@@ -60,19 +60,8 @@ def test_uv_run_makes_no_environments_for_workers_whichever_module_imports_ray(m
     assert done.stdout == "False\n"
 
 
-def commands(group: click.Group, context: click.Context) -> Iterator[tuple[str, click.Command]]:
-    for name in group.list_commands(context):
-        command = group.get_command(context, name)
-        assert command is not None
-        below = click.Context(command, info_name=name, parent=context)
-        yield below.command_path, command
-        if isinstance(command, click.Group):
-            yield from commands(command, below)
-
-
 def test_help_names_no_rules_of_this_house() -> None:
-    context = click.Context(main.rayka, info_name="rayka")
-    found = dict(commands(main.rayka, context))
+    found = all_commands()
     assert len(found) > 35
     for path, command in found.items():
         text = command.get_help(click.Context(command, info_name=path))

@@ -612,6 +612,24 @@ def test_the_error_for_an_unknown_topic_that_is_to_be_managed_does_not_advise_to
         producer.send("nosuch", b"x").result(timeout=30)
 
 
+def test_a_dry_run_of_a_reassignment_prints_the_plan_and_moves_nothing(
+    cluster: InProcessCluster,
+    admin: Admin,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(Target, "cluster", lambda self: cluster)
+    admin.create_topic(name, assignments=[[1, 2]])
+    command = ["partition", "reassign", "--topic", name, "--replicas", "0:3,4", "--dry-run", "--json"]
+    assert run(command) == 0
+    (planned,) = json.loads(capsys.readouterr().out)["moves"]
+    assert planned == {"topic": name, "partition": 0, "replicas": [1, 2], "new_replicas": [3, 4]}
+    assert run(["partition", "reassignments", "--topic", name, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+    assert [each.replicas for each in admin.describe_topic(name).partitions] == [(1, 2)]
+
+
 def test_of_a_named_topic_that_is_whole_no_partition_is_listed(
     cluster: InProcessCluster,
     admin: Admin,
