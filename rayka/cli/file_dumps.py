@@ -42,6 +42,7 @@ class BatchDump:
     is_control: bool
     is_transactional: bool
     max_timestamp_ms: int
+    delete_horizon_ms: int | None
     producer_id: int
     producer_epoch: int
     base_sequence: int
@@ -192,6 +193,7 @@ class LogFiles:
             is_control=batch.is_control,
             is_transactional=batch.is_transactional,
             max_timestamp_ms=batch.max_timestamp_ms,
+            delete_horizon_ms=batch.delete_horizon_ms,
             producer_id=batch.producer_id,
             producer_epoch=batch.producer_epoch,
             base_sequence=batch.base_sequence,

@@ -16,14 +16,15 @@ from rayka.metadata.metadata_records import (
     encode_record,
 )
 from rayka.protocol.batch_encode import encode_batch
-from rayka.protocol.batch_header import Codec, RecordBatch
+from rayka.protocol.batch_header import Codec, ProducerSequence, RecordBatch
 from rayka.protocol.configs import ResourceType
 from rayka.raft.control_records import LeaderChangeRecord, encode_control_batch
 from rayka.raft.election_state import ElectionState, encode_election
 from rayka.raft.snapshot import encode_data, encode_snapshot
 from rayka.raft.snapshot_store import SnapshotStore
 from rayka.raft.voters import VoterSet
-from tests.log.support import opened_log
+from tests.cleaner.support import COMPACTED, SETTINGS, Record, clean, keyed
+from tests.log.support import new_log, opened_log
 from tests.metadata.support import image_of, partition, registered, topic, unfenced
 
 TIME_MS = 1_700_000_000_000
@@ -45,6 +46,34 @@ def write_orders(data_dir: Path) -> Path:
     log.close()
     disk.close()
     return data_dir / "orders-0"
+
+
+def write_cleaned(data_dir: Path) -> Path:
+    """`table-0`: of a producer, compacted into one segment and an empty one: batches without records, a batch with a
+    tombstone, and gaps.
+    """
+    disk, log = new_log(COMPACTED)
+    rounds: list[list[Record]] = [
+        [(b"a", b"1"), (b"b", b"1")],
+        [(b"a", b"2"), (b"c", b"2")],
+        [(b"b", None), (b"d", b"3")],
+        [(b"d", b"4"), (b"e", b"4")],
+        [(b"e", None)],
+        [(b"e", b"6")],
+    ]
+    sequence = 0
+    for records in rounds:
+        given = keyed(records, timestamp_ms=TIME_MS, sequence=ProducerSequence(5, 0, sequence))
+        log.append_as_leader([given], 0, now_ms=0)
+        sequence += len(records)
+    clean(disk, log, SETTINGS._replace(timestamp_ms=TIME_MS))
+    log.close()
+    directory = data_dir / "table-0"
+    directory.mkdir()
+    for name in disk.list(log.directory):
+        path = f"{log.directory}/{name}"
+        (directory / name).write_bytes(disk.read_at(path, 0, disk.size(path)))
+    return directory
 
 
 def write_metadata(data_dir: Path) -> Path:

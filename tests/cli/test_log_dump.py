@@ -8,7 +8,7 @@ import pytest
 
 from rayka.cli.main import run
 from rayka.log.local_disk import LocalDisk
-from tests.cli.log_support import write_metadata, write_orders
+from tests.cli.log_support import TIME_MS, write_cleaned, write_metadata, write_orders
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -65,6 +65,24 @@ def test_json_has_everything(data_dir: Path, capsys: pytest.CaptureFixture[str])
         "headers": [["h", "x"]],
     }
     assert (second["codec"], second["producer_id"]) == ("zstd", -1)
+
+
+def test_what_compaction_has_left_is_printed_and_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:  # F22 F23 F25
+    """Batches without records, offsets that are missing, and from when on tombstones may go."""
+    write_cleaned(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert run(["log", "dump", ".", "--verify"]) == 0
+    assert "no damaged files" in capsys.readouterr().out
+    assert run(["log", "dump", "table-0", "--records"]) == 0
+    _expect("dump-cleaned.txt", capsys.readouterr().out)
+    assert run(["log", "dump", "table-0/00000000000000000000.log", "--records", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    batches = {each["base_offset"]: each for each in found["batches"]}
+    horizons = {offset: each["delete_horizon_ms"] for offset, each in batches.items()}
+    assert horizons == {2: None, 4: TIME_MS + 1000, 6: None, 8: None, 9: None}
+    assert (batches[8]["record_count"], batches[8]["records"], batches[8]["producer_id"]) == (0, [], 5)
 
 
 def test_a_data_directory_is_all_its_logs(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
