@@ -152,16 +152,23 @@ def _batch_row(batch: "BatchDump") -> tuple[object, ...]:
 
 
 def _record_row(record: dict[str, Any]) -> tuple[object, ...]:
-    time = datetime.fromtimestamp(record["timestamp_ms"] / 1000, UTC)
     value = record["value"]
     text = _fields(value) if isinstance(value, dict) else value
     headers = "".join(f"  {name}: {each}" for name, each in record.get("headers", ()))
     return (
         record["offset"],
-        time.isoformat(timespec="milliseconds"),
+        _time(record["timestamp_ms"]),
         _cell(record["key"]),
         _cell(text) + headers,
     )
+
+
+def _time(timestamp_ms: int) -> str:
+    """A record may have any timestamp, also one that is no date."""
+    try:
+        return datetime.fromtimestamp(timestamp_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    except (ValueError, OverflowError, OSError):
+        return f"{timestamp_ms} ms"
 
 
 def _fields(record: dict[str, Any]) -> str:

@@ -8,7 +8,8 @@ import pytest
 
 from rayka.cli.main import run
 from rayka.log.local_disk import LocalDisk
-from tests.cli.log_support import TIME_MS, write_cleaned, write_metadata, write_orders
+from tests.cli.log_support import CONFIG, TIME_MS, write_cleaned, write_metadata, write_orders
+from tests.log.support import batch, opened_log
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -83,6 +84,18 @@ def test_what_compaction_has_left_is_printed_and_no_damage(
     horizons = {offset: each["delete_horizon_ms"] for offset, each in batches.items()}
     assert horizons == {2: None, 4: TIME_MS + 1000, 6: None, 8: None, 9: None}
     assert (batches[8]["record_count"], batches[8]["records"], batches[8]["producer_id"]) == (0, [], 5)
+
+
+def test_a_timestamp_that_is_no_date_is_printed_in_milliseconds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    disk = LocalDisk()
+    log = opened_log(disk, str(tmp_path / "orders-0"), CONFIG)
+    log.append_as_leader([batch([b"v"], 1 << 60)], 0, now_ms=0)
+    log.close()
+    disk.close()
+    assert run(["log", "dump", str(tmp_path), "--records"]) == 0
+    assert f"{1 << 60} ms" in capsys.readouterr().out
 
 
 def test_a_data_directory_is_all_its_logs(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
