@@ -45,9 +45,12 @@ RAY = (sys.executable, "-m", "ray.scripts.scripts")
 def test_the_command_line_starts_uses_and_stops_a_cluster_that_ray_finds_under_token_authentication(
     run: Run, environment: dict[str, str], tmp_path: Path
 ) -> None:
+    told = [""]
+
     def command(*arguments: str) -> str:
         done = run(*RAYKA, *arguments, RAY_AUTH_MODE="token", RAY_ADDRESS="local")
         assert done.returncode == 0, done.stderr
+        told[0] = done.stderr
         return done.stdout
 
     spec = tmp_path / "cluster.yaml"
@@ -57,12 +60,13 @@ def test_the_command_line_starts_uses_and_stops_a_cluster_that_ray_finds_under_t
     assert started["name"] == "cli"
     ray_pid = json.loads(Path(environment["HOME"], ".rayka", "ray.json").read_text())["pid"]
     assert "cli/broker-1" in command("status", "--cluster", "cli")
-    for user in (JOIN_AUTO, JOIN):
+    for user in (JOIN_AUTO, JOIN, JOIN_AUTO.replace("auto", address)):
         joined = run(sys.executable, "-c", user, RAY_AUTH_MODE="token")
         assert joined.stdout == f"{address}\n", joined.stderr
     assert "Autoscaler status" in run(*RAY, "status", RAY_AUTH_MODE="token").stdout
     command("topic", "create", "words", "--cluster", "cli")
     assert command("topic", "list", "--cluster", "cli").split()[0] == "words"
+    assert told == [f"using the Ray at {address} (the one that `rayka start` left running)\n"]
     assert "ended the Ray" in command("stop", "--cluster", "cli", "--delete-data", "--yes")
     assert not is_alive(ray_pid)
     assert not Path(environment["RAY_TMPDIR"], "ray", "ray_current_cluster").exists()
