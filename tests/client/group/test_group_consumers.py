@@ -31,6 +31,9 @@ from tests.client.group.consumer_support import QUICK, Told, new_topic, poll_unt
 from tests.testing.waiting import WAIT_S, wait_until
 
 
+NO_END = {"session_timeout_ms": 1_800_000}  # of a session: what is left behind has been given up by a request
+
+
 @contextmanager
 def interrupted_after(seconds: float) -> Iterator[None]:
     """The alarm of the process is a Ctrl-C."""
@@ -58,7 +61,7 @@ def test_two_consumers_share_a_topic_and_one_takes_over_when_the_other_closes(
     cluster: InProcessCluster, topic: str, assignor: str
 ) -> None:  # E5 E6
     first, second = (
-        Told(cluster, topic, topic=topic, partition_assignment_strategy=assignor) for _ in range(2)
+        Told(cluster, topic, topic=topic, partition_assignment_strategy=assignor, **NO_END) for _ in range(2)
     )
     send(cluster, topic)
     poll_until(lambda: len(first.owned) == len(second.owned) == 2, first, second)
@@ -389,7 +392,10 @@ def test_a_member_too_many_is_told_by_poll_and_joins_when_there_is_room() -> Non
 def test_a_consumer_that_was_not_closed_leaves_when_it_is_gone(
     cluster: InProcessCluster, topic: str
 ) -> None:  # E6
-    forgotten, other = Told(cluster, topic, topic=topic), Told(cluster, topic, topic=topic)
+    forgotten, other = (
+        Told(cluster, topic, topic=topic, **NO_END),
+        Told(cluster, topic, topic=topic, **NO_END),
+    )
     poll_until(lambda: len(forgotten.owned) == len(other.owned) == 2, forgotten, other)
     with pytest.warns(ResourceWarning, match="not closed"):
         forgotten.consumer.__del__()
@@ -401,7 +407,7 @@ def test_a_consumer_that_was_not_closed_leaves_when_it_is_gone(
 def test_a_loop_in_another_thread_ends_when_the_consumer_is_closed_and_the_member_leaves(
     cluster: InProcessCluster, topic: str
 ) -> None:  # E6
-    made, other = Told(cluster, topic, topic=topic), Told(cluster, topic, topic=topic)
+    made, other = Told(cluster, topic, topic=topic, **NO_END), Told(cluster, topic, topic=topic, **NO_END)
     poll_until(lambda: len(made.owned) == len(other.owned) == 2, made, other)
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(list, made.consumer)
@@ -489,14 +495,14 @@ def test_ctrl_c_while_a_consumer_closes_leaves_no_member_behind(
     def interrupt(partitions: list[TopicPartition]) -> None:
         raise KeyboardInterrupt
 
-    made = Told(cluster, topic)
+    made = Told(cluster, topic, **NO_END)
     made.consumer.subscribe(topic, on_revoke=interrupt)
     poll_until(lambda: len(made.owned) == 4, made)
     with pytest.raises(KeyboardInterrupt):
         made.consumer.close()
     with pytest.raises(ClosedError):
         made.poll()
-    other = Told(cluster, topic, topic=topic)
+    other = Told(cluster, topic, topic=topic, **NO_END)
     poll_until(lambda: len(other.owned) == 4, other)
     other.consumer.close()
 
