@@ -30,7 +30,6 @@ from rayka.testing import InProcessCluster
 from tests.client.group.consumer_support import QUICK, Told, new_topic, poll_until, send
 from tests.testing.waiting import WAIT_S, wait_until
 
-
 NO_END = {"session_timeout_ms": 1_800_000}  # of a session: what is left behind has been given up by a request
 
 
