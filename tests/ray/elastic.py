@@ -2,11 +2,11 @@
 
     python -m tests.ray.elastic [--minutes N] [--picture FILE.svg]
 
-A load that three brokers are too few for ends at five, with data on them; a machine dies for good, and another one
-comes for it; then the load goes down until it is three again. A producer and a group run throughout, and the supervisor
-is killed while the second broker comes, and while one goes. With `--minutes`, on a machine that does nothing else, the
-load rises and falls until they are over, and how soon the first broker came counts. The last line says what was seen,
-as JSON; a problem ends it with an error.
+A load that three brokers are too few for ends at five, with data on them; a machine dies for good, its replicas are
+made anew, and another one comes for it until all are in sync; then the load goes down until it is three again. A
+producer and a group run throughout, and the supervisor is killed while the second broker comes, and while one goes.
+With `--minutes`, on a machine that does nothing else, the load rises and falls until they are over, and how soon the
+first broker came counts. The last line says what was seen, as JSON; a problem ends it with an error.
 """
 
 import json
@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ from tests.ray.elastic_picture import Look, Mark, picture
 from tests.ray.sender import Sender
 from tests.ray.support import kill, pid_of
 
-NAME, TOPIC, PARTITIONS = "elastic", "clicks", 12
+NAME, TOPIC, PARTITIONS, FACTOR = "elastic", "clicks", 12, 2
 MACHINE = {"CPU": 1.0, "machine": 1.0}
 BROKERS = {"min": 3, "max": 5}
 FIRST, LAST = BROKERS["min"] + 1, BROKERS["max"]  # the brokers that come
@@ -69,7 +70,7 @@ def spec(data_dir: str) -> dict[str, Any]:
             "controller": {"num_cpus": 0.02, "resources": dict.fromkeys(HEAD, 0.01)},
         },
         "config": {
-            "default.replication.factor": 2,
+            "default.replication.factor": FACTOR,
             "min.insync.replicas": 1,
             "broker.load.report.interval.ms": 300,
             "broker.unavailable.timeout.ms": 8_000,
@@ -83,16 +84,25 @@ class Group(threading.Thread):
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(name="group", daemon=True)
-        self._consumer = rayka.Consumer(
-            TOPIC, cluster=cluster, group_id="readers", auto_offset_reset="earliest"
-        )
+        self._consumer = rayka.Consumer(cluster=cluster, group_id="readers", auto_offset_reset="earliest")
         self._is_stopping = threading.Event()
         self.values: list[int] = []
+        self.lost_count = 0  # times that the member was taken for dead: its last records come again then
 
     def run(self) -> None:
         with self._consumer as consumer:
+            consumer.subscribe(TOPIC, on_lost=self._on_lost)
             while not self._is_stopping.is_set():
                 self.values += [int(each.value or b"-1") for each in consumer.poll(timeout_ms=500)]
+
+    def _on_lost(self, _: object) -> None:
+        self.lost_count += 1
+
+    def twice(self) -> list[int]:
+        """Values that were given more than once. A member that lives commits what it was given before its partitions
+        go, and goes on where it was when its coordinator moves, so there is none unless the group took it for dead.
+        """
+        return sorted(value for value, times in Counter(self.values).items() if times > 1)
 
     def stop_after(self, count: int) -> None:
         """Waits until it has so many different ones."""
@@ -177,6 +187,9 @@ class Trial:
         self.group = Group(cluster)
         self.watch = Watch(cluster)
         self.times_s: list[float] = []
+        self.whole_s: list[
+            float
+        ] = []  # from when there were enough brokers again to when all replicas were in sync
 
     def run(self, minutes: float) -> None:
         """The load rises and falls, once or until the minutes are over."""
@@ -226,9 +239,18 @@ class Trial:
         kill_all([psutil.Process(raylet), *processes_of(raylet)])
         for path in node.data_dirs:
             shutil.rmtree(path)
+        known = self._admin.events()[-1].number
         self.watch.mark("machine lost")
         self._await(lambda: not is_large(self._admin))
         self.times_s.append(self._await(lambda: is_large(self._admin)))
+        self.whole_s.append(self._await(lambda: is_whole(self._admin)))
+        healing = [
+            each.kind
+            for each in self._admin.events(since=known)
+            if each.kind.startswith("heal") and f"broker-{LAST}" in each.subjects
+        ]
+        # It stops, instead of ending, where the broker is forgotten before the controller has looked again.
+        assert healing in (["heal-begun", "heal-ended"], ["heal-begun", "heal-stopped"]), healing
 
     def _await(self, holds: Callable[[], bool]) -> float:
         return await_that(holds, lambda: told(self._cluster))
@@ -262,8 +284,10 @@ def run(data_dir: str, address: str, minutes: float, picture_path: Path | None) 
         decided = [(each.kind, *each.subjects) for each in admin.events() if each.kind.startswith("scale")]
     sender, watch = trial.sender, trial.watch
     read = len(sender.check())
-    assert {*trial.group.values} >= set(sender.acknowledged)
-    assert min(watch.factors) == spec(data_dir)["config"]["default.replication.factor"], watch.factors
+    group = trial.group
+    assert {*group.values} >= set(sender.acknowledged)
+    assert group.lost_count or not group.twice(), group.twice()
+    assert min(watch.factors) == FACTOR, watch.factors
     left = sorted(os.listdir(os.path.join(data_dir, NAME)))
     cluster.stop()
     if picture_path is not None:
@@ -272,7 +296,8 @@ def run(data_dir: str, address: str, minutes: float, picture_path: Path | None) 
         ]
         picture_path.write_text(picture(watch.looks, watch.marks, acknowledged))
     return {
-        "times_s": trial.times_s, "reaction_s": watch.reaction_s(), "records": read, "failed": len(sender.failed),
+        "times_s": trial.times_s, "whole_s": trial.whole_s, "reaction_s": watch.reaction_s(), "records": read,
+        "failed": len(sender.failed), "given_twice": len(group.twice()), "member_lost": group.lost_count,
         "gap_s": round(sender.longest_gap_s(sender.times[0], sender.times[-1]), 1),
         "problems": watch.problems, "directories": left, "seen": watch.seen, "decided": decided,
     }  # fmt: skip
@@ -295,6 +320,12 @@ def is_large(admin: rayka.Admin) -> bool:
     """Whether there are as many brokers as may be, and each leads partitions."""
     leaders = [each.node_id for each in admin.describe_cluster().brokers if each.leader_count]
     return len(leaders) == BROKERS["max"]
+
+
+def is_whole(admin: rayka.Admin) -> bool:
+    """Whether all replicas of all partitions are there and in sync, and none moves."""
+    partitions = admin.describe_topic(TOPIC).partitions
+    return all(len(each.isr) == len(each.replicas) == FACTOR for each in partitions)
 
 
 def is_shrinking(cluster: Cluster) -> bool:
@@ -330,7 +361,7 @@ def main(minutes: float, picture_path: Path | None) -> None:
     """See the module."""
     logging.basicConfig(level=logging.ERROR)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))  # and leaves no Ray behind
-    data_dir = tempfile.mkdtemp()
+    data_dir, began_s = tempfile.mkdtemp(), time.monotonic()
     try:
         with autoscaled_ray(MACHINE, machines_max=BROKERS["max"], idle_s=6) as address:
             ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
@@ -340,7 +371,7 @@ def main(minutes: float, picture_path: Path | None) -> None:
                 ray.shutdown()
     finally:
         shutil.rmtree(data_dir, ignore_errors=True)
-    print(json.dumps(result))
+    print(json.dumps({"seconds": round(time.monotonic() - began_s, 1), **result}))
     check(result)
     if minutes:
         assert result["reaction_s"] <= WINDOW_S + REACTION_MAX_S, result
