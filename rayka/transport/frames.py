@@ -4,11 +4,12 @@ A frame is a prefix of fixed size, a head (API name, header and body of the mess
 arrives in small pieces is collected in a buffer that all streams of an event loop share, so an idle stream holds none;
 a head or payload that does not fit there is received into memory of its own, which becomes the message's without a
 copy.
-Invariants: no memory is set aside for a frame before its sizes were checked; a payload begins at a multiple of eight
-bytes, as batches do. Kafka: `NetworkReceive`, `socket.request.max.bytes`.
+Invariants: no memory is set aside for a frame before its sizes were checked and there is room for it
+(`UnfinishedFrames`); a payload begins at a multiple of eight bytes, as batches do. Kafka: `NetworkReceive`,
+`socket.request.max.bytes`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from struct import Struct
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ PREFIX_BYTES = _PREFIX.size
 CALL_HEAD_BYTES_MAX = 16 << 20
 CALL_PAYLOAD_BYTES_MAX = 128 << 20
 ANSWER_BYTES_MAX = 1 << 30  # of a head, and of a payload: what a node answers has no other way to its caller
+ALWAYS_TAKEN_BYTES_MAX = 1 << 20  # of a head without a payload: a fetch of ten thousand partitions
 _JOINED_BYTES_MAX = 8 << 10  # copying these costs less than a buffer more in a system call
 
 
@@ -80,7 +82,11 @@ class _Sizes(NamedTuple):
 
 
 class FrameReader:
-    """Cuts the bytes of one stream into frames: receive into `room()`, then iterate over `on_received(count)`."""
+    """Cuts the bytes of one stream into frames: receive into `room()`, then iterate over `on_received(count)`.
+
+    A large frame may have to wait until others are whole: while `is_waiting` nothing is received. `on_room` is called
+    when there is room for it; it then goes on with `begin_waiting_frame`.
+    """
 
     __slots__ = (
         "_head",
@@ -92,6 +98,9 @@ class FrameReader:
         "_received",
         "_scratch",
         "_sizes",
+        "is_old",
+        "is_waiting",
+        "on_room",
     )
 
     def __init__(self, memory: ReceiveMemory, *, head_bytes_max: int, payload_bytes_max: int) -> None:
@@ -104,6 +113,19 @@ class FrameReader:
         self._head = bytearray()
         self._payload = NO_BYTES
         self._received = 0
+        self.is_waiting = False
+        self.is_old = False  # for what watches a large frame; false when one begins
+        self.on_room: Callable[[], object] = lambda: None
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether it is in the middle of a large frame, for which memory is set aside."""
+        return self._sizes is not None
+
+    @property
+    def holds_up_others(self) -> bool:
+        """Whether other frames wait for memory, and this one is large."""
+        return self._sizes is not None and self._memory.unfinished.is_short
 
     @property
     def is_between_frames(self) -> bool:
@@ -128,8 +150,19 @@ class FrameReader:
         self._received += count
         if self._received == len(self._head) + self._payload.size:
             sizes, head, payload = self._sizes, self._head, self._payload
-            self._sizes, self._head, self._payload, self._received = None, bytearray(), NO_BYTES, 0
+            self.let_go()
             yield _frame(sizes, memoryview(head), _read_only(payload))
+
+    def begin_waiting_frame(self) -> None:
+        """There is room for the frame that waited."""
+        data, self._partial = memoryview(self._partial), b""
+        self.is_waiting = False
+        self._receive_apart(_Sizes(*_PREFIX.unpack_from(data)), data[PREFIX_BYTES:])
+
+    def let_go(self) -> None:
+        """A large frame is whole, or will never be: others get its share of the memory."""
+        self._sizes, self._head, self._payload, self._received = None, bytearray(), NO_BYTES, 0
+        self._memory.unfinished.give_back(self)
 
     def _cut(self, data: memoryview) -> Iterator[Frame]:
         self._partial = b""
@@ -141,8 +174,10 @@ class FrameReader:
             end = middle + sizes.payload_bytes
             if end > len(data):
                 if end - position > len(self._scratch):
-                    self._receive_apart(sizes, data[begin:])
-                    return
+                    if self._may_receive(sizes):
+                        self._receive_apart(sizes, data[begin:])
+                        return
+                    self.is_waiting = True
                 break
             payload = (
                 np.frombuffer(bytes(data[middle:end]), dtype=np.uint8) if sizes.payload_bytes else NO_BYTES
@@ -158,9 +193,15 @@ class FrameReader:
         _check_size("payload", sizes.payload_bytes, self._payload_bytes_max)
         return sizes
 
+    def _may_receive(self, sizes: _Sizes) -> bool:
+        """What carries no records does not wait for what does: a leader's followers ask by such calls."""
+        if not sizes.payload_bytes and sizes.head_bytes <= ALWAYS_TAKEN_BYTES_MAX:
+            return True
+        return self._memory.unfinished.take(self, sizes.head_bytes + sizes.payload_bytes)
+
     def _receive_apart(self, sizes: _Sizes, data: memoryview) -> None:
         """The frame is larger than the scratch buffer: from now on it is received where it stays."""
-        self._sizes, self._received = sizes, len(data)
+        self._sizes, self._received, self.is_old = sizes, len(data), False
         self._head = bytearray(sizes.head_bytes)
         self._payload = self._memory.take(sizes.payload_bytes)
         head = data[: sizes.head_bytes]

@@ -2,7 +2,8 @@
 
 Invariants: nothing is read of a connection but its greeting until its ticket was taken; of one connection calls are
 handed over in the order in which they arrived; from a connection whose calls and answers on their way hold
-`HELD_BYTES_MAX` of records nothing more is read. What is refused or cut off is
+`HELD_BYTES_MAX` of records no further call is read; large calls that are not whole yet hold no more than
+`UNFINISHED_BYTES_MAX` and one call, those beyond it are not read until others are whole. What is refused or cut off is
 counted by reason. Kafka: `SocketServer`.
 """
 
@@ -45,6 +46,7 @@ from rayka.transport.stream import End, Stream, tcp_family, tune
 CONNECTIONS_MAX = 10_000
 GREETINGS_MAX = 1_000
 HELD_BYTES_MAX = 64 << 20
+UNFINISHED_BYTES_MAX = 256 << 20
 UNANSWERED_CALLS_MAX = 10_000
 _BACKLOG = 1_000
 
@@ -65,7 +67,7 @@ class LaneServer:
         self._accepting: dict[asyncio.Task[None], None] = {}
         self._greeting: dict[asyncio.Task[None], socket.socket] = {}
         self._connections: dict[_Connection, None] = {}
-        self._memory = ReceiveMemory()
+        self._memory = ReceiveMemory(unfinished_bytes_max=UNFINISHED_BYTES_MAX)
         self._local_name = ""
         self._host, self._port = "", 0
         self._repeats = Repeats(_logger)

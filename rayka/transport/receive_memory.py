@@ -6,10 +6,13 @@ last view ends. Invariants: a block is not used again before the array that was 
 is kept free is bounded. Kafka: `MemoryPool`.
 """
 
+import math
 import weakref
 from collections import deque
 
 import numpy as np
+
+from rayka.transport.unfinished_frames import UnfinishedFrames
 
 SCRATCH_BYTES = 64 << 10
 _BLOCK_BYTES_MIN, _BLOCK_BYTES_MAX = 1 << 20, 16 << 20  # the C library keeps less by itself
@@ -19,7 +22,8 @@ FREE_BYTES_MAX = 16 << 20  # of each size; sizes are powers of two
 class ReceiveMemory:
     """See the module. Shared by the streams of one event loop."""
 
-    def __init__(self, scratch_bytes: int = SCRATCH_BYTES) -> None:
+    def __init__(self, scratch_bytes: int = SCRATCH_BYTES, *, unfinished_bytes_max: float = math.inf) -> None:
+        self.unfinished = UnfinishedFrames(unfinished_bytes_max)
         self.scratch = memoryview(bytearray(scratch_bytes))
         self._free: dict[int, deque[np.ndarray]] = {}
 

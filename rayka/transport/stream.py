@@ -3,8 +3,9 @@
 What is sent within one turn of the event loop leaves in one system call, unless it is to go at once; answers to what
 has just arrived leave when all of that is handed over; a slice of a file leaves by `sendfile`, so that its bytes are
 never this process's. Invariants: frames leave in the order of `send`; what waits to leave is bounded, and a peer that
-takes nothing of it for `STALLED_S` is cut off; `on_closed` is called once, whatever ends the stream. Kafka:
-`KafkaChannel`.
+takes nothing of it for `STALLED_S` is cut off, as is one that stops in the middle of a frame for `HALF_A_FRAME_S`; a
+large frame that has begun is received to its end, so what it holds is given back; `on_closed` is called once, whatever
+ends the stream. Kafka: `KafkaChannel`.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from enum import StrEnum
+from functools import partial
 from itertools import islice
 from typing import Protocol
 
@@ -23,6 +25,9 @@ from rayka.transport.frames import BrokenStream, Frame, FrameReader
 TURN_BYTES_MAX = 1 << 20  # sent in one turn of the event loop: about 0.3 ms
 QUEUED_BYTES_MAX = 1 << 30
 STALLED_S = 30.0
+HALF_A_FRAME_S = (
+    10.0  # shorter: a caller that waits for the memory of a frame that stopped is not taken for a slow peer
+)
 _BUFFERS_A_CALL = 256  # below IOV_MAX
 _BUFFERS_A_TURN = 16  # so many leave before the turn is over: the peer works on them meanwhile
 _MORE_FOLLOWS: int = getattr(socket, "MSG_MORE", 0)  # a slice's head leaves with its first bytes
@@ -36,6 +41,7 @@ class End(StrEnum):
     BROKEN = "the connection broke"
     NO_FRAME = "what arrived is no frame, or too large a one"
     UNREADABLE = "a file that was to be sent cannot be read"
+    STALLED = "the peer stopped in the middle of a frame"
     SLOW_PEER = "the peer does not take what is sent"
     HERE = "it was closed on this side"
 
@@ -67,9 +73,16 @@ class Stream:
         self._is_taking = False  # frames are handed over: what is sent meanwhile leaves after the last
         self._is_writing = False
         self._stall: asyncio.TimerHandle | None = None
+        self._half: asyncio.TimerHandle | None = None  # looks whether a frame that began goes on
+        self._has_received = False  # since it last looked
+        self._is_reading = False
+        self._is_paused = False
         self.is_open = True
+        reader.on_room = partial(
+            self._loop.call_soon, self._on_room
+        )  # later: another reader's bytes are at work
         connection.setblocking(False)
-        self._loop.add_reader(connection, self._on_readable)
+        self._set_reading()
 
     def __repr__(self) -> str:
         return f"<Stream {'open' if self.is_open else 'closed'} queued={self.queued_bytes}>"
@@ -98,14 +111,14 @@ class Stream:
                     self._loop.call_soon(self._flush_at_end)
 
     def pause_reading(self) -> None:
-        """No frame is taken until `resume_reading`; the peer's sends fill its own memory then."""
-        if self.is_open:
-            self._loop.remove_reader(self._socket)
+        """No frame begins until `resume_reading`; the peer's sends fill its own memory then."""
+        self._is_paused = True
+        self._set_reading()
 
     def resume_reading(self) -> None:
         """Undoes `pause_reading`."""
-        if self.is_open:
-            self._loop.add_reader(self._socket, self._on_readable)
+        self._is_paused = False
+        self._set_reading()
 
     def close(self, reason: End, detail: str = "") -> None:
         """Ends the stream; what was not sent yet is dropped."""
@@ -114,9 +127,11 @@ class Stream:
         self.is_open = False
         self._loop.remove_reader(self._socket)
         self._loop.remove_writer(self._socket)
-        if self._stall is not None:
-            self._stall.cancel()
+        for timer in (self._stall, self._half):
+            if timer is not None:
+                timer.cancel()
         self._socket.close()
+        self._reader.let_go()
         self._queue.clear()
         self._is_flush_due = False
         self._owner.on_closed(reason, detail)
@@ -134,6 +149,7 @@ class Stream:
         if not count:
             self.close(End.BY_PEER if self._reader.is_between_frames else End.HALF_A_FRAME)
             return
+        self._has_received = True
         self._is_taking = True
         try:
             self._take(count)
@@ -141,6 +157,8 @@ class Stream:
             self._is_taking = False
             if self._is_flush_due:
                 self._flush()
+        if self._is_paused or not self._reader.is_between_frames:
+            self._on_half_a_frame()
 
     def _take(self, count: int) -> None:
         try:
@@ -153,6 +171,42 @@ class Stream:
         except BaseException:  # frames that arrived behind this one are lost: their calls would wait for ever
             self.close(End.HERE, "what took a frame raised")
             raise
+
+    def _on_half_a_frame(self) -> None:
+        if self._half is None and self.is_open:
+            self._has_received = False
+            self._half = self._loop.call_later(HALF_A_FRAME_S, self._look_at_half)
+        self._set_reading()
+
+    def _look_at_half(self) -> None:
+        """Ends a stream whose frame does not go on, or goes on so slowly that others wait for its memory."""
+        if self._is_reading and not self._has_received:
+            self._on_readable()  # what came while this process did not run
+        self._half = None
+        if not self.is_open or self._reader.is_between_frames:
+            return
+        if self._is_reading and not self._has_received:
+            self.close(End.STALLED, f"nothing arrived for {HALF_A_FRAME_S:g} s")
+        elif self._reader.is_old and self._reader.holds_up_others:
+            self.close(End.STALLED, f"not whole after {HALF_A_FRAME_S:g} s, and others wait for its memory")
+        else:
+            self._reader.is_old = True
+            self._on_half_a_frame()
+
+    def _on_room(self) -> None:
+        if self.is_open:
+            self._reader.begin_waiting_frame()
+            self._set_reading()
+
+    def _set_reading(self) -> None:
+        is_reading = not self._reader.is_waiting and (not self._is_paused or self._reader.is_apart)
+        if self.is_open and is_reading is not self._is_reading:
+            self._is_reading = is_reading
+            if is_reading:
+                self._has_received = True  # the time in which nothing was read does not count
+                self._loop.add_reader(self._socket, self._on_readable)
+            else:
+                self._loop.remove_reader(self._socket)
 
     # ---- Sending ---------------------------------------------------------------------------------------------------
 
