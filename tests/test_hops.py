@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+import rayka
 from benchmarks import hop_marks
 from benchmarks.hop_drawing import Drawn, drawing
 from benchmarks.hop_marks import Note
@@ -91,3 +92,10 @@ def test_the_drawing_names_every_hop_once_beside_its_figures() -> None:
         assert texts.count(f"{hop.lane}: {hop.text}") == sum(
             (each.lane, each.text) == (hop.lane, hop.text) for each in HOPS
         )
+
+
+def test_the_drawing_in_the_pages_tells_of_every_hop_in_order() -> None:
+    page = Path(rayka.__file__).parent / "docs" / "where-the-time-goes.svg"
+    texts = [each.text or "" for each in ElementTree.fromstring(page.read_text()).iter()]
+    hops = [f"{hop.lane}: {hop.text}" for hop in HOPS]
+    assert [each for each in texts if each in hops] == hops
