@@ -296,12 +296,39 @@ def test_a_call_goes_on_when_its_caller_is_gone() -> None:
 # ---- Without a valid ticket ----------------------------------------------------------------------------------------
 
 
+class CountingSocket(socket.socket):
+    """Counts what is received by all sockets of its kind."""
+
+    received_bytes = 0
+
+    def recv(self, *arguments: Any) -> bytes:
+        data = super().recv(*arguments)
+        CountingSocket.received_bytes += len(data)
+        return data
+
+    def recv_into(self, *arguments: Any) -> int:
+        count = super().recv_into(*arguments)
+        CountingSocket.received_bytes += count
+        return count
+
+
 @pytest.mark.parametrize(
     "shown", [bytes(GREETING_BYTES), MAGIC + bytes(32), b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" * 2]
 )
-def test_a_connection_without_a_valid_ticket_is_closed_before_anything_else_is_read(shown: bytes) -> None:
+def test_a_connection_without_a_valid_ticket_is_closed_before_anything_else_is_read(
+    shown: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[object] = []
+
+    def note(*arguments: Any) -> Answer:
+        calls.append(arguments)
+        return b"", b""
+
+    monkeypatch.setattr(CountingSocket, "received_bytes", 0)
+    monkeypatch.setattr(lane_server, "own", lambda each: CountingSocket(fileno=each.detach()))
+
     async def body() -> None:
-        async with served() as server:
+        async with served(note) as server:
             connection = await raw_connection(server)
             loop = asyncio.get_running_loop()
             frame = encode_frame(Kind.CALL, 1, b"", b"", api_name="produce")
@@ -312,6 +339,7 @@ def test_a_connection_without_a_valid_ticket_is_closed_before_anything_else_is_r
             connection.close()
 
     run(body())
+    assert (CountingSocket.received_bytes, calls) == (GREETING_BYTES, [])
 
 
 def test_a_ticket_is_valid_once() -> None:
