@@ -184,7 +184,8 @@ class FrameReader:
             )
             yield _frame(sizes, data[begin:middle], payload)
             position = end
-        self._partial = bytes(data[position:])
+        if position < len(data):
+            self._partial = bytes(data[position:])
 
     def _checked(self, sizes: _Sizes) -> _Sizes:
         if sizes.kind not in _KINDS:

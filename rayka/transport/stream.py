@@ -74,7 +74,7 @@ class Stream:
         self._is_writing = False
         self._stall: asyncio.TimerHandle | None = None
         self._half: asyncio.TimerHandle | None = None  # looks whether a frame that began goes on
-        self._has_received = False  # since it last looked
+        self._has_received = False  # more of it since it last looked
         self._is_reading = False
         self._is_paused = False
         self.is_open = True
@@ -149,7 +149,6 @@ class Stream:
         if not count:
             self.close(End.BY_PEER if self._reader.is_between_frames else End.HALF_A_FRAME)
             return
-        self._has_received = True
         self._is_taking = True
         try:
             self._take(count)
@@ -173,7 +172,9 @@ class Stream:
             raise
 
     def _on_half_a_frame(self) -> None:
-        if self._half is None and self.is_open:
+        if self._half is not None:
+            self._has_received = True
+        elif self.is_open:
             self._has_received = False
             self._half = self._loop.call_later(HALF_A_FRAME_S, self._look_at_half)
         self._set_reading()
