@@ -134,6 +134,7 @@ def test_what_admin_returns_has_no_codes_of_rules() -> None:
 
 RIGHT = """
 import rayka
+import rayka.aio
 from pydantic import BaseModel
 
 
@@ -145,6 +146,9 @@ def write(value: object) -> bytes:
     return b""
 
 
+def handle(records: list[rayka.Record]) -> None: ...
+
+
 rayka.Producer(acks="all", linger_ms=5, value_serializer=Flight, key_serializer=write, enable_idempotence=True)
 rayka.Producer(config={"linger.ms": 5}, acks=1, compression_type="lz4", value_serializer="json")
 rayka.Consumer("flights", value_deserializer=Flight, key_deserializer=bytes.decode, auto_offset_reset="earliest")
@@ -152,10 +156,15 @@ rayka.read("flights", value_deserializer="json")
 rayka.Admin(request_timeout_ms=5_000)
 rayka.Cluster.start(name="mine", brokers=3, data_dir="data", config={"num.partitions": 6})
 rayka.Cluster.start(nodes=[{"id": 1, "roles": ["broker", "controller"]}])
+rayka.aio.Producer(acks="all", linger_ms=5)
+rayka.aio.Consumer("flights", group_id="delays", auto_offset_reset="earliest")
+rayka.aio.Admin(request_timeout_ms=5_000)
+rayka.workers(handle, "flights", group_id="delays", max=4, retries=1, session_timeout_ms=10_000)
 version: str = rayka.__version__
 """
 WRONG = """
 import rayka
+import rayka.aio
 
 rayka.Producer(ackz="all")
 rayka.Producer(acks="sometimes")
@@ -164,6 +173,10 @@ rayka.Consumer("flights", auto_offset_reset="first")
 rayka.read("flights", max_poll_record=5)
 rayka.Admin(request_timeout=5)
 rayka.Cluster.start(brokrs=3)
+rayka.aio.Producer(ackz="all")
+rayka.aio.Consumer("flights", auto_offset_reset="first")
+rayka.aio.Admin(request_timeout=5)
+rayka.workers(print, "flights", group_id="delays", retrys=1)
 """
 
 

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -92,7 +93,9 @@ def test_what_was_not_delivered_is_told_once_with_an_exit_status():
 
 
 def test_a_cluster_that_never_answers_holds_up_the_end_for_the_bound_only():
+    began_s = time.monotonic()
     status, _, told = outcome("producer.send('orders', b'x')\ncluster.hold()")
+    assert time.monotonic() - began_s < 40  # of 120 s until the delivery would fail; the bound is 5 s
     assert (status, told.count("\n")) == (120, 1)
     assert "1 record sent to cluster 'scripted' was not acknowledged" in told
     assert "(no answer yet)" in told

@@ -179,6 +179,27 @@ def test_a_loop_gives_nothing_of_partitions_that_are_not_assigned_any_more(clust
         assert [record.value for record in islice(loop, 10)] == [b"1"] * 10
 
 
+def test_a_loop_without_partitions_waits_until_another_thread_closes_its_consumer(cluster, topic):
+    send(cluster, topic, [b"%d" % number for number in range(10)])
+    consumer, values = Consumer(topic, cluster=cluster, auto_offset_reset="earliest"), []
+
+    def read() -> None:
+        for record in consumer:
+            values.append(record.value)
+            if len(values) == 3:
+                consumer.assign([])
+
+    with ThreadPoolExecutor(1) as pool:
+        loop = pool.submit(read)
+        wait_until(lambda: len(values) == 3)
+        send(cluster, topic, [b"later"])
+        assert len(list(rayka.read(topic, cluster=cluster))) == 11
+        assert not loop.done()
+        consumer.close()
+        loop.result(WAIT_S)
+    assert values == [b"0", b"1", b"2"]
+
+
 def test_what_was_fetched_of_a_topic_is_not_given_once_another_one_is_subscribed_to(cluster, topic):
     other = f"{topic}-other"
     with rayka.Admin(cluster=cluster) as admin:

@@ -14,6 +14,7 @@ from tests.testing.virtual import CONTROLLER, TOPIC, VirtualConsumer, VirtualPro
 from tests.testing.waiting import wait_until
 
 LIMIT_MS = 60_000
+AT_ONCE = {"group.initial.rebalance.delay.ms": 0}  # a join that waits is as silent as a cluster that is down
 
 
 def test_a_cluster_that_answers_nothing_is_told_within_the_limit_and_then_once_in_as_long() -> None:
@@ -84,12 +85,15 @@ WAYS: dict[str, Callable[[Consumer], Any]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_consumer_of_a_stopped_cluster_says_so_and_goes_on_when_it_is_back(way: str) -> None:
-    with rayka.testing.cluster() as cluster, Admin(cluster=cluster) as admin:
+@pytest.mark.parametrize("group_id", [None, "readers"])
+def test_a_consumer_of_a_stopped_cluster_says_so_and_goes_on_when_it_is_back(
+    way: str, group_id: str | None
+) -> None:
+    with rayka.testing.cluster(config=AT_ONCE) as cluster, Admin(cluster=cluster) as admin:
         admin.create_topic("orders")
         options = {"default_api_timeout_ms": 300, "fetch_max_wait_ms": 50, "auto_offset_reset": "earliest"}
-        with Consumer("orders", cluster=cluster, **options) as consumer:
-            assert consumer.poll(timeout_ms=1) == []
+        with Consumer("orders", cluster=cluster, group_id=group_id, **options) as consumer:
+            wait_until(lambda: poll_again(consumer, 1) == [] and len(consumer.assignment()) == 1)
             consumer.position(next(iter(consumer.assignment())))
             for node_id in (1, 3001):
                 cluster.kill(node_id)
@@ -106,9 +110,9 @@ def test_a_consumer_of_a_stopped_cluster_says_so_and_goes_on_when_it_is_back(way
             assert [record.value for record in read] == [b"back"]
 
 
-def poll_again(consumer: Consumer) -> list[rayka.Record]:
-    """It may not have asked the cluster that is back yet."""
+def poll_again(consumer: Consumer, timeout_ms: int = 1_000) -> list[rayka.Record]:
+    """It may not have asked the cluster that is there, or back, yet."""
     try:
-        return consumer.poll(timeout_ms=1_000)
+        return consumer.poll(timeout_ms)
     except UnavailableError:
         return []

@@ -116,12 +116,15 @@ def test_a_bounded_read_of_a_deleted_topic_says_that_there_is_none(cluster, admi
 
 
 @pytest.mark.parametrize("is_assigned", [False, True])
+@pytest.mark.parametrize("in_group", [False, True])
 def test_a_consumer_reads_a_topic_that_was_created_again_from_its_first_record_and_says_so_once(
-    cluster, admin, topic, is_assigned, caplog
+    cluster, admin, topic, is_assigned, in_group, caplog
 ):
+    options = {"group_id": f"readers-of-{topic}"} if in_group else {}
     send(cluster, topic, [b"old"] * 5)
     partitions = [TopicPartition(topic, 0), TopicPartition(topic, 1)]
-    with Consumer(*[] if is_assigned else [topic], cluster=cluster, auto_offset_reset="earliest") as consumer:
+    options |= {"cluster": cluster, "auto_offset_reset": "earliest"}
+    with Consumer(*[] if is_assigned else [topic], **options) as consumer:
         if is_assigned:
             consumer.assign(partitions)
         assert poll_values(consumer, 5) == [b"old"] * 5

@@ -159,8 +159,8 @@ class Consumer(ConsumerMembership, Generic[ValueT]):
         """Records one after another, for ever; leave the loop whenever you like, the next one goes on from there.
 
         `seek` and `assign` in the loop, and `close` there or in another thread, hold from the next record on: nothing
-        that was fetched before is given any more. A loop ends when the consumer is closed (as kafka-python's does); one
-        that begins after that raises ClosedError.
+        that was fetched before is given any more. After `assign([])` a loop waits until something is assigned. It ends
+        when the consumer is closed (as kafka-python's does); one that begins after that raises ClosedError.
         """
         self._check_open()
         while not self._closed:
