@@ -8,11 +8,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from types import FrameType
 from typing import Any
 
 import pytest
 
+import rayka
+import rayka.testing
 from rayka.client import io_thread
 
 
@@ -61,6 +64,26 @@ def test_a_turn_comes_after_what_was_told_before():
         io_thread.call_soon(told.append, number)
     io_thread.wait_for_turn(5)
     assert told == [0, 1, 2]
+
+
+def test_twenty_producers_and_twenty_consumers_have_the_threads_of_one_of_each():
+    def use(number: int) -> None:
+        producer = clients.enter_context(rayka.Producer(cluster=cluster))
+        producer.send("words", b"x").result()
+        options = {"group_id": f"g{number}", "auto_offset_reset": "earliest"}
+        consumer = clients.enter_context(rayka.Consumer("words", cluster=cluster, **options))
+        while not consumer.poll(timeout_ms=5_000):
+            pass
+
+    quickly = {"group.initial.rebalance.delay.ms": 0, "offsets.topic.num.partitions": 1}
+    with rayka.testing.cluster(config=quickly) as cluster, ExitStack() as clients:
+        with rayka.Admin(cluster=cluster) as admin:
+            admin.create_topic("words", partitions=1)
+        use(0)
+        threads = sorted(each.name for each in threading.enumerate())
+        for number in range(1, 20):
+            use(number)
+        assert sorted(each.name for each in threading.enumerate()) == threads
 
 
 def test_a_busy_thread_is_said_to_be_busy():
