@@ -39,15 +39,15 @@ def main() -> None:
         with rayka.workers(
             Slow, "jobs", cluster=cluster, group_id="slow", max=3, max_records=10, target_lag_seconds=1
         ) as pool:
-            known = 0
+            most = 0
             while pool.status().records < RECORDS:
                 status = pool.status()
-                if len(status.workers) > known:
-                    known = len(status.workers)
-                    print(f"{known} workers; {status.lag_records} records wait")
+                if len(status.workers) > most:
+                    most = len(status.workers)
+                    print(f"{most} workers; {status.lag_records} records wait")
                 time.sleep(0.1)
         done = {record.value for record in rayka.read("done", cluster=cluster)}
-        print(f"{len(done)} of {RECORDS} jobs are done, none is lost")
+        print(f"{len(done)} of {RECORDS} jobs are done by up to {most} workers, none is lost")
 
 
 if __name__ == "__main__":

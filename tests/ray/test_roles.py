@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 import rayka
+from rayka import TopicPartition
 from rayka.cluster import Cluster
+from rayka.coordinator.group_shard import OFFSETS_TOPIC
 from rayka.ids import Role
-from tests.ray.support import kill, running
+from tests.ray.support import kill, pid_of, running, wait_until
 
 pytestmark = pytest.mark.ray
 BOTH = (Role.BROKER, Role.CONTROLLER)
@@ -84,3 +86,43 @@ def test_a_combined_node_that_is_killed_comes_back_as_both(fields: dict[str, Any
     again = next(each for each in running(cluster).nodes if each.node_id == active.node_id)
     assert again.roles == BOTH
     assert again.pid != active.pid
+
+
+def test_nodes_that_coordinate_beside_their_other_roles_lead_the_groups_and_take_over(
+    ray_address: str, tmp_path: Path
+) -> None:
+    """All lead partitions of topics; only two of three coordinate, so only they lead those of groups."""
+    everything = ["broker", "coordinator", "controller"]
+    cluster = Cluster.start(
+        name="mixed",
+        data_dir=str(tmp_path / "data"),
+        nodes=[
+            {"id": 1, "roles": everything},
+            {"id": 2, "roles": everything},
+            {"id": 3, "roles": ["broker", "controller"]},
+        ],
+        config={"offsets.topic.num.partitions": 6, "offsets.topic.replication.factor": 3},
+    )
+
+    def leaders() -> set[int]:
+        return {each.leader_id for each in admin.describe_topic(OFFSETS_TOPIC).partitions}
+
+    def is_in_sync() -> bool:
+        return all(len(each.isr) == 3 for each in admin.describe_topic(OFFSETS_TOPIC).partitions)
+
+    try:
+        with (
+            rayka.Admin(cluster=cluster) as admin,
+            rayka.Consumer(cluster=cluster, group_id="g") as consumer,
+        ):
+            admin.create_topic("words", partitions=1, replication_factor=3)
+            consumer.commit({TopicPartition("words", 0): 7})
+            wait_until(lambda: leaders() == {1, 2} and is_in_sync())
+            coordinator_id = admin.describe_group("g").coordinator_id
+            kill(pid_of(cluster, coordinator_id))
+            found = consumer.committed([TopicPartition("words", 0)])
+            assert [each and each.offset for each in found.values()] == [7]
+            assert leaders() <= {1, 2}
+            wait_until(lambda: leaders() == {1, 2} and is_in_sync())
+    finally:
+        cluster.stop(delete_data=True)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import runpy
 import signal
 import subprocess
@@ -84,11 +85,31 @@ def test_ctrl_c_ends_the_demo_with_one_line_and_takes_its_directory_away(demo):
         ("async_pipeline.py", "1,000 squares add up to 332,833,500; expected 332,833,500"),
         ("pydantic_records.py", "3 departures, 5 minutes late in all"),
         ("arrow_batches.py", "their values add up to 4,999,950,000; expected 4,999,950,000"),
-        ("ray_workers.py", "600 of 600 jobs are done, none is lost"),
-        ("queue_of_work.py", "all 2,000 items came through both"),
         ("many_tasks.py", "read: 20 keys, each with its 1,000 records in their order"),
     ],
 )
 def test_an_example_does_what_it_says(cluster, capsys, program, last_line):
+    assert lines_of(program, capsys)[-1] == last_line
+
+
+def lines_of(program, capsys):
     runpy.run_path(str(EXAMPLES / program))["main"]()
-    assert capsys.readouterr().out.strip().splitlines()[-1] == last_line
+    return capsys.readouterr().out.strip().splitlines()
+
+
+def test_the_workers_of_the_example_become_more_while_records_wait(cluster, capsys):
+    last_line = lines_of("ray_workers.py", capsys)[-1]
+    found = re.fullmatch(r"600 of 600 jobs are done by up to (\d) workers, none is lost", last_line)
+    assert found is not None, last_line
+    assert 1 < int(found[1]) <= 3
+
+
+def test_the_example_of_a_queue_says_how_the_rates_compare(cluster, capsys):
+    *_, queue_line, topic_line, ratio_line, last_line = lines_of("queue_of_work.py", capsys)
+    queue, topic = (
+        int(line.split()[-1].replace(",", ""))
+        for line in (queue_line.partition(" items/s")[0], topic_line.partition(" items/s")[0])
+    )
+    ratio = float(ratio_line.removeprefix("ratio: "))
+    assert ratio == pytest.approx(topic / queue, rel=0.02, abs=0.06)
+    assert last_line == "all 2,000 items came through both"
