@@ -1,12 +1,11 @@
 """Consumers of a group on the real nodes in this process (E3 to E9)."""
 
 import re
-import signal
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from itertools import islice
 from typing import Any
 
@@ -28,20 +27,10 @@ from rayka.errors import (
 )
 from rayka.testing import InProcessCluster
 from tests.client.group.consumer_support import QUICK, Told, new_topic, poll_until, send
+from tests.testing.interrupts import interrupted_after
 from tests.testing.waiting import WAIT_S, wait_until
 
 NO_END = {"session_timeout_ms": 1_800_000}  # of a session: what is left behind has been given up by a request
-
-
-@contextmanager
-def interrupted_after(seconds: float) -> Iterator[None]:
-    """The alarm of the process is a Ctrl-C."""
-    former = signal.signal(signal.SIGALRM, signal.default_int_handler)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGALRM, former)
 
 
 @pytest.fixture(scope="module")
