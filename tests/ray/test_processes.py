@@ -73,6 +73,29 @@ def test_the_command_line_starts_uses_and_stops_a_cluster_that_ray_finds_under_t
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cluster.yaml"]
 
 
+def test_rayka_start_joins_the_ray_that_ray_start_began_and_says_so_and_stop_leaves_it_running(
+    run: Run, environment: dict[str, str], tmp_path: Path
+) -> None:
+    options = ("--port=0", "--num-cpus=4", "--include-dashboard=false", "--disable-usage-stats")
+    command = (*RAY, "start", "--head", "--block", *options)
+    spec = tmp_path / "cluster.yaml"
+    spec.write_text(f"name: second\ndata_dir: {tmp_path}\n")
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as ray:
+        try:
+            assert ray.stdout is not None
+            assert any("block" in line for line in ray.stdout)  # it has written where it is, and stays
+            address = Path(environment["RAY_TMPDIR"], "ray", "ray_current_cluster").read_text().strip()
+            started = run(*RAYKA, "start", str(spec), "--json")
+            assert started.returncode == 0, started.stderr
+            assert started.stderr == f"using the Ray at {address} (the one that `ray start` started last)\n"
+            assert json.loads(started.stdout)["ray_address"] == address
+            stopped = run(*RAYKA, "stop", "--cluster", "second", "--json")
+            assert json.loads(stopped.stdout)["has_ended_ray"] is False, stopped.stderr
+            assert ray.poll() is None
+        finally:
+            ray.terminate()
+
+
 def test_starts_at_the_same_time_end_at_one_cluster_on_one_ray(
     run: Run, environment: dict[str, str], tmp_path: Path
 ) -> None:
