@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from threading import Event
 from typing import Any
 
+import psutil
 import ray
 from ray import cloudpickle
 
@@ -55,6 +56,12 @@ def connected_to(cluster: Cluster, node_id: int) -> int:
     name = _served_by(cluster, node_id)
     with own_sockets() as sockets:
         return sum(_address(socket.socket.getpeername, each) == name for each in sockets)
+
+
+def served_names(pid: int) -> list[str]:
+    """The names of a process's Unix sockets that are a lane's, at the end of its server."""
+    names = [each.laddr for each in psutil.Process(pid).net_connections("unix")]
+    return [each.removeprefix("@") for each in names if each.startswith("@rayka-")]
 
 
 def _served_by(cluster: Cluster, node_id: int) -> bytes:

@@ -23,6 +23,7 @@ from tests.ray.lane_sockets import (
     cut_here,
     ends,
     offered,
+    served_names,
 )
 from tests.ray.sender import Sender
 from tests.ray.support import kill, pid_of, running, wait_until
@@ -137,15 +138,39 @@ def test_lanes_that_are_cut_at_both_ends_while_records_are_sent_and_read_leave_e
 def test_a_broker_that_is_killed_is_found_again_and_nothing_is_lost(lanes: Lanes) -> None:
     topic = topic_of(lanes.cluster, "killed")
     sender = Sender(lanes.cluster, topic, pause_s=0.002)
+    killed = leader_of(lanes.cluster, topic)
+    before = offered(lanes.cluster, killed)
     sender.start()
     try:
         sender.await_acknowledged(100)
-        kill(pid_of(lanes.cluster, leader_of(lanes.cluster, topic)))
+        kill(pid_of(lanes.cluster, killed))
         sender.await_acknowledged(300)
     finally:
         sender.stop()
     running(lanes.cluster)
     sender.check()
+    after = offered(lanes.cluster, killed)
+    assert bool(after.local_name) == (lanes.transport == "auto")
+    assert (after.local_name != before.local_name) == (lanes.transport == "auto")
+
+
+@ONLY_DIRECT
+def test_a_broker_that_is_killed_is_called_by_a_lane_again(lanes: Lanes) -> None:
+    """Of a topic whose only replica it has: every record that is acknowledged afterwards came to the new process."""
+    with rayka.Admin(lanes.cluster) as admin:
+        admin.create_topic("alone", partitions=1, replication_factor=1, configs={"min.insync.replicas": 1})
+    broker = leader_of(lanes.cluster, "alone")
+    with rayka.Producer(lanes.cluster, linger_ms=0) as producer:
+
+        def send() -> None:
+            producer.send("alone", b"x").result(60)
+
+        wait_until(lambda: goes_by_lanes(lanes.cluster, [broker], send))
+        kill(pid_of(lanes.cluster, broker))
+        send()
+        running(lanes.cluster)
+        wait_until(lambda: goes_by_lanes(lanes.cluster, [broker], send))
+        assert connected_to(lanes.cluster, broker) > 0
 
 
 def test_a_client_beside_one_with_the_other_transport_is_not_disturbed(lanes: Lanes) -> None:
@@ -179,6 +204,8 @@ def test_a_client_beside_one_with_the_other_transport_is_not_disturbed(lanes: La
 def test_with_the_transport_ray_nothing_listens(lanes: Lanes) -> None:
     offer = offered(lanes.cluster, 1)
     assert (bool(offer.ticket), bool(offer.port)) == ((lanes.transport == "auto"),) * 2
+    names = served_names(pid_of(lanes.cluster, 1))
+    assert set(names) == ({offer.local_name} if lanes.transport == "auto" else set())
 
 
 # ---- With lanes ----------------------------------------------------------------------------------------------------
