@@ -300,6 +300,7 @@ class Simulation:
         truths = self.replication.truths.values()
         self.checkers.report_if("lost-write", 0, self.data_history.check_final(truths))
         self.checkers.report_if("group-undelivered", 0, self.groups.check_final())
+        self.checkers.report_if("group-went-back", 0, self.groups.check_stored(self.cluster.brokers))
         for machine in self.cluster.machines.values():
             if machine.disk.dead_writers:
                 self.checkers.report("dead-process", machine.node_id, machine.disk.dead_writers[0])

@@ -78,6 +78,25 @@ def test_a_run_that_ends_while_members_stand_still_leaves_none_of_their_tasks() 
     assert [each.done() for each in tasks] == [True, True]
 
 
+@pytest.mark.sim
+def test_a_coordinator_that_has_less_in_the_end_than_it_acknowledged_is_found() -> None:  # E10
+    topics = (TopicPlan("data0", 2, 2, {}),)
+    options = swarm(7, seconds=3.0, members=2, coordinators=1, topics=topics, voters=1, brokers=2)
+    simulation = Simulation(options)
+    simulation.begin()
+    simulation.run_safety()
+    simulation.run_liveness()
+    assert simulation.outcome().verdict is Verdict.OK
+    groups, machines = simulation.groups, simulation.cluster.brokers
+    assert groups.check_stored(machines) == ""
+    found = [offsets for each in machines if (offsets := groups.stored_on(each)) is not None]
+    assert len(found) == 1
+    assert len(found[0]) == 2
+    found[0].clear()
+    assert "was acknowledged" in groups.check_stored(machines)
+    simulation.close()
+
+
 def test_seeds_draw_groups_of_all_kinds() -> None:
     drawn = [swarm(seed) for seed in range(400)]
     grouped = [each for each in drawn if each.members]

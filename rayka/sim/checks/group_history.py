@@ -1,7 +1,7 @@
 """What the members of a group were assigned, given and acknowledged, and what must hold of that (E1-E10).
 
 - `group-owners`: no partition has two owners in one generation.
-- `group-went-back`: a member begins where the group had committed, or later.
+- `group-went-back`: a member begins where the group had committed, or later; in the end that is what is stored.
 - `group-skipped`: what is committed was given to some member, every record of it.
 - `group-fenced`: nothing is committed by a member whose generation, or whose place, another one has taken.
 - `group-redelivered`: a record is given a second time only where a member failed before its last commit.
@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rayka.client.group.offset_values import OffsetAndMetadata
+from rayka.coordinator.group_records import OffsetValue
 from rayka.coordinator.group_shard import OFFSETS_TOPIC, partition_of_group
 from rayka.ids import TopicPartition
 from rayka.sim.checks.checkers import Checkers
@@ -62,7 +63,7 @@ class GroupHistory:
     def __init__(self, checkers: Checkers, replication: Replication, offsets_partitions: int) -> None:
         self._checkers = checkers
         self._replication = replication
-        self._number = partition_of_group(GROUP_ID, offsets_partitions)
+        self.number = partition_of_group(GROUP_ID, offsets_partitions)
         self._readings: dict[TopicPartition, _Reading] = {}
         self._owners: dict[tuple[int, TopicPartition], Life] = {}
         self._newest_generation = -1
@@ -83,7 +84,7 @@ class GroupHistory:
     @property
     def may_forget(self) -> bool:
         """Whether the partition that the group is on has legally lost something."""
-        truth = self._replication.truth_named(OFFSETS_TOPIC, self._number)
+        truth = self._replication.truth_named(OFFSETS_TOPIC, self.number)
         return truth is not None and bool(truth.losses or truth.awaits_loss)
 
     def truth_of(self, topic_partition: TopicPartition) -> PartitionTruth | None:
@@ -214,6 +215,14 @@ class GroupHistory:
             missing = _missing(truth, self._reading(each), truth.end)
             if missing:
                 return f"{truth!r}: never given to the group: {missing}"
+        return ""
+
+    def check_stored(self, stored: Mapping[TopicPartition, OffsetValue]) -> str:
+        """No acknowledged commit is gone; `stored` is what the coordinator has in the end."""
+        for each, reading in self._readings.items() if not self.may_forget else ():
+            found = stored[each].offset if each in stored else 0
+            if found < reading.committed_end and not self.is_lost(each):
+                return f"has {found} of {each}, {reading.committed_end} was acknowledged"
         return ""
 
 

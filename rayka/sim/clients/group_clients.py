@@ -20,11 +20,14 @@ from rayka.client.group.member_requests import GroupMetadata, MemberOptions
 from rayka.client.group.offset_values import OffsetAndMetadata
 from rayka.client.loop_time import now_s
 from rayka.config import ConsumerConfig
+from rayka.coordinator.group_records import OffsetValue
+from rayka.coordinator.group_shard import OFFSETS_TOPIC, GroupShard
 from rayka.errors import RaykaError, UnavailableError
 from rayka.ids import TopicPartition
 from rayka.sim.checks.group_history import GROUP_ID, GroupHistory, Life
 from rayka.sim.clients.data_clients import DataClient, DataClients, SimHandle
 from rayka.sim.run_options import TopicPlan
+from rayka.sim.world.machines import Machine
 
 _POLL_MS = 200.0
 _POLLS_MAX = 60  # then a member may go
@@ -96,6 +99,27 @@ class GroupClients:
     def check_final(self) -> str:
         """Every record was given to the group."""
         return self.history.check_final(self.partitions) if self.members else ""
+
+    def check_stored(self, machines: Iterable[Machine]) -> str:
+        """The coordinator has what was acknowledged last, or what a commit under way has made of it."""
+        for machine in machines:
+            stored = self.stored_on(machine)
+            problem = "" if stored is None else self.history.check_stored(stored)
+            if problem:
+                return f"{machine!r} {problem}"
+        return ""
+
+    def stored_on(self, machine: Machine) -> dict[TopicPartition, OffsetValue] | None:
+        """The offsets of the group; None where the machine does not coordinate it."""
+        number, broker = self.history.number, machine.broker
+        truth = self.data.replication.truth_named(OFFSETS_TOPIC, number)
+        state = None if truth is None else self.data.replication.state_of(truth)
+        if state is None or state.leader_id != machine.node_id or broker is None:
+            return None
+        for (_, shard_number), hosted in broker.shards.shards.items():
+            if shard_number == number and isinstance(hosted.shard, GroupShard):
+                return hosted.shard.known.offsets.get(GROUP_ID, {})
+        return None
 
     def close(self) -> None:
         """What is under way is given up. A member that stands still is resumed: its tasks find themselves cancelled."""
