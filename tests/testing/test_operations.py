@@ -642,3 +642,26 @@ def test_of_a_named_topic_that_is_whole_no_partition_is_listed(
     assert run(["topic", "describe", name, "--under-replicated", "--json"]) == 0
     described = json.loads(capsys.readouterr().out)
     assert (described["name"], described["partitions"]) == (name, [])
+
+
+def test_settings_and_partitions_that_the_command_line_changes_are_changed(
+    cluster: InProcessCluster,
+    admin: Admin,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(Target, "cluster", lambda self: cluster)
+    admin.create_topic(name, partitions=2)
+    given = ["-c", "retention.ms=5000", "-c", "max.message.bytes=6000"]
+    assert run(["topic", "alter", name, *given]) == 0
+    assert admin.describe_topic(name).configs == {"retention.ms": "5000", "max.message.bytes": "6000"}
+    assert (
+        run(["topic", "alter", name, "--delete-config", "retention.ms", "-c", "flush=batch", "--json"]) == 0
+    )
+    assert admin.describe_topic(name).configs == {"max.message.bytes": "6000", "flush": "batch"}
+    assert run(["topic", "add-partitions", name, "4"]) == 0
+    assert len(admin.describe_topic(name).partitions) == 4
+    assert run(["topic", "add-partitions", name, "1"]) == 1
+    assert len(admin.describe_topic(name).partitions) == 4
+    assert f"topic {name} has 4 partitions" in capsys.readouterr().out
