@@ -3,7 +3,7 @@ one Ray and the cluster that tests share, which start when the first test asks f
 
 Four worker processes of pytest-xdist run the tests, for two cores, as tests on Ray mostly wait: one runs those that
 start clusters on a Ray that they share, one those that share a cluster (with Spark), one those that start a Ray of
-their own, one new seeds of the simulator; then each whatever file is next, or of files marked `apart` whatever test.
+their own, one new seeds of the simulator; then each whatever file is next, or of what is marked `apart` whatever test.
 What tests share ends as soon as the next test does without: an idle cluster takes as much as a small test.
 `tests/group_times.py` prints how long each took. Temporary files of a worker, those of Ray and of subprocesses
 included, go into one directory; it must be empty at the end, but for what pytest keeps of failed tests.

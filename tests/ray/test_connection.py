@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -22,6 +23,7 @@ from tests.ray.support import RAYKA, is_alive, wait_until
 
 pytestmark = pytest.mark.ray
 Run = Callable[..., subprocess.CompletedProcess[str]]
+RAYS_LIMIT_S = 60  # after which Ray ends a process that has lost it
 
 FIRST_CLIENTS = """
 import logging, threading, ray, rayka
@@ -97,7 +99,7 @@ def test_a_client_made_while_another_thread_calls_ray_init_uses_the_one_connecti
 # ---- A Ray that ends ----
 
 
-READING = """
+CLIENTS = """
 import sys, ray, rayka
 from rayka.errors import UnavailableError
 how, address, directory = sys.argv[1:]
@@ -112,6 +114,9 @@ admin, producer = rayka.Admin(cluster=cluster), rayka.Producer(cluster=cluster)
 consumer = rayka.Consumer("words", cluster=cluster)
 producer.send("words", b"one").result(60)
 print("reading", flush=True)
+"""
+READING = f"""
+{CLIENTS}
 for wait in (
     lambda: [record for record in consumer],
     lambda: producer.send("words", b"two").result(60),
@@ -123,6 +128,15 @@ for wait in (
     except UnavailableError as error:
         print(error, flush=True)
 sys.stdout.flush()
+"""
+LOOPING = f"""
+{CLIENTS}
+try:
+    for record in consumer:
+        pass
+except UnavailableError as error:
+    print(error, flush=True)
+sys.stdin.read()
 """
 
 
@@ -164,14 +178,12 @@ def end_at_once(started: ray_process.RayProcess) -> None:
 
 @contextmanager
 def reading(
-    how: str, address: str, directory: Path, environment: dict[str, str]
+    how: str, address: str, directory: Path, environment: dict[str, str], script: str = READING
 ) -> Iterator[subprocess.Popen[str]]:
-    """A process that reads from a cluster on that Ray, for ever. Ray ends it four minutes after its own end, instead of
-    one: a busy machine needs a minute for four errors.
-    """
-    command = (sys.executable, "-c", READING, how, address, str(directory))
-    variables = {**environment, "RAY_gcs_rpc_server_reconnect_timeout_s": "240"}
-    with subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True) as reader:
+    """A process that reads from a cluster on that Ray, for ever."""
+    command = (sys.executable, "-c", script, how, address, str(directory))
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, env=environment, text=True, **pipes) as reader:
         try:
             assert reader.stdout is not None
             assert reader.stdout.readline() == "reading\n"
@@ -183,7 +195,9 @@ def reading(
 def test_clients_of_a_ray_that_ended_raise_one_clear_error_before_ray_ends_their_process(
     own_ray: ray_process.RayProcess, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    where = (own_ray.address, tmp_path, environment)
+    """Ray ends a process four minutes after its own end, instead of one: a busy machine needs a minute for four."""
+    variables = {**environment, "RAY_gcs_rpc_server_reconnect_timeout_s": "240"}
+    where = (own_ray.address, tmp_path, variables)
     with reading("rayka", *where) as of_rayka, reading("ray.init", *where) as of_user:
         end_at_once(own_ray)
         for reader in (of_rayka, of_user):
@@ -192,6 +206,26 @@ def test_clients_of_a_ray_that_ended_raise_one_clear_error_before_ray_ends_their
             assert ["has ended" in each for each in told] == [True, True, True, False]
             assert "does not answer" in told[-1]
             assert reader.returncode == 0
+
+
+@pytest.mark.apart  # it waits for a minute and a half
+def test_a_loop_raises_within_rays_minute_and_a_process_that_rayka_connected_lives_on(
+    own_ray: ray_process.RayProcess, environment: dict[str, str], tmp_path: Path
+) -> None:
+    where = (own_ray.address, tmp_path, environment, LOOPING)
+    with reading("rayka", *where) as of_rayka, reading("ray.init", *where) as of_user:
+        end_at_once(own_ray)
+        ended_s = time.monotonic()
+        for reader in (of_rayka, of_user):
+            assert reader.stdout is not None
+            assert f"the Ray at {own_ray.address} has ended" in reader.stdout.readline()
+        assert time.monotonic() - ended_s < RAYS_LIMIT_S
+        assert of_user.wait(240) != 0  # ended by Ray
+        with pytest.raises(subprocess.TimeoutExpired):
+            of_rayka.wait(20)
+        assert time.monotonic() - ended_s > RAYS_LIMIT_S + 15
+        of_rayka.communicate(timeout=60)
+        assert of_rayka.returncode == 0
 
 
 def test_a_question_to_ray_that_is_never_answered_ends_as_unavailable_error() -> None:
