@@ -13,6 +13,7 @@ import pytest
 
 import rayka.testing
 from rayka import Consumer, Producer, TopicPartition
+from rayka.coordinator.group_shard import OFFSETS_TOPIC
 from rayka.errors import (
     ClosedError,
     ConfigError,
@@ -143,6 +144,16 @@ def test_what_needs_a_group_says_so(cluster: InProcessCluster, topic: str) -> No
 def test_a_topic_that_does_not_exist_is_named(cluster: InProcessCluster, topic: str) -> None:
     with pytest.raises(UnknownTopicOrPartition, match="nearest name"):
         Consumer(topic + "x", cluster=cluster, group_id=topic)
+
+
+def test_a_group_of_the_longest_id_is_joined_and_is_in_one_of_fifty_partitions(
+    cluster: InProcessCluster, topic: str
+) -> None:  # E1 E3
+    made = Told(cluster, "g" * 32_767, topic=topic)
+    poll_until(lambda: len(made.owned) == 4, made)
+    with rayka.Admin(cluster=cluster) as admin:
+        assert len(admin.describe_topic(OFFSETS_TOPIC).partitions) == 50
+    made.consumer.close()
 
 
 # ---- Topics ----------------------------------------------------------------------------------------------------------
