@@ -16,6 +16,7 @@ from rayka.protocol.events import (
     RecordEventRequest,
     RecordEventResponse,
 )
+from rayka.protocol.partition_admin import UnregisterBrokerRequest
 from tests.controller.admin_support import cluster, create, fence
 from tests.controller.support import EPOCH_MS, WITHOUT_ELR, Machine, registration
 from tests.controller.test_healing import TIMEOUT_MS, complete, look, lose, reassign, set_for_all
@@ -143,6 +144,17 @@ def test_a_broker_that_comes_back_stops_healing() -> None:
     machine.heartbeat(2)
     look(machine, BUSY_LOOK_INTERVAL_MS)
     assert told(machine)[1:] == [("heal-stopped", "broker 2 is not gone any more; moves under way go on")]
+
+
+def test_healing_of_a_broker_that_is_forgotten_before_the_next_look_has_ended() -> None:
+    """The supervisor unregisters one that came with the load as soon as it holds no replica."""
+    machine = cluster(4)
+    create(machine, (1, 2))
+    lose(machine, 2)
+    complete(machine)
+    machine.handle(UnregisterBrokerRequest(2))
+    look(machine, BUSY_LOOK_INTERVAL_MS)
+    assert told(machine)[1:] == [("heal-ended", "no replica is left to be made anew of what broker 2 held")]
 
 
 def test_healing_that_is_switched_off_says_so() -> None:

@@ -249,8 +249,7 @@ class Trial:
             for each in self._admin.events(since=known)
             if each.kind.startswith("heal") and f"broker-{LAST}" in each.subjects
         ]
-        # It stops, instead of ending, where the broker is forgotten before the controller has looked again.
-        assert healing in (["heal-begun", "heal-ended"], ["heal-begun", "heal-stopped"]), healing
+        assert healing == ["heal-begun", "heal-ended"], healing
 
     def _await(self, holds: Callable[[], bool]) -> float:
         return await_that(holds, lambda: told(self._cluster))

@@ -31,7 +31,9 @@ class HealStory:
         return f"<HealStory {self._told.name} {self._gone}>"
 
     def on_gone(self, gone: Gone, brokers: Mapping[int, BrokerImage], *, is_enabled: bool) -> Decision | None:
-        """What is gone now; healing stops where that is less than before."""
+        """What is gone now; healing stops where that is less than before, and ends where that was forgotten: only what
+        holds no replica any more is.
+        """
         if gone == self._gone:
             return None
         before, told = self._gone, self._told
@@ -42,6 +44,8 @@ class HealStory:
         )
         if told is not _Told.BEGUN or not less.is_anything:
             return None
+        if not less.directories and not any(each in brokers for each in less.broker_ids):
+            return self._ended(less, brokers)
         why = (
             f"{_names(less, brokers)} is not gone any more" if is_enabled else "self.healing.enable is false"
         )
@@ -77,10 +81,13 @@ class HealStory:
         is_whole = self._told is _Told.BEGUN and not healable
         self._told = _Told.OVER
         if is_whole:
-            why = f"no replica is left to be made anew of what {names} held"
-            return Decision(EventKind.HEAL_ENDED, _subjects(self._gone), why + alone)
+            return self._ended(self._gone, brokers, alone)
         why = f"{names} is gone, and no broker may take the replicas of {_partitions(healable)}"
         return Decision(EventKind.HEAL_STOPPED, _subjects(self._gone), why + alone)
+
+    def _ended(self, gone: Gone, brokers: Mapping[int, BrokerImage], alone: str = "") -> Decision:
+        why = f"no replica is left to be made anew of what {_names(gone, brokers)} held"
+        return Decision(EventKind.HEAL_ENDED, _subjects(gone), why + alone)
 
 
 def _subjects(gone: Gone) -> tuple[str, ...]:
