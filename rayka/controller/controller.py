@@ -165,6 +165,7 @@ class Controller:
         if isinstance(record, BrokerRegistrationChangeRecord) and record.is_fenced is False:
             self._returned.on_unfenced(record.broker_id)
             self._gone.on_unfenced(record.broker_id)
+            self._moves.on_unfenced()
         if isinstance(record, UnregisterBrokerRecord):
             self._returned.on_unregistered(record.broker_id)
             self._badly_off.on_unregistered(record.broker_id)

@@ -204,9 +204,18 @@ def test_without_another_broker_the_replicas_stay_as_they_are_until_one_comes() 
     create(machine, (1, 2, 3))
     assert lose(machine, 2) == 0
     assert machine.partition().replicas == (1, 2, 3)
+    assert look(machine, REPLAN_INTERVAL_MS) == 0
+    machine.start(4)
+    assert look(machine, 0) == 1
+
+
+def test_brokers_that_come_one_after_another_are_waited_for_as_long_as_a_plan_holds() -> None:
+    machine = cluster(3)
+    create(machine, (1, 2, 3))
+    assert lose(machine, 2) == 0
     machine.start(4)
     assert look(machine, LOOK_INTERVAL_MS) == 0
-    assert look(machine, UNPLANNED_INTERVAL_MS) == 1
+    assert look(machine, REPLAN_INTERVAL_MS - LOOK_INTERVAL_MS) == 1
 
 
 def test_of_two_lost_replicas_one_is_replaced_where_one_broker_is_left() -> None:
@@ -254,6 +263,19 @@ def test_no_disk_is_filled_above_80_percent() -> None:
     machine.heartbeat(4, load=LoadReport(1_000, free_bytes=10 * GB))
     assert lose(machine, 2) == 1
     assert {machine.partition(number=number).adding_replicas for number in range(3)} == {(3,), ()}
+
+
+def test_a_disk_that_has_room_again_is_found_after_a_while() -> None:
+    machine = Machine()
+    for broker_id in (1, 2, 3):
+        machine.start(broker_id, host=f"m{broker_id}")
+    create(machine, (1, 2))
+    machine.heartbeat(1, load=LoadReport(1_000, free_bytes=90 * GB, size_bytes=30 * GB, partition_count=1))
+    machine.heartbeat(3, load=LoadReport(1_000, free_bytes=10 * GB))
+    assert lose(machine, 2) == 0
+    machine.heartbeat(3, load=LoadReport(1_000, free_bytes=90 * GB))
+    assert look(machine, REPLAN_INTERVAL_MS) == 0
+    assert look(machine, UNPLANNED_INTERVAL_MS - REPLAN_INTERVAL_MS) == 1
 
 
 def test_so_many_moves_are_under_way_at_a_time_and_the_next_begin_as_they_end() -> None:

@@ -16,7 +16,7 @@ from rayka.ids import TopicIdPartition
 from rayka.metadata.image import MetadataImage, PartitionImage
 
 REPLAN_INTERVAL_MS = 10_000
-UNPLANNED_INTERVAL_MS = 60_000  # when no move was found: a broker may have come since, or a disk have room
+UNPLANNED_INTERVAL_MS = 60_000  # when no move was found: a disk may have room since
 
 
 class _Begun(NamedTuple):
@@ -46,6 +46,7 @@ class PlannedMoves:
         self._leaderless: dict[TopicIdPartition, None] = {}  # those of them that no broker leads
         self._declined: dict[TopicIdPartition, None] = {}
         self._gone = Gone()
+        self._planned_ms = 0
         self._plan_due_ms = 0
 
     @classmethod
@@ -93,11 +94,16 @@ class PlannedMoves:
             self._declined.clear()
             self._plan_due_ms = now_ms
 
+    def on_unfenced(self) -> None:
+        """A broker has come, which may take what found no place."""
+        self._plan_due_ms = min(self._plan_due_ms, self._planned_ms + REPLAN_INTERVAL_MS)
+
     def may_plan(self, now_ms: int) -> bool:
         return not self.waiting and now_ms >= self._plan_due_ms
 
     def on_planned(self, moves: Iterable[Move], now_ms: int) -> None:
         self.waiting.extend(moves)
+        self._planned_ms = now_ms
         self._plan_due_ms = now_ms + (UNPLANNED_INTERVAL_MS if self.is_idle else REPLAN_INTERVAL_MS)
 
     def may_begin(self, key: TopicIdPartition, moves_max: int) -> bool:
