@@ -84,8 +84,8 @@ class _Sizes(NamedTuple):
 class FrameReader:
     """Cuts the bytes of one stream into frames: receive into `room()`, then iterate over `on_received(count)`.
 
-    A large frame may have to wait until others are whole: while `is_waiting` nothing is received. `on_room` is called
-    when there is room for it; it then goes on with `begin_waiting_frame`.
+    A large frame may have to wait until others are whole: while `is_waiting` nothing is received. `begin_later` is
+    called when there is room for it; it then goes on with `begin_waiting_frame`.
     """
 
     __slots__ = (
@@ -98,9 +98,9 @@ class FrameReader:
         "_received",
         "_scratch",
         "_sizes",
+        "begin_later",
         "is_old",
         "is_waiting",
-        "on_room",
     )
 
     def __init__(self, memory: ReceiveMemory, *, head_bytes_max: int, payload_bytes_max: int) -> None:
@@ -115,7 +115,7 @@ class FrameReader:
         self._received = 0
         self.is_waiting = False
         self.is_old = False  # for what watches a large frame; false when one begins
-        self.on_room: Callable[[], object] = lambda: None
+        self.begin_later: Callable[[], object] = lambda: None
 
     @property
     def is_apart(self) -> bool:
@@ -153,8 +153,12 @@ class FrameReader:
             self.let_go()
             yield _frame(sizes, memoryview(head), _read_only(payload))
 
+    def on_room(self) -> None:
+        """There is room for the frame that waits."""
+        self.begin_later()
+
     def begin_waiting_frame(self) -> None:
-        """There is room for the frame that waited."""
+        """The frame that waited is received now."""
         data, self._partial = memoryview(self._partial), b""
         self.is_waiting = False
         self._receive_apart(_Sizes(*_PREFIX.unpack_from(data)), data[PREFIX_BYTES:])

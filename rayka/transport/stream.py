@@ -78,9 +78,8 @@ class Stream:
         self._is_reading = False
         self._is_paused = False
         self.is_open = True
-        reader.on_room = partial(
-            self._loop.call_soon, self._on_room
-        )  # later: another reader's bytes are at work
+        # Later: another reader's bytes are at work.
+        reader.begin_later = partial(self._loop.call_soon, self._on_room)
         connection.setblocking(False)
         self._set_reading()
 

@@ -5,14 +5,14 @@ its turn, too; what waits is let in by the order of its arrival. Kafka: `SimpleM
 """
 
 import math
-from collections.abc import Callable
 from typing import Protocol
 
 
 class Holder(Protocol):
     """What receives one frame at a time."""
 
-    on_room: Callable[[], object]
+    def on_room(self) -> None:
+        """There is room for its frame, which waited."""
 
 
 class UnfinishedFrames:
