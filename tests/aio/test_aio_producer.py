@@ -69,12 +69,14 @@ def test_many_plain_values_arrive_in_order():
     assert cluster.values("orders", 0) == [b"%d" % number for number in range(5_000)]
 
 
-def test_the_arguments_of_a_send_are_those_of_the_sync_producer():
-    assert (
-        inspect.signature(Producer.send).parameters.keys()
-        == inspect.signature(rayka.Producer.send).parameters.keys()
-    )
+def test_it_has_all_methods_of_the_sync_one_with_their_arguments():
+    for name, method in inspect.getmembers(rayka.Producer, inspect.isfunction):
+        if not name.startswith("_"):
+            arguments = inspect.signature(getattr(Producer, name)).parameters
+            assert list(arguments) == list(inspect.signature(method).parameters), name
 
+
+def test_a_send_takes_the_arguments_of_the_sync_producer():
     async def work() -> RecordMetadata:
         async with Producer(ScriptedCluster(), **QUICK) as producer:
             return await (await producer.send("orders", b"v", b"k", [("a", b"1")], 1, 5))

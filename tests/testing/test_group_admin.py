@@ -234,6 +234,8 @@ def test_the_commands_print_tables_and_json(cluster, admin, topic, rayka_group):
     assert described.startswith("group printed: Stable, 1 member, generation 1, assignor range, coordinator ")
     assert f"{topic}  0          4       10   6    {member.member_id}" in described
     assert "printed " in rayka_group("list", "--state", "Empty")
+    listed = json.loads(rayka_group("list", "--state", "Empty", "--json"))
+    assert [each["state"] for each in listed if each["group_id"] == "printed"] == ["Empty"]
     plain = json.loads(rayka_group("describe", "printed", "--json"))
     assert (plain["state"], plain["offsets"][0]["topic"]) == ("Empty", topic)
     assert "deleted" in rayka_group("delete", "printed", "--yes")

@@ -235,6 +235,29 @@ def test_a_topic_that_is_deleted_is_no_error_to_a_group_and_is_read_again_when_i
     made.consumer.close()
 
 
+def test_a_topic_that_is_created_again_at_once_is_read_from_its_first_record(
+    cluster: InProcessCluster, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:  # E8 E10
+    send(cluster, topic, 5)
+    made = Told(cluster, topic, topic=topic, metadata_max_age_ms=500)
+    poll_until(lambda: len(made.values) == 20, made)
+    made.consumer.commit()
+    with rayka.Admin(cluster=cluster) as admin:
+        admin.delete_topic(topic)
+        admin.create_topic(topic, partitions=4)
+    made.records.clear()
+    send(cluster, topic, 2)
+    poll_until(lambda: len(made.values) == 8, made)
+    assert sorted((each.partition, each.offset) for each in made.records) == [
+        (partition, offset) for partition in range(4) for offset in range(2)
+    ]
+    made.consumer.commit()
+    partitions = [TopicPartition(topic, number) for number in range(4)]
+    assert {each.offset for each in made.consumer.committed(partitions).values() if each is not None} == {2}
+    made.consumer.close()
+    assert sum("created again" in each for each in caplog.messages) <= 1  # none where its absence was seen
+
+
 # ---- Callbacks -------------------------------------------------------------------------------------------------------
 
 
@@ -306,6 +329,25 @@ def test_an_application_that_does_not_poll_in_time_loses_its_place_and_is_told(
     assert slow.told[1] == "lost 0 1 2 3"
     for each in (slow, other):
         each.consumer.close()
+
+
+def test_what_the_callback_for_lost_partitions_raises_comes_from_poll_and_loses_nothing(
+    cluster: InProcessCluster, topic: str
+) -> None:  # E4
+    def fail(partitions: list[TopicPartition]) -> None:
+        raise LookupError(f"lost {len(partitions)}")
+
+    slow = Told(cluster, topic, max_poll_interval_ms=1_500)
+    slow.consumer.subscribe(topic, on_lost=fail)
+    poll_until(lambda: len(slow.consumer.assignment()) == 4, slow)
+    other = Told(cluster, topic, topic=topic)
+    poll_until(lambda: len(other.owned) == 4, other)  # the slow one does not poll meanwhile
+    with pytest.raises(LookupError, match="lost 4"):
+        poll_until(lambda: False, slow, other)
+    other.consumer.close()
+    send(cluster, topic, 2)
+    poll_until(lambda: len(slow.values) == 8, slow)
+    slow.consumer.close()
 
 
 def test_user_code_that_is_slow_is_kept_by_heartbeats(cluster: InProcessCluster, topic: str) -> None:  # E6
