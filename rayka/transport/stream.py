@@ -25,9 +25,8 @@ from rayka.transport.frames import BrokenStream, Frame, FrameReader
 TURN_BYTES_MAX = 1 << 20  # sent in one turn of the event loop: about 0.3 ms
 QUEUED_BYTES_MAX = 1 << 30
 STALLED_S = 30.0
-HALF_A_FRAME_S = (
-    10.0  # shorter: a caller that waits for the memory of a frame that stopped is not taken for a slow peer
-)
+# Shorter than STALLED_S: a caller that waits for the memory of a frame that stopped is not taken for a slow peer.
+HALF_A_FRAME_S = 10.0
 _BUFFERS_A_CALL = 256  # below IOV_MAX
 _BUFFERS_A_TURN = 16  # so many leave before the turn is over: the peer works on them meanwhile
 _MORE_FOLLOWS: int = getattr(socket, "MSG_MORE", 0)  # a slice's head leaves with its first bytes
