@@ -110,14 +110,14 @@ class GroupClients:
         return ""
 
     def stored_on(self, machine: Machine) -> dict[TopicPartition, OffsetValue] | None:
-        """The offsets of the group; None where the machine does not coordinate it."""
+        """The offsets of the group; None where the machine does not coordinate it, or loads what it is to."""
         number, broker = self.history.number, machine.broker
         truth = self.data.replication.truth_named(OFFSETS_TOPIC, number)
         state = None if truth is None else self.data.replication.state_of(truth)
         if state is None or state.leader_id != machine.node_id or broker is None:
             return None
         for (_, shard_number), hosted in broker.shards.shards.items():
-            if shard_number == number and isinstance(hosted.shard, GroupShard):
+            if shard_number == number and hosted.is_active and isinstance(hosted.shard, GroupShard):
                 return hosted.shard.known.offsets.get(GROUP_ID, {})
         return None
 
