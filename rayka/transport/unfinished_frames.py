@@ -1,4 +1,4 @@
-"""How much memory the streams of one event loop set aside for frames that are not whole yet; who comes next.
+"""How much memory the streams of one event loop set aside for frames that are not whole yet, and which comes next.
 
 Invariants: what is set aside stays below the bound, but for the frame that reaches it: so one of the largest size gets
 its turn, too; what waits is let in by the order of its arrival. Kafka: `SimpleMemoryPool`, `queued.max.request.bytes`.

@@ -66,6 +66,12 @@ def admin(cluster: InProcessCluster) -> Iterator[Admin]:
 
 
 @pytest.fixture
+def commands(cluster: InProcessCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands of this process are for the cluster."""
+    monkeypatch.setattr(Target, "cluster", lambda self: cluster)
+
+
+@pytest.fixture
 def name() -> str:
     return f"topic-{next(_numbers)}"
 
@@ -612,14 +618,10 @@ def test_the_error_for_an_unknown_topic_that_is_to_be_managed_does_not_advise_to
         producer.send("nosuch", b"x").result(timeout=30)
 
 
+@pytest.mark.usefixtures("commands")
 def test_a_dry_run_of_a_reassignment_prints_the_plan_and_moves_nothing(
-    cluster: InProcessCluster,
-    admin: Admin,
-    name: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    admin: Admin, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Target, "cluster", lambda self: cluster)
     admin.create_topic(name, assignments=[[1, 2]])
     command = ["partition", "reassign", "--topic", name, "--replicas", "0:3,4", "--dry-run", "--json"]
     assert run(command) == 0
@@ -630,28 +632,20 @@ def test_a_dry_run_of_a_reassignment_prints_the_plan_and_moves_nothing(
     assert [each.replicas for each in admin.describe_topic(name).partitions] == [(1, 2)]
 
 
+@pytest.mark.usefixtures("commands")
 def test_of_a_named_topic_that_is_whole_no_partition_is_listed(
-    cluster: InProcessCluster,
-    admin: Admin,
-    name: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    admin: Admin, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Target, "cluster", lambda self: cluster)
     admin.create_topic(name)
     assert run(["topic", "describe", name, "--under-replicated", "--json"]) == 0
     described = json.loads(capsys.readouterr().out)
     assert (described["name"], described["partitions"]) == (name, [])
 
 
+@pytest.mark.usefixtures("commands")
 def test_settings_and_partitions_that_the_command_line_changes_are_changed(
-    cluster: InProcessCluster,
-    admin: Admin,
-    name: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    admin: Admin, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Target, "cluster", lambda self: cluster)
     admin.create_topic(name, partitions=2)
     given = ["-c", "retention.ms=5000", "-c", "max.message.bytes=6000"]
     assert run(["topic", "alter", name, *given]) == 0
