@@ -72,24 +72,21 @@ __all__ = [
 class RaySpec(ConfigModel):
     """Which Ray to use: `auto` is the running one, or a local one is started."""
 
-    address: str = Field(
-        default="auto",
-        description="The Ray that is used: `auto` is the running one, or a local one is started.",
-    )
+    address: str = "auto"
+    """The Ray that is used: `auto` is the running one, or a local one is started."""
 
 
 class RoleResources(ConfigModel):
     """What Ray sets aside for one node; never zero, so that Ray's autoscaler sees it as demand."""
 
-    num_cpus: float = Field(
-        default=0.05, gt=0, allow_inf_nan=False, description="CPUs that Ray sets aside for one node."
-    )
-    memory: int | None = Field(
-        default=None, gt=0, description="Bytes of memory that Ray sets aside for one node."
-    )
-    resources: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(
-        default={}, description="Custom resources of Ray, by name."
-    )
+    num_cpus: float = Field(default=0.05, gt=0, allow_inf_nan=False)
+    """CPUs that Ray sets aside for one node."""
+
+    memory: int | None = Field(default=None, gt=0)
+    """Bytes of memory that Ray sets aside for one node."""
+
+    resources: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(default={})
+    """Custom resources of Ray, by name."""
 
 
 class Resources(ConfigModel):
@@ -204,61 +201,47 @@ class ClusterSpec(ConfigModel):
     first and the last one, by default any that is free); with `ray` nothing listens, and every call is a remote method.
     """
 
-    name: str = Field(
-        default="rayka",
-        pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}$",
-        description="The cluster's name, which clients ask for.",
-    )
+    name: str = Field(default="rayka", pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}$")
+    """The cluster's name, which clients ask for."""
+
     controllers: Annotated[int, AfterValidator(_check_controllers)] = Field(
-        default=1,
-        ge=1,
-        le=NODES_MAX,
-        strict=True,
-        description="How many controllers: an odd number, of which less than half may fail.",
+        default=1, ge=1, le=NODES_MAX, strict=True
     )
-    brokers: Annotated[int | CountRange, BeforeValidator(_count_or_range(1))] = Field(
-        default=1,
-        description=(
-            "How many brokers; or `{min: 3, max: 12}`: between these, by the load. Those from 1 to min stay, the others"
-            " come and go."
-        ),
-    )
-    scaling: Scaling | None = Field(
-        default=None,
-        description="When nodes between min and max come and go, by the keys of the table below.",
-    )
-    coordinators: Annotated[int | CountRange, BeforeValidator(_count_or_range(0))] = Field(
-        default=0,
-        description=(
-            "How many coordinators of groups; with 0 brokers coordinate. Or `{min: 1, max: 4}`, as of brokers: between"
-            " these, by the load."
-        ),
-    )
-    nodes: Annotated[tuple[NodeSpec, ...], AfterValidator(_check_nodes)] | None = Field(
-        default=None, description="Instead of the three counts: each node with its id and its roles."
-    )
-    data_dir: Annotated[str | list[str], BeforeValidator(_data_dir)] = Field(
-        default="~/.rayka", description="Where nodes keep their data; a list spreads partitions over disks."
-    )
-    ray: RaySpec = Field(default=RaySpec(), description="Which Ray: `address`.")
-    resources: Resources = Field(
-        default=Resources(),
-        description="What Ray sets aside for nodes, by role: `num_cpus`, `memory`, `resources`.",
-    )
-    transport: Literal["auto", "ray"] = Field(
-        default="auto",
-        description=(
-            "With `auto` nodes serve hot calls over sockets of their own; with `ray` every call "
-            "is a remote method."
-        ),
-    )
-    transport_ports: Annotated[tuple[int, int], AfterValidator(_check_ports)] | None = Field(
-        default=None, description="The first and the last port of those sockets; without it any that is free."
-    )
-    config: BrokerConfig = Field(
-        default=BrokerConfig(),
-        description="Configuration of brokers and controllers, by the keys of the next table.",
-    )
+    """How many controllers: an odd number, of which less than half may fail."""
+
+    brokers: Annotated[int | CountRange, BeforeValidator(_count_or_range(1))] = 1
+    """How many brokers; or `{min: 3, max: 12}`: between these, by the load. Those from 1 to min stay, the others come
+    and go.
+    """
+
+    scaling: Scaling | None = None
+    """When nodes between min and max come and go, by the keys of the table below."""
+
+    coordinators: Annotated[int | CountRange, BeforeValidator(_count_or_range(0))] = 0
+    """How many coordinators of groups; with 0 brokers coordinate. Or `{min: 1, max: 4}`, as of brokers: between these,
+    by the load.
+    """
+
+    nodes: Annotated[tuple[NodeSpec, ...], AfterValidator(_check_nodes)] | None = None
+    """Instead of the three counts: each node with its id and its roles."""
+
+    data_dir: Annotated[str | list[str], BeforeValidator(_data_dir)] = "~/.rayka"
+    """Where nodes keep their data; a list spreads partitions over disks."""
+
+    ray: RaySpec = RaySpec()
+    """Which Ray: `address`."""
+
+    resources: Resources = Resources()
+    """What Ray sets aside for nodes, by role: `num_cpus`, `memory`, `resources`."""
+
+    transport: Literal["auto", "ray"] = "auto"
+    """With `auto` nodes serve hot calls over sockets of their own; with `ray` every call is a remote method."""
+
+    transport_ports: Annotated[tuple[int, int], AfterValidator(_check_ports)] | None = None
+    """The first and the last port of those sockets; without it any that is free."""
+
+    config: BrokerConfig = BrokerConfig()
+    """Configuration of brokers and controllers, by the keys of the next table."""
 
     @field_validator("config")
     @classmethod

@@ -17,285 +17,184 @@ _INT64_MAX = 2**63 - 1
 class BrokerConfig(ConfigModel):
     """Configuration of brokers and controllers, under Kafka's broker names; topic defaults among them."""
 
-    num_partitions: int = Field(
-        default=1, ge=1, description="How many partitions a topic has that is created without a number."
-    )
-    default_replication_factor: int = Field(
-        default=1, ge=1, description="How many replicas a topic has that is created without a number."
-    )
-    broker_session_timeout_ms: int = Field(
-        default=9_000,
-        ge=100,
-        description="A broker is fenced when the controller has had no heartbeat of it for so long.",
-    )
-    broker_heartbeat_interval_ms: int = Field(
-        default=2_000, ge=10, description="How often a broker sends heartbeats to the controller."
-    )
-    broker_load_report_interval_ms: int = Field(
-        default=5_000,
-        ge=10,
-        description=(
-            "Rayka's own: how often a broker measures its load, which it reports with the next heartbeat; the"
-            " controller remembers twelve reports."
-        ),
-    )
-    initial_broker_registration_timeout_ms: int = Field(
-        default=60_000,
-        ge=100,
-        description="For so long a broker that starts tries to register with the controller.",
-    )
-    controlled_shutdown_timeout_ms: int = Field(
-        default=10_000,
-        ge=100,
-        description="For so long a broker that stops waits for its leaderships to move away.",
-    )
-    fetch_max_bytes: int = Field(
-        default=57_671_680, ge=1024, description="The largest answer to a fetch, whatever the fetch asks for."
-    )
-    fetch_max_wait_ms: int = Field(
-        default=500,
-        ge=0,
-        description="Rayka's own: how long a node's fetch of cluster metadata waits for news.",
-    )
-    max_parked_requests: int = Field(
-        default=10_000,
-        ge=1,
-        description=(
-            "Rayka's own: how many requests of one API may wait at a node; more are refused, and "
-            "clients retry."
-        ),
-    )
-    queued_max_request_bytes: int = Field(
-        default=256 << 20,
-        ge=1,
-        description=(
-            "How many bytes the waiting requests of one API may hold at a node before more are refused."
-        ),
-    )
-    replica_lag_time_max_ms: int = Field(
-        default=30_000, ge=10, description="A follower that has not caught up for so long leaves the ISR."
-    )
-    replica_fetch_max_bytes: int = Field(
-        default=1 << 20,
-        ge=0,
-        le=_INT32_MAX,
-        description="How much of one partition a follower asks for in one fetch.",
-    )
-    replica_fetch_response_max_bytes: int = Field(
-        default=10 << 20,
-        ge=0,
-        le=_INT32_MAX,
-        description="How much a follower asks for in one fetch of all its partitions.",
-    )
-    replica_fetch_min_bytes: int = Field(
-        default=1,
-        ge=0,
-        description="A leader waits for so many bytes before it answers the fetch of a follower.",
-    )
-    replica_fetch_wait_max_ms: int = Field(
-        default=500,
-        ge=0,
-        description="A leader answers the fetch of a follower after so long, with whatever there is.",
-    )
-    replica_fetch_backoff_ms: int = Field(
-        default=1_000, ge=0, description="How long a follower waits after a fetch that failed."
-    )
-    replica_socket_timeout_ms: int = Field(
-        default=30_000,
-        ge=10,
-        description="How long a follower waits for a leader's answer, beyond the wait that it asked for.",
-    )
-    max_incremental_fetch_session_cache_slots: int = Field(
-        default=1_000,
-        ge=0,
-        description="How many fetch sessions a broker keeps; others send all their partitions each time.",
-    )
-    auto_leader_rebalance_enable: bool = Field(
-        default=True,
-        description="Whether leadership goes back to the first replica of each partition by itself.",
-    )
-    leader_imbalance_check_interval_seconds: int = Field(
-        default=300,
-        ge=1,
-        description="How often the controller looks for leaders that are not the first replica.",
-    )
-    leader_imbalance_per_broker_percentage: int = Field(
-        default=10,
-        ge=0,
-        description="The share of a broker's partitions that others may lead before leadership goes back.",
-    )
-    self_healing_enable: bool = Field(
-        default=True,
-        description=(
-            "Rayka's own: whether the controller makes the replicas of a broker or directory that is gone anew on"
-            " other brokers. It decides nothing else: replicas move off a broker that is drained or goes by the load,"
-            " and another one comes where `scaling` says so."
-        ),
-    )
-    broker_unavailable_timeout_ms: int = Field(
-        default=900_000,
-        ge=1,
-        description=(
-            "Rayka's own: a broker or directory counts as gone when it has been away for so long without a break; a"
-            " change of the active controller begins that time anew."
-        ),
-    )
-    balancer_moves_max: int = Field(
-        default=10,
-        ge=1,
-        le=1_000,
-        description="Rayka's own: how many partitions the controller by itself moves at a time.",
-    )
-    balancer_enable: bool = Field(
-        default=True,
-        description=(
-            "Rayka's own: whether the controller begins a balance by itself when a broker holds next to nothing or a"
-            " disk is above 80 %."
-        ),
-    )
-    balancer_settle_ms: int = Field(
-        default=60_000,
-        ge=0,
-        description="Rayka's own: for so long a broker has to be badly off before such a balance begins.",
-    )
-    unclean_leader_election_enable: bool = False
-    leader_replication_throttled_rate: int = Field(
-        default=_INT64_MAX,
-        ge=0,
-        description=("Bytes a second that a broker sends of the replicas that its topics name as throttled."),
-    )
-    follower_replication_throttled_rate: int = Field(
-        default=_INT64_MAX,
-        ge=0,
-        description=(
-            "Bytes a second that a broker fetches of the replicas that its topics name as throttled."
-        ),
-    )
-    reassignment_replication_throttled_rate: int = Field(
-        default=100_000_000,
-        ge=0,
-        description=(
-            "Rayka's own: bytes a second that a broker sends, and that it fetches, of replicas that reassignments add:"
-            " by hand, by a drain, a balance or healing."
-        ),
-    )
-    group_initial_rebalance_delay_ms: int = Field(
-        default=3_000,
-        ge=0,
-        description=("How long the first member of a group waits for others before partitions are assigned."),
-    )
-    group_min_session_timeout_ms: int = Field(
-        default=6_000, ge=1, description="The shortest `session.timeout.ms` that a member may ask for."
-    )
-    group_max_session_timeout_ms: int = Field(
-        default=1_800_000, ge=1, description="The longest `session.timeout.ms` that a member may ask for."
-    )
-    group_max_size: int = Field(default=_INT32_MAX, ge=1, description="How many members a group may have.")
-    offset_metadata_max_bytes: int = Field(
-        default=4_096, ge=0, description="The longest metadata that may be committed with an offset."
-    )
-    offsets_retention_minutes: int = Field(
-        default=7 * 24 * 60,
-        ge=1,
-        description="How long committed offsets are kept after their group has lost its last member.",
-    )
-    offsets_retention_check_interval_ms: int = Field(
-        default=600_000,
-        ge=1,
-        description="How often a coordinator looks for committed offsets that have expired.",
-    )
-    offsets_topic_num_partitions: int = Field(
-        default=50,
-        ge=1,
-        description="How many partitions `__consumer_offsets` gets when the first group creates it.",
-    )
-    offsets_topic_replication_factor: int = Field(
-        default=-1,
-        ge=-1,
-        description=(
-            "How many replicas `__consumer_offsets` gets; -1: as `default.replication.factor` says."
-        ),
-    )
-    offsets_topic_segment_bytes: int = Field(
-        default=100 << 20,
-        ge=1024,
-        le=_INT32_MAX,
-        description=(
-            "`segment.bytes` of `__consumer_offsets`, counted when the first group creates it: what is in the newest"
-            " segment is not compacted, so a coordinator reads all of it when it starts."
-        ),
-    )
-    replica_high_watermark_checkpoint_interval_ms: int = Field(
-        default=5_000,
-        ge=10,
-        description=(
-            "How often high watermarks are saved. The shorter of this and the next key counts for both."
-        ),
-    )
-    log_flush_offset_checkpoint_interval_ms: int = Field(
-        default=60_000, ge=10, description="How often recovery points and log start offsets are saved."
-    )
-    producer_id_expiration_ms: int = Field(
-        default=86_400_000,
-        ge=1,
-        description="How long a partition remembers a producer that has sent nothing.",
-    )
-    producer_id_expiration_check_interval_ms: int = Field(
-        default=600_000, ge=1, description="How often a broker looks for producers to forget."
-    )
+    num_partitions: int = Field(default=1, ge=1)
+    """How many partitions a topic has that is created without a number."""
 
-    controller_quorum_election_timeout_ms: int = Field(
-        default=1_000, ge=10, description="How long a candidate waits for votes before it gives up."
-    )
-    controller_quorum_fetch_timeout_ms: int = Field(
-        default=2_000,
-        ge=10,
-        description="A voter that has received nothing from the leader for so long begins an election.",
-    )
-    controller_quorum_election_backoff_max_ms: int = Field(
-        default=1_000, ge=0, description="The longest pause of a candidate before it tries again."
-    )
-    controller_quorum_request_timeout_ms: int = Field(
-        default=2_000, ge=10, description="How long a request to a controller may take."
-    )
-    controller_quorum_retry_backoff_ms: int = Field(
-        default=20, ge=0, description="How long a controller waits before it repeats a request that failed."
-    )
-    controller_quorum_auto_join_enable: bool = Field(
-        default=False, description="Whether a new controller becomes a voter by itself."
-    )
-    metadata_log_max_record_bytes_between_snapshots: int = Field(
-        default=20 << 20,
-        ge=1,
-        description="A controller writes a snapshot of the metadata after so many bytes of its log.",
-    )
-    metadata_log_max_snapshot_interval_ms: int = Field(
-        default=3_600_000,
-        ge=0,
-        description=(
-            "A controller writes a snapshot after so long, if there is anything new; 0: never for the time."
-        ),
-    )
-    metadata_max_retention_bytes: int = Field(
-        default=100 << 20,
-        ge=-1,
-        description=(
-            "Older snapshots and metadata segments go when all together are larger than this; -1: no bound."
-        ),
-    )
-    metadata_max_retention_ms: int = Field(
-        default=7 * 24 * 3_600_000,
-        ge=-1,
-        description=("Older snapshots and metadata segments go when they are older than this; -1: no bound."),
-    )
-    metadata_max_idle_interval_ms: int = Field(
-        default=500,
-        ge=0,
-        description=(
-            "An active controller that has nothing to write for so long writes a record that says "
-            "nothing; 0: never."
-        ),
-    )
+    default_replication_factor: int = Field(default=1, ge=1)
+    """How many replicas a topic has that is created without a number."""
+
+    broker_session_timeout_ms: int = Field(default=9_000, ge=100)
+    """A broker is fenced when the controller has had no heartbeat of it for so long."""
+
+    broker_heartbeat_interval_ms: int = Field(default=2_000, ge=10)
+    """How often a broker sends heartbeats to the controller."""
+
+    broker_load_report_interval_ms: int = Field(default=5_000, ge=10)
+    """Rayka's own: how often a broker measures its load, which it reports with the next heartbeat; the controller
+    remembers twelve reports.
+    """
+
+    initial_broker_registration_timeout_ms: int = Field(default=60_000, ge=100)
+    """For so long a broker that starts tries to register with the controller."""
+
+    controlled_shutdown_timeout_ms: int = Field(default=10_000, ge=100)
+    """For so long a broker that stops waits for its leaderships to move away."""
+
+    fetch_max_bytes: int = Field(default=57_671_680, ge=1024)
+    """The largest answer to a fetch, whatever the fetch asks for."""
+
+    fetch_max_wait_ms: int = Field(default=500, ge=0)
+    """Rayka's own: how long a node's fetch of cluster metadata waits for news."""
+
+    max_parked_requests: int = Field(default=10_000, ge=1)
+    """Rayka's own: how many requests of one API may wait at a node; more are refused, and clients retry."""
+
+    queued_max_request_bytes: int = Field(default=256 << 20, ge=1)
+    """How many bytes the waiting requests of one API may hold at a node before more are refused."""
+
+    replica_lag_time_max_ms: int = Field(default=30_000, ge=10)
+    """A follower that has not caught up for so long leaves the ISR."""
+
+    replica_fetch_max_bytes: int = Field(default=1 << 20, ge=0, le=_INT32_MAX)
+    """How much of one partition a follower asks for in one fetch."""
+
+    replica_fetch_response_max_bytes: int = Field(default=10 << 20, ge=0, le=_INT32_MAX)
+    """How much a follower asks for in one fetch of all its partitions."""
+
+    replica_fetch_min_bytes: int = Field(default=1, ge=0)
+    """A leader waits for so many bytes before it answers the fetch of a follower."""
+
+    replica_fetch_wait_max_ms: int = Field(default=500, ge=0)
+    """A leader answers the fetch of a follower after so long, with whatever there is."""
+
+    replica_fetch_backoff_ms: int = Field(default=1_000, ge=0)
+    """How long a follower waits after a fetch that failed."""
+
+    replica_socket_timeout_ms: int = Field(default=30_000, ge=10)
+    """How long a follower waits for a leader's answer, beyond the wait that it asked for."""
+
+    max_incremental_fetch_session_cache_slots: int = Field(default=1_000, ge=0)
+    """How many fetch sessions a broker keeps; others send all their partitions each time."""
+
+    auto_leader_rebalance_enable: bool = True
+    """Whether leadership goes back to the first replica of each partition by itself."""
+
+    leader_imbalance_check_interval_seconds: int = Field(default=300, ge=1)
+    """How often the controller looks for leaders that are not the first replica."""
+
+    leader_imbalance_per_broker_percentage: int = Field(default=10, ge=0)
+    """The share of a broker's partitions that others may lead before leadership goes back."""
+
+    self_healing_enable: bool = True
+    """Rayka's own: whether the controller makes the replicas of a broker or directory that is gone anew on other
+    brokers. It decides nothing else: replicas move off a broker that is drained or goes by the load, and another one
+    comes where `scaling` says so.
+    """
+
+    broker_unavailable_timeout_ms: int = Field(default=900_000, ge=1)
+    """Rayka's own: a broker or directory counts as gone when it has been away for so long without a break; a change of
+    the active controller begins that time anew.
+    """
+
+    balancer_moves_max: int = Field(default=10, ge=1, le=1_000)
+    """Rayka's own: how many partitions the controller by itself moves at a time."""
+
+    balancer_enable: bool = True
+    """Rayka's own: whether the controller begins a balance by itself when a broker holds next to nothing or a disk is
+    above 80 %.
+    """
+
+    balancer_settle_ms: int = Field(default=60_000, ge=0)
+    """Rayka's own: for so long a broker has to be badly off before such a balance begins."""
+
+    unclean_leader_election_enable: bool = False
+    leader_replication_throttled_rate: int = Field(default=_INT64_MAX, ge=0)
+    """Bytes a second that a broker sends of the replicas that its topics name as throttled."""
+
+    follower_replication_throttled_rate: int = Field(default=_INT64_MAX, ge=0)
+    """Bytes a second that a broker fetches of the replicas that its topics name as throttled."""
+
+    reassignment_replication_throttled_rate: int = Field(default=100_000_000, ge=0)
+    """Rayka's own: bytes a second that a broker sends, and that it fetches, of replicas that reassignments add: by
+    hand, by a drain, a balance or healing.
+    """
+
+    group_initial_rebalance_delay_ms: int = Field(default=3_000, ge=0)
+    """How long the first member of a group waits for others before partitions are assigned."""
+
+    group_min_session_timeout_ms: int = Field(default=6_000, ge=1)
+    """The shortest `session.timeout.ms` that a member may ask for."""
+
+    group_max_session_timeout_ms: int = Field(default=1_800_000, ge=1)
+    """The longest `session.timeout.ms` that a member may ask for."""
+
+    group_max_size: int = Field(default=_INT32_MAX, ge=1)
+    """How many members a group may have."""
+
+    offset_metadata_max_bytes: int = Field(default=4_096, ge=0)
+    """The longest metadata that may be committed with an offset."""
+
+    offsets_retention_minutes: int = Field(default=7 * 24 * 60, ge=1)
+    """How long committed offsets are kept after their group has lost its last member."""
+
+    offsets_retention_check_interval_ms: int = Field(default=600_000, ge=1)
+    """How often a coordinator looks for committed offsets that have expired."""
+
+    offsets_topic_num_partitions: int = Field(default=50, ge=1)
+    """How many partitions `__consumer_offsets` gets when the first group creates it."""
+
+    offsets_topic_replication_factor: int = Field(default=-1, ge=-1)
+    """How many replicas `__consumer_offsets` gets; -1: as `default.replication.factor` says."""
+
+    offsets_topic_segment_bytes: int = Field(default=100 << 20, ge=1024, le=_INT32_MAX)
+    """`segment.bytes` of `__consumer_offsets`, counted when the first group creates it: what is in the newest segment
+    is not compacted, so a coordinator reads all of it when it starts.
+    """
+
+    replica_high_watermark_checkpoint_interval_ms: int = Field(default=5_000, ge=10)
+    """How often high watermarks are saved. The shorter of this and the next key counts for both."""
+
+    log_flush_offset_checkpoint_interval_ms: int = Field(default=60_000, ge=10)
+    """How often recovery points and log start offsets are saved."""
+
+    producer_id_expiration_ms: int = Field(default=86_400_000, ge=1)
+    """How long a partition remembers a producer that has sent nothing."""
+
+    producer_id_expiration_check_interval_ms: int = Field(default=600_000, ge=1)
+    """How often a broker looks for producers to forget."""
+
+    controller_quorum_election_timeout_ms: int = Field(default=1_000, ge=10)
+    """How long a candidate waits for votes before it gives up."""
+
+    controller_quorum_fetch_timeout_ms: int = Field(default=2_000, ge=10)
+    """A voter that has received nothing from the leader for so long begins an election."""
+
+    controller_quorum_election_backoff_max_ms: int = Field(default=1_000, ge=0)
+    """The longest pause of a candidate before it tries again."""
+
+    controller_quorum_request_timeout_ms: int = Field(default=2_000, ge=10)
+    """How long a request to a controller may take."""
+
+    controller_quorum_retry_backoff_ms: int = Field(default=20, ge=0)
+    """How long a controller waits before it repeats a request that failed."""
+
+    controller_quorum_auto_join_enable: bool = False
+    """Whether a new controller becomes a voter by itself."""
+
+    metadata_log_max_record_bytes_between_snapshots: int = Field(default=20 << 20, ge=1)
+    """A controller writes a snapshot of the metadata after so many bytes of its log."""
+
+    metadata_log_max_snapshot_interval_ms: int = Field(default=3_600_000, ge=0)
+    """A controller writes a snapshot after so long, if there is anything new; 0: never for the time."""
+
+    metadata_max_retention_bytes: int = Field(default=100 << 20, ge=-1)
+    """Older snapshots and metadata segments go when all together are larger than this; -1: no bound."""
+
+    metadata_max_retention_ms: int = Field(default=7 * 24 * 3_600_000, ge=-1)
+    """Older snapshots and metadata segments go when they are older than this; -1: no bound."""
+
+    metadata_max_idle_interval_ms: int = Field(default=500, ge=0)
+    """An active controller that has nothing to write for so long writes a record that says nothing; 0: never."""
 
     log_segment_bytes: int = Field(default=1 << 30, ge=1024, le=_INT32_MAX)
     log_roll_ms: int = Field(default=7 * 24 * 3600 * 1000, ge=1)
@@ -312,85 +211,58 @@ class BrokerConfig(ConfigModel):
     log_segment_delete_delay_ms: int = Field(default=60_000, ge=0)
     log_cleanup_policy: CleanupPolicy = "delete"
     log_retention_ms: int | None = Field(default=None, ge=-1)
-    log_retention_minutes: int | None = Field(
-        default=None,
-        ge=-1,
-        description="The same in minutes, where `log.retention.ms` is not set.",
-    )
-    log_retention_hours: int = Field(
-        default=168,
-        ge=-1,
-        description="The same in hours, where neither `log.retention.ms` nor `log.retention.minutes` is set.",
-    )
+    log_retention_minutes: int | None = Field(default=None, ge=-1)
+    """The same in minutes, where `log.retention.ms` is not set."""
+
+    log_retention_hours: int = Field(default=168, ge=-1)
+    """The same in hours, where neither `log.retention.ms` nor `log.retention.minutes` is set."""
+
     log_retention_bytes: int = Field(default=-1, ge=-1)
-    log_retention_check_interval_ms: int = Field(
-        default=300_000,
-        ge=1,
-        description="How often a broker looks for segments to delete.",
-    )
+    log_retention_check_interval_ms: int = Field(default=300_000, ge=1)
+    """How often a broker looks for segments to delete."""
+
     log_cleaner_min_cleanable_ratio: float = Field(default=0.5, ge=0, le=1, allow_inf_nan=False)
     log_cleaner_min_compaction_lag_ms: int = Field(default=0, ge=0)
     log_cleaner_max_compaction_lag_ms: int = Field(default=_INT64_MAX, ge=1)
     log_cleaner_delete_retention_ms: int = Field(default=24 * 3600 * 1000, ge=0)
-    log_cleaner_enable: bool = Field(
-        default=True, description="Whether brokers compact topics whose `cleanup.policy` says so."
-    )
-    log_cleaner_threads: int = Field(default=1, ge=0, description="How many logs a broker compacts at once.")
-    log_cleaner_backoff_ms: int = Field(
-        default=15_000,
-        ge=0,
-        description="How long a broker waits before it looks again when there was nothing to compact.",
-    )
-    log_cleaner_dedupe_buffer_size: int = Field(
-        default=128 << 20,
-        ge=1 << 10,
-        description="How many bytes of memory a broker's map of keys takes while it compacts.",
-    )
-    log_cleaner_io_max_bytes_per_second: float = Field(
-        default=float(_INT64_MAX),
-        gt=0,
-        allow_inf_nan=False,
-        description="How many bytes a second compaction reads and writes together.",
-    )
+    log_cleaner_enable: bool = True
+    """Whether brokers compact topics whose `cleanup.policy` says so."""
 
-    cordoned_log_dirs: str = Field(
-        default="",
-        description=(
-            "Data directories that take no new replicas, by their paths, separated by commas; `*`: all of the broker's."
-            " What is in them stays and serves."
-        ),
-    )
-    scaling_leaving: bool = Field(
-        default=False,
-        description=(
-            "Set of one broker, by the supervisor only, while brokers between min and max shrink: it takes no new"
-            " replicas, is emptied, then removed. Deleted: it stays. It is deleted of a broker from 1 to min, and where"
-            " their number is fixed."
-        ),
-    )
-    machine_drain_deadline_ms: int = Field(
-        default=-1,
-        ge=-1,
-        description=(
-            "Set of one broker by the supervisor while Ray drains its machine: the wall clock, in ms, at which the"
-            " machine goes, 0 where Ray does not say. The broker gets no new replicas, and leads only what no other"
-            " replica in sync can. -1: its machine stays."
-        ),
-    )
-    num_replica_alter_log_dirs_threads: int = Field(
-        default=0,
-        ge=0,
-        description=(
-            "How many replicas a broker moves between its data directories at once; 0: as many as it has data"
-            " directories."
-        ),
-    )
+    log_cleaner_threads: int = Field(default=1, ge=0)
+    """How many logs a broker compacts at once."""
+
+    log_cleaner_backoff_ms: int = Field(default=15_000, ge=0)
+    """How long a broker waits before it looks again when there was nothing to compact."""
+
+    log_cleaner_dedupe_buffer_size: int = Field(default=128 << 20, ge=1 << 10)
+    """How many bytes of memory a broker's map of keys takes while it compacts."""
+
+    log_cleaner_io_max_bytes_per_second: float = Field(default=float(_INT64_MAX), gt=0, allow_inf_nan=False)
+    """How many bytes a second compaction reads and writes together."""
+
+    cordoned_log_dirs: str = ""
+    """Data directories that take no new replicas, by their paths, separated by commas; `*`: all of the broker's. What
+    is in them stays and serves.
+    """
+
+    scaling_leaving: bool = False
+    """Set of one broker, by the supervisor only, while brokers between min and max shrink: it takes no new replicas, is
+    emptied, then removed. Deleted: it stays. It is deleted of a broker from 1 to min, and where their number is fixed.
+    """
+
+    machine_drain_deadline_ms: int = Field(default=-1, ge=-1)
+    """Set of one broker by the supervisor while Ray drains its machine: the wall clock, in ms, at which the machine
+    goes, 0 where Ray does not say. The broker gets no new replicas, and leads only what no other replica in sync can.
+    -1: its machine stays.
+    """
+
+    num_replica_alter_log_dirs_threads: int = Field(default=0, ge=0)
+    """How many replicas a broker moves between its data directories at once; 0: as many as it has data directories."""
+
     replica_alter_log_dirs_io_max_bytes_per_second: float = Field(
-        default=float(_INT64_MAX),
-        gt=0,
-        allow_inf_nan=False,
-        description="How many bytes a second a broker copies between its data directories, all moves together.",
+        default=float(_INT64_MAX), gt=0, allow_inf_nan=False
     )
+    """How many bytes a second a broker copies between its data directories, all moves together."""
 
     def is_cordoned(self, path: str) -> bool:
         """Whether the data directory with this path takes no new replicas."""

@@ -30,30 +30,20 @@ def _compression(value: Any) -> Any:
 class _ClientConfig(ConfigModel):
     """What all clients have. `transport` is rayka's own: with `ray` a client takes no direct lane."""
 
-    request_timeout_ms: int = Field(
-        default=30_000, ge=1, description="How long one request may take before it is repeated."
-    )
-    retry_backoff_ms: int = Field(
-        default=100,
-        ge=1,
-        description="The first pause before a request is repeated; each following one is twice as long.",
-    )
-    retry_backoff_max_ms: int = Field(
-        default=1_000, ge=1, description="The longest pause before a request is repeated."
-    )
-    metadata_max_age_ms: int = Field(
-        default=300_000,
-        ge=1,
-        description=(
-            "After so long a client asks for its topics and their leaders again, although nothing went wrong."
-        ),
-    )
-    transport: Literal["auto", "ray"] = Field(
-        default="auto",
-        description=(
-            "Rayka's own: with `ray` every call is a remote method of an actor, and no socket is opened."
-        ),
-    )
+    request_timeout_ms: int = Field(default=30_000, ge=1)
+    """How long one request may take before it is repeated."""
+
+    retry_backoff_ms: int = Field(default=100, ge=1)
+    """The first pause before a request is repeated; each following one is twice as long."""
+
+    retry_backoff_max_ms: int = Field(default=1_000, ge=1)
+    """The longest pause before a request is repeated."""
+
+    metadata_max_age_ms: int = Field(default=300_000, ge=1)
+    """After so long a client asks for its topics and their leaders again, although nothing went wrong."""
+
+    transport: Literal["auto", "ray"] = "auto"
+    """Rayka's own: with `ray` every call is a remote method of an actor, and no socket is opened."""
 
     @classmethod
     def given(cls, config: Mapping[str, Any] | None, options: Mapping[str, Any], *, what: str) -> Self:
@@ -66,9 +56,8 @@ class _ClientConfig(ConfigModel):
 class AdminConfig(_ClientConfig):
     """Configuration of an `Admin`."""
 
-    default_api_timeout_ms: int = Field(
-        default=60_000, ge=1, description="How long a call may take with all its retries."
-    )
+    default_api_timeout_ms: int = Field(default=60_000, ge=1)
+    """How long a call may take with all its retries."""
 
 
 class ProducerConfig(_ClientConfig):
@@ -76,83 +65,55 @@ class ProducerConfig(_ClientConfig):
     actor costs more.
     """
 
-    acks: Annotated[Literal[-1, 0, 1], BeforeValidator(_acks)] = Field(
-        default=-1,
-        description=(
-            "Which replicas have a record when it is acknowledged: all in sync (`all`), the leader "
-            "(1), or perhaps none (0)."
-        ),
-    )
-    linger_ms: float = Field(
-        default=5,
-        ge=0,
-        allow_inf_nan=False,
-        description=(
-            "How long a batch waits for more records. Other batches on their way may make it wait longer."
-        ),
-    )
-    batch_size: int = Field(
-        default=1 << 20,
-        ge=0,
-        description=(
-            "How many bytes of records a batch takes. Kafka's default is 16384: a call to an "
-            "actor costs more than one to a socket."
-        ),
-    )
-    buffer_memory: int = Field(
-        default=128 << 20,
-        ge=1 << 16,
-        description="How many bytes of records may wait in the producer before `send` waits, too.",
-    )
-    max_block_ms: int = Field(
-        default=60_000, ge=0, description="How long `send` waits for memory or for metadata before it raises."
-    )
-    max_request_size: int = Field(
-        default=1 << 20, ge=1, description="The largest record that `send` takes, and the largest batch."
-    )
-    delivery_timeout_ms: int = Field(
-        default=120_000,
-        ge=1,
-        validate_default=True,
-        description="A record that is not acknowledged after so long fails with DeliveryTimeout.",
-    )
-    max_in_flight_requests_per_connection: int = Field(
-        default=5,
-        ge=1,
-        description=(
-            "How many requests to one broker may be on their way at once, and with idempotence "
-            "how many batches of one partition."
-        ),
-    )
-    enable_idempotence: bool | None = Field(
-        default=None,
-        validate_default=True,
-        description=(
-            "Whether a retry puts no record into the log twice. Not given: yes, where `acks` and "
-            "the key above allow it."
-        ),
-    )
+    acks: Annotated[Literal[-1, 0, 1], BeforeValidator(_acks)] = -1
+    """Which replicas have a record when it is acknowledged: all in sync (`all`), the leader (1), or perhaps none (0).
+    """
+
+    linger_ms: float = Field(default=5, ge=0, allow_inf_nan=False)
+    """How long a batch waits for more records. Other batches on their way may make it wait longer."""
+
+    batch_size: int = Field(default=1 << 20, ge=0)
+    """How many bytes of records a batch takes. Kafka's default is 16384: a call to an actor costs more than one to a
+    socket.
+    """
+
+    buffer_memory: int = Field(default=128 << 20, ge=1 << 16)
+    """How many bytes of records may wait in the producer before `send` waits, too."""
+
+    max_block_ms: int = Field(default=60_000, ge=0)
+    """How long `send` waits for memory or for metadata before it raises."""
+
+    max_request_size: int = Field(default=1 << 20, ge=1)
+    """The largest record that `send` takes, and the largest batch."""
+
+    delivery_timeout_ms: int = Field(default=120_000, ge=1, validate_default=True)
+    """A record that is not acknowledged after so long fails with DeliveryTimeout."""
+
+    max_in_flight_requests_per_connection: int = Field(default=5, ge=1)
+    """How many requests to one broker may be on their way at once, and with idempotence how many batches of one
+    partition.
+    """
+
+    enable_idempotence: bool | None = Field(default=None, validate_default=True)
+    """Whether a retry puts no record into the log twice. Not given: yes, where `acks` and the key above allow it."""
+
     compression_type: Annotated[Literal["none", "gzip", "lz4", "zstd"], BeforeValidator(_compression)] = (
-        Field(default="none", description="How batches are compressed.")
+        "none"
     )
-    key_serializer: Any = Field(
-        default=None,
-        description=(
-            "What makes bytes of keys: `bytes`, `string`, `json`, `msgpack`, a pydantic model, a callable."
-        ),
-    )
-    value_serializer: Any = Field(default=None, description="What makes bytes of values, as for keys.")
-    partitioner: Any = Field(
-        default=None,
-        description=(
-            "A function of (key, partitions, partitions with a leader) that chooses one, or None "
-            "to leave it to the producer."
-        ),
-    )
-    interceptors: Any = Field(
-        default=(),
-        description="Objects with `on_send(record)`, `on_acknowledgement(metadata, error)` or both.",
-    )
+    """How batches are compressed."""
+
+    key_serializer: Any = None
+    """What makes bytes of keys: `bytes`, `string`, `json`, `msgpack`, a pydantic model, a callable."""
+
+    value_serializer: Any = None
+    """What makes bytes of values, as for keys."""
+
+    partitioner: Any = None
+    """A function of (key, partitions, partitions with a leader) that chooses one, or None to leave it to the producer.
+    """
+
+    interceptors: Any = ()
+    """Objects with `on_send(record)`, `on_acknowledgement(metadata, error)` or both."""
 
     @field_validator("delivery_timeout_ms")
     @classmethod
@@ -177,11 +138,15 @@ class ProducerConfig(_ClientConfig):
         return is_possible if value is None else value
 
 
-Assignors = tuple[Literal["range", "roundrobin", "sticky", "cooperative-sticky"], ...]
-
-
 def _assignors(value: Any) -> Any:
     return value.replace(" ", "").split(",") if isinstance(value, str) else value
+
+
+Assignors = Annotated[
+    tuple[Literal["range", "roundrobin", "sticky", "cooperative-sticky"], ...],
+    BeforeValidator(_assignors),
+    Field(min_length=1),
+]
 
 
 class ConsumerConfig(_ClientConfig):
@@ -192,106 +157,73 @@ class ConsumerConfig(_ClientConfig):
     on this machine.
     """
 
-    group_id: str | None = Field(
-        default=None,
-        min_length=1,
-        description=(
-            "The group that the consumer shares partitions and keeps positions with; without one "
-            "nothing is committed."
-        ),
-    )
-    group_instance_id: str | None = Field(
-        default=None,
-        min_length=1,
-        description="The name of a static member: its partitions wait for it until its session ends.",
-    )
-    client_id: str = Field(default="rayka", description="What the group calls this member in its lists.")
-    enable_auto_commit: bool = Field(
-        default=True,
-        description=(
-            "Whether positions are committed by `poll`, in loops, before partitions move, and by `close`."
-        ),
-    )
-    auto_commit_interval_ms: int = Field(
-        default=5_000, ge=1, description="How often positions are committed automatically."
-    )
-    max_poll_interval_ms: int = Field(
-        default=300_000,
-        ge=1,
-        le=_INT32_MAX,
-        description="A member that asks for no records for so long leaves its group.",
-    )
-    session_timeout_ms: int = Field(
-        default=45_000,
-        ge=1,
-        le=_INT32_MAX,
-        description="A member that sends the coordinator no heartbeat for so long has left its group.",
-    )
-    heartbeat_interval_ms: int = Field(
-        default=3_000,
-        ge=1,
-        description="How often a member sends heartbeats; less than `session_timeout_ms`.",
-    )
-    partition_assignment_strategy: Annotated[Assignors, BeforeValidator(_assignors), Field(min_length=1)] = (
-        Field(
-            default=(
-                "range",
-                "cooperative-sticky",
-            ),
-            description="The assignors, best first: `range`, `roundrobin`, `sticky`, `cooperative-sticky`.",
-        )
-    )
-    default_api_timeout_ms: int = Field(
-        default=60_000,
-        ge=1,
-        description=(
-            "How long a call may take; with silent nodes also how long before `poll` raises UnavailableError."
-        ),
-    )
-    auto_offset_reset: Literal["earliest", "latest", "none"] = Field(
-        default="latest",
-        description="Where reading begins without a position, or with one outside the log; `none` raises.",
-    )
-    fetch_min_bytes: int = Field(
-        default=1, ge=0, description="A broker waits for so many bytes before it answers a fetch."
-    )
-    fetch_max_wait_ms: int = Field(
-        default=500, ge=0, description="A broker answers a fetch after so long, with whatever there is."
-    )
-    fetch_max_bytes: int = Field(
-        default=50 << 20,
-        ge=1,
-        description="The largest answer to a fetch; a larger first batch comes all the same.",
-    )
-    max_partition_fetch_bytes: int = Field(
-        default=1 << 20,
-        ge=1,
-        description=(
-            "How much of one partition comes with one answer; a larger first batch comes all the same."
-        ),
-    )
-    max_poll_records: int = Field(default=500, ge=1, description="How many records `poll` gives at most.")
-    check_crcs: bool = Field(default=True, description="Whether the checksum of each batch is looked at.")
-    local_reads: bool = Field(
-        default=True, description="Rayka's own: segments on this machine are mapped instead of being sent."
-    )
-    client_rack: str = Field(
-        default="",
-        description=(
-            "Where the consumer is: a replica in this rack is read, if it is in sync, and a group prefers to give "
-            "its member partitions with a replica there."
-        ),
-    )
-    key_deserializer: Any = Field(
-        default=None,
-        description=(
-            "What makes keys of bytes: `bytes`, `string`, `json`, `msgpack`, a pydantic model, a callable."
-        ),
-    )
-    value_deserializer: Any = Field(default=None, description="What makes values of bytes, as for keys.")
-    interceptors: Any = Field(
-        default=(), description="Objects with `on_consume(records)`, `on_commit(offsets)` or both."
-    )
+    group_id: str | None = Field(default=None, min_length=1)
+    """The group that the consumer shares partitions and keeps positions with; without one nothing is committed."""
+
+    group_instance_id: str | None = Field(default=None, min_length=1)
+    """The name of a static member: its partitions wait for it until its session ends."""
+
+    client_id: str = "rayka"
+    """What the group calls this member in its lists."""
+
+    enable_auto_commit: bool = True
+    """Whether positions are committed by `poll`, in loops, before partitions move, and by `close`."""
+
+    auto_commit_interval_ms: int = Field(default=5_000, ge=1)
+    """How often positions are committed automatically."""
+
+    max_poll_interval_ms: int = Field(default=300_000, ge=1, le=_INT32_MAX)
+    """A member that asks for no records for so long leaves its group."""
+
+    session_timeout_ms: int = Field(default=45_000, ge=1, le=_INT32_MAX)
+    """A member that sends the coordinator no heartbeat for so long has left its group."""
+
+    heartbeat_interval_ms: int = Field(default=3_000, ge=1)
+    """How often a member sends heartbeats; less than `session_timeout_ms`."""
+
+    partition_assignment_strategy: Assignors = ("range", "cooperative-sticky")
+    """The assignors, best first: `range`, `roundrobin`, `sticky`, `cooperative-sticky`."""
+
+    default_api_timeout_ms: int = Field(default=60_000, ge=1)
+    """How long a call may take; with silent nodes also how long before `poll` raises UnavailableError."""
+
+    auto_offset_reset: Literal["earliest", "latest", "none"] = "latest"
+    """Where reading begins without a position, or with one outside the log; `none` raises."""
+
+    fetch_min_bytes: int = Field(default=1, ge=0)
+    """A broker waits for so many bytes before it answers a fetch."""
+
+    fetch_max_wait_ms: int = Field(default=500, ge=0)
+    """A broker answers a fetch after so long, with whatever there is."""
+
+    fetch_max_bytes: int = Field(default=50 << 20, ge=1)
+    """The largest answer to a fetch; a larger first batch comes all the same."""
+
+    max_partition_fetch_bytes: int = Field(default=1 << 20, ge=1)
+    """How much of one partition comes with one answer; a larger first batch comes all the same."""
+
+    max_poll_records: int = Field(default=500, ge=1)
+    """How many records `poll` gives at most."""
+
+    check_crcs: bool = True
+    """Whether the checksum of each batch is looked at."""
+
+    local_reads: bool = True
+    """Rayka's own: segments on this machine are mapped instead of being sent."""
+
+    client_rack: str = ""
+    """Where the consumer is: a replica in this rack is read, if it is in sync, and a group prefers to give its member
+    partitions with a replica there.
+    """
+
+    key_deserializer: Any = None
+    """What makes keys of bytes: `bytes`, `string`, `json`, `msgpack`, a pydantic model, a callable."""
+
+    value_deserializer: Any = None
+    """What makes values of bytes, as for keys."""
+
+    interceptors: Any = ()
+    """Objects with `on_consume(records)`, `on_commit(offsets)` or both."""
 
     @field_validator("group_instance_id", "enable_auto_commit")  # those that were given
     @classmethod
@@ -318,41 +250,38 @@ def _callable_or_word(value: Any) -> Any:
 class WorkersConfig(ConsumerConfig):
     """Configuration of `rayka.workers`: of the pool, and of the consumers in it."""
 
-    auto_offset_reset: Literal["earliest", "latest", "none"] = Field(
-        default="earliest", description="Where a group begins that has committed nothing."
-    )
-    enable_auto_commit: bool = Field(
-        default=False, description="Not for workers: offsets are committed when the function has returned."
-    )
-    partition_assignment_strategy: Annotated[Assignors, BeforeValidator(_assignors), Field(min_length=1)] = (
-        Field(default=("cooperative-sticky",), description="The assignors, best first.")
-    )
-    min: int = Field(default=1, ge=1, description="The fewest workers.")
-    max: int = Field(default=32, ge=1, description="The most workers; never more than there are partitions.")
-    target_lag_seconds: float | None = Field(
-        default=None,
-        gt=0,
-        allow_inf_nan=False,
-        description=(
-            "Workers are added while what waits takes longer than this; without it there are `min` of them."
-        ),
-    )
-    batch: Literal["records", "arrow"] = Field(
-        default="records", description="What the function gets: a list of records, or a pyarrow.RecordBatch."
-    )
-    max_records: int = Field(
-        default=500, ge=1, description="How many records a batch of `records` has at most."
-    )
-    retries: int = Field(default=3, ge=0, description="How often a batch that fails is tried again.")
-    on_poison: Annotated[Any, AfterValidator(_callable_or_word)] = Field(
-        default="stop",
-        description=(
-            "What happens to a batch that always fails: `stop`, `skip`, or a callable of (record, error)."
-        ),
-    )
-    ray_options: dict[str, Any] = Field(
-        default={}, description="Options of the Ray actors, such as num_cpus."
-    )
+    auto_offset_reset: Literal["earliest", "latest", "none"] = "earliest"
+    """Where a group begins that has committed nothing."""
+
+    enable_auto_commit: bool = False
+    """Not for workers: offsets are committed when the function has returned."""
+
+    partition_assignment_strategy: Assignors = ("cooperative-sticky",)
+    """The assignors, best first."""
+
+    min: int = Field(default=1, ge=1)
+    """The fewest workers."""
+
+    max: int = Field(default=32, ge=1)
+    """The most workers; never more than there are partitions."""
+
+    target_lag_seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Workers are added while what waits takes longer than this; without it there are `min` of them."""
+
+    batch: Literal["records", "arrow"] = "records"
+    """What the function gets: a list of records, or a pyarrow.RecordBatch."""
+
+    max_records: int = Field(default=500, ge=1)
+    """How many records a batch of `records` has at most."""
+
+    retries: int = Field(default=3, ge=0)
+    """How often a batch that fails is tried again."""
+
+    on_poison: Annotated[Any, AfterValidator(_callable_or_word)] = "stop"
+    """What happens to a batch that always fails: `stop`, `skip`, or a callable of (record, error)."""
+
+    ray_options: dict[str, Any] = Field(default={})
+    """Options of the Ray actors, such as num_cpus."""
 
     @field_validator("enable_auto_commit")
     @classmethod

@@ -39,46 +39,32 @@ class Scaling(ConfigModel):
     its target. A target that is `null` does not count.
     """
 
-    disk_share: float | None = Field(
-        default=0.7, gt=0, le=1, description="Which share of brokers' disks may be full."
-    )
-    processor_share: float | None = Field(
-        default=0.7,
-        gt=0,
-        le=1,
-        description="Which share of one core a broker's process may take.",
-    )
-    bytes_in: int | None = Field(
-        default=None, ge=1, description="How many bytes a second clients may write to a broker."
-    )
-    bytes_out: int | None = Field(
-        default=None, ge=1, description="How many bytes a second clients may read from a broker."
-    )
-    partitions: int | None = Field(
-        default=4_000, ge=1, description="How many replicas of partitions a broker may hold."
-    )
-    coordinator_processor_share: float | None = Field(
-        default=0.7,
-        gt=0,
-        le=1,
-        description="Which share of one core a coordinator's process may take: the one target of coordinators.",
-    )
-    out_window_s: float = Field(
-        default=60.0,
-        ge=0,
-        allow_inf_nan=False,
-        description="How long the load must be above a target before a node comes, in seconds.",
-    )
-    in_window_s: float = Field(
-        default=600.0,
-        ge=0,
-        allow_inf_nan=False,
-        description="How long the load must be low before a node goes, in seconds.",
-    )
-    never: tuple[Literal["out", "in"], ...] = Field(
-        default=(),
-        description="What never happens by itself: `out`, that nodes come; `in`, that they go.",
-    )
+    disk_share: float | None = Field(default=0.7, gt=0, le=1)
+    """Which share of brokers' disks may be full."""
+
+    processor_share: float | None = Field(default=0.7, gt=0, le=1)
+    """Which share of one core a broker's process may take."""
+
+    bytes_in: int | None = Field(default=None, ge=1)
+    """How many bytes a second clients may write to a broker."""
+
+    bytes_out: int | None = Field(default=None, ge=1)
+    """How many bytes a second clients may read from a broker."""
+
+    partitions: int | None = Field(default=4_000, ge=1)
+    """How many replicas of partitions a broker may hold."""
+
+    coordinator_processor_share: float | None = Field(default=0.7, gt=0, le=1)
+    """Which share of one core a coordinator's process may take: the one target of coordinators."""
+
+    out_window_s: float = Field(default=60.0, ge=0, allow_inf_nan=False)
+    """How long the load must be above a target before a node comes, in seconds."""
+
+    in_window_s: float = Field(default=600.0, ge=0, allow_inf_nan=False)
+    """How long the load must be low before a node goes, in seconds."""
+
+    never: tuple[Literal["out", "in"], ...] = ()
+    """What never happens by itself: `out`, that nodes come; `in`, that they go."""
 
     def of_coordinators(self) -> Self:
         """The targets of coordinators in the place of those of brokers."""

@@ -1,11 +1,15 @@
 """`python -m tests.config_page`: writes the guide's page of all configuration keys from the tables in `rayka.config`.
 
-Each key is one row there: type, default, bounds and what it does. `tests/test_config_page.py` fails when the page is
-not what the rows say.
+Each key is one row there: type, default, bounds and, in the docstring below it, what it does.
+`tests/test_config_page.py` fails when the page is not what the rows say.
 """
 
+import ast
+import inspect
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
+from functools import cache
+from itertools import pairwise
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
@@ -173,7 +177,7 @@ def _table(section: Section) -> str:
         ]
         cells += [_DEFAULTS.get(name, _default(name, field)), _bounds(field)]
         cells += [_dynamic(name)] * section.has_dynamic
-        lines.append(_row([*cells, what_it_does(name, field)]))
+        lines.append(_row([*cells, what_it_does(section.model, name)]))
     return "\n".join([*lines, ""])
 
 
@@ -231,11 +235,26 @@ def _dynamic(name: str) -> str:
     return "for all brokers" if name in UNIFORM_BROKER_KEYS else "yes"
 
 
-def what_it_does(name: str, field: FieldInfo) -> str:
-    """The description of a key."""
+def what_it_does(model: type[ConfigModel], name: str) -> str:
+    """The docstring of a key; for a topic's default that has none, whose default it is."""
     topic_key = _TOPICS_BY_BROKER_KEY.get(name)
     default = f"The default of the topics' `{dotted(topic_key)}`." if topic_key else ""
-    return (field.description or default).replace("|", "\\|")
+    said = (_docstrings(each).get(name) for each in model.__mro__ if issubclass(each, ConfigModel))
+    return next(filter(None, said), default).replace("|", "\\|")
+
+
+@cache
+def _docstrings(model: type[ConfigModel]) -> dict[str, str]:
+    """Those of the model's own keys, each of which stands below its key."""
+    (found,) = ast.parse(inspect.getsource(model)).body
+    assert isinstance(found, ast.ClassDef)
+    return {
+        ast.unparse(key.target): " ".join(str(text.value.value).split())
+        for key, text in pairwise(found.body)
+        if isinstance(key, ast.AnnAssign)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+    }
 
 
 def main() -> int:
