@@ -260,8 +260,8 @@ class Cluster:
         with suppress(UnavailableError):  # it may be away; a cluster can be stopped all the same
             kept = kept_record(self._name)
         wait_for(partial(supervise.stop, self._name), ANSWER_TIMEOUT_S)
-        ask_ray(drop_all, self._name, timeout_s=ANSWER_TIMEOUT_S)
-        unplaced = ask_ray(launch.end_unplaced, self._name, timeout_s=ANSWER_TIMEOUT_S)
+        ask_ray(drop_all, self._name)
+        unplaced = ask_ray(launch.end_unplaced, self._name)
         handles, processes = processes_of(self._name, besides=unplaced)
         roles = _roles(handles, processes)
         combined = {each: handles[each] for each in handles if is_combined(roles[each])}
@@ -323,17 +323,14 @@ class Cluster:
 
     def _node_ids(self) -> tuple[int, ...]:
         forks.refuse()
-        node_ids = self._running_node_ids()
+        node_ids = ask_ray(running_node_ids, self._name)
         if not node_ids:
-            others = ", ".join(ask_ray(running_clusters, timeout_s=ANSWER_TIMEOUT_S)) or "none"
+            others = ", ".join(ask_ray(running_clusters)) or "none"
             raise ClusterNotFound(
                 f"no cluster {self._name!r} on the Ray at {self._ray_address} (namespace {NAMESPACE!r}; running there: "
                 f"{others}); start it with `rayka start` or rayka.Cluster.start()"
             )
         return node_ids
-
-    def _running_node_ids(self) -> tuple[int, ...]:
-        return ask_ray(running_node_ids, self._name, timeout_s=ANSWER_TIMEOUT_S)
 
     def _stop_order(self, roles: Mapping[int, Collection[Role]]) -> list[list[int]]:
         """Brokers need the controllers to end well; a leader that stops last has no node to hand over to."""

@@ -39,13 +39,13 @@ def wait_for(work: Work[ResultT], timeout_s: float, *, slack_s: float = _SLACK_S
     return bounded_wait.wait_for(work, timeout_s * 1000, caller="Ray", slack_s=slack_s)
 
 
-def ask_ray(question: Callable[..., ResultT], *arguments: Any, timeout_s: float) -> ResultT:
-    """What a function answers that asks Ray and waits for it, within that time. As `wait_for`."""
+def ask_ray(question: Callable[..., ResultT], *arguments: Any) -> ResultT:
+    """What a function answers that asks Ray and waits for it. As `wait_for`."""
 
     async def answer() -> ResultT:
         return await asyncio.to_thread(question, *arguments)
 
-    return wait_for(answer, timeout_s)
+    return wait_for(answer, ANSWER_TIMEOUT_S)
 
 
 def bring_up(record: ClusterRecord, placements: Collection[Placement]) -> None:
@@ -75,17 +75,28 @@ def kept_record(cluster_name: str) -> ClusterRecord | None:
     return wait_for(partial(supervise.kept_record, cluster_name, ANSWER_TIMEOUT_S), ANSWER_TIMEOUT_S)
 
 
+def keep(record: ClusterRecord) -> None:
+    """Puts a supervisor that keeps this in the place of the one there is."""
+    wait_for(partial(supervise.keep, record, MAKE_TIMEOUT_S), MAKE_TIMEOUT_S)
+
+
+def process_of(handle: Any) -> "NodeProcess | None":
+    """What the actor was made from and which process it is; None when it does not say so in time."""
+    return wait_for(partial(launch.process_of, handle, ANSWER_TIMEOUT_S), ANSWER_TIMEOUT_S)
+
+
 def processes_of(
     cluster_name: str, *, besides: Collection[int] = ()
 ) -> "tuple[dict[int, Any], dict[int, NodeProcess]]":
     """The actors of the other nodes, and the processes of those that answer."""
-    handles = ask_ray(_handles, cluster_name, besides, timeout_s=ANSWER_TIMEOUT_S)
+    handles = ask_ray(_handles, cluster_name, besides)
     return handles, wait_for(partial(launch.processes, handles, ANSWER_TIMEOUT_S), ANSWER_TIMEOUT_S)
 
 
 def _handles(cluster_name: str, besides: Collection[int]) -> dict[int, Any]:
-    chosen = [each for each in running_node_ids(cluster_name) if each not in besides]
-    return {node_id: launch.find(cluster_name, node_id) for node_id in chosen}
+    return launch.find_all(
+        cluster_name, [each for each in running_node_ids(cluster_name) if each not in besides]
+    )
 
 
 def add_nodes(record: ClusterRecord, placements: Collection[Placement], added: Collection[int]) -> None:
@@ -102,7 +113,7 @@ def add_nodes(record: ClusterRecord, placements: Collection[Placement], added: C
     except BaseException:
         _end(handles)
         raise
-    wait_for(partial(supervise.keep, record, MAKE_TIMEOUT_S), MAKE_TIMEOUT_S)
+    keep(record)
 
 
 def _end(handles: Mapping[int, Any]) -> None:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+from rayka.actors import supervise
 from rayka.actors.names import NAMESPACE, actor_name, node_directories
 from rayka.actors.ray_network import RayNetwork
 from rayka.actors.ray_records import LastPlace, last_places
@@ -88,13 +89,11 @@ async def describe(network: RayNetwork, ray_address: str, node_ids: Collection[i
     registered broker but has no actor, is `unreachable`.
     """
     nodes = await describe_nodes(network, node_ids)
-    metadata, quorum, spec, problems, scaling, draining = await asyncio.gather(
+    metadata, quorum, spec, report = await asyncio.gather(
         ask_metadata(network, nodes),
         _quorum(network, nodes),
         _kept_spec(network.cluster_name),
-        _problems(network.cluster_name),
-        _scaling(network.cluster_name),
-        _draining(network.cluster_name),
+        supervise.report(network.cluster_name, _TIMEOUT_MS / 1000),
     )
     members = set(spec.roles) if spec else set[int]()
     members |= {each.node_id for each in metadata.brokers} if metadata else set()
@@ -102,8 +101,8 @@ async def describe(network: RayNetwork, ray_address: str, node_ids: Collection[i
     gone = sorted(members.difference(node_ids))
     nodes = tuple(sorted((*nodes, *await describe_nodes(network, gone)), key=lambda each: each.node_id))
     nodes = await _with_last_places(nodes, spec)
-    nodes = tuple(_with_problem(each, problems.get(each.node_id)) for each in nodes)
-    nodes = tuple(replace(each, drained_until_ms=draining.get(each.node_id, -1)) for each in nodes)
+    nodes = tuple(_with_problem(each, report.problems.get(each.node_id)) for each in nodes)
+    nodes = tuple(replace(each, drained_until_ms=report.draining.get(each.node_id, -1)) for each in nodes)
     if metadata is not None:
         brokers = {each.node_id: BrokerDescription.of(each, ()) for each in metadata.brokers}
         nodes = tuple(_with_registration(each, brokers.get(each.node_id)) for each in nodes)
@@ -119,8 +118,8 @@ async def describe(network: RayNetwork, ray_address: str, node_ids: Collection[i
         topic_count=len(metadata.topics) if metadata else 0,
         partition_count=sum(len(topic.partitions) for topic in metadata.topics) if metadata else 0,
         nodes=nodes,
-        scaling=scaling[0],
-        coordinator_scaling=scaling[1],
+        scaling=report.scaling,
+        coordinator_scaling=report.coordinator_scaling,
     )
 
 
@@ -157,36 +156,11 @@ async def _describe_node(network: RayNetwork, node_id: int) -> NodeDescription:
 
 async def _kept_spec(cluster_name: str) -> ClusterSpec | None:
     """The spec in force; None where no supervisor says so, as after a stop that was interrupted."""
-    from rayka.actors.supervise import kept_record
-
     try:
-        record = await kept_record(cluster_name, _TIMEOUT_MS / 1000)
+        record = await supervise.kept_record(cluster_name, _TIMEOUT_MS / 1000)
     except UnavailableError:
         return None
     return record.spec if record is not None else None
-
-
-async def _problems(cluster_name: str) -> dict[int, str]:
-    """Why the supervisor could not bring nodes back; nothing where it does not say so."""
-    from rayka.actors.supervise import problems
-
-    return await problems(cluster_name, _TIMEOUT_MS / 1000)
-
-
-async def _scaling(cluster_name: str) -> tuple[ScalingStatus | None, ScalingStatus | None]:
-    """Of brokers and of coordinators."""
-    from rayka.actors.supervise import coordinator_scaling, scaling
-
-    timeout_s = _TIMEOUT_MS / 1000
-    return await asyncio.gather(
-        scaling(cluster_name, timeout_s), coordinator_scaling(cluster_name, timeout_s)
-    )
-
-
-async def _draining(cluster_name: str) -> dict[int, int]:
-    from rayka.actors.supervise import draining
-
-    return await draining(cluster_name, _TIMEOUT_MS / 1000)
 
 
 def _with_problem(node: NodeDescription, problem: str | None) -> NodeDescription:

@@ -8,10 +8,9 @@
 """
 
 from collections.abc import Collection
-from functools import partial
 
-from rayka.actors import launch, supervise
-from rayka.actors.bring_up import MAKE_TIMEOUT_S, wait_for
+from rayka.actors import launch
+from rayka.actors.bring_up import keep
 from rayka.actors.cluster_record import ClusterRecord
 from rayka.actors.names import node_directories, nodes_with
 from rayka.actors.quorum_votes import change_votes
@@ -34,12 +33,9 @@ def remove_controllers(cluster: ClusterHandle, record: ClusterRecord, node_ids: 
         info = admin.describe_quorum()
     change_votes(cluster, unvoted(info, controllers), node_ids)
     if any(each in record.spec.roles for each in node_ids):
-        rest = ClusterRecord(spec, record.identities)
-        wait_for(partial(supervise.keep, rest, MAKE_TIMEOUT_S), MAKE_TIMEOUT_S)
-    for each in node_ids:
-        handle = launch.find(spec.name, each)
-        if handle is not None:
-            stop_node(spec.name, each, handle)
+        keep(ClusterRecord(spec, record.identities))
+    for each, handle in launch.find_all(spec.name, node_ids).items():
+        stop_node(spec.name, each, handle)
     remove_everywhere([path for each in node_ids for path in node_directories(spec, each)])
 
 

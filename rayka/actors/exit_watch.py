@@ -9,7 +9,7 @@ cut off is not dead. Reports name the incarnation, so that one which comes late 
 import asyncio
 import logging
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
 from rayka.actors.launch import find, process_of
@@ -23,6 +23,9 @@ from rayka.node.controller_link import ControllerLink
 from rayka.protocol.membership import NodeState, StatusRequest
 from rayka.protocol.replica_reports import ReportExitRequest
 
+if TYPE_CHECKING:
+    from rayka.actors.shell import NodeProcess
+
 _ASK_AGAIN_S = 0.25
 _LOOK_S = 0.25
 _LOOK_COST_S = 0.08  # for each broker, so that looking takes less than 1 % of a core (one look: 0.6 ms)
@@ -30,18 +33,14 @@ _CALL_TIMEOUT_MS = 2_000
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerProcess:
+class _Serving(NamedTuple):
     """One process that serves as a broker."""
 
-    broker_id: int
+    process: "NodeProcess"
     incarnation_id: UUID
-    worker_id: str
-    ray_node_id: str
-    pid: int
 
     def __str__(self) -> str:
-        return f"process {self.pid} on Ray node {self.ray_node_id}"
+        return f"process {self.process.pid} on Ray node {self.process.ray_node_id}"
 
 
 class ExitWatch:
@@ -75,23 +74,20 @@ class ExitWatch:
                 task.cancel()
 
     async def _watch(self, broker_id: int) -> None:
-        before: BrokerProcess | None = None
+        name, before = node_name(broker_id), None
         while True:
-            process = await self._serving_process(broker_id)
+            found = await self._until_serving(broker_id)
+            process = found.process
             if before is None:
-                _logger.info("%s runs as %s", node_name(broker_id), process)
-            elif process.worker_id != before.worker_id:
-                _logger.info("%s runs again as %s; it was %s", node_name(broker_id), process, before)
-            before = process
+                _logger.info("%s runs as %s", name, found)
+            elif process.worker_id != before.process.worker_id:
+                _logger.info("%s runs again as %s; it was %s", name, found, before)
+            before = found
             await self._until_left(process.worker_id)
             if await asyncio.to_thread(has_exited, process.worker_id, process.ray_node_id):
-                await self._report(process)
+                await self._report(broker_id, found)
             else:
-                _logger.info(
-                    "%s of %s has gone: it was told to end, or its Ray node is lost",
-                    process,
-                    node_name(broker_id),
-                )
+                _logger.info("%s of %s has gone: it was told to end, or its Ray node is lost", found, name)
             await asyncio.sleep(_ASK_AGAIN_S)  # no other node follows sooner
 
     async def _until_left(self, worker_id: str) -> None:
@@ -100,15 +96,15 @@ class ExitWatch:
                 return
             await asyncio.sleep(max(_LOOK_S, _LOOK_COST_S * len(self._watches)))
 
-    async def _serving_process(self, broker_id: int) -> BrokerProcess:
+    async def _until_serving(self, broker_id: int) -> _Serving:
         """The process that is this broker, once it serves: only then it can lead, and its incarnation stays."""
         while True:
-            process = await self._ask(broker_id)
-            if process is not None:
-                return process
+            found = await self._ask(broker_id)
+            if found is not None:
+                return found
             await asyncio.sleep(_ASK_AGAIN_S)
 
-    async def _ask(self, broker_id: int) -> BrokerProcess | None:
+    async def _ask(self, broker_id: int) -> _Serving | None:
         handle = await asyncio.to_thread(find, self._spec.name, broker_id)
         process = await process_of(handle, _CALL_TIMEOUT_MS / 1000) if handle is not None else None
         if process is None:
@@ -119,23 +115,19 @@ class ExitWatch:
             return None
         if status.state is not NodeState.RUNNING or status.pid != process.pid:
             return None
-        return BrokerProcess(
-            broker_id, status.incarnation_id, process.worker_id, process.ray_node_id, process.pid
-        )
+        return _Serving(process, status.incarnation_id)
 
-    async def _report(self, process: BrokerProcess) -> None:
+    async def _report(self, broker_id: int, found: _Serving) -> None:
         """Until the controller knows of it, or would have found out by itself."""
-        request = ReportExitRequest(process.broker_id, process.incarnation_id)
-        name = actor_name(self._spec.name, process.broker_id)
+        request, pid = ReportExitRequest(broker_id, found.incarnation_id), found.process.pid
+        name = actor_name(self._spec.name, broker_id)
         try:
             async with asyncio.timeout(self._spec.config.broker_session_timeout_ms / 1000):
                 response = await self._link.call_until_answered(request, _CALL_TIMEOUT_MS)
         except TimeoutError:
             _logger.warning(
-                "process %d of %s has exited, and it could not be reported to a controller in time",
-                process.pid,
-                name,
+                "process %d of %s has exited, and it could not be reported to a controller in time", pid, name
             )
         else:
             outcome = "is fenced" if response.is_fenced else "has been succeeded already"
-            _logger.info("process %d of %s has exited; it %s", process.pid, name, outcome)
+            _logger.info("process %d of %s has exited; it %s", pid, name, outcome)

@@ -88,8 +88,8 @@ def _plan_new(spec: ClusterSpec, found: Found, random: Random) -> FormatPlan:
     for each in _controllers(spec):
         if _of(spec, found, each).has_log:
             raise StorageError(
-                f"{_directory(spec, each)} has a metadata log but no meta.properties; restore that file from a backup, "
-                "or remove the directory if its data is not wanted"
+                f"{controller_directory(spec, each)} has a metadata log but no meta.properties; restore that file "
+                "from a backup, or remove the directory if its data is not wanted"
             )
     cluster_id = str(random_uuid(random))
     voters = VoterSet(tuple(ReplicaKey(each, random_uuid(random)) for each in _controllers(spec)))
@@ -127,7 +127,7 @@ def _to_be_there(spec: ClusterSpec, plan: FormatPlan, awaited: Collection[int]) 
     controllers = [each for each in _controllers(spec) if each not in (*plan.controllers, *awaited)]
     return [
         *(path for each in brokers for path in node_directories(spec, each)),
-        *(_directory(spec, each) for each in controllers),
+        *(controller_directory(spec, each) for each in controllers),
     ]
 
 
@@ -148,7 +148,7 @@ def _common_cluster_id(spec: ClusterSpec, found: Found, whole: Collection[int]) 
     for each in others:
         other = _of(spec, found, each).cluster_id
         if other != cluster_id:
-            raise wrong_cluster(_directory(spec, each), cluster_id, other)
+            raise wrong_cluster(controller_directory(spec, each), cluster_id, other)
     return cluster_id
 
 
@@ -222,9 +222,5 @@ def _controllers(spec: ClusterSpec) -> tuple[int, ...]:
     return nodes_with(spec, Role.CONTROLLER)
 
 
-def _directory(spec: ClusterSpec, controller_id: int) -> str:
-    return controller_directory(spec, controller_id)
-
-
 def _of(spec: ClusterSpec, found: Found, controller_id: int) -> FoundDirectory:
-    return found.get(_directory(spec, controller_id), NOTHING)
+    return found.get(controller_directory(spec, controller_id), NOTHING)

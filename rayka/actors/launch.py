@@ -12,7 +12,7 @@ import os
 import select
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +83,12 @@ def find(cluster_name: str, node_id: int) -> Any | None:
     return named(actor_name(cluster_name, node_id))
 
 
+def find_all(cluster_name: str, node_ids: Iterable[int]) -> dict[int, Any]:
+    """The handles of those of these nodes' actors that there are."""
+    found = {each: find(cluster_name, each) for each in node_ids}
+    return {each: handle for each, handle in found.items() if handle is not None}
+
+
 async def await_made(cluster_name: str, handles: Mapping[int, Any], timeout_s: float) -> None:
     """Waits until the actors live. Raises UnavailableError for one that Ray could not make, or not in time."""
     for node_id, handle in handles.items():
@@ -107,18 +113,12 @@ async def processes(handles: Mapping[int, Any], timeout_s: float) -> "dict[int, 
 
 async def stop_brokers(cluster_name: str, handles: Mapping[int, Any]) -> None:
     """Stops the brokers in nodes that are controllers too: while these go on, all brokers can end well."""
-    names = [actor_name(cluster_name, each) for each in handles]
-    await asyncio.gather(
-        *(_finish(name, each.stop_broker.remote) for name, each in zip(names, handles.values(), strict=True))
-    )
+    await asyncio.gather(*(_finish(cluster_name, each, handles[each].stop_broker.remote) for each in handles))
 
 
 async def stop(cluster_name: str, handles: Mapping[int, Any]) -> None:
     """Stops the nodes under control, then ends their actors for good; one that does not answer is ended too."""
-    names = [actor_name(cluster_name, each) for each in handles]
-    await asyncio.gather(
-        *(_finish(name, each.stop.remote) for name, each in zip(names, handles.values(), strict=True))
-    )
+    await asyncio.gather(*(_finish(cluster_name, each, handles[each].stop.remote) for each in handles))
     for handle in handles.values():
         await asyncio.to_thread(end, handle)
 
@@ -166,11 +166,12 @@ async def process_of(handle: Any, timeout_s: float) -> "NodeProcess | None":
         return None
 
 
-async def _finish(name: str, stop: Callable[[], Awaitable[None]]) -> None:
+async def _finish(cluster_name: str, node_id: int, stop: Callable[[], Awaitable[None]]) -> None:
     try:
         async with asyncio.timeout(STOP_TIMEOUT_S):
             await stop()
     except (TimeoutError, ray.exceptions.RayError) as error:
+        name = actor_name(cluster_name, node_id)
         _logger.warning(
             "%s did not stop by itself and is ended; it recovers when it starts again: %r", name, error
         )

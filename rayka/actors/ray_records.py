@@ -68,11 +68,7 @@ def pending_actors(namespace: str) -> dict[str, PendingActor]:
     """The actors of a Ray namespace, by name, that have no process and wait for one, be it the first or the next; none
     in a version of Ray whose tables are others.
     """
-    accessor = _accessor()
-    if accessor is None or _ACTOR is None:
-        return {}
-    records = [each for state in _WAITING for each in accessor.get_actor_table(None, state)]
-    found = [each for each in map(_ACTOR.FromString, records) if each.ray_namespace == namespace]
+    found = _actors(namespace, *_WAITING)
     nodes = ray.nodes() if found else []
     return {each.name: _pending(each, nodes) for each in found}
 
@@ -117,14 +113,8 @@ def was_actor_of(namespace: str, worker_id: str) -> bool:
     """Whether this worker, which may have ended, is or was the process of an actor in that Ray namespace; False where
     that cannot be known.
     """
-    accessor, wanted = _accessor(), bytes.fromhex(worker_id)
-    if accessor is None or _ACTOR is None:
-        return False
-    for each in map(_ACTOR.FromString, accessor.get_actor_table(None, None)):
-        earlier = [before.worker_id for before in getattr(each, "previous_incarnations", ())]
-        if each.ray_namespace == namespace and wanted in (each.address.worker_id, *earlier):
-            return True
-    return False
+    wanted = bytes.fromhex(worker_id)
+    return any(each.worker_id == wanted for actor in _actors(namespace) for each in _addresses(actor))
 
 
 def last_places(namespace: str, names: Collection[str]) -> dict[str, LastPlace]:
@@ -132,14 +122,11 @@ def last_places(namespace: str, names: Collection[str]) -> dict[str, LastPlace]:
 
     Empty in a version of Ray whose tables are others.
     """
-    accessor = _accessor()
-    if accessor is None or _ACTOR is None:
-        return {}
     found: dict[str, list[Any]] = {}
-    for each in map(_ACTOR.FromString, accessor.get_actor_table(None, None)):
-        if each.ray_namespace == namespace and each.name in names:
+    for each in _actors(namespace):
+        if each.name in names:
             found.setdefault(each.name, []).append(each)
-    nodes = {node["NodeID"]: node for node in ray.nodes()}
+    nodes = {node["NodeID"]: node for node in ray.nodes()} if found else {}
     return {name: _last_place(sorted(found[name], key=_made_ms), nodes) for name in found}
 
 
@@ -150,6 +137,20 @@ def log_directories() -> dict[str, str]:
         each: os.path.join(os.path.dirname(os.path.dirname(sockets[each])), "logs")
         for each in sorted(sockets)
     }
+
+
+def _actors(namespace: str, *states: str) -> list[Any]:
+    """The records of the actors of a Ray namespace, of all or in these states."""
+    accessor = _accessor()
+    if accessor is None or _ACTOR is None:
+        return []
+    records = [each for state in states or (None,) for each in accessor.get_actor_table(None, state)]
+    return [each for each in map(_ACTOR.FromString, records) if each.ray_namespace == namespace]
+
+
+def _addresses(actor: Any) -> tuple[Any, ...]:
+    """Of its processes, oldest first."""
+    return (*getattr(actor, "previous_incarnations", ()), actor.address)
 
 
 def _pending(actor: Any, nodes: Collection[Mapping[str, Any]]) -> PendingActor:
@@ -176,7 +177,7 @@ def _last_place(actors: list[Any], nodes: Mapping[str, Mapping[str, Any]]) -> La
     ray_node_id = newest.node_id.hex()
     processes = dict[LastProcess, None]()
     for actor in actors:
-        for each in (*getattr(actor, "previous_incarnations", ()), actor.address):
+        for each in _addresses(actor):
             if each.worker_id:
                 processes[LastProcess(each.worker_id.hex(), each.node_id.hex())] = None
     node = nodes.get(ray_node_id, {})

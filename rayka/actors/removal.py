@@ -14,8 +14,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from rayka.actors import launch, supervise
-from rayka.actors.bring_up import MAKE_TIMEOUT_S, wait_for
+from rayka.actors import launch
+from rayka.actors.bring_up import keep, process_of, wait_for
 from rayka.actors.cluster_record import ClusterRecord
 from rayka.actors.format_jobs import remove_directories
 from rayka.actors.names import node_directories
@@ -28,7 +28,6 @@ from rayka.client.arguments import int_of
 from rayka.client.bootstrap import ClusterHandle
 from rayka.errors import BrokerIdNotRegistered, InvalidRequest, UnavailableError
 
-_ANSWER_TIMEOUT_S = 15.0
 _SLACK_S = 10.0
 _POLL_S = 0.1
 _logger = logging.getLogger(__name__)
@@ -46,13 +45,12 @@ def remove_broker(cluster: ClusterHandle, record: ClusterRecord, broker_id: int)
         rest = ClusterRecord(without_broker(whole, broker_id), record.identities.without(broker_id))
         _refuse_in_use(broker)
         try:
-            wait_for(partial(supervise.keep, rest, MAKE_TIMEOUT_S), MAKE_TIMEOUT_S)
+            keep(rest)
             if handle is not None:
                 stop_node(spec.name, broker_id, handle)
             _forget(admin, broker_id, spec.config.broker_session_timeout_ms / 1000 + _SLACK_S)
         except BaseException:
-            former = ClusterRecord(whole, record.identities)
-            wait_for(partial(supervise.keep, former, MAKE_TIMEOUT_S), MAKE_TIMEOUT_S)
+            keep(ClusterRecord(whole, record.identities))
             raise
     remove_everywhere(node_directories(whole, broker_id))
 
@@ -91,7 +89,7 @@ def stop_node(cluster_name: str, broker_id: int, handle: Any) -> None:
     if not has_process(handle):
         launch.end(handle)
         return
-    process = wait_for(partial(launch.process_of, handle, _ANSWER_TIMEOUT_S), _ANSWER_TIMEOUT_S)
+    process = process_of(handle)
     wait_for(partial(launch.stop, cluster_name, {broker_id: handle}), launch.STOP_TIMEOUT_S)
     if process is not None:
         run_on(process.ray_node_id, launch.await_exit, process.pid)

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from rayka.actors import launch
-from rayka.actors.bring_up import wait_for
+from rayka.actors.bring_up import ANSWER_TIMEOUT_S, process_of, wait_for
 from rayka.actors.on_ray_node import run_on
 from rayka.actors.ray_network import RayNetwork
 from rayka.actors.restart_plan import (
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from rayka.actors.shell import NodeProcess
     from rayka.cluster import Cluster
 
-_ANSWER_TIMEOUT_S = 15.0
 _POLL_S = 0.25
 _LAG_MAX = 10  # a leader adds a record twice a second
 
@@ -85,7 +84,7 @@ class Restarting:
         """The topics as soon as the node may go: no partition would be below `min.insync.replicas` but those of the
         plan. On a busy machine no controller may lead for a moment.
         """
-        deadline_s = time.monotonic() + max(self._timeout_s, _ANSWER_TIMEOUT_S)
+        deadline_s = time.monotonic() + max(self._timeout_s, ANSWER_TIMEOUT_S)
         while True:
             try:
                 topics = self._topics(self._cluster.describe().controller_id)
@@ -108,7 +107,7 @@ class Restarting:
         """What the node lacks in the end; empty when it has caught up."""
         name, node_id = self._cluster.name, step.node_id
         handle = launch.find(name, node_id)
-        former = None if handle is None else _process(handle)
+        former = None if handle is None else process_of(handle)
         if former is None:
             raise UnavailableError(
                 f"restart: {step.actor_name} does not say which process it is; see `rayka status`, and try again"
@@ -148,11 +147,11 @@ class Restarting:
             raise UnavailableError(
                 f"restart: cluster {self._cluster.name!r} has no active controller; see `rayka quorum status`"
             )
-        return wait_for(partial(_ask_topics, self._network, controller_id), _ANSWER_TIMEOUT_S)
+        return wait_for(partial(_ask_topics, self._network, controller_id), ANSWER_TIMEOUT_S)
 
 
 async def _ask_topics(network: RayNetwork, controller_id: int) -> tuple[MetadataTopic, ...]:
-    response = await network.call(controller_id, MetadataRequest(), int(_ANSWER_TIMEOUT_S * 1000))
+    response = await network.call(controller_id, MetadataRequest(), int(ANSWER_TIMEOUT_S * 1000))
     return response.topics
 
 
@@ -160,12 +159,8 @@ def _named(steps: Sequence[RestartStep]) -> str:
     return ", ".join(each.actor_name for each in steps)
 
 
-def _process(handle: object) -> "NodeProcess | None":
-    return wait_for(partial(launch.process_of, handle, _ANSWER_TIMEOUT_S), _ANSWER_TIMEOUT_S)
-
-
 def _is_made_again(former: "NodeProcess", spec: ClusterSpec | None) -> bool:
     """Whether the actor is another process now; makes it where Ray has none of that name."""
     placement = replace(former.placement, spec=spec) if spec else former.placement
-    process = _process(launch.create(placement))
+    process = process_of(launch.create(placement))
     return process is not None and process.pid != former.pid

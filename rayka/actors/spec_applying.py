@@ -11,11 +11,9 @@ back with the settings that it had, if Ray restarts its process, or with those i
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
-from rayka.actors import supervise
-from rayka.actors.bring_up import MAKE_TIMEOUT_S, START_TIMEOUT_S, wait_for
+from rayka.actors.bring_up import START_TIMEOUT_S, keep
 from rayka.actors.cluster_record import ClusterRecord
 from rayka.actors.names import nodes_with
 from rayka.actors.node_placement import Placement, needs, shortage
@@ -106,8 +104,7 @@ class SpecApplying:
         if any(each.key == MIN_ISR for each in settings):
             with Admin(cluster=self._cluster) as admin:
                 admin.alter_configs({MIN_ISR: self._spec.config.min_insync_replicas}, broker="all")
-        renewed = ClusterRecord(self._spec, record.identities)
-        wait_for(partial(supervise.keep, renewed, MAKE_TIMEOUT_S), MAKE_TIMEOUT_S)
+        keep(ClusterRecord(self._spec, record.identities))
 
     def _outdated(self) -> dict[int, tuple[SettingChange, ...]]:
         """What changes for each node that has to restart."""
@@ -121,11 +118,9 @@ class SpecApplying:
         """The controllers that have no vote and are new, or follow: an earlier start broke off."""
         controllers = nodes_with(self._spec, Role.CONTROLLER)
         info = look_at_quorum(self._cluster)
-        return (
-            unvoted(info, controllers, added)
-            if info
-            else tuple(each for each in controllers if each in added)
-        )
+        if info is None:
+            return tuple(each for each in controllers if each in added)
+        return unvoted(info, controllers, added)
 
     def _refuse_shortage(self, node_ids: Iterable[int]) -> None:
         made = {each: self._processes[each].placement for each in node_ids if each in self._processes}

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from rayka.actors import launch, supervise
 from rayka.actors.bring_up import (
     ANSWER_TIMEOUT_S,
-    MAKE_TIMEOUT_S,
     add_nodes,
     bring_up,
+    keep,
     kept_record,
     processes_of,
     wait_for,
@@ -83,8 +83,7 @@ class Starting:
             known=record.identities if record else Identities(),
         )
         if record and self._replace:  # before a disk has an identity that the supervisor would refuse
-            renewed = ClusterRecord(record.spec, plan.identities)
-            wait_for(partial(supervise.keep, renewed, MAKE_TIMEOUT_S), MAKE_TIMEOUT_S)
+            keep(ClusterRecord(record.spec, plan.identities))
         end(name, {each: self.handles[each] for each in lost}, self.processes)
         execute(plan)
         whole, placements = (

@@ -2,8 +2,9 @@
 
 import asyncio
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -93,36 +94,33 @@ async def _answer(method: Any) -> Any:
         await asyncio.sleep(_POLL_S)
 
 
-async def problems(cluster_name: str, timeout_s: float) -> dict[int, str]:
-    """Why the supervisor could not bring nodes back, by node; nothing where it does not say so."""
-    # The name that the actor's method has in every version.
-    told: dict[int, str] | None = await _told(cluster_name, "troubles", timeout_s)
-    return told or {}
+class Report(NamedTuple):
+    """What a supervisor says of its cluster, as far as it says so.
+
+    `problems`: why it could not bring nodes back, by node. `scaling`: how many brokers there should be and are, None
+    where they do not come and go; `coordinator_scaling`: the same of coordinators. `draining`: the nodes whose machines
+    Ray drains, and when these go, a wall clock in ms or 0.
+    """
+
+    problems: Mapping[int, str]
+    scaling: ScalingStatus | None
+    coordinator_scaling: ScalingStatus | None
+    draining: Mapping[int, int]
 
 
-async def scaling(cluster_name: str, timeout_s: float) -> ScalingStatus | None:
-    """How many brokers there should be and are; None where they do not come and go, or it is not said."""
-    told: ScalingStatus | None = await _told(cluster_name, "scaling", timeout_s)
-    return told
+async def report(cluster_name: str, timeout_s: float) -> Report:
+    """What the supervisor of the running cluster says in that time; empty where there is none."""
+    handle = await asyncio.to_thread(find, cluster_name)
+    # The names that the actor's methods have in every version.
+    methods = ("troubles", "scaling", "coordinator_scaling", "draining")
+    told = await asyncio.gather(*(_told(handle, each, timeout_s) for each in methods))
+    return Report(told[0] or {}, told[1], told[2], told[3] or {})
 
 
-async def coordinator_scaling(cluster_name: str, timeout_s: float) -> ScalingStatus | None:
-    """The same of coordinators."""
-    told: ScalingStatus | None = await _told(cluster_name, "coordinator_scaling", timeout_s)
-    return told
-
-
-async def draining(cluster_name: str, timeout_s: float) -> dict[int, int]:
-    """The nodes whose machines Ray drains, and when these go, a wall clock in ms or 0; nothing where it is not said."""
-    told: dict[int, int] | None = await _told(cluster_name, "draining", timeout_s)
-    return told or {}
-
-
-async def _told(cluster_name: str, method: str, timeout_s: float) -> Any:
+async def _told(handle: Any | None, method: str, timeout_s: float) -> Any:
     """What the supervisor says; None where it does not answer in time, or cannot: one that was made by an older version
     may have no such method, and `status` is to describe that cluster too.
     """
-    handle = await asyncio.to_thread(find, cluster_name)
     if handle is None:
         return None
     try:

@@ -43,7 +43,6 @@ from rayka.actors.node_logs import begin_log
 from rayka.actors.node_placement import Placement, Site, able_ray_nodes, is_able, needs, place, shortage
 from rayka.actors.on_ray_node import Answers, open_ray_nodes, run_on_all
 from rayka.actors.pending import PendingTimes
-from rayka.actors.ray_network import RayNetwork
 from rayka.actors.ray_records import (
     PendingActor,
     draining_ray_nodes,
@@ -62,7 +61,6 @@ from rayka.actors.start_lock import is_starting
 from rayka.config import ClusterSpec
 from rayka.errors import RaykaError
 from rayka.ids import Role, node_name
-from rayka.node.controller_link import ControllerLink
 from rayka.node.repeats import Repeats
 
 _LOOK_S = 1.0
@@ -253,10 +251,8 @@ class Supervisor:
         self, node_ids: Collection[int], ray_nodes: Mapping[str, Mapping[str, float]]
     ) -> "_Search":
         """Looks for the disks of nodes without a process on all Ray nodes that can have one of them."""
-        name = self._spec.name
         there = [each for each in wanted_node_ids(self._spec) if each not in node_ids]
-        found = {each: await asyncio.to_thread(launch.find, name, each) for each in there}
-        handles = {each: handle for each, handle in found.items() if handle is not None}
+        handles = await asyncio.to_thread(launch.find_all, self._spec.name, there)
         processes = await launch.processes(handles, _ANSWER_TIMEOUT_S)
         homes = {node_id: process.ray_node_id for node_id, process in processes.items()}
         able = able_ray_nodes(self._spec, node_ids, ray_nodes)
@@ -286,12 +282,12 @@ def _scaler(record: ClusterRecord, acting: asyncio.Lock) -> Scaler | None:
     if not record.spec.ranges:
         return None
     look_s = max(_LOOK_S, record.spec.config.broker_load_report_interval_ms / 1000)
-    return Scaler(record.spec, ScaledCluster(record), look_s, acting)
+    return Scaler(record.spec, ScaledCluster(record.spec, ClusterLooks(record.spec)), look_s, acting)
 
 
 async def _remove_leftover_marks(spec: ClusterSpec) -> None:
     """Once is enough, as soon as a controller answers: the next specification has another supervisor."""
-    looks = ClusterLooks(spec, ControllerLink(RayNetwork(spec.name)))
+    looks = ClusterLooks(spec)
     while True:
         try:
             for each in await remove_leftover_marks(looks.ask, spec.ranges):

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from rayka.actors.spec_applying import SpecChange
     from rayka.config import ClusterSpec
 
-_ASK_TIMEOUT_S = 15.0
-
 
 def announce(spec: "ClusterSpec") -> None:
     """Prints what a start with this spec is about to change, where the cluster runs and all of its nodes answer."""
@@ -23,7 +21,7 @@ def announce(spec: "ClusterSpec") -> None:
     from rayka.cluster import Cluster
     from rayka.errors import UnavailableError
 
-    if not ask_ray(running_node_ids, spec.name, timeout_s=_ASK_TIMEOUT_S):
+    if not ask_ray(running_node_ids, spec.name):
         return
     with suppress(UnavailableError):  # the start brings nodes back first, or says why not
         print_change(Cluster(spec.name, current_address()).plan_change(spec))

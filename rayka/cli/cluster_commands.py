@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from rayka.config import ClusterSpec
 
 DEFAULT_SPEC = "cluster.yaml"
-_ASK_TIMEOUT_S = 15.0
 _STATE_STYLES = {
     "running": Style.GOOD,
     "degraded": Style.BAD,
@@ -295,7 +294,7 @@ def print_start_plan(spec: "ClusterSpec", replace: tuple[int, ...], as_json: boo
 
     has_ray = ray.is_initialized() or bool(candidates(spec.ray.address))
     address = connect(spec.ray.address) if has_ray else ""
-    running = ask_ray(running_node_ids, spec.name, timeout_s=_ASK_TIMEOUT_S) if has_ray else ()
+    running = ask_ray(running_node_ids, spec.name) if has_ray else ()
     change = Cluster(spec.name, address).plan_change(spec) if running and not replace else None
     rows = []
     for node_id in spec.roles:

@@ -11,9 +11,9 @@ from rayka.actors.names import node_directories
 from rayka.actors.node_placement import Placement
 from rayka.actors.scaling import rooms
 from rayka.actors.scaling.cluster_looks import factor_max
-from rayka.actors.scaling.cluster_steps import ClusterSteps, make_directories
 from rayka.actors.scaling.grown_spec import grown
 from rayka.actors.scaling.planner import Leave, Move, ScalingStatus
+from rayka.actors.scaling.scaled_cluster import ScaledCluster, make_directories
 from rayka.cli.cluster_commands import describe_scaling
 from rayka.config import ClusterSpec
 from rayka.errors import StorageError
@@ -149,7 +149,7 @@ def test_a_broker_whose_replicas_find_no_room_does_not_leave_and_one_that_was_le
     tmp_path: Path,
 ) -> None:
     looks = TwoBrokers(2, free_bytes=25)
-    steps = ClusterSteps(spec(tmp_path), looks)  # type: ignore[arg-type]
+    steps = ScaledCluster(spec(tmp_path), looks)  # type: ignore[arg-type]
     refusal = asyncio.run(steps.take(Leave(2, "it is idle")))
     assert refusal.startswith("without broker 2 disks would be above 80%: 1 of its replicas (orders-0)")
     assert not looks.changed
@@ -161,7 +161,7 @@ def test_a_broker_whose_replicas_find_no_room_does_not_leave_and_one_that_was_le
 def test_what_no_broker_leads_is_not_moved_and_its_broker_does_not_leave(tmp_path: Path) -> None:
     """Its move could not end, and as long as it is under way nothing else is decided."""
     looks = TwoBrokers(-1, 2)
-    steps = ClusterSteps(spec(tmp_path), looks)  # type: ignore[arg-type]
+    steps = ScaledCluster(spec(tmp_path), looks)  # type: ignore[arg-type]
     refusal = asyncio.run(steps.take(Leave(2, "it is idle")))
     assert (
         refusal
@@ -171,14 +171,14 @@ def test_what_no_broker_leads_is_not_moved_and_its_broker_does_not_leave(tmp_pat
     assert asyncio.run(steps.take(Move(2, "it leaves"))) == ""
     assert looks.moved == [TopicPartition("orders", 1)]
     lost = TwoBrokers(-1)
-    steps = ClusterSteps(spec(tmp_path), lost)  # type: ignore[arg-type]
+    steps = ScaledCluster(spec(tmp_path), lost)  # type: ignore[arg-type]
     assert asyncio.run(steps.take(Move(2, "it leaves"))) == refusal
     assert (len(lost.changed), lost.moved) == (1, []), "it stays"
 
 
 def test_as_many_replicas_move_at_a_time_as_is_in_force(tmp_path: Path) -> None:
     looks = TwoBrokers(2, 2, 2, moves_max=2)
-    steps = ClusterSteps(spec(tmp_path), looks)  # type: ignore[arg-type]
+    steps = ScaledCluster(spec(tmp_path), looks)  # type: ignore[arg-type]
     assert asyncio.run(steps.take(Move(2, "it leaves"))) == ""
     assert len(looks.moved) == 2
 

@@ -47,7 +47,7 @@ def test_a_supervisor_of_an_older_version_names_no_problems(ray_address: str) ->
     handle = older.remote()
     try:
         assert ray.get(handle.pid.remote()) == 1
-        assert asyncio.run(supervise.problems("older", 30.0)) == {}
+        assert asyncio.run(supervise.report("older", 30.0)).problems == {}
     finally:
         ray.kill(handle)
 

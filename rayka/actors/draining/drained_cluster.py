@@ -77,11 +77,8 @@ class DrainedCluster:
             case Mark():
                 self._has_marks = True
             case Stop():
-                found = {
-                    each: await asyncio.to_thread(launch.find, self._spec.name, each)
-                    for each in step.node_ids
-                }
-                await launch.stop(self._spec.name, {each: handle for each, handle in found.items() if handle})
+                handles = await asyncio.to_thread(launch.find_all, self._spec.name, step.node_ids)
+                await launch.stop(self._spec.name, handles)
         return await self._brokers.take(step)
 
     async def record(self, kind: str, node_ids: tuple[int, ...], reason: str) -> None:

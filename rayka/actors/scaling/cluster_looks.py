@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from rayka.actors.names import running_node_ids
 from rayka.actors.pending import OVERDUE_S
+from rayka.actors.ray_network import RayNetwork
 from rayka.actors.ray_records import free_resources
 from rayka.actors.scaling import rooms
 from rayka.actors.scaling.decision import Load
@@ -39,9 +40,9 @@ ResponseT = TypeVar("ResponseT")
 class ClusterLooks:
     """Looks at one cluster, on one event loop."""
 
-    def __init__(self, spec: ClusterSpec, link: ControllerLink) -> None:
+    def __init__(self, spec: ClusterSpec) -> None:
         self._spec = spec
-        self._link = link
+        self._link = ControllerLink(RayNetwork(spec.name))
         self._room_since_s: dict[int, float] = {}
         self.cluster_id = ""
 

@@ -39,14 +39,6 @@ class Advice:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Need:
-    """How many brokers one target asks for, and in which words."""
-
-    count: int
-    said: str
-
-
 class Decider:
     """Decides for one role in one cluster. It remembers since when each look has asked for more, or for fewer: a new
     one waits for its windows again.
@@ -96,11 +88,11 @@ class Decider:
         if most is None:
             return Advice(count, "no target is set")
         if most.count > count:
-            return Advice(most.count, most.said)
+            return most
         idle = max(self._needs(loads, IN_SHARE), key=lambda each: each.count)
         if idle.count < count:
-            return Advice(idle.count, f"{idle.said}; {idle.count} would be below {IN_SHARE:.0%} of it")
-        return Advice(count, f"within the targets: {most.said}")
+            return Advice(idle.count, f"{idle.reason}; {idle.count} would be below {IN_SHARE:.0%} of it")
+        return Advice(count, f"within the targets: {most.reason}")
 
     def _stable(self, wish: Advice, asked: int, now_ms: int) -> Advice:
         """`asked`: the wish within the bounds."""
@@ -121,7 +113,7 @@ class Decider:
         bound = "more" if wish.count > self._count else "fewer"
         return f"{wish.reason}; {self._count} {self._role}s, and {bound} are not allowed"
 
-    def _needs(self, loads: Sequence[Load], share: float) -> list[_Need]:
+    def _needs(self, loads: Sequence[Load], share: float) -> list[Advice]:
         """How many nodes keep each average at that share of its target, or below; one more than there may be stands
         for any more, which a tiny target may ask for without end.
         """
@@ -134,7 +126,7 @@ class Decider:
             ("disk_share", _full_disks(loads), targets.disk_share),
         )
         return [
-            _Need(
+            Advice(
                 max(1, ceil(min(total / (target * share), most))),
                 _said(name, total / len(loads), target, self._role),
             )
