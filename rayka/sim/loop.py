@@ -23,6 +23,7 @@ from rayka.sim.process import PROCESS, Process
 START_US = 1_000_000  # the clock's reading at the begin; nothing may depend on it being zero
 _CALLBACKS_AT_ONE_INSTANT_MAX = 20_000
 _CANCELLED_TIMERS_MAX = 5_000
+_EPOCH_MS = 1_700_000_000_000  # the wall clock at the begin
 _NEVER_S = 1e9
 _ROUNDS_OF_CANCELLING = 3
 _TASKS_MIN = 1_000
@@ -97,6 +98,11 @@ class VirtualLoop(_AbstractLoop):  # type: ignore[misc]
     @property
     def now_ms(self) -> int:
         return self.now_us // 1000
+
+    @property
+    def wall_clock_ms(self) -> int:
+        """What every clock of a machine shows that has not jumped."""
+        return _EPOCH_MS + self.now_ms
 
     def call_soon(
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
@@ -258,9 +264,6 @@ class VirtualLoop(_AbstractLoop):  # type: ignore[misc]
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """Nothing to tell: the nodes watch their own tasks, and what a callback raises ends the run."""
-
-    async def shutdown_asyncgens(self) -> None:
-        """Nothing to end: asynchronous generators are not tracked."""
 
     # ---- What would leave the simulation -----------------------------------------------------------------------------
 

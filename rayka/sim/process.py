@@ -6,16 +6,22 @@ whole process can be paused (its callbacks are kept, in order) or be gone (it re
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
 from typing import Any
 
 
 class Process:
-    """One incarnation of one node, or a client. `watches` are called after each of its callbacks."""
+    """One incarnation of one node, or a client. `watches` are called after each of its callbacks; `context` is that of
+    its tasks.
+    """
 
-    __slots__ = ("incarnation", "is_alive", "is_paused", "node_id", "resumed_us", "watches", "withheld")
+    __slots__ = (
+        "context", "incarnation", "is_alive", "is_paused", "node_id", "resumed_us", "watches", "withheld",
+    )  # fmt: skip
 
     def __init__(self, node_id: int, incarnation: int) -> None:
+        self.context = Context()
+        self.context.run(PROCESS.set, self)
         self.node_id = node_id
         self.incarnation = incarnation
         self.is_alive = True

@@ -128,7 +128,7 @@ class Simulation:
         self._machines = ComingMachines(self.cluster, self.repairs)
         self.scaling = Scaling(self.cluster, self.checkers, self._machines, self.replication)
         self.drained = DrainedMachines(self.checkers)
-        self.drains = MachineDrains(self.cluster, self.checkers, self._machines, self.drained)
+        self.drains = MachineDrains(self.cluster, self._machines, self.drained)
 
     def __repr__(self) -> str:
         return f"<Simulation seed={self.options.seed} now_ms={self.loop.now_ms} {self.ledger!r}>"
@@ -157,9 +157,9 @@ class Simulation:
             watches.append(BrokerWatch(machine, self.checkers, self._replica_checkers))
         return watches
 
-    def _on_bug(self, machine: Machine, error: BaseException) -> None:
+    def _on_bug(self, node_id: int, error: BaseException) -> None:
         cause = "".join(traceback.format_tb(error.__traceback__)[-6:])
-        self.checkers.report("crash", machine.node_id, f"{error!r}; {cause}")
+        self.checkers.report("crash", node_id, f"{error!r}; {cause}")
 
     # ---- Running -----------------------------------------------------------------------------------------------------
 
@@ -180,9 +180,8 @@ class Simulation:
     def close(self) -> None:
         """Ends all processes and what they were doing; nothing is checked any more."""
         self.checkers.is_enabled = False
-        self.data.close()
-        self.groups.close()
-        self.registers.close()
+        for each in (self.data, self.groups, self.registers):
+            each.close()
         for machine in self.cluster.machines.values():
             if machine.process is not None:
                 self.cluster.kill(machine.node_id)
@@ -194,11 +193,8 @@ class Simulation:
         self.loop.run_until_complete(self.loop.create_task(self.cluster.format(), context=Context()))
         for node_id in self.cluster.machines:
             self.cluster.start(node_id)
-        self.workload.start()
-        self.operator.start()
-        self.registers.start()
-        self.scaling.start()
-        self.drains.start()
+        for each in (self.workload, self.operator, self.registers, self.scaling, self.drains):
+            each.start()
 
     def run_safety(self) -> None:
         """The faults and the clients."""
@@ -218,12 +214,9 @@ class Simulation:
         """Heals everything; whatever still waits a minute later is a violation."""
         begin_ms = self.loop.now_ms
         self.trace.add("-", "phase", "liveness")
-        self.workload.stop_asking()
-        self.data.stop_asking()
-        self.operator.stop_asking()
-        self.growth.stop_asking()
-        self.registers.stop_asking()
-        self._machines.stop_asking()
+        clients = (self.workload, self.data, self.operator, self.growth, self.registers, self._machines)
+        for each in clients:
+            each.stop_asking()
         self.repairs.heal()
         proof = self.loop.create_task(
             self.workload.create_until_acknowledged("alive"), name="proof", context=Context()
@@ -262,11 +255,9 @@ class Simulation:
 
     def _waiting(self, proof: Any) -> list[str]:
         """What has not ended, or not caught up."""
-        found = (
-            [str(each) for each in self.history.pending()[:5]] + self.data.waiting() + self.states.waiting()
-        )
-        found += self.registers.waiting() + self.groups.waiting()
-        found += self.scaling.waiting() + self.drains.waiting()
+        found = [str(each) for each in self.history.pending()[:5]]
+        for each in (self.data, self.states, self.registers, self.groups, self.scaling, self.drains):
+            found += each.waiting()
         if not proof.done():
             found.append("no new topic was acknowledged")
         for machine in self.cluster.machines.values():

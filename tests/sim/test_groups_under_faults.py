@@ -72,7 +72,7 @@ def test_a_run_that_ends_while_members_stand_still_leaves_none_of_their_tasks() 
     for each in members:
         each.process.is_paused = True
     simulation.run_until_ms(4_000)
-    tasks = [each.task for each in members if each.task is not None]
+    tasks = [task for each in members for task in each.tasks]
     assert [each.done() for each in tasks] == [False, False]
     simulation.close()
     assert [each.done() for each in tasks] == [True, True]

@@ -58,7 +58,7 @@ class Checkers:
     """All checkers of one run. `violation` is the first one found."""
 
     def __init__(self, loop: VirtualLoop, trace: Trace, ledger: Ledger) -> None:
-        self._loop = loop
+        self.loop = loop
         self.trace = trace
         self.ledger = ledger
         self.violation: Violation | None = None
@@ -76,14 +76,14 @@ class Checkers:
 
     @property
     def now_ms(self) -> int:
-        return self._loop.now_ms
+        return self.loop.now_ms
 
     # ---- Reporting ---------------------------------------------------------------------------------------------------
 
     def report(self, checker: str, node_id: int, evidence: str) -> None:
         """A rule was broken; the first report counts."""
         if self.violation is None:
-            self.violation = Violation(checker, self._loop.now_ms, node_id, evidence)
+            self.violation = Violation(checker, self.loop.now_ms, node_id, evidence)
             self.trace.add(node_id, "VIOLATION", f"{checker}: {evidence}")
 
     def report_if(self, checker: str, node_id: int, problem: str) -> None:
@@ -131,7 +131,7 @@ class Checkers:
             )
         is_of_log = isinstance(request, FetchRequest) and is_of_quorum(request)
         if is_of_log or isinstance(request, FetchSnapshotRequest):
-            self.last_fetch_us[process.node_id, exchange.caller.node_id] = self._loop.now_us
+            self.last_fetch_us[process.node_id, exchange.caller.node_id] = self.loop.now_us
 
     def on_answer(self, process: Process, exchange: Exchange, answer: Answer) -> None:
         """A node has answered a call."""
@@ -155,7 +155,7 @@ class Checkers:
         quorum = self._quorum(process)
         if not response.is_granted or request.is_pre_vote or quorum is None:
             return
-        self._check_vote(process, local_key(quorum), request.replica, request.replica_epoch)
+        self._check_vote(process, quorum.observed.local, request.replica, request.replica_epoch)
         position = (quorum.observed.log.last_epoch, quorum.log.log_end_offset)
         if (request.last_epoch, request.end_offset) < position:
             self.report(
@@ -366,8 +366,3 @@ def quorum_of(machine: Machine) -> Quorum | None:
     """The quorum core on a machine; None when there is none just now."""
     observed = machine.controller.observed if machine.controller is not None else None
     return observed.quorum if observed is not None else None
-
-
-def local_key(quorum: Quorum) -> ReplicaKey:
-    """The replica that it is."""
-    return quorum.observed.local

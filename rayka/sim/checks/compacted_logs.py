@@ -13,7 +13,6 @@ from rayka.sim.checks.partition_truth import Batch, PartitionTruth
 from rayka.sim.checks.replica_views import ReplicaView, batches_of
 
 TOMBSTONE = b"t-"  # with it the key of a record begins that has no value
-_EPOCH_MS = 1_700_000_000_000
 _KEPT_BATCHES = 1_000
 
 
@@ -54,7 +53,7 @@ def records_of(batch: Batch) -> Iterator[tuple[int, bytes | None, bytes]]:
     return zip(range(batch.base_offset, batch.next_offset), batch.keys, batch.values, strict=True)
 
 
-def first_missing(view: ReplicaView, now_ms: int, *, has_clock_jumps: bool) -> str:
+def first_missing(view: ReplicaView, wall_ms: int, *, has_clock_jumps: bool) -> str:
     """A record that this replica has to have, and does not; empty when there is none.
 
     It has the newest committed record of each key, and everything that is too young; one without a value until its time
@@ -64,7 +63,6 @@ def first_missing(view: ReplicaView, now_ms: int, *, has_clock_jumps: bool) -> s
     start, end = log.log_start_offset, log.log_end_offset
     present = {int(offset) for batch in batches_of(log, start) for offset in decode(batch).offsets}
     newest: dict[bytes | None, int] = {}
-    wall_ms = _EPOCH_MS + now_ms
     for batch in truth.committed:
         age_ms = wall_ms - batch.timestamp_ms
         for offset, key, identity in records_of(batch):

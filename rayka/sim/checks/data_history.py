@@ -7,6 +7,7 @@ the order of its sends; another one may repeat a record, and keeps the order of 
 its first position on every committed record once, in order; a session begins anew after a legal loss.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -73,10 +74,8 @@ class DataHistory:
 
     def counts(self) -> dict[str, int]:
         """How many sends ended in which way."""
-        found = dict.fromkeys(map(str, Outcome), 0)
-        for each in self.sends.values():
-            found[each.outcome] += 1
-        return found
+        found = Counter(each.outcome for each in self.sends.values())
+        return {str(each): found[each] for each in Outcome}
 
     # ---- As it happens -----------------------------------------------------------------------------------------------
 

@@ -12,14 +12,11 @@ from rayka.sim.checks.compacted_logs import TOMBSTONE
 from rayka.sim.checks.partition_truth import PartitionTruth
 from rayka.sim.checks.replica_views import ReplicaView
 
-_EPOCH_MS = 1_700_000_000_000
 _UNLIMITED = -1
 
 
-def wrongly_gone(view: ReplicaView, now_ms: int) -> str:
-    """A record that this replica has deleted and has to have; empty when there is none. `now_ms` is its broker's clock,
-    counted from the begin of the run.
-    """
+def wrongly_gone(view: ReplicaView, wall_ms: int) -> str:
+    """A record that this replica has deleted and has to have, by its broker's clock; empty when there is none."""
     truth, log = view.truth, view.partition.log
     start = log.log_start_offset
     if log.segments.first.base_offset > start:
@@ -29,7 +26,7 @@ def wrongly_gone(view: ReplicaView, now_ms: int) -> str:
     if start > truth.end:
         return f"it begins at {start}, and only what is below {truth.end} is committed"
     if not truth.is_deleted_to_the_end and not _is_surplus(view):
-        return _too_young(view, now_ms)
+        return _too_young(view, wall_ms)
     return ""
 
 
@@ -40,10 +37,10 @@ def _is_surplus(view: ReplicaView) -> bool:
     return config.is_expiring and kept_bytes != _UNLIMITED and log.segments.size_bytes >= kept_bytes
 
 
-def _too_young(view: ReplicaView, now_ms: int) -> str:
+def _too_young(view: ReplicaView, wall_ms: int) -> str:
     truth, config, start = view.truth, view.partition.config, view.partition.log.log_start_offset
     for offset, timestamp_ms in _kept(truth, truth.may_begin_at, start):
-        age_ms = _EPOCH_MS + now_ms - timestamp_ms
+        age_ms = wall_ms - timestamp_ms
         if not config.is_expiring or config.retention_ms == _UNLIMITED or age_ms <= config.retention_ms:
             return f"the record at {offset} is gone at an age of {age_ms} ms"
     return ""

@@ -7,6 +7,7 @@ asked for by a client. A read is an image that the log has had. Reads of a leade
 know it may be old, as Kafka's may; they are counted, not refused.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
 from uuid import UUID
@@ -71,10 +72,8 @@ class History:
 
     def counts(self) -> dict[str, int]:
         """How many operations ended in which way."""
-        found = dict.fromkeys(map(str, Outcome), 0)
-        for each in self.operations:
-            found[each.outcome] += 1
-        return found
+        found = Counter(each.outcome for each in self.operations)
+        return {str(each): found[each] for each in Outcome}
 
     # ---- At each answer ----------------------------------------------------------------------------------------------
 

@@ -60,8 +60,8 @@ class Ledger:
         self.by_name: dict[str, list[UUID]] = {}
         self.on_image: Callable[[MetadataImage, MetadataImage], None] = lambda before, after: None
         self._delta = MetadataDelta(MetadataImage())
-        self._newest = MetadataImage()
-        self._images: dict[int, MetadataImage] = {0: self._newest}
+        self.newest_image = MetadataImage()
+        self._images: dict[int, MetadataImage] = {0: self.newest_image}
 
     def __repr__(self) -> str:
         return f"<Ledger end={self.end} epoch={self.last_epoch} topics={len(self.topics)}>"
@@ -84,13 +84,13 @@ class Ledger:
         else:
             for offset, record in _records(batch):
                 self._replay(offset, record)
-        before = self._newest
-        self._newest = self._delta.apply(self.end)
-        self._delta = MetadataDelta(self._newest)
-        self._images[self.end] = self._newest
+        before = self.newest_image
+        self.newest_image = self._delta.apply(self.end)
+        self._delta = MetadataDelta(self.newest_image)
+        self._images[self.end] = self.newest_image
         if len(self._images) > _IMAGES_MAX:
             del self._images[next(iter(self._images))]
-        self.on_image(before, self._newest)
+        self.on_image(before, self.newest_image)
 
     def _replay(self, offset: int, record: MetadataRecord) -> None:
         self._delta.replay(record)
@@ -105,10 +105,6 @@ class Ledger:
     def image(self, offset: int) -> MetadataImage | None:
         """The metadata after every record below the offset; None when it is not at a batch's end, or long ago."""
         return self._images.get(offset)
-
-    @property
-    def newest_image(self) -> MetadataImage:
-        return self._newest
 
     def epoch_of(self, end_offset: int) -> int | None:
         """The epoch of the batch that ends at the offset; None when none does."""

@@ -106,7 +106,7 @@ class ReplicaCheckers:
         is_excused = truth.losses or truth.awaits_loss or view.node_id in truth.damaged
         if not is_excused and view.node_id not in self._replication.rotten:
             offset_ms = self._checkers.machines[view.node_id].wall_offset_ms
-            problem = wrongly_gone(view, self._checkers.now_ms + offset_ms)
+            problem = wrongly_gone(view, self._checkers.loop.wall_clock_ms + offset_ms)
             if problem:
                 self._report("retention", view, problem)
         truth.expired_up_to = max(truth.expired_up_to, view.log_start_offset)
@@ -120,7 +120,7 @@ class ReplicaCheckers:
         if is_excused or state is None or view.node_id in self._replication.rotten:
             return
         has_clock_jumps = any(each.wall_offset_ms for each in self._checkers.machines.values())
-        problem = first_missing(view, self._checkers.now_ms, has_clock_jumps=has_clock_jumps)
+        problem = first_missing(view, self._checkers.loop.wall_clock_ms, has_clock_jumps=has_clock_jumps)
         if problem:
             self._report("compaction", view, problem)
 

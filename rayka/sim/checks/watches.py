@@ -15,7 +15,7 @@ from rayka.raft.leader import Leader
 from rayka.raft.quorum import Quorum
 from rayka.raft.quorum_observation import ObservedQuorum
 from rayka.raft.voters import VoterSet
-from rayka.sim.checks.checkers import Checkers, local_key
+from rayka.sim.checks.checkers import Checkers
 from rayka.sim.checks.ledger import Compared, difference
 from rayka.sim.checks.replica_checkers import ReplicaCheckers
 from rayka.sim.checks.replica_views import ReplicaView
@@ -94,7 +94,7 @@ class ControllerWatch:
         self._role, self._leads = None, False
         self._election_count = -1
         self._log_start_offset = -1
-        self._checkers.homes[local_key(self._quorum)] = (self._machine, self._machine.disk)
+        self._checkers.homes[self._state.local] = (self._machine, self._machine.disk)
 
     # ---- Elections ---------------------------------------------------------------------------------------------------
 

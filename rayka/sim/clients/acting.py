@@ -1,43 +1,40 @@
-"""What one process of a run does all the time, in tasks: an operator, a supervisor."""
+"""What one process of a run does all the time, in tasks: a client, an operator, a supervisor."""
 
 import asyncio
-import traceback
 from collections.abc import Coroutine
 from contextvars import Context
 from typing import Any
 
-from rayka.sim.checks.checkers import Checkers
-from rayka.sim.loop import VirtualLoop
-from rayka.sim.process import PROCESS, Process
+from rayka.sim.process import Process
+from rayka.sim.world.machines import SimCluster
 
 
 class Acting:
     """Its tasks run as the process's own. One that raises ends the run as a crash of that process."""
 
-    def __init__(self, loop: VirtualLoop, checkers: Checkers, process: Process) -> None:
-        self._loop = loop
-        self._checkers = checkers
-        self._process = process
-        self._context = Context()
-        self._context.run(PROCESS.set, process)
-        self._tasks: list[asyncio.Task[None]] = []
+    def __init__(self, cluster: SimCluster, node_id: int) -> None:
+        self.cluster = cluster
+        self.loop = cluster.loop
+        self.options = cluster.options
+        self.process = Process(node_id, 1)
+        self.tasks: list[asyncio.Task[None]] = []
 
-    def __repr__(self) -> str:
-        return f"<Acting {self._process!r} tasks={len(self._tasks)}>"
-
-    @property
-    def is_over(self) -> bool:
-        """Whether everything has come to its end."""
-        return all(each.done() for each in self._tasks)
-
-    def begin(self, name: str, *coroutines: Coroutine[Any, Any, None]) -> None:
-        for each in coroutines:
-            task = self._loop.create_task(each, name=name, context=self._context)
-            task.add_done_callback(self._on_done, context=Context())
-            self._tasks.append(task)
+    def begin(self, name: str, coroutine: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """A task of the process."""
+        task = self.loop.create_task(coroutine, name=name, context=self.process.context)
+        task.add_done_callback(self._on_done, context=Context())
+        self.tasks.append(task)
+        return task
 
     def _on_done(self, task: "asyncio.Task[None]") -> None:
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            where = "".join(traceback.format_tb(error.__traceback__)[-4:])
-            self._checkers.report("crash", self._process.node_id, f"{error!r}; {where}")
+            self.cluster.on_bug(self.process.node_id, error)
+
+    def tell(self, event: str, what: str) -> None:
+        """A line in the trace."""
+        self.cluster.trace.add(self.process.node_id, event, what)
+
+    def waiting(self) -> list[str]:
+        """Whether everything has come to its end."""
+        return [] if all(each.done() for each in self.tasks) else [f"{self!r} goes on"]

@@ -24,7 +24,6 @@ from rayka.sim.checks.checkers import Checkers
 from rayka.sim.checks.replica_views import Replication
 from rayka.sim.clients.acting import Acting
 from rayka.sim.clients.data_clients import SimHandle
-from rayka.sim.process import Process
 from rayka.sim.run_options import SCALING_ID
 from rayka.sim.world.coming_machines import ComingMachines
 from rayka.sim.world.machines import Machine, SimCluster
@@ -36,34 +35,27 @@ _DRAIN_MS_MAX = 30_000
 _FORGET_TRIES = 60
 
 
-class Scaling:
+class Scaling(Acting):
     """See the module. Nothing happens in a run without brokers that come."""
 
     def __init__(
         self, cluster: SimCluster, checkers: Checkers, machines: ComingMachines, replication: Replication
     ) -> None:
-        self._cluster = cluster
+        super().__init__(cluster, SCALING_ID)
         self._checkers = checkers
-        self._loop = cluster.loop
-        self._options = cluster.options
         self._machines = machines
         self._replication = replication
         self._random = Random(f"scaling {cluster.options.seed}")
         self._flap_random = Random(f"flapping {cluster.options.seed}")
-        self._process = Process(SCALING_ID, 1)
-        self._acting = Acting(cluster.loop, checkers, self._process)
 
     def __repr__(self) -> str:
         return f"<Scaling {self._machines!r}>"
 
     def start(self) -> None:
         """Begins."""
-        if self._options.comers:
-            self._acting.begin("scaling", self._scale(), self._flap())
-
-    def waiting(self) -> list[str]:
-        """Whether everything has come to its end."""
-        return [f"{self!r} goes on"] if not self._acting.is_over else []
+        if self.options.comers:
+            for each in (self._scale(), self._flap()):
+                self.begin("scaling", each)
 
     def _is_held(self, node_id: int, *, without_lost: bool = False) -> bool:
         """Whether the broker has a replica, by what is committed. Lost are those of which no other has anything."""
@@ -77,9 +69,9 @@ class Scaling:
 
     async def _scale(self) -> None:
         config = AdminConfig.parse({"default_api_timeout_ms": _TIMEOUT_MS}, what="simulated operator")
-        admin = AsyncAdmin(SimHandle(self._cluster.network, self._process), config, self._random)
+        admin = AsyncAdmin(SimHandle(self.cluster.network, self.process), config, self._random)
         while self._machines.is_asking:
-            await self._machines.pause(self._random, self._options.elastic.scaling_pause_s)
+            await self._machines.pause(self._random, self.options.elastic.scaling_pause_s)
             if self._machines.is_asking:
                 await self._step(admin)
         await self._settle(admin)
@@ -120,25 +112,23 @@ class Scaling:
             return
         self._machines.tell(f"{name} leaves")
         machine.is_absent = True
-        self._cluster.stop(node_id)
+        self.cluster.stop(node_id)
         await until(lambda: machine.process is None)
         if node_id in self._machines.dead:
             return
         if await self._forgotten(admin, node_id):
             self._machines.tell(f"{name} has left")
-            await self._loop.create_task(
-                self._cluster.replace_disk(machine), name="format", context=Context()
-            )
+            await self.loop.create_task(self.cluster.replace_disk(machine), name="format", context=Context())
         else:
             self._machines.join(machine)
             await self._stay(admin, node_id)
 
     async def _drained(self, admin: AsyncAdmin, node_id: int) -> bool:
-        until_ms = self._loop.now_ms + _DRAIN_MS_MAX
-        while self._machines.is_asking and self._loop.now_ms < until_ms:
+        until_ms = self.loop.now_ms + _DRAIN_MS_MAX
+        while self._machines.is_asking and self.loop.now_ms < until_ms:
             await self._try(f"drain {node_name(node_id)}", admin.drain_broker(node_id))
-            again_ms = self._loop.now_ms + int(_DRAIN_AGAIN_S * 1000)
-            while self._loop.now_ms < again_ms:
+            again_ms = self.loop.now_ms + int(_DRAIN_AGAIN_S * 1000)
+            while self.loop.now_ms < again_ms:
                 if node_id in self._machines.dead:
                     return False
                 if not self._is_held(node_id):
@@ -168,7 +158,7 @@ class Scaling:
     async def _settle(self, admin: AsyncAdmin) -> None:
         for machine in self._machines.absent:
             self._machines.join(machine)
-        for node_id in self._options.broker_ids:
+        for node_id in self.options.broker_ids:
             await self._stay(admin, node_id)
         for node_id in self._machines.dead:
             await self._forget_dead(admin, node_id)
@@ -186,7 +176,7 @@ class Scaling:
     # ---- The machines ----------------------------------------------------------------------------------------------
 
     async def _flap(self) -> None:
-        random, plan = self._flap_random, self._options.elastic
+        random, plan = self._flap_random, self.options.elastic
         while self._machines.is_asking:
             await self._machines.pause(random, plan.flap_pause_s)
             if not self._machines.is_asking or not self._machines.present:
@@ -199,9 +189,9 @@ class Scaling:
             machine = random.choice(self._machines.present)
             for _ in range(random.choice((1, 3, 6))):
                 self._machines.tell(f"{node_name(machine.node_id)} flaps")
-                self._cluster.kill(machine.node_id)
+                self.cluster.kill(machine.node_id)
                 await asyncio.sleep(random.random() * 2)
-                self._cluster.start(machine.node_id)
+                self.cluster.start(machine.node_id)
                 await asyncio.sleep(random.random() * 3)
 
 

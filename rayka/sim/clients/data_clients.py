@@ -7,10 +7,8 @@ history knows it wherever it turns up. A consumer begins anew from time to time,
 """
 
 import asyncio
-import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextvars import Context
 from functools import partial
 from random import Random
 from typing import Any
@@ -30,12 +28,12 @@ from rayka.sim.checks.compacted_logs import TOMBSTONE, identity_of
 from rayka.sim.checks.data_history import DataHistory, Send, Session
 from rayka.sim.checks.history import Outcome
 from rayka.sim.checks.replica_views import Replication
-from rayka.sim.process import PROCESS, Process
+from rayka.sim.clients.acting import Acting
+from rayka.sim.process import Process
 from rayka.sim.run_options import TopicPlan
 from rayka.sim.world.machines import SimCluster
 from rayka.sim.world.simulated_network import SimNetwork
 
-_EPOCH_MS = 1_700_000_000_000
 _POLL_MS = 400.0
 _POLLS_MAX = 200  # then a consumer may begin anew
 _RETRY_S = 0.2
@@ -63,10 +61,8 @@ class DataClients:
     def __init__(
         self, cluster: SimCluster, checkers: Checkers, history: DataHistory, replication: Replication
     ) -> None:
-        self.loop = cluster.loop
+        self.cluster = cluster
         self.options = cluster.options
-        self.network = cluster.network
-        self.trace = cluster.trace
         self.checkers = checkers
         self.history = history
         self.replication = replication
@@ -100,18 +96,15 @@ class DataClients:
             each.process.is_alive = False
 
 
-class DataClient(ABC):
+class DataClient(Acting, ABC):
     """A process that uses topics."""
 
     def __init__(self, owner: DataClients, client_id: int) -> None:
+        super().__init__(owner.cluster, client_id)
         self.owner = owner
-        self.process = Process(client_id, 1)
         self.random = Random(f"data {owner.options.seed} {client_id}")
-        self._context = Context()
-        self._context.run(PROCESS.set, self.process)
         self.partitions: list[TopicPartition] = []
         self.compacted: dict[str, None] = {}  # topics
-        self.task: asyncio.Task[None] | None = None
 
     def start(self, topics: Sequence[TopicPlan]) -> None:
         """Uses the partitions of these topics."""
@@ -119,23 +112,12 @@ class DataClient(ABC):
             if topic.is_compacted:
                 self.compacted[topic.name] = None
             self.partitions += [TopicPartition(topic.name, number) for number in range(topic.partition_count)]
-        if self.task is None:
-            self.task = self.owner.loop.create_task(self.run(), name="data client", context=self._context)
-            self.task.add_done_callback(self._on_done, context=Context())
-
-    def _on_done(self, task: "asyncio.Task[None]") -> None:
-        """It ends by itself only by an exception that no code expected."""
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            where = "".join(traceback.format_tb(error.__traceback__)[-4:])
-            self.report("crash", f"{error!r}; {where}")
+        if not self.tasks:
+            self.begin("data client", self.run())
 
     @abstractmethod
     async def run(self) -> None:
         """What it does until it is cancelled, or clients stop asking."""
-
-    def tell(self, event: str, what: str) -> None:
-        self.owner.trace.add(self.process.node_id, event, what)
 
     def report(self, checker: str, evidence: str) -> None:
         if self.owner.checkers.is_enabled:
@@ -154,7 +136,7 @@ class _Producer(DataClient):
         self._count = 0
 
     def _options(self) -> dict[str, Any]:
-        is_first = self.process.node_id == self.owner.options.producer_ids[0]
+        is_first = self.process.node_id == self.options.producer_ids[0]
         acks, is_idempotent = (
             (-1, True) if is_first else self.random.choice(((-1, True), (-1, False), (1, False)))
         )
@@ -171,10 +153,8 @@ class _Producer(DataClient):
 
     async def run(self) -> None:
         owner = self.owner
-        sender = Sender(
-            SimHandle(owner.network, self.process), self._config, self.random, asyncio.get_running_loop()
-        )
-        pause_s = owner.options.producers / owner.options.records_per_second
+        sender = Sender(SimHandle(self.cluster.network, self.process), self._config, self.random, self.loop)
+        pause_s = self.options.producers / self.options.records_per_second
         while owner.is_asking:
             await asyncio.sleep(self.random.expovariate(1) * pause_s)
             target = self.partitions[self.random.randrange(len(self.partitions))]
@@ -197,7 +177,7 @@ class _Producer(DataClient):
         return known is not None and target.partition < len(known.queues)
 
     def _send(self, sender: Sender, target: TopicPartition) -> None:
-        now_ms = self.owner.loop.now_ms
+        now_ms = self.loop.now_ms
         self._count += 1
         value = f"{self.process.node_id}-{self._count}-{'x' * self.random.choice((0, 20, 200))}".encode()
         slot: bytes | Row = value
@@ -208,7 +188,7 @@ class _Producer(DataClient):
             self.process.node_id, self._count, target.topic, target.partition, value,
             self._config.acks, bool(self._config.enable_idempotence), now_ms,
         )  # fmt: skip
-        moment = Moment(sender.now_ms(), _EPOCH_MS + now_ms)
+        moment = Moment(sender.now_ms(), self.loop.wall_clock_ms)
         future = sender.accumulator.append(
             target.topic, target.partition, slot, len(value) + RECORD_OVERHEAD_BYTES, moment
         )
@@ -247,7 +227,7 @@ class _Consumer(DataClient):
     async def run(self) -> None:
         while True:
             config = ConsumerConfig.parse(self._options(), what="simulated consumer")
-            fetcher = Fetcher(SimHandle(self.owner.network, self.process), config, self.random)
+            fetcher = Fetcher(SimHandle(self.cluster.network, self.process), config, self.random)
             delivery = Delivery(check_crcs=True)
             partitions = list(self.partitions)  # others may be added meanwhile
             self._sessions = {
@@ -259,10 +239,8 @@ class _Consumer(DataClient):
             except RaykaError as error:
                 self.tell("consumer", str(error)[:120])
                 await asyncio.sleep(_RETRY_S)
-            except asyncio.CancelledError:
+            finally:
                 await fetcher.close()
-                raise
-            await fetcher.close()
 
     def _options(self) -> dict[str, Any]:
         return {

@@ -125,7 +125,7 @@ class GroupClients:
         """What is under way is given up. A member that stands still is resumed: its tasks find themselves cancelled."""
         for each in self.members:
             each.process.is_alive = False
-            self.data.loop.resume(each.process)
+            each.loop.resume(each.process)
 
 
 class _Member(DataClient):
@@ -146,7 +146,7 @@ class _Member(DataClient):
 
     def doom(self) -> None:
         """It dies within the time of the faults, and does not come back: only its session tells the group."""
-        self._dies_s = self.random.random() * self.owner.options.seconds
+        self._dies_s = self.random.random() * self.options.seconds
 
     @property
     def is_settled(self) -> bool:
@@ -156,7 +156,7 @@ class _Member(DataClient):
         while not self.is_gone:
             self.life = Life(self.life.node_id, self.life.number + 1, self.life.instance_id)
             config = ConsumerConfig.parse(self._options(), what="simulated member")
-            fetcher = Fetcher(SimHandle(self.owner.network, self.process), config, self.random)
+            fetcher = Fetcher(SimHandle(self.cluster.network, self.process), config, self.random)
             member = self._member = GroupMember(
                 MemberOptions.of(config),
                 fetcher.coordinators,
@@ -169,10 +169,8 @@ class _Member(DataClient):
                 await self._live(reading)
             except RaykaError as error:
                 self.tell("member", str(error)[:120])
-            except asyncio.CancelledError:
+            finally:
                 await self._end(reading)
-                raise
-            await self._end(reading)
             await asyncio.sleep(self.random.random() * 2)
 
     def _options(self) -> dict[str, object]:
@@ -230,7 +228,7 @@ class _Member(DataClient):
         offsets, group = self._consumed(reading), reading.member.metadata
         pause_ms = int(_SESSION_MS * (0.5 + 1.5 * self.random.random()))
         self.tell("pause", f"for {pause_ms} ms")
-        loop = self.owner.loop
+        loop = self.loop
         self.process.is_paused = True
         loop.call_at_us(loop.now_us + pause_ms * 1000, loop.resume, self.process, context=Context())
         await asyncio.sleep(0)
@@ -243,10 +241,7 @@ class _Member(DataClient):
         await reading.member.close()
         if self._plan.has_zombies and self.owner.is_asking and self.random.random() < 0.5:
             await asyncio.sleep(0)
-            task = self.owner.loop.create_task(
-                self._haunt(reading, offsets, group, self.life), name="ghost", context=self._context
-            )
-            task.add_done_callback(self._on_done, context=Context())
+            self.begin("ghost", self._haunt(reading, offsets, group, self.life))
         else:
             await reading.fetcher.close()
 

@@ -16,11 +16,9 @@ from rayka.errors import RaykaError
 from rayka.ids import node_name
 from rayka.node.controller_link import ControllerLink
 from rayka.ports import Request
-from rayka.sim.checks.checkers import Checkers
 from rayka.sim.checks.drained_machines import DrainedMachines
 from rayka.sim.clients.acting import Acting
 from rayka.sim.clients.broker_scaling import until
-from rayka.sim.process import Process
 from rayka.sim.run_options import DRAINER_ID
 from rayka.sim.world.coming_machines import ComingMachines
 from rayka.sim.world.machines import Machine, SimCluster
@@ -28,27 +26,20 @@ from rayka.sim.world.machines import Machine, SimCluster
 _AT_ONCE_MAX = 2
 _LOOK_S, _SOON_S = 1.0, 0.1
 _CALL_TIMEOUT_MS, _ANSWER_TIMEOUT_S = 2_000, 10.0
-_EPOCH_MS = 1_700_000_000_000
 ResponseT = TypeVar("ResponseT")
 
 
-class MachineDrains:
+class MachineDrains(Acting):
     """See the module. Nothing happens in a run without brokers that come."""
 
-    def __init__(
-        self, cluster: SimCluster, checkers: Checkers, machines: ComingMachines, drained: DrainedMachines
-    ) -> None:
-        self._cluster = cluster
+    def __init__(self, cluster: SimCluster, machines: ComingMachines, drained: DrainedMachines) -> None:
+        super().__init__(cluster, DRAINER_ID)
         self._machines = machines
         self._drained = drained
-        self._loop = cluster.loop
-        self._options = cluster.options
         self._random = Random(f"drains {cluster.options.seed}")
-        self._process = Process(DRAINER_ID, 1)
-        self._acting = Acting(cluster.loop, checkers, self._process)
-        network = cluster.network.port(self._process)
+        network = cluster.network.port(self.process)
         self._link = ControllerLink(network)
-        self._brokers = DrainedBrokers(network, self._ask, self._wall_clock_ms)
+        self._brokers = DrainedBrokers(network, self._ask, lambda: self.loop.wall_clock_ms)
         self._drains: dict[int, int] = {}  # what Ray says: nodes, and the deadlines of their machines
         self._stopping: dict[int, None] = {}
         self._has_marks = False
@@ -58,25 +49,16 @@ class MachineDrains:
 
     def start(self) -> None:
         """Begins."""
-        if self._options.comers and self._options.elastic.drain_pause_s:
-            announcing = [self._announce() for _ in range(_AT_ONCE_MAX)]
-            self._acting.begin("drains", *announcing, self._supervise())
-
-    def waiting(self) -> list[str]:
-        """Whether everything has come to its end."""
-        return [f"{self!r} goes on"] if not self._acting.is_over else []
-
-    def _tell(self, what: str) -> None:
-        self._cluster.trace.add(DRAINER_ID, "drain", what)
-
-    def _wall_clock_ms(self) -> int:
-        return _EPOCH_MS + self._loop.now_ms
+        if self.options.comers and self.options.elastic.drain_pause_s:
+            for _ in range(_AT_ONCE_MAX):
+                self.begin("drains", self._announce())
+            self.begin("drains", self._supervise())
 
     # ---- Ray ---------------------------------------------------------------------------------------------------------
 
     async def _announce(self) -> None:
         while self._machines.is_asking:
-            await self._machines.pause(self._random, self._options.elastic.drain_pause_s)
+            await self._machines.pause(self._random, self.options.elastic.drain_pause_s)
             machine = self._machines.claim(self._random) if self._machines.is_asking else None
             if machine is not None:
                 await self._drain(machine)
@@ -86,18 +68,18 @@ class MachineDrains:
         node_id, name = machine.node_id, node_name(machine.node_id)
         left_ms = self._random.choice((2_000, 8_000, 20_000))
         is_known, is_withdrawn = self._random.random() < 0.8, self._random.random() < 0.4
-        self._drains[node_id] = self._wall_clock_ms() + left_ms if is_known else NO_DEADLINE
-        self._tell(f"{name} drains, {left_ms} ms" + " without a deadline" * (not is_known))
-        end_ms = self._loop.now_ms + int(left_ms * (self._random.random() if is_withdrawn else 1))
+        self._drains[node_id] = self.loop.wall_clock_ms + left_ms if is_known else NO_DEADLINE
+        self.tell("drain", f"{name} drains, {left_ms} ms" + " without a deadline" * (not is_known))
+        end_ms = self.loop.now_ms + int(left_ms * (self._random.random() if is_withdrawn else 1))
         await until(
             lambda: (
-                not self._machines.is_asking or node_id in self._machines.dead or self._loop.now_ms >= end_ms
+                not self._machines.is_asking or node_id in self._machines.dead or self.loop.now_ms >= end_ms
             )
         )
         if not is_withdrawn and self._machines.is_asking and node_id not in self._machines.dead:
-            self._tell(f"the machine of {name} goes")
+            self.tell("drain", f"the machine of {name} goes")
             machine.is_absent = True
-            self._cluster.kill(node_id, is_silent=True)
+            self.cluster.kill(node_id, is_silent=True)
         del self._drains[node_id]
         if machine.is_absent and machine.process is None:
             await asyncio.sleep(self._random.random() * 5)
@@ -115,7 +97,7 @@ class MachineDrains:
             try:
                 has_stepped = await self._look(planner)
             except (RaykaError, TimeoutError) as error:
-                self._tell(f"failed: {error!r}"[:150])
+                self.tell("drain", f"failed: {error!r}"[:150])
                 has_stepped = False
             await asyncio.sleep(_SOON_S if has_stepped else _LOOK_S)
 
@@ -123,13 +105,13 @@ class MachineDrains:
         """One look, and one step at most; whether a step was taken."""
         if not self._drains and not self._has_marks:
             return False
-        actors = [each.node_id for each in self._cluster.machines.values() if each.process is not None]
+        actors = [each.node_id for each in self.cluster.machines.values() if each.process is not None]
         seen = await self._brokers.see(dict(self._drains), actors)
         self._has_marks = bool(seen.marks)
         step = await next_step(planner, seen)
         if step is None:
             return False
-        self._tell(f"{type(step).__name__} of {list(step.node_ids)}: {step.reason}"[:200])
+        self.tell("drain", f"{type(step).__name__} of {list(step.node_ids)}: {step.reason}"[:200])
         try:
             refusal = await self._take(step)
         except BaseException:
@@ -137,7 +119,7 @@ class MachineDrains:
             raise
         if refusal:
             planner.failed(step)
-            self._tell(f"refused: {refusal}"[:200])
+            self.tell("drain", f"refused: {refusal}"[:200])
             return False
         if step.kind:
             await self._brokers.record(step.kind, step.node_ids, step.reason)
@@ -155,11 +137,11 @@ class MachineDrains:
 
     async def _stop(self, node_ids: list[int]) -> None:
         """Under control; nothing starts there again while the machine drains."""
-        machines = [self._cluster.machines[each] for each in node_ids]
+        machines = [self.cluster.machines[each] for each in node_ids]
         self._stopping = dict.fromkeys(node_ids)
         for machine in machines:
             machine.is_absent = True
-            self._cluster.stop(machine.node_id)
+            self.cluster.stop(machine.node_id)
         await until(lambda: all(each.process is None for each in machines))
         self._stopping = {}
 

@@ -6,7 +6,6 @@ Each attempt is made once: what is refused, or fails, is as good as what is done
 """
 
 import asyncio
-from contextvars import Context
 from random import Random
 
 from rayka.errors import ApiError
@@ -31,44 +30,38 @@ from rayka.protocol.partition_admin import (
 from rayka.sim.checks.partition_states import PartitionStates
 from rayka.sim.checks.partition_truth import PartitionTruth
 from rayka.sim.checks.replica_views import Replication
-from rayka.sim.process import PROCESS, Process
+from rayka.sim.clients.acting import Acting
 from rayka.sim.run_options import OPERATOR_ID
 from rayka.sim.world.machines import SimCluster
 
 _TIMEOUT_MS = 3_000
 
 
-class PartitionOperator:
+class PartitionOperator(Acting):
     """An operator of the partitions of a run."""
 
     def __init__(self, cluster: SimCluster, replication: Replication, states: PartitionStates) -> None:
-        self._loop = cluster.loop
-        self._options = cluster.options
-        self._trace = cluster.trace
+        super().__init__(cluster, OPERATOR_ID)
         self._replication = replication
         self._states = states
-        self._process = Process(OPERATOR_ID, 1)
-        self._network = cluster.network.port(self._process)
+        self._network = cluster.network.port(self.process)
         self._active = ActiveController(self._network)
         self._random = Random(f"operations {cluster.options.seed}")
-        self._context = Context()
-        self._context.run(PROCESS.set, self._process)
-        self._task: asyncio.Task[None] | None = None
         self._rescue: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Begins to ask."""
-        if self._options.topics and self._options.operations_per_minute:
-            self._task = self._loop.create_task(self._run(), name="operations", context=self._context)
+        if self.options.topics and self.options.operations_per_minute:
+            self.begin("operations", self._run())
 
     def stop_asking(self) -> None:
         """No new operations; a reassignment under way goes on."""
-        if self._task is not None:
-            self._task.cancel()
+        for each in self.tasks:
+            each.cancel()
 
     async def _run(self) -> None:
         while True:
-            await asyncio.sleep(self._random.expovariate(1) * 60 / self._options.operations_per_minute)
+            await asyncio.sleep(self._random.expovariate(1) * 60 / self.options.operations_per_minute)
             truths = [each for each in self._replication.truths.values() if each.name.startswith("data")]
             if truths:
                 await self._operate(self._random.choice(truths))
@@ -87,7 +80,7 @@ class PartitionOperator:
             await self._delete_records(truth)
 
     def _reassignment(self, truth: PartitionTruth, topic: str) -> AlterPartitionReassignmentsRequest:
-        brokers = list(self._options.broker_ids)
+        brokers = list(self.options.broker_ids)
         self._random.shuffle(brokers)
         count = self._random.choice((1, 2, 3))
         replicas = None if self._random.random() < 0.2 else tuple(brokers[:count])
@@ -117,7 +110,7 @@ class PartitionOperator:
             self._tell(truth, f"{response!r}"[:150])
 
     def _tell(self, truth: PartitionTruth, what: str) -> None:
-        self._trace.add(OPERATOR_ID, "operate", f"{truth.name}: {what}")
+        self.tell("operate", f"{truth.name}: {what}")
 
     # ---- The end -----------------------------------------------------------------------------------------------------
 
@@ -125,9 +118,7 @@ class PartitionOperator:
         """What an operator does in the end about a partition that no replica may lead: one that lives leads it."""
         leaderless = [each for each in self._replication.truths.values() if self._states.needs_rescue(each)]
         if leaderless and (self._rescue is None or self._rescue.done()):
-            self._rescue = self._loop.create_task(
-                self._rescue_all(leaderless), name="rescue", context=self._context
-            )
+            self._rescue = self.begin("rescue", self._rescue_all(leaderless))
 
     async def _rescue_all(self, truths: list[PartitionTruth]) -> None:
         for truth in truths:

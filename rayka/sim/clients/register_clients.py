@@ -120,8 +120,8 @@ class RegisterClients:
 
     async def _call(self, machine: Machine, make: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         """What the coroutine returns that runs in the machine's process. Raises RequestTimedOut when it does not."""
-        context = Context()
-        context.run(PROCESS.set, machine.process)
+        process = machine.process
+        context = Context() if process is None else process.context
         answered: asyncio.Future[tuple[Any, BaseException | None]] = self._loop.create_future()
         task = self._loop.create_task(_outcome(make, answered), name="register", context=context)
         await asyncio.sleep(self._options.latency_ms / 1000)

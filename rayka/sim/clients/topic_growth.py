@@ -6,7 +6,6 @@ not.
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextvars import Context
 from random import Random
 
 from rayka.errors import ApiError
@@ -14,7 +13,7 @@ from rayka.ids import TopicPartition
 from rayka.protocol.active_controller import ActiveController
 from rayka.protocol.partition_admin import CreatePartitionsRequest, NewPartitions
 from rayka.sim.checks.replica_views import Replication
-from rayka.sim.process import PROCESS, Process
+from rayka.sim.clients.acting import Acting
 from rayka.sim.run_options import GROUP_OPERATOR_ID, TopicPlan
 from rayka.sim.world.machines import SimCluster
 
@@ -23,23 +22,17 @@ _PAUSE_S = 4.0
 _LOOK_S = 0.25
 
 
-class TopicGrowth:
+class TopicGrowth(Acting):
     """The topics of a run that grows them. `on_added` is called for each partition when it is committed."""
 
     def __init__(self, cluster: SimCluster, replication: Replication) -> None:
+        super().__init__(cluster, GROUP_OPERATOR_ID)
         self.on_added: Callable[[Sequence[TopicPartition]], None] = lambda partitions: None
-        self._loop = cluster.loop
         self._plan = cluster.options.group
-        self._trace = cluster.trace
         self._replication = replication
         self._known: dict[str, int] = {}  # partitions by topic
-        self._process = Process(GROUP_OPERATOR_ID, 1)
-        self._network = cluster.network
         self._random = Random(f"growth {cluster.options.seed}")
-        self._context = Context()
-        self._context.run(PROCESS.set, self._process)
         self._is_on = bool(cluster.options.group_member_ids) and self._plan.grows
-        self._tasks: list[asyncio.Task[None]] = []
 
     def __repr__(self) -> str:
         return f"<TopicGrowth {self._known}>"
@@ -47,30 +40,28 @@ class TopicGrowth:
     def start(self, topics: Sequence[TopicPlan]) -> None:
         """Topics that have been created, and may grow from now on."""
         self._known |= {each.name: each.partition_count for each in topics}
-        if self._is_on and not self._tasks:
-            self._tasks = [
-                self._loop.create_task(each, name="growth", context=self._context)
-                for each in (self._ask(), self._look())
-            ]
+        if self._is_on and not self.tasks:
+            for each in (self._ask(), self._look()):
+                self.begin("growth", each)
 
     def stop_asking(self) -> None:
         """No new ones; what is asked for may be done yet."""
-        for each in self._tasks[:1]:
+        for each in self.tasks[:1]:
             each.cancel()
 
     async def _ask(self) -> None:
-        active = ActiveController(self._network.port(self._process))
+        active = ActiveController(self.cluster.network.port(self.process))
         while True:
             await asyncio.sleep(self._random.expovariate(1) * _PAUSE_S)
             name = self._random.choice(list(self._known))
             count = self._plan.next_partition_count(self._known[name])
             if count == self._known[name]:
                 continue
-            self._trace.add(GROUP_OPERATOR_ID, "grow", f"{name} to {count} partitions")
+            self.tell("grow", f"{name} to {count} partitions")
             try:
                 await active.call(CreatePartitionsRequest((NewPartitions(name, count),)), _TIMEOUT_MS)
             except ApiError as error:
-                self._trace.add(GROUP_OPERATOR_ID, "grow", f"{name}: {error.code.name}")
+                self.tell("grow", f"{name}: {error.code.name}")
 
     async def _look(self) -> None:
         while True:

@@ -5,12 +5,10 @@ every client does. It never tries an operation again: each attempt is one entry 
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from contextvars import Context
+from collections.abc import Callable, Sequence
 from random import Random
-from typing import Any
 
-from rayka.errors import ApiError, ErrorCode, NotController
+from rayka.errors import ApiError, ErrorCode
 from rayka.ids import NO_NODE, ZERO_ID
 from rayka.protocol.active_controller import ActiveController
 from rayka.protocol.membership import MetadataRequest, MetadataResponse
@@ -25,7 +23,7 @@ from rayka.protocol.topics import (
 )
 from rayka.sim.checks.checkers import Checkers
 from rayka.sim.checks.history import History, Kind, Operation, Outcome
-from rayka.sim.process import PROCESS, Process
+from rayka.sim.clients.acting import Acting
 from rayka.sim.run_options import TopicPlan
 from rayka.sim.world.machines import SimCluster
 
@@ -53,10 +51,10 @@ class Workload:
         options = self.cluster.options
         operator = _Operator(self.clients[0], options.seed) if options.voter_changes else None
         for client in self.clients:
-            self._asking.append(client.start("client", client.run()))
+            self._asking.append(client.begin("client", client.run()))
             if operator is not None:
-                self._asking.append(client.start("operator", operator.run()))
-        self.clients[0].start("topics", self._create_topics())
+                self._asking.append(client.begin("operator", operator.run()))
+        self.clients[0].begin("topics", self._create_topics())
 
     async def _create_topics(self) -> None:
         """The topics that have records, one after the other, however many attempts that takes."""
@@ -86,29 +84,18 @@ class Workload:
             await asyncio.sleep(_FIND_PAUSE_S)
 
 
-class _Client:
+class _Client(Acting):
     def __init__(self, workload: Workload, client_id: int) -> None:
-        options = workload.cluster.options
-        self.cluster = workload.cluster
-        self.process = Process(client_id, 1)
-        self._context = Context()
-        self._context.run(PROCESS.set, self.process)
+        super().__init__(workload.cluster, client_id)
+        options = self.options
         self._workload = workload
         self._random = Random(f"client {options.seed} {client_id}")
         self._pause_s = options.clients / options.ops_per_second if options.ops_per_second else 0.0
-        self._replication_factor = (
-            2 if options.comers else 1
-        )  # what a broker takes with it has to be elsewhere
+        # What a broker takes with it has to be elsewhere.
+        self._replication_factor = 2 if options.comers else 1
         self.active = ActiveController(self.cluster.network.port(self.process))
         self._count = 0
         self._outstanding: dict[asyncio.Task[Operation], None] = {}
-
-    def start(self, name: str, coroutine: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        """A task of the client's process."""
-        return self.cluster.loop.create_task(coroutine, name=name, context=self._context)
-
-    def tell(self, event: str, what: str) -> None:
-        self.cluster.trace.add(self.process.node_id, event, what)
 
     async def run(self) -> None:
         if not self._pause_s:
@@ -125,7 +112,7 @@ class _Client:
         """A client that finds no active controller sends nothing."""
         try:
             return await self.active.find() != NO_NODE
-        except NotController:
+        except ApiError:
             return False
 
     def _draw(self) -> tuple[Kind, str]:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from contextvars import Context, copy_context
+from contextvars import copy_context
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -59,10 +59,9 @@ class Endpoint:
     """
 
     def __init__(
-        self, process: Process, node: Node, context: Context, on_start: "Callable[[Endpoint, Exchange], None]"
+        self, process: Process, node: Node, on_start: "Callable[[Endpoint, Exchange], None]"
     ) -> None:
         self.process = process
-        self.context = context
         self.open: dict[asyncio.Task[Answer], Exchange] = {}
         self.last_started: dict[UUID, tuple[int, int]] = {}
         self.settings = node.settings

@@ -25,7 +25,7 @@ from rayka.node.settings import NodeSettings, combined_controller_directory, con
 from rayka.node.storage.data_directories import DataDirectories
 from rayka.protocol.membership import NodeState
 from rayka.sim.loop import VirtualLoop
-from rayka.sim.process import PROCESS, Process
+from rayka.sim.process import Process
 from rayka.sim.registers import registers_type
 from rayka.sim.run_options import SimOptions
 from rayka.sim.trace import Trace
@@ -34,7 +34,6 @@ from rayka.sim.world.simulated_network import SimNetwork
 
 _RESTART_S = 1.0
 _STOP_TIMEOUT_S = 30.0
-_EPOCH_MS = 1_700_000_000_000  # the wall clock at the begin
 SimNode = ControllerNode | BrokerNode | CombinedNode
 
 
@@ -144,7 +143,7 @@ class SimCluster:
         self.config = BrokerConfig.parse(options.config, what="simulation")
         self.cluster_id = ""
         self.watch: Callable[[Machine], Sequence[Callable[[], None]]] = lambda machine: ()
-        self.on_bug: Callable[[Machine, BaseException], None] = lambda machine, error: None
+        self.on_bug: Callable[[int, BaseException], None] = lambda node_id, error: None
         self.machines = {each: self._machine(each) for each in options.node_ids}
         for each in options.comer_ids:
             self.machines[each].is_absent = True
@@ -209,7 +208,7 @@ class SimCluster:
 
     def _settings(self, machine: Machine, process: Process | None = None) -> NodeSettings:
         def wall_clock_ms() -> int:
-            return _EPOCH_MS + self.loop.now_ms + machine.wall_offset_ms
+            return self.loop.wall_clock_ms + machine.wall_offset_ms
 
         home = machine if process is None else machine.swapped_with or machine
         return NodeSettings(
@@ -237,15 +236,13 @@ class SimCluster:
         machine.incarnation += 1
         process = machine.process = Process(node_id, machine.incarnation)
         process.watches = self.watch(machine)
-        context = Context()
-        context.run(PROCESS.set, process)
-        machine.life = self._spawn(self._run(machine, process, context), context)
+        machine.life = self._spawn(self._run(machine, process), process)
 
-    async def _run(self, machine: Machine, process: Process, context: Context) -> None:
+    async def _run(self, machine: Machine, process: Process) -> None:
         while True:
             settings = self._settings(machine, process)
             node = machine.node = machine.make_node(settings)
-            self.network.attach(process, node, context)
+            self.network.attach(process, node)
             self.trace.add(machine.node_id, "start", f"#{process.incarnation}")
             try:
                 await node.start()
@@ -309,9 +306,7 @@ class SimCluster:
             self.kill(node_id)
             return
         machine.is_serving = False
-        context = Context()
-        context.run(PROCESS.set, process)
-        machine.life = self._spawn(self._stop(machine, node, process), context)
+        machine.life = self._spawn(self._stop(machine, node, process), process)
 
     async def _stop(self, machine: Machine, node: SimNode, process: Process) -> None:
         try:
@@ -332,12 +327,12 @@ class SimCluster:
             return
         self.trace.add(machine.node_id, "crash", repr(error))
         if not isinstance(error, ApiError):
-            self.on_bug(machine, error)
+            self.on_bug(machine.node_id, error)
         self.loop.call_soon(self._end_stopped, machine, process, context=Context())
         self.loop.call_later(_RESTART_S, self.start, machine.node_id, context=Context())
 
-    def _spawn(self, coroutine: Coroutine[Any, Any, None], context: Context) -> "asyncio.Task[None]":
-        task = self.loop.create_task(coroutine, name="life", context=context)
+    def _spawn(self, coroutine: Coroutine[Any, Any, None], process: Process) -> "asyncio.Task[None]":
+        task = self.loop.create_task(coroutine, name="life", context=process.context)
         task.add_done_callback(self._on_life_over)
         return task
 
@@ -346,4 +341,4 @@ class SimCluster:
         if error is not None:
             for machine in self.machines.values():
                 if machine.life is task:
-                    self.on_bug(machine, error)
+                    self.on_bug(machine.node_id, error)

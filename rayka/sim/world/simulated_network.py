@@ -72,9 +72,9 @@ class SimNetwork:
         """The network port of a process."""
         return SimPort(self, process, Caller(random_uuid(self._random)))
 
-    def attach(self, process: Process, node: Node, context: Context) -> None:
+    def attach(self, process: Process, node: Node) -> None:
         """The node takes calls from now on."""
-        self._endpoints[process.node_id] = Endpoint(process, node, context, self.observer.on_start)
+        self._endpoints[process.node_id] = Endpoint(process, node, self.observer.on_start)
 
     def detach(self, node_id: int, *, is_silent: bool = False) -> None:
         """The node's process is gone; its callers learn of it, unless it was the whole machine."""
@@ -152,7 +152,7 @@ class SimNetwork:
         task = self._loop.create_task(
             endpoint.inbox.handle(call.api.name, call.header, request.body, request.payload()),
             name=call.api.name,
-            context=endpoint.context,
+            context=endpoint.process.context,
         )
         endpoint.open[task] = exchange
         task.add_done_callback(lambda task: self._on_handled(endpoint, task))
