@@ -8,6 +8,7 @@ Kafka: `MetadataDelta`, `TopicsDelta`, `ClusterDelta`, `ConfigurationsDelta`, `P
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -39,6 +40,7 @@ from rayka.protocol.events import EVENTS_MAX
 
 KeyT = TypeVar("KeyT")
 ValueT = TypeVar("ValueT")
+_state_of = attrgetter(*PartitionImage.__struct_fields__)  # a record of a partition has them all
 
 
 class _Topic:
@@ -142,20 +144,10 @@ class MetadataDelta:
         before = topic.partition(record.partition - 1)
         if record.partition != 0 and before is None:
             raise InvariantBroken(f"{record!r}: there is none before it")
-        topic.changed[record.partition] = PartitionImage(
-            replicas=record.replicas,
-            # Partitions on the same brokers share them: most of an image's memory, and of what is collected, else.
-            directories=self._directories.setdefault(record.directories, record.directories),
-            isr=record.isr,
-            leader_id=record.leader_id,
-            leader_epoch=record.leader_epoch,
-            partition_epoch=record.partition_epoch,
-            adding_replicas=record.adding_replicas,
-            removing_replicas=record.removing_replicas,
-            leader_recovery_state=record.leader_recovery_state,
-            eligible_leader_replicas=record.eligible_leader_replicas,
-            last_known_elr=record.last_known_elr,
-        )
+        replicas, directories, *others = _state_of(record)
+        # Partitions on the same brokers share them: most of an image's memory, and of what is collected, else.
+        shared = self._directories.setdefault(directories, directories)
+        topic.changed[record.partition] = PartitionImage(replicas, shared, *others)
 
     def _change_partition(self, record: PartitionChangeRecord) -> None:
         topic = self._topic(record.topic_id)

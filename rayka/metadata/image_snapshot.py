@@ -11,9 +11,11 @@ Kafka: `MetadataImage.write`, `ImageWriter`, `MetadataDelta.finishSnapshot` (A45
 
 from collections.abc import Iterable, Iterator
 
+import msgspec
+
 from rayka.ids import NO_EPOCH, NO_NODE
 from rayka.metadata.delta import MetadataDelta
-from rayka.metadata.image import BrokerImage, ConfigResource, MetadataImage, PartitionImage, TopicImage
+from rayka.metadata.image import BrokerImage, ConfigResource, MetadataImage, TopicImage
 from rayka.metadata.metadata_records import (
     BrokerRegistrationChangeRecord,
     ConfigRecord,
@@ -30,18 +32,7 @@ from rayka.protocol.configs import ResourceType
 
 def image_records(image: MetadataImage) -> Iterator[MetadataRecord]:
     """The records that make this image out of an empty one."""
-    for name, level in image.features.items():
-        yield FeatureLevelRecord(name=name, level=level)
-    if image.next_producer_id:
-        yield _producer_ids_record(image)
-    for broker in image.brokers.values():
-        yield from _broker_records(broker)
-    for topic in image.topics.values():
-        yield from _topic_records(topic)
-    for resource in _resources(image):
-        for key, value in image.configs[resource].items():
-            yield _config_record(resource, key, value)
-    yield from image.events
+    return difference(MetadataImage(), image)
 
 
 def image_of(records: Iterable[MetadataRecord], next_offset: int) -> MetadataImage:
@@ -62,13 +53,6 @@ def _resources(image: MetadataImage) -> Iterator[ConfigResource]:
     yield from sorted(others, key=lambda each: (each.type, each.name))
 
 
-def _producer_ids_record(image: MetadataImage) -> ProducerIdsRecord:
-    """Which broker got the last block is of no interest any more."""
-    return ProducerIdsRecord(
-        broker_id=NO_NODE, broker_epoch=NO_EPOCH, next_producer_id=image.next_producer_id
-    )
-
-
 def _broker_records(broker: BrokerImage) -> Iterator[MetadataRecord]:
     registration = broker.registration
     yield registration
@@ -80,34 +64,6 @@ def _broker_records(broker: BrokerImage) -> Iterator[MetadataRecord]:
             is_in_controlled_shutdown=broker.is_in_controlled_shutdown,
             offline_directories=broker.offline_directories,
         )
-
-
-def _topic_records(topic: TopicImage) -> Iterator[MetadataRecord]:
-    yield TopicRecord(name=topic.name, topic_id=topic.topic_id)
-    for number, partition in enumerate(topic.partitions):
-        yield _partition_record(topic, number, partition)
-
-
-def _partition_record(topic: TopicImage, number: int, partition: PartitionImage) -> PartitionRecord:
-    return PartitionRecord(
-        topic_id=topic.topic_id,
-        partition=number,
-        replicas=partition.replicas,
-        directories=partition.directories,
-        isr=partition.isr,
-        leader_id=partition.leader_id,
-        leader_epoch=partition.leader_epoch,
-        partition_epoch=partition.partition_epoch,
-        adding_replicas=partition.adding_replicas,
-        removing_replicas=partition.removing_replicas,
-        leader_recovery_state=partition.leader_recovery_state,
-        eligible_leader_replicas=partition.eligible_leader_replicas,
-        last_known_elr=partition.last_known_elr,
-    )
-
-
-def _config_record(resource: ConfigResource, name: str, value: str | None) -> ConfigRecord:
-    return ConfigRecord(resource_type=resource.type, resource_name=resource.name, name=name, value=value)
 
 
 # ---- From one image to a later one -----------------------------------------------------------------------------------
@@ -124,7 +80,10 @@ def difference(old: MetadataImage, new: MetadataImage) -> Iterator[MetadataRecor
         if old.features.get(name) != level:
             yield FeatureLevelRecord(name=name, level=level)
     if new.next_producer_id != old.next_producer_id:
-        yield _producer_ids_record(new)
+        # Which broker got the last block is of no interest any more.
+        yield ProducerIdsRecord(
+            broker_id=NO_NODE, broker_epoch=NO_EPOCH, next_producer_id=new.next_producer_id
+        )
     for broker_id, known in old.brokers.items():
         if broker_id not in new.brokers:
             yield UnregisterBrokerRecord(broker_id=broker_id, broker_epoch=known.broker_epoch)
@@ -139,23 +98,26 @@ def difference(old: MetadataImage, new: MetadataImage) -> Iterator[MetadataRecor
 
 def _topic_difference(old: TopicImage | None, new: TopicImage) -> Iterator[MetadataRecord]:
     if old is None:
-        yield from _topic_records(new)
-        return
+        yield TopicRecord(name=new.name, topic_id=new.topic_id)
+    known = () if old is None else old.partitions
     for number, partition in enumerate(new.partitions):
-        if number >= len(old.partitions) or old.partitions[number] != partition:
-            yield _partition_record(new, number, partition)
+        if number >= len(known) or known[number] != partition:
+            state = msgspec.structs.asdict(partition)
+            yield PartitionRecord(topic_id=new.topic_id, partition=number, **state)
 
 
 def _config_difference(old: MetadataImage, new: MetadataImage) -> Iterator[MetadataRecord]:
-    for resource in dict.fromkeys([*old.configs, *new.configs]):
+    for resource in dict.fromkeys([*old.configs, *_resources(new)]):
         after = new.configs.get(resource, {})
         before = {} if _is_gone(resource, old, new) else old.configs.get(resource, {})
-        for name in before:
-            if name not in after:
-                yield _config_record(resource, name, None)
-        for name, value in after.items():
-            if before.get(name) != value:
-                yield _config_record(resource, name, value)
+        for name in dict.fromkeys([*before, *after]):
+            if before.get(name) != after.get(name):
+                yield ConfigRecord(
+                    resource_type=resource.type,
+                    resource_name=resource.name,
+                    name=name,
+                    value=after.get(name),
+                )
 
 
 def _is_gone(resource: ConfigResource, old: MetadataImage, new: MetadataImage) -> bool:
