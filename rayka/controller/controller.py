@@ -10,6 +10,7 @@ Kafka: `QuorumController` with its `ClusterControlManager`, `ReplicationControlM
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from inspect import signature
 from random import Random
 from typing import Any
 
@@ -28,18 +29,7 @@ from rayka.controller.balancer.planned_moves import PlannedMoves
 from rayka.controller.balancing import balance_brokers, balance_leaders, balance_returned, elect_leaderless
 from rayka.controller.broker_loads import BrokerLoads
 from rayka.controller.configuration_control import alter_configs, bootstrap_configs, describe_configs
-from rayka.controller.controller_timers import (
-    BalanceBrokers,
-    BalanceLeaders,
-    BalanceReturned,
-    ControllerTimers,
-    ElectLeaderless,
-    FenceStaleBroker,
-    LookAfterReplicas,
-    ShareWithCoordinators,
-    SweepBrokers,
-    WriteNoOp,
-)
+from rayka.controller.controller_timers import ControllerTimers, WriteNoOp
 from rayka.controller.coordinator_shares import share_with_coordinators
 from rayka.controller.create_partitions import create_partitions
 from rayka.controller.decided_events import describe_events, record_event
@@ -79,30 +69,8 @@ from rayka.metadata.metadata_records import (
     UnregisterBrokerRecord,
 )
 from rayka.metadata.response import metadata_steps
-from rayka.protocol.balance import BalanceRequest, CancelBalanceRequest, DescribeBalanceRequest
-from rayka.protocol.configs import DescribeConfigsRequest, IncrementalAlterConfigsRequest
-from rayka.protocol.events import DescribeEventsRequest, RecordEventRequest
-from rayka.protocol.load import DescribeLoadRequest
-from rayka.protocol.membership import (
-    HeartbeatRequest,
-    MetadataRequest,
-    MetadataResponse,
-    RegisterBrokerRequest,
-)
-from rayka.protocol.partition_admin import (
-    AlterPartitionReassignmentsRequest,
-    CreatePartitionsRequest,
-    ElectLeadersRequest,
-    ListPartitionReassignmentsRequest,
-    UnregisterBrokerRequest,
-)
-from rayka.protocol.producer_ids import AllocateProducerIdsRequest
-from rayka.protocol.replica_reports import (
-    AlterPartitionRequest,
-    AssignReplicasToDirsRequest,
-    ReportExitRequest,
-)
-from rayka.protocol.topics import CreateTopicsRequest, DeleteTopicsRequest
+from rayka.protocol.membership import HeartbeatRequest, MetadataRequest, MetadataResponse
+from rayka.protocol.replica_reports import ReportExitRequest
 from rayka.shard.shard import NotHere, Result, Steps
 from rayka.shard.timers import Timer
 
@@ -123,52 +91,38 @@ class Controller:
         random: Random,
         wall_clock_ms: Callable[[], int],
     ) -> None:
-        self._cluster_id = cluster_id
-        self._node_id = node_id
-        self._config = config
-        self._random = random
-        self._wall_clock_ms = wall_clock_ms
-        self._sessions = BrokerSessions(config.broker_session_timeout_ms)
-        self._returned = ReturnedBrokers(config)
-        self._timers = ControllerTimers(config)
+        self._context = RequestContext(
+            MetadataImage(), 0, wall_clock_ms, cluster_id, node_id, config, random, ReplicaIndex(),
+            BrokerSessions(config.broker_session_timeout_ms), ReturnedBrokers(config), ControllerTimers(config),
+            DirectorySizes(), BrokerLoads(), GoneBrokers(), PlannedMoves(), HealStory(), BalanceRun(), BadlyOff(),
+        )  # fmt: skip
         self._delta = MetadataDelta(MetadataImage())
-        self._replicas = ReplicaIndex()
-        self._sizes = DirectorySizes()
-        self._loads = BrokerLoads()
-        self._gone = GoneBrokers()
-        self._moves = PlannedMoves()
-        self._heal_story = HealStory()
-        self._balance = BalanceRun()
-        self._badly_off = BadlyOff()
 
     def __repr__(self) -> str:
-        return f"<Controller {self._node_id} of {self._cluster_id} {self._delta!r}>"
+        return f"<Controller {self._context.node_id} of {self._context.cluster_id} {self._delta!r}>"
 
     def handle(
         self, request: Any, *, now_ms: int, next_offset: int
     ) -> Result[MetadataRecord, Any] | Steps[MetadataRecord, Any]:
-        context = RequestContext(
-            self.image(next_offset), now_ms, self._wall_clock_ms, self._cluster_id, self._node_id, self._config,
-            self._random, self._replicas, self._sessions, self._returned, self._timers, self._sizes, self._loads,
-            self._gone, self._moves, self._heal_story, self._balance, self._badly_off,
-        )  # fmt: skip
+        context = self._context._replace(image=self.image(next_offset), now_ms=now_ms)
         return _HANDLERS[type(request)](context, request)
 
     def replay(self, record: MetadataRecord, offset: int) -> None:
         self._delta.replay(record)
+        known = self._context
         # In a snapshot the registration itself says so; its offset is the snapshot's, which is late enough.
         if (
             isinstance(record, BrokerRegistrationChangeRecord | RegisterBrokerRecord)
             and record.is_in_controlled_shutdown
         ):
-            self._sessions.on_controlled_shutdown(record.broker_id, offset)
+            known.sessions.on_controlled_shutdown(record.broker_id, offset)
         if isinstance(record, BrokerRegistrationChangeRecord) and record.is_fenced is False:
-            self._returned.on_unfenced(record.broker_id)
-            self._gone.on_unfenced(record.broker_id)
-            self._moves.on_unfenced()
+            known.returned.on_unfenced(record.broker_id)
+            known.gone.on_unfenced(record.broker_id)
+            known.moves.on_unfenced()
         if isinstance(record, UnregisterBrokerRecord):
-            self._returned.on_unregistered(record.broker_id)
-            self._badly_off.on_unregistered(record.broker_id)
+            known.returned.on_unregistered(record.broker_id)
+            known.badly_off.on_unregistered(record.broker_id)
 
     def snapshot(self, next_offset: int) -> Iterable[MetadataRecord]:
         return image_records(self.image(next_offset))
@@ -180,7 +134,7 @@ class Controller:
         """The image of everything replayed: up to `next_offset`, or a part of the batch that begins there."""
         if self._delta.image.next_offset != next_offset or not self._delta.is_empty:
             image = self._delta.apply(next_offset)
-            self._replicas.update(self._delta, image)
+            self._context.replicas.update(self._delta, image)
             self._delta = MetadataDelta(image)
         return self._delta.image
 
@@ -188,38 +142,43 @@ class Controller:
 
     def on_active(self, *, now_ms: int, next_offset: int) -> Iterable[Timer]:
         """This controller decides from here on; every broker that is not fenced counts as just contacted (A67)."""
-        self._sessions.on_active(next_offset)
-        image = self.image(next_offset)
-        brokers = image.brokers
-        self._returned.on_active(brokers)
-        self._gone.on_active(now_ms)
-        self._moves = PlannedMoves.of_reassigned(image, self._replicas.reassigned)
-        self._balance, self._badly_off = BalanceRun.resumed(image), BadlyOff.of(image)
-        self._sessions.sweep(brokers, late_ms=0, now_ms=now_ms)
-        return [*self._timers.first(now_ms, next_offset), *self._timers.shares(brokers.values(), now_ms)]
+        image, known = self.image(next_offset), self._context
+        known.sessions.on_active(next_offset)
+        known.returned.on_active(image.brokers)
+        known.gone.on_active(now_ms)
+        self._context = known._replace(
+            moves=PlannedMoves.of_reassigned(image, known.replicas.reassigned),
+            balance=BalanceRun.resumed(image),
+            badly_off=BadlyOff.of(image),
+        )
+        known.sessions.sweep(image.brokers, late_ms=0, now_ms=now_ms)
+        return [
+            *known.timers.first(now_ms, next_offset),
+            *known.timers.shares(image.brokers.values(), now_ms),
+        ]
 
     def on_heartbeat(self, request: HeartbeatRequest, *, now_ms: int, next_offset: int) -> None:
         """A broker is alive, unless the heartbeat is of an older process of it: `handle` will say so."""
-        brokers = self.image(next_offset).brokers
+        brokers, known = self.image(next_offset).brokers, self._context
         broker = brokers.get(request.broker_id)
         if broker is not None and broker.broker_epoch == request.broker_epoch:
-            if request.load is not None and not self._sessions.is_late(broker, request.number):
-                self._loads.on_report(broker, request.load, now_ms)
-                self._loads.retain(brokers)
-            self._sessions.touch(
+            if request.load is not None and not known.sessions.is_late(broker, request.number):
+                known.loads.on_report(broker, request.load, now_ms)
+                known.loads.retain(brokers)
+            known.sessions.touch(
                 broker,
                 metadata_offset=request.current_metadata_offset,
                 number=request.number,
                 now_ms=now_ms,
             )
-            counts = self._replicas.of(broker.broker_id).directories
-            self._sizes.on_heartbeat(broker, request.directory_size_bytes, counts)
+            counts = known.replicas.of(broker.broker_id).directories
+            known.sizes.on_heartbeat(broker, request.directory_size_bytes, counts)
 
     def on_exit(self, request: ReportExitRequest, *, next_offset: int) -> None:
         """The process of a broker has ended; what it sent before and comes late does not count."""
         broker = exited_broker(self.image(next_offset), request)
         if broker is not None:
-            self._sessions.end(broker)
+            self._context.sessions.end(broker)
 
 
 def _bootstrap(context: RequestContext, _: BootstrapMetadata) -> Result[MetadataRecord, None]:
@@ -250,37 +209,20 @@ def _metadata(context: RequestContext, request: MetadataRequest) -> Steps[Metada
 
 
 _Handler = Callable[[RequestContext, Any], Result[MetadataRecord, Any] | Steps[MetadataRecord, Any]]
-_HANDLERS: Mapping[type[Any], _Handler] = {
-    BootstrapMetadata: _bootstrap,
-    ElectLeaderless: elect_leaderless,
-    WriteNoOp: _write_no_op,
-    FenceStaleBroker: fence_stale_broker,
-    SweepBrokers: sweep_brokers,
-    BalanceBrokers: balance_brokers,
-    BalanceReturned: balance_returned,
-    BalanceLeaders: balance_leaders,
-    LookAfterReplicas: look_after_replicas,
-    ShareWithCoordinators: share_with_coordinators,
-    RegisterBrokerRequest: register,
-    HeartbeatRequest: heartbeat,
-    ReportExitRequest: report_exit,
-    AlterPartitionRequest: alter_partitions,
-    AssignReplicasToDirsRequest: assign_replicas,
-    CreateTopicsRequest: create_topics,
-    DeleteTopicsRequest: delete_topics,
-    CreatePartitionsRequest: create_partitions,
-    AlterPartitionReassignmentsRequest: alter_reassignments,
-    ListPartitionReassignmentsRequest: list_reassignments,
-    ElectLeadersRequest: elect_leaders,
-    UnregisterBrokerRequest: unregister_broker,
-    DescribeConfigsRequest: describe_configs,
-    DescribeLoadRequest: describe_load,
-    DescribeEventsRequest: describe_events,
-    RecordEventRequest: record_event,
-    BalanceRequest: balance,
-    DescribeBalanceRequest: describe_balance,
-    CancelBalanceRequest: cancel_balance,
-    IncrementalAlterConfigsRequest: alter_configs,
-    AllocateProducerIdsRequest: allocate_producer_ids,
-    MetadataRequest: _metadata,
-}
+_ALL: tuple[_Handler, ...] = (
+    _bootstrap, elect_leaderless, _write_no_op, fence_stale_broker, sweep_brokers, balance_brokers, balance_returned,
+    balance_leaders, look_after_replicas, share_with_coordinators, register, heartbeat, report_exit, alter_partitions,
+    assign_replicas, create_topics, delete_topics, create_partitions, alter_reassignments, list_reassignments,
+    elect_leaders, unregister_broker, describe_configs, describe_load, describe_events, record_event, balance,
+    describe_balance, cancel_balance, alter_configs, allocate_producer_ids, _metadata,
+)  # fmt: skip
+
+
+def _request_type(handler: _Handler) -> type[Any]:
+    """What the handler takes beside the context, by its annotation."""
+    _, request = signature(handler).parameters.values()
+    annotation: type[Any] = request.annotation
+    return annotation
+
+
+_HANDLERS: Mapping[type[Any], _Handler] = {_request_type(each): each for each in _ALL}

@@ -15,7 +15,6 @@ from rayka.controller.reassignment import Reassigning
 from rayka.controller.request_context import RequestContext
 from rayka.ids import TopicPartition, is_internal
 from rayka.metadata.metadata_records import MetadataRecord
-from rayka.protocol.partition_admin import Reassignment
 from rayka.shard.shard import Result, Steps
 
 
@@ -45,7 +44,7 @@ def share_with_coordinators(
         reassigning = Reassigning(context)
         for name, before, after in zip(replicas, replicas.values(), wanted, strict=True):
             if before != after:
-                yield reassigning.try_alter(Reassignment(name.topic, name.partition, after))[0]
+                yield reassigning.move(name, after)
         for each in newcomers:
             context.returned.on_unfenced(each)  # it takes its leads as soon as it is in sync
     return Result((), newcomers)

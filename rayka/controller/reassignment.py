@@ -91,6 +91,10 @@ class Reassigning:
             return None, PartitionResult(wanted.topic, wanted.partition, refusal.code, str(refusal))
         return record, PartitionResult(wanted.topic, wanted.partition)
 
+    def move(self, name: TopicPartition, replicas: tuple[int, ...] | None) -> PartitionChangeRecord | None:
+        """As `try_alter`; None where that is refused."""
+        return self.try_alter(Reassignment(name.topic, name.partition, replicas))[0]
+
     def _alter(self, wanted: Reassignment) -> PartitionChangeRecord | None:
         name = TopicPartition(wanted.topic, wanted.partition)
         key, partition = named_partition(self._context.image, name)

@@ -47,7 +47,12 @@ class ReplicaPlacer:
         sizes: DirectorySizes,
     ) -> None:
         self._nodes = image.brokers
-        self._directories = _Directories(image, replicas, config, sizes)
+        # Of each broker the directories that take new replicas, with what is in them.
+        self._directories = {
+            each.broker_id: sizes.loads(each, ids, replicas.of(each.broker_id).directories)
+            for each in image.brokers.values()
+            if (ids := placeable_directories(image, config, each))
+        }
         usable = [each for each in image.brokers.values() if self._is_usable(each)]
         self._brokers = _Pool([each for each in usable if each.takes_user_partitions], random)
         self._coordinators = _Pool([each for each in usable if each.is_coordinator], random)
@@ -97,15 +102,15 @@ class ReplicaPlacer:
             raise InvalidReplicaAssignment(
                 f"all data directories of broker {broker_id} have failed; mend its disks or name another broker"
             )
-        if not self._directories.are_there(broker_id):
+        if broker_id not in self._directories:
             raise InvalidReplicaAssignment(
                 f"all data directories of broker {broker_id} that work are cordoned; take one out of its"
                 " cordoned.log.dirs or name another broker"
             )
-        return self._directories.choose(broker_id)
+        return self._directories[broker_id].choose()
 
     def _is_usable(self, broker: BrokerImage) -> bool:
-        return not broker.is_in_controlled_shutdown and self._directories.are_there(broker.broker_id)
+        return not broker.is_in_controlled_shutdown and broker.broker_id in self._directories
 
     def _place_one(self, replication_factor: int, pools: "Sequence[_Pool]") -> Placement:
         unfenced: list[int] = []
@@ -117,7 +122,7 @@ class ReplicaPlacer:
         replicas = tuple(in_turn[:replication_factor])
         for pool in pools:
             pool.advance(replicas)
-        return Placement(replicas, tuple(self._directories.choose(broker_id) for broker_id in replicas))
+        return Placement(replicas, tuple(self._directories[each].choose() for each in replicas))
 
 
 class _Pool:
@@ -177,31 +182,6 @@ class _Rack:
         self._turn = (self._turn + 1) % len(self.unfenced)
         if self._turn == 0:
             random.shuffle(self.unfenced)
-
-
-class _Directories:
-    """The directories of each broker that take new replicas, with what is in them."""
-
-    def __init__(
-        self, image: MetadataImage, replicas: ReplicaIndex, config: BrokerConfig, sizes: DirectorySizes
-    ) -> None:
-        placeable = {
-            broker_id: placeable_directories(image, config, broker)
-            for broker_id, broker in image.brokers.items()
-        }
-        self._loads = {
-            broker_id: sizes.loads(image.brokers[broker_id], ids, replicas.of(broker_id).directories)
-            for broker_id, ids in placeable.items()
-            if ids
-        }
-
-    def are_there(self, broker_id: int) -> bool:
-        """Whether the broker has one."""
-        return broker_id in self._loads
-
-    def choose(self, broker_id: int) -> UUID:
-        """The directory with the fewest bytes; it holds one replica more now."""
-        return self._loads[broker_id].choose()
 
 
 def new_partition(image: MetadataImage, topic_id: UUID, number: int, placement: Placement) -> PartitionRecord:

@@ -103,4 +103,4 @@ def test_a_broker_that_is_forgotten_is_forgotten_here_too(machine: Machine) -> N
     machine.heartbeat(3, want_fence=True)
     machine.handle(UnregisterBrokerRequest(3))
     machine.heartbeat(1, load=LoadReport(1_000))
-    assert "[1]" in repr(machine.controller._loads)
+    assert "[1]" in repr(machine.controller._context.loads)

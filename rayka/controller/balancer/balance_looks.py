@@ -19,11 +19,10 @@ from rayka.controller.draining_brokers import draining_brokers
 from rayka.controller.partition_change import Election
 from rayka.controller.reassignment import Reassigning
 from rayka.controller.request_context import RequestContext
-from rayka.errors import BrokerNotAvailable, ErrorCode
+from rayka.errors import BrokerNotAvailable
 from rayka.ids import TopicIdPartition
 from rayka.metadata.metadata_records import MetadataRecord, PartitionChangeRecord
 from rayka.protocol.balance import BalanceState
-from rayka.protocol.partition_admin import Reassignment
 
 REPLAN_MS = 10_000
 _LATE_MS = 500  # of a heartbeat that brings a report
@@ -102,8 +101,7 @@ def _give_way(context: RequestContext) -> Iterator[PartitionChangeRecord | None]
     for key, (move, _) in list(run.under_way.items()) if draining else ():
         if any(each in move.before and each not in move.after for each in draining):
             continue
-        tp = move.topic_partition
-        record, _ = reassigning.try_alter(Reassignment(tp.topic, tp.partition, None))
+        record = reassigning.move(move.topic_partition, None)
         if record is not None:  # else it ends as planned, for only its new replicas are whole
             del run.under_way[key]
         yield record
@@ -176,8 +174,7 @@ def _break_off(context: RequestContext, events: DecidedEvents, kind: EventKind, 
     run, reassigning = context.balance, Reassigning(context)
     assert run.cause is not None
     for move, _ in run.under_way.values():
-        tp = move.topic_partition
-        yield reassigning.try_alter(Reassignment(tp.topic, tp.partition, None))[0]
+        yield reassigning.move(move.topic_partition, None)
     moved = f"{why} after {run.moved_count:,} of {run.planned_count:,} moves"
     if run.is_told:
         yield events.records(Decision(kind, run.cause.subjects, moved))
@@ -191,12 +188,8 @@ def begin_moves(context: RequestContext, config: BrokerConfig) -> Iterator[Parti
     while run.waiting and run.copying_count + context.moves.copying_count < moves_max:
         move = run.waiting.popleft()
         due = still_due(context.image, move)
-        if due is None:
-            run.replan()
-            return
-        tp = move.topic_partition
-        record, result = reassigning.try_alter(Reassignment(tp.topic, tp.partition, move.after))
-        if record is None or result.error_code is not ErrorCode.NONE:
+        record = None if due is None else reassigning.move(move.topic_partition, move.after)
+        if due is None or record is None:
             run.replan()
             return
         run.on_begun(due.key, move, due.partition.partition_epoch)

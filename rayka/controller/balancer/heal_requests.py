@@ -21,11 +21,9 @@ from rayka.controller.balancer.heal_plan import Loss, plan_healing
 from rayka.controller.decided_events import DecidedEvents, Decision
 from rayka.controller.reassignment import Reassigning
 from rayka.controller.request_context import RequestContext
-from rayka.errors import ErrorCode
 from rayka.ids import TopicIdPartition, TopicPartition
 from rayka.metadata.image import PartitionImage
 from rayka.metadata.metadata_records import MetadataRecord, PartitionChangeRecord
-from rayka.protocol.partition_admin import Reassignment
 
 
 def heal(
@@ -116,8 +114,7 @@ def _begin(context: RequestContext, gone: Gone, moves_max: int) -> Iterator[Part
         moves.waiting.popleft()
         if due is None:
             continue
-        tp = move.topic_partition
-        record, result = reassigning.try_alter(Reassignment(tp.topic, tp.partition, move.after))
-        if record is not None and result.error_code is ErrorCode.NONE:
+        record = reassigning.move(move.topic_partition, move.after)
+        if record is not None:
             moves.on_begun(due.key, move, due.partition)
             yield record
