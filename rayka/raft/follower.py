@@ -4,6 +4,7 @@ be cut (A11, A14, A33, A49).
 Kafka: `FollowerState`.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from rayka.ids import OffsetAndEpoch
@@ -18,21 +19,16 @@ class Truncation(NamedTuple):
     copy: PrefixCopy
 
 
+@dataclass(slots=True, eq=False)
 class Follower:
     """`fetch_deadline_ms`: until then the leader must answer a fetch, or the follower no longer believes in it."""
 
-    __slots__ = (
-        "download", "fetch_deadline_ms", "has_fetched_from_leader", "leader_id", "next_voter_request_ms",
-        "truncation",
-    )  # fmt: skip
-
-    def __init__(self, leader_id: int, *, fetch_deadline_ms: int, next_voter_request_ms: int) -> None:
-        self.leader_id = leader_id
-        self.fetch_deadline_ms = fetch_deadline_ms
-        self.has_fetched_from_leader = False
-        self.download: SnapshotDownload | None = None
-        self.truncation: Truncation | None = None
-        self.next_voter_request_ms = next_voter_request_ms
+    leader_id: int
+    fetch_deadline_ms: int
+    next_voter_request_ms: int
+    has_fetched_from_leader: bool = False
+    download: SnapshotDownload | None = None
+    truncation: Truncation | None = None
 
     def __repr__(self) -> str:
         loading = f" loads={self.download!r}" if self.download else ""

@@ -5,6 +5,8 @@ Invariants: the high watermark is unknown until a record of this epoch is held b
 leader's own part counts what is flushed, and only if it votes. Kafka: `LeaderState`.
 """
 
+from dataclasses import dataclass
+
 from rayka.ids import NO_OFFSET, ReplicaKey
 from rayka.raft.batch_accumulator import BatchAccumulator
 from rayka.raft.quorum_config import QuorumConfig
@@ -17,23 +19,15 @@ OBSERVER_SESSION_TIMEOUT_MS = 300_000
 CAUGHT_UP_WITHIN_MS = 3_600_000  # A56
 
 
+@dataclass(slots=True, eq=False)
 class Progress:
     """How far one replica is. Times are -1 while it never fetched."""
 
-    __slots__ = (
-        "end_offset",
-        "last_begin_ms",
-        "last_caught_up_ms",
-        "last_fetch_ms",
-        "leader_end_offset_then",
-    )
-
-    def __init__(self) -> None:
-        self.end_offset = NO_OFFSET
-        self.last_fetch_ms = NEVER_MS
-        self.last_caught_up_ms = NEVER_MS
-        self.leader_end_offset_then = NO_OFFSET  # when it last fetched
-        self.last_begin_ms: int | None = None
+    end_offset: int = NO_OFFSET
+    last_fetch_ms: int = NEVER_MS
+    last_caught_up_ms: int = NEVER_MS
+    leader_end_offset_then: int = NO_OFFSET  # when it last fetched
+    last_begin_ms: int | None = None
 
     def on_fetch(self, fetch_offset: int, leader_end_offset: int, now_ms: int) -> None:
         """It holds everything below the offset durably. It was caught up at the last moment when it held all that
@@ -66,9 +60,8 @@ class Leader:
         self._replicas: dict[ReplicaKey, Progress] = {}
         self._others: list[tuple[ReplicaKey, Progress]] = []  # that vote
         self._others_needed = 0  # for a majority
-        self._fetched_voters: dict[
-            ReplicaKey, None
-        ] = {}  # voters that fetched since the check quorum timer began
+        # Voters that fetched since the check quorum timer began.
+        self._fetched_voters: dict[ReplicaKey, None] = {}
         self._check_quorum_deadline_ms = now_ms + config.check_quorum_timeout_ms
         self._local_end_offset = NO_OFFSET
         self.accumulator = accumulator

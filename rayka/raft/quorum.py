@@ -30,19 +30,16 @@ from rayka.raft.leader import Leader
 from rayka.raft.leading import Leading
 from rayka.raft.log_fetching import Following
 from rayka.raft.quorum_config import QuorumConfig
-from rayka.raft.quorum_observation import ObservedQuorum
 from rayka.raft.quorum_state import QuorumState
 from rayka.raft.raft_log import RaftLog
-from rayka.raft.roles import Role
 from rayka.raft.snapshot_retention import earliest_to_keep
-from rayka.raft.snapshot_store import SnapshotDownload, SnapshotStore
+from rayka.raft.snapshot_store import SnapshotStore
 from rayka.raft.voter_changes import VoterChanges
-from rayka.raft.voters import VoterSet
 
 
-class Quorum:
-    """This node's replica. What other nodes ask, and what the driver reports, goes to the part that it concerns:
-    `elections`, `leading`, `following`, `changes`. `observed` is all of the state, for checkers to read.
+class Quorum(QuorumState):
+    """This node's replica: the state, which drivers and checkers read, and the parts that change it. What other nodes
+    ask, and what the driver reports, goes to the part that it concerns: `elections`, `leading`, `following`, `changes`.
     """
 
     def __init__(  # noqa: PLR0913 - what a replica is made of
@@ -54,60 +51,31 @@ class Quorum:
         voters, later ones come from snapshot and log; a replica that knows no voters asks `bootstrap_ids` for the
         leader.
         """
-        self.log = RaftLog(log, snapshots)
-        self._state = QuorumState(
-            cluster_id=cluster_id, local=local, config=config, random=random, log=self.log, stored=stored,
-            now_ms=now_ms,
+        super().__init__(
+            cluster_id=cluster_id, local=local, config=config, random=random, log=RaftLog(log, snapshots),
+            stored=stored, now_ms=now_ms,
         )  # fmt: skip
-        self.observed: ObservedQuorum = self._state
-        self.changes = VoterChanges(self._state)
-        self.elections = Elections(self._state)
-        self.leading = Leading(self._state, self.changes)
-        self.following = Following(self._state, bootstrap_ids)
+        self.changes = VoterChanges(self)
+        self.elections = Elections(self)
+        self.leading = Leading(self, self.changes)
+        self.following = Following(self, bootstrap_ids)
         self._senders = (self.changes, self.elections, self.following)
-
-    def __repr__(self) -> str:
-        return repr(self._state)
 
     # ---- State -------------------------------------------------------------------------------------------------------
 
     @property
-    def role(self) -> Role:
-        return self._state.role
-
-    @property
-    def election(self) -> ElectionState:
-        """The newest: epoch, leader, vote. To be made durable whenever `election_count` has risen."""
-        return self._state.election
-
-    @property
-    def election_count(self) -> int:
-        """Rises with every change of `election`; above 0 from the start when what was stored is not up to date."""
-        return self._state.election_count
-
-    @property
-    def voters(self) -> VoterSet | None:
-        """The newest set, effective from the moment it is appended; None while there is none."""
-        return self._state.voters
-
-    @property
     def is_leader(self) -> bool:
-        return isinstance(self._state.role, Leader)
+        return isinstance(self.role, Leader)
 
     @property
     def leading_epoch(self) -> int | None:
         """The epoch that this node leads; None while it does not."""
-        return self._state.epoch if self.is_leader else None
-
-    @property
-    def high_watermark(self) -> int:
-        """The first offset not known to be committed; -1 on a leader before a record of its epoch is (A24)."""
-        return self._state.high_watermark
+        return self.epoch if self.is_leader else None
 
     @property
     def next_offset(self) -> int:
         """The offset that the next record appended gets."""
-        role = self._state.role
+        role = self.role
         return role.accumulator.next_offset if isinstance(role, Leader) else self.log.log_end_offset
 
     # ---- Time --------------------------------------------------------------------------------------------------------
@@ -118,46 +86,44 @@ class Quorum:
 
     def next_poll_ms(self, now_ms: int) -> int:
         """When to call `poll` and `requests` again at the latest, if nothing happens before."""
-        role = self._state.role
+        role = self.role
         wakings_ms = [self.following.deadline_ms(), self.changes.deadline_ms()]
         if isinstance(role, Leader):
             wakings_ms.append(role.next_reminder_ms(now_ms))
         times_ms = [each for each in wakings_ms if each > now_ms]  # what is due already has a target
         times_ms.append(self.elections.deadline_ms())
-        if self._state.is_persisted:
+        if self.is_persisted:
             for sender in self._senders:
-                times_ms.extend(self._state.book.ready_ms(node_id) for node_id in sender.targets(now_ms))
+                times_ms.extend(self.book.ready_ms(node_id) for node_id in sender.targets(now_ms))
         return max(now_ms, min(times_ms))
 
     # ---- To other nodes ----------------------------------------------------------------------------------------------
 
     def requests(self, now_ms: int) -> list[tuple[int, Request[Any]]]:
         """What to send now, each to a node id. It is under way until it is reported to one of the next two methods."""
-        if not self._state.is_persisted:
+        if not self.is_persisted:
             return []
-        book = self._state.book
         sent: list[tuple[int, Request[Any]]] = []
         for sender in self._senders:
             for node_id in sender.targets(now_ms):
-                if book.ready_ms(node_id) <= now_ms:
+                if self.book.ready_ms(node_id) <= now_ms:
                     request = sender.request_to(node_id, now_ms)
-                    book.on_sent(node_id, request, now_ms)
+                    self.book.on_sent(node_id, request, now_ms)
                     sent.append((node_id, request))
         return sent
 
     def on_response(self, node_id: int, request: Request[Any], response: Any, now_ms: int) -> None:
         """A node has answered. Whatever else it says, a later epoch or a leader not known here counts (A28, A36)."""
-        state = self._state
-        is_awaited = state.book.on_answered(node_id, request)
+        is_awaited = self.book.on_answered(node_id, request)
         self.following.on_ended(node_id)
         header = response.partitions[0] if isinstance(response, FetchResponse) else response
-        if header.leader_epoch < state.epoch:
+        if header.leader_epoch < self.epoch:
             if is_awaited:  # an answer of an earlier epoch says nothing of this one
-                state.book.back_off(node_id, now_ms)
+                self.book.back_off(node_id, now_ms)
             return
-        role = state.role
-        state.learn(header.leader_id, header.leader_epoch, now_ms)
-        if is_awaited and state.role is role:
+        role = self.role
+        self.learn(header.leader_id, header.leader_epoch, now_ms)
+        if is_awaited and self.role is role:
             self._dispatch(node_id, request, header, now_ms)
 
     def _dispatch(self, node_id: int, request: Request[Any], response: Any, now_ms: int) -> None:
@@ -173,38 +139,32 @@ class Quorum:
     def on_no_response(self, node_id: int, request: Request[Any], now_ms: int) -> None:
         """The request failed, or was not answered in time."""
         self.following.on_ended(node_id)
-        if self._state.book.on_answered(node_id, request):
-            self._state.book.back_off(node_id, now_ms)
+        if self.book.on_answered(node_id, request):
+            self.book.back_off(node_id, now_ms)
 
     def on_persisted(self, election: ElectionState) -> None:
         """`quorum-state` holds the election durably (A8)."""
-        self._state.persisted = election
+        self.persisted = election
 
     # ---- The log -----------------------------------------------------------------------------------------------------
 
     @property
     def needed_copy(self) -> PrefixCopy | None:
         """What a truncation waits for: the driver copies it and tells `following` (A33)."""
-        role = self._state.role
+        role = self.role
         truncation = role.truncation if isinstance(role, Follower) else None
         return None if truncation is None else truncation.copy
 
     def read_committed(self, offset: int, *, max_bytes: int) -> LogRead:
         """Batches below the high watermark from the one that contains the offset (A41)."""
-        return self.log.read(offset, max_bytes=max_bytes, end_offset=self._state.known_high_watermark)
+        return self.log.read(offset, max_bytes=max_bytes, end_offset=self.known_high_watermark)
 
     # ---- Snapshots ---------------------------------------------------------------------------------------------------
 
-    @property
-    def finished_download(self) -> SnapshotDownload | None:
-        """A snapshot fetched whole: the driver freezes it and tells `following` (A49)."""
-        return self._state.finished_download
-
     def create_snapshot_allowed(self, snapshot_id: OffsetAndEpoch) -> bool:
         """Whether to write this snapshot; False when it exists. Raises ValueError when it can be none (A46)."""
-        state = self._state
         return self.log.may_create_snapshot(
-            snapshot_id, high_watermark=state.known_high_watermark, epoch=state.epoch
+            snapshot_id, high_watermark=self.known_high_watermark, epoch=self.epoch
         )
 
     def clean_snapshots(self, *, retention_bytes: int, retention_ms: int, timestamp_ms: int) -> bool:
@@ -229,10 +189,10 @@ class Quorum:
         """A leader gives up its epoch and tells the voters, of which these nodes are to follow before others (A22).
         Nothing happens on a node that does not lead.
         """
-        if isinstance(self._state.role, Leader):
-            self._state.become_resigned(now_ms, successors)
+        if isinstance(self.role, Leader):
+            self.become_resigned(now_ms, successors)
 
     def shut_down(self, now_ms: int) -> None:
         """Resigns, and stands for no election any more; it goes on answering until the driver ends it (A23)."""
-        self._state.is_shutting_down = True
+        self.is_shutting_down = True
         self.resign(now_ms)

@@ -27,7 +27,10 @@ from rayka.raft.votes import VoteTally
 
 
 class QuorumState:
-    """Shared by all parts of one quorum core; only the parts change it."""
+    """Shared by all parts of one quorum core; only the parts change it, others read it. `election` is to be made
+    durable whenever `election_count` has risen, which is above 0 from the start when what was stored is not up to date.
+    `finished_download` is a snapshot fetched whole: the driver freezes it and tells `following` (A49).
+    """
 
     def __init__(
         self, *, cluster_id: str, local: ReplicaKey, config: QuorumConfig, random: Random, log: RaftLog,
@@ -68,6 +71,7 @@ class QuorumState:
 
     @property
     def voters(self) -> VoterSet | None:
+        """The newest set, effective from the moment it is appended; None while there is none."""
         return self.log.history.voters
 
     @property

@@ -6,18 +6,17 @@ of role forgets what is under way: its late responses are dropped. Kafka: `Reque
 of its `NetworkClient`.
 """
 
+from typing import NamedTuple
+
 from rayka.errors import InvariantBroken
 from rayka.ports import Message, Request
 
 DOUBLINGS_MAX = 4
 
 
-class _Sent:
-    __slots__ = ("deadline_ms", "request")
-
-    def __init__(self, request: Request[Message], deadline_ms: int) -> None:
-        self.request = request
-        self.deadline_ms = deadline_ms
+class _Sent(NamedTuple):
+    request: Request[Message]
+    deadline_ms: int
 
 
 class RequestBook:

@@ -277,7 +277,7 @@ class Simulation:
                 return f"has applied up to {offset}, committed is {end}"
         quorum = quorum_of(machine)
         if machine.controller is not None:
-            offset = quorum.observed.known_high_watermark if quorum is not None else -1
+            offset = quorum.known_high_watermark if quorum is not None else -1
             if offset < end:
                 return f"knows of commits up to {offset}, committed is {end}"
         return ""

@@ -21,7 +21,7 @@ class Committed:
         self._seen: dict[Node, int] = {}
 
     def check(self, node: Node) -> None:
-        high_watermark = node.quorum._state.known_high_watermark
+        high_watermark = node.quorum.known_high_watermark
         seen = self._seen.get(node, 0)
         if high_watermark <= seen:
             return
@@ -64,7 +64,7 @@ def fault(cluster: Cluster, random: Random) -> None:
 def change(cluster: Cluster, random: Random) -> None:
     """A replica makes a snapshot and perhaps cleans up behind it, or a voter comes or goes."""
     node = cluster.nodes[random.choice(sorted(cluster.nodes))]
-    end_offset = node.quorum._state.known_high_watermark
+    end_offset = node.quorum.known_high_watermark
     match random.randrange(3):
         case 0 if end_offset > node.quorum.log.log_start_offset:
             snapshot_id = OffsetAndEpoch(end_offset, node.log.epochs.epoch_of(end_offset - 1))

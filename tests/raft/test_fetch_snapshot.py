@@ -134,7 +134,7 @@ def test_a_follower_before_the_log_loads_the_snapshot_part_after_part_and_goes_o
     )
     assert bytes(node.snapshots.content(SNAPSHOT_ID)) == bytes(source.snapshots.content(SNAPSHOT_ID))
     assert node.quorum.log.snapshots.latest == SNAPSHOT_ID
-    node.quorum.on_no_response(3001, node.quorum._state.book._sent[3001].request, 0)
+    node.quorum.on_no_response(3001, node.quorum.book._sent[3001].request, 0)
     exchange(node, source, 100)
     assert node.records() == source.records()
 
@@ -198,7 +198,7 @@ def test_a_part_of_a_node_that_does_not_lead_any_more_changes_nothing() -> None:
 def test_a_download_ends_with_the_leader_it_is_from() -> None:  # A49
     node, source = loading()
     exchange(node, source)
-    node.quorum._state.learn(3003, 9, 0)
+    node.quorum.learn(3003, 9, 0)
     assert not [name for name in node.disk.list("/data/__cluster_metadata-0") if name.endswith(".part")]
     ((node_id, request),) = node.settle()
     assert (node_id, type(request)) == (3003, FetchRequest)
@@ -220,7 +220,7 @@ def test_a_snapshot_that_turns_out_damaged_is_asked_for_again() -> None:  # A49
 def test_a_snapshot_that_is_being_frozen_outlives_a_change_of_leader() -> None:  # A49
     node, source = loading(1 << 20)
     exchange(node, source)
-    node.quorum._state.learn(3003, 9, 0)
+    node.quorum.learn(3003, 9, 0)
     node.settle()
     assert (node.quorum.log.log_end_offset, node.quorum.election.leader_id) == (100, 3003)
 
@@ -242,7 +242,7 @@ def test_the_voters_of_the_snapshot_count_from_then_on() -> None:  # A24, A49
     for _ in range(3):
         exchange(node, source)
     node.settle()
-    assert (node.quorum.voters, node.quorum.observed.is_voter) == (VoterSet(VOTERS), True)
+    assert (node.quorum.voters, node.quorum.is_voter) == (VoterSet(VOTERS), True)
 
 
 def test_a_cluster_whose_log_was_cleaned_takes_a_new_replica_in() -> None:  # A29, A49, A51

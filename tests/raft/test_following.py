@@ -87,7 +87,7 @@ def test_only_what_is_committed_is_read() -> None:  # A41
 
 def test_nothing_is_fetched_before_the_election_is_durable() -> None:  # A8
     node = follower()
-    node.quorum._state.learn(3003, 5, 0)
+    node.quorum.learn(3003, 5, 0)
     assert node.flush() in (True, False)
     assert node.quorum.requests(0) == []
     node.persist()
@@ -296,7 +296,7 @@ def test_an_answer_of_an_older_epoch_is_ignored() -> None:  # A36
     leader, node = leader_with(b"a"), follower()
     ((node_id, request),) = node.settle()
     response = answer(leader, request, 0)
-    node.quorum._state.learn(3003, 4, 0)
+    node.quorum.learn(3003, 4, 0)
     node.quorum.on_response(node_id, request, response, 0)
     assert (node.log.log_end_offset, node.quorum.election.leader_id) == (0, 3003)
 
@@ -376,4 +376,4 @@ def test_an_observer_finds_the_leader_and_follows_it_and_the_next_one() -> None:
     cluster.commit(b"b")
     cluster.run_until(lambda: observer.committed() == [b"a", b"b"])
     assert observer.quorum.election.leader_id != former
-    assert not observer.quorum.observed.is_voter
+    assert not observer.quorum.is_voter

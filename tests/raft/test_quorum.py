@@ -140,7 +140,7 @@ def test_a_node_on_an_empty_disk_is_not_the_voter_it_was() -> None:  # A55
     former = ReplicaKey(3001, UUID(int=9))
     node = Node(voters=(former,))
     node.settle(100_000)
-    assert (node.role, node.quorum.observed.is_voter, node.epoch) == ("Unattached", False, 0)
+    assert (node.role, node.quorum.is_voter, node.epoch) == ("Unattached", False, 0)
 
 
 def test_a_disk_formatted_without_voters_waits_for_them() -> None:  # A1

@@ -31,7 +31,7 @@ MAKERS: dict[type[Role], Callable[[], Role]] = {
 
 def become(before: type[Role], after: type[Role], epoch_change: int) -> None:
     """The change alone, between two elections that contradict each other in nothing else."""
-    state = Node(voters=VOTERS.voters).quorum._state
+    state = Node(voters=VOTERS.voters).quorum
     state.role, state.election = MAKERS[before](), ElectionState(5)
     state._become(MAKERS[after](), ElectionState(5 + epoch_change))
 
@@ -85,16 +85,16 @@ def test_an_observer_is_unattached_or_follows() -> None:  # A1
     observer = Node(THIRD, voters=(ME, OTHER))
     observer.quorum.poll(100_000)
     assert observer.role == "Unattached"
-    observer.quorum._state.learn(3001, 4, 100_000)
+    observer.quorum.learn(3001, 4, 100_000)
     observer.quorum.poll(200_000)
     assert (observer.role, observer.epoch) == ("Follower", 4)
     with pytest.raises(AssertionError, match="is no voter"):
-        observer.quorum._state.become_prospective(200_000)
+        observer.quorum.become_prospective(200_000)
 
 
 def test_vote_and_leader_survive_changes_within_an_epoch() -> None:  # A4
     node = Node(voters=VOTERS.voters, stored=ElectionState(3))
-    state = node.quorum._state
+    state = node.quorum
     state.give_vote(OTHER, 0)
     assert state.election == ElectionState(3, -1, OTHER)
     state.become_prospective(0)
@@ -108,7 +108,7 @@ def test_vote_and_leader_survive_changes_within_an_epoch() -> None:  # A4
 
 
 def test_a_vote_is_given_once_in_an_epoch() -> None:  # A4
-    state = Node(voters=VOTERS.voters, stored=ElectionState(3, -1, OTHER)).quorum._state
+    state = Node(voters=VOTERS.voters, stored=ElectionState(3, -1, OTHER)).quorum
     with pytest.raises(AssertionError, match="has voted"):
         state.give_vote(THIRD, 0)
     with pytest.raises(AssertionError, match="forget its vote"):
@@ -116,7 +116,7 @@ def test_a_vote_is_given_once_in_an_epoch() -> None:  # A4
 
 
 def test_a_leader_once_known_is_not_exchanged_within_its_epoch() -> None:  # A4
-    state = Node(voters=VOTERS.voters, stored=ElectionState(3, 3002)).quorum._state
+    state = Node(voters=VOTERS.voters, stored=ElectionState(3, 3002)).quorum
     with pytest.raises(AssertionError, match="leads this epoch, too"):
         state.learn(3003, 3, 0)
 
@@ -126,7 +126,7 @@ def test_the_election_count_rises_with_what_must_be_durable_and_only_then() -> N
     counts = [node.quorum.election_count]
     node.quorum.poll(2_000)  # Prospective: nothing new
     counts.append(node.quorum.election_count)
-    node.quorum._state.become_candidate(2_000)
+    node.quorum.become_candidate(2_000)
     counts.append(node.quorum.election_count)
     assert counts == [1, 1, 2]
 
@@ -147,14 +147,14 @@ def test_election_timeouts_lie_between_one_and_two() -> None:  # A10
 
 
 def test_a_higher_epoch_leaves_the_rest_of_the_election_timeout() -> None:  # A10
-    state = Node(voters=VOTERS.voters).quorum._state
+    state = Node(voters=VOTERS.voters).quorum
     deadline_ms = state.role.election_deadline_ms  # type: ignore[union-attr]
     state.become_unattached(7, 500)
     assert state.role.election_deadline_ms == deadline_ms  # type: ignore[union-attr]
 
 
 def test_a_vote_given_begins_the_election_timeout_anew() -> None:  # A10
-    state = Node(voters=VOTERS.voters).quorum._state
+    state = Node(voters=VOTERS.voters).quorum
     state.give_vote(OTHER, 900)
     assert 1_900 <= state.role.election_deadline_ms < 2_900  # type: ignore[union-attr]
 
@@ -222,5 +222,5 @@ def test_only_voters_elect_themselves_after_a_restart_without_waiting() -> None:
 
 def test_a_wiped_node_does_not_believe_that_it_leads() -> None:  # A9, A55
     node = Node(voters=(OTHER, THIRD))
-    node.quorum._state.learn(3001, 6, 0)
+    node.quorum.learn(3001, 6, 0)
     assert (node.role, node.quorum.election) == ("Unattached", ElectionState(6))

@@ -25,7 +25,7 @@ FOURTH = key(4)
 def leader(*voters: ReplicaKey) -> Node:
     """Node 3001 leads epoch 1 and has committed its three first records; 3004 is an observer and caught up."""
     node = Node(voters=voters or (ME, OTHER))
-    if node.quorum._state.is_only_voter:
+    if node.quorum.is_only_voter:
         node.settle()
     else:
         node.elect(2_000, *[voter for voter in voters or (OTHER,) if voter != ME])
@@ -177,7 +177,7 @@ def test_voters_that_a_snapshot_names_may_change() -> None:  # A49, A55
 def test_a_leader_that_loses_the_lead_does_not_know_the_outcome() -> None:  # A55
     node = leader()
     change = add(node)
-    node.quorum._state.learn(3002, 7, 2_000)
+    node.quorum.learn(3002, 7, 2_000)
     assert outcome(change) is ErrorCode.NOT_LEADER_OR_FOLLOWER
     assert change.response is not None
     assert (change.response.leader_id, change.response.leader_epoch) == (3002, 7)
@@ -209,7 +209,7 @@ def test_a_leader_that_removes_itself_leads_until_that_is_committed() -> None:  
     node = leader(ME, OTHER, THIRD)
     change = remove(node, ME)
     node.settle(2_000)
-    assert (node.role, change.response, node.quorum.observed.is_voter) == ("Leader", None, False)
+    assert (node.role, change.response, node.quorum.is_voter) == ("Leader", None, False)
     node.fetched_by(OTHER)
     assert (node.role, node.quorum.high_watermark) == ("Leader", 3)
     node.fetched_by(THIRD)
@@ -276,8 +276,8 @@ def test_a_follower_whose_entry_is_out_of_date_updates_it() -> None:  # A58
     node = Node(voters=(ME, OTHER), stored=ElectionState(4, 3002), config=config)
     node.quorum.log.history.add_kraft_version(0, 1)
     assert all(not isinstance(request, UpdateRaftVoterRequest) for _, request in node.settle(0))
-    node.quorum.on_no_response(3002, node.quorum._state.book._sent[3002].request, 100)
-    node.quorum._state.role.on_fetched(9_000)  # type: ignore[union-attr]
+    node.quorum.on_no_response(3002, node.quorum.book._sent[3002].request, 100)
+    node.quorum.role.on_fetched(9_000)  # type: ignore[union-attr]
     assert node.settle(2_000) == [(3002, UpdateRaftVoterRequest(CLUSTER_ID, ME, 4, 0, 1))]
 
 
@@ -286,13 +286,13 @@ def test_a_follower_wakes_up_to_update_its_entry() -> None:  # A58
     node = Node(voters=(ME, OTHER), stored=ElectionState(4, 3002), config=config)
     node.quorum.log.history.add_kraft_version(0, 1)
     node.settle(0)
-    node.quorum._state.role.on_fetched(90_000)  # type: ignore[union-attr]
+    node.quorum.role.on_fetched(90_000)  # type: ignore[union-attr]
     assert node.quorum.next_poll_ms(0) == 2_000
 
 
 def test_a_follower_whose_entry_is_right_leaves_it() -> None:  # A58
     node = Node(voters=(ME, OTHER), stored=ElectionState(4, 3002))
-    node.quorum._state.role.on_fetched(90_000)  # type: ignore[union-attr]
+    node.quorum.role.on_fetched(90_000)  # type: ignore[union-attr]
     assert all(not isinstance(request, UpdateRaftVoterRequest) for _, request in node.settle(50_000))
 
 
@@ -303,7 +303,7 @@ def test_a_follower_that_may_join_asks_to_and_first_that_its_former_self_goes() 
         (key(1, 9), RemoveRaftVoterRequest(CLUSTER_ID, ME, 700)),
     ):
         node = Node(local, voters=(ME, OTHER), stored=ElectionState(4, 3002), config=config)
-        role = node.quorum._state.role
+        role = node.quorum.role
         role.on_fetched(9_000)  # type: ignore[union-attr]
         role.next_voter_request_ms = 50  # type: ignore[union-attr]
         ((_, fetch),) = node.settle(0)
@@ -314,7 +314,7 @@ def test_a_follower_that_may_join_asks_to_and_first_that_its_former_self_goes() 
 
 def test_a_follower_that_knows_no_voters_asks_for_nothing() -> None:  # A55
     node = Node(FOURTH, voters=None, stored=ElectionState(4, 3002), config=QuorumConfig(auto_join=True))
-    node.quorum._state.role.on_fetched(90_000)  # type: ignore[union-attr]
+    node.quorum.role.on_fetched(90_000)  # type: ignore[union-attr]
     assert [type(request).__name__ for _, request in node.settle(50_000)] == ["FetchRequest"]
 
 
@@ -338,10 +338,10 @@ def test_a_quorum_grows_from_one_to_three_and_shrinks_again() -> None:  # A56, A
     for number in (2, 3):
         replica = key(number)
         cluster.run_until(
-            lambda replica=replica: cluster.elected().quorum._state.role.is_caught_up(replica, cluster.now_ms)  # type: ignore[union-attr]
+            lambda replica=replica: cluster.elected().quorum.role.is_caught_up(replica, cluster.now_ms)  # type: ignore[union-attr]
         )
         assert changed(cluster, AddRaftVoterRequest(CLUSTER_ID, replica, 1_000)) is ErrorCode.NONE
-    cluster.run_until(lambda: all(node.quorum.observed.is_voter for node in cluster.nodes.values()))
+    cluster.run_until(lambda: all(node.quorum.is_voter for node in cluster.nodes.values()))
     assert changed(cluster, RemoveRaftVoterRequest(CLUSTER_ID, ME, 1_000)) is ErrorCode.NONE
     cluster.commit(b"a")
     assert cluster.elected().local != ME
@@ -351,7 +351,7 @@ def test_a_quorum_grows_from_one_to_three_and_shrinks_again() -> None:  # A56, A
 def test_an_uncommitted_change_is_undone_when_another_leader_knows_nothing_of_it() -> None:  # A56, A59
     cluster = Cluster(3, observers=1)
     former = cluster.elected()
-    cluster.run_until(lambda: former.quorum._state.role.is_caught_up(FOURTH, cluster.now_ms))  # type: ignore[union-attr]
+    cluster.run_until(lambda: former.quorum.role.is_caught_up(FOURTH, cluster.now_ms))  # type: ignore[union-attr]
     cluster.isolate(former.local.node_id)
     change = former.quorum.changes.add_voter(AddRaftVoterRequest(CLUSTER_ID, FOURTH, 1_000), cluster.now_ms)
     cluster.run_for(10)
@@ -371,7 +371,7 @@ def test_a_wiped_voter_joins_again_as_another_voter() -> None:  # A55, A60
     number = 1 if leader_id != 3001 else 2
     cluster.kill(3000 + number)
     wiped = cluster.start(key(number, 9))
-    cluster.run_until(lambda: wiped.quorum.observed.is_voter)
+    cluster.run_until(lambda: wiped.quorum.is_voter)
     cluster.run_until(lambda: wiped.committed() == [b"a"])
     voters = cluster.elected().quorum.voters
     assert voters is not None
@@ -382,7 +382,7 @@ def test_an_observer_joins_by_itself_only_if_it_is_told_to() -> None:  # A60
     quiet = Cluster(1, observers=1)
     quiet.commit(b"a")
     quiet.run_for(20_000)
-    assert not quiet.nodes[3002].quorum.observed.is_voter
+    assert not quiet.nodes[3002].quorum.is_voter
     joining = Cluster(1, observers=1, config=QuorumConfig(auto_join=True))
-    joining.run_until(lambda: joining.nodes[3002].quorum.observed.is_voter)
+    joining.run_until(lambda: joining.nodes[3002].quorum.is_voter)
     joining.commit(b"a")

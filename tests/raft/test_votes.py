@@ -154,7 +154,7 @@ def test_a_pre_vote_changes_nothing() -> None:  # A18
 def test_a_follower_that_was_only_told_of_its_leader_gives_a_pre_vote() -> None:  # A18
     node = voter(ElectionState(5, 3002))
     assert node.quorum.elections.handle_vote(vote_request(5, candidate=THIRD, is_pre_vote=True), 0).is_granted
-    node.quorum._state.role.on_fetched(2_000)  # type: ignore[union-attr]
+    node.quorum.role.on_fetched(2_000)  # type: ignore[union-attr]
     assert not node.quorum.elections.handle_vote(
         vote_request(5, candidate=THIRD, is_pre_vote=True), 0
     ).is_granted
@@ -256,9 +256,9 @@ def test_a_candidate_that_lost_waits_for_the_rest_of_its_timeout() -> None:  # A
     deadline_ms = node.quorum.next_poll_ms(0)
     for node_id, request in node.settle(0):
         node.quorum.on_response(node_id, request, VoteResponse(-1, 5, is_granted=False), 0)
-    node.quorum.poll(node.quorum._state.role.election_deadline_ms - 1)  # type: ignore[union-attr]
+    node.quorum.poll(node.quorum.role.election_deadline_ms - 1)  # type: ignore[union-attr]
     assert (node.role, deadline_ms) == ("Candidate", 0)
-    node.quorum.poll(node.quorum._state.role.election_deadline_ms)  # type: ignore[union-attr]
+    node.quorum.poll(node.quorum.role.election_deadline_ms)  # type: ignore[union-attr]
     assert (node.role, node.epoch) == ("Prospective", 5)
 
 

@@ -94,7 +94,7 @@ class Script:
     def high_watermark(self, machine: Machine) -> int:
         if machine.is_controller:
             quorum = quorum_of(machine)
-            return quorum.observed.known_high_watermark if quorum is not None else -1
+            return quorum.known_high_watermark if quorum is not None else -1
         broker = machine.broker
         parts = broker._parts if broker is not None else None
         return parts.follower.image.next_offset if parts is not None else -1
@@ -232,7 +232,7 @@ def test_one_node_that_lost_what_was_committed_recovers_it(seed: int, voters: in
         script.all_reach(script.commit_more())
         quorum = quorum_of(cluster.machines[lost])
         assert quorum is not None
-        script.until(lambda: quorum.observed.is_voter, "the new replica votes")
+        script.until(lambda: quorum.is_voter, "the new replica votes")
 
 
 def test_every_pair_of_voters_may_be_parted() -> None:

@@ -155,8 +155,8 @@ class Checkers:
         quorum = self._quorum(process)
         if not response.is_granted or request.is_pre_vote or quorum is None:
             return
-        self._check_vote(process, quorum.observed.local, request.replica, request.replica_epoch)
-        position = (quorum.observed.log.last_epoch, quorum.log.log_end_offset)
+        self._check_vote(process, quorum.local, request.replica, request.replica_epoch)
+        position = (quorum.log.last_epoch, quorum.log.log_end_offset)
         if (request.last_epoch, request.end_offset) < position:
             self.report(
                 "votes-for-full-log", process.node_id,
@@ -305,7 +305,7 @@ class Checkers:
         offset = max(begin, quorum.log.log_start_offset)
         try:
             while offset < end:
-                read: LogRead = quorum.observed.log.read(offset, max_bytes=1 << 20, end_offset=end)
+                read: LogRead = quorum.log.read(offset, max_bytes=1 << 20, end_offset=end)
                 if not read.records:
                     self.report(
                         "committed-prefix", node_id, f"nothing to read at {offset}, committed up to {end}"

@@ -13,7 +13,6 @@ from rayka.node.node_observation import ObservedBroker, ObservedController
 from rayka.partition.partition import Partition
 from rayka.raft.leader import Leader
 from rayka.raft.quorum import Quorum
-from rayka.raft.quorum_observation import ObservedQuorum
 from rayka.raft.voters import VoterSet
 from rayka.sim.checks.checkers import Checkers
 from rayka.sim.checks.ledger import Compared, difference
@@ -66,21 +65,21 @@ class ControllerWatch:
         if observed is not self._observed:
             check_directory(self._checkers, self._machine)
             self._begin(observed)
-        quorum, state, log = self._quorum, self._state, self._log
+        quorum, log = self._quorum, self._log
         led = self._leads  # one that commits its own removal resigns in the same breath
-        if state.role is not self._role:
-            self._on_role(quorum, state)
-        if state.election_count != self._election_count:
-            self._on_election(state)
-            self._committing = state.voters
-        if state.known_high_watermark != self._high_watermark:
-            self._on_high_watermark(quorum, state, is_leader=led or self._leads)
+        if quorum.role is not self._role:
+            self._on_role(quorum)
+        if quorum.election_count != self._election_count:
+            self._on_election(quorum)
+            self._committing = quorum.voters
+        if quorum.known_high_watermark != self._high_watermark:
+            self._on_high_watermark(quorum, is_leader=led or self._leads)
         if log.log_end_offset < self._high_watermark:
             self._report("truncation", f"{quorum!r} is cut below its high watermark, {self._high_watermark}")
         if log.log_start_offset != self._log_start_offset:
             self._on_log_start(quorum)
         if self._leads:
-            self._look_at_leader(quorum, state)
+            self._look_at_leader(quorum)
         if observed.replayed_offset != self._replayed_offset:
             self._on_replayed(observed)
 
@@ -89,24 +88,24 @@ class ControllerWatch:
 
     def _begin(self, observed: ObservedController) -> None:
         self._observed, self._quorum = observed, observed.quorum
-        self._state, self._log = self._quorum.observed, self._quorum.observed.log
+        self._log = self._quorum.log
         self._high_watermark, self._compared = -1, 0
         self._role, self._leads = None, False
         self._election_count = -1
         self._log_start_offset = -1
-        self._checkers.homes[self._state.local] = (self._machine, self._machine.disk)
+        self._checkers.homes[self._quorum.local] = (self._machine, self._machine.disk)
 
     # ---- Elections ---------------------------------------------------------------------------------------------------
 
-    def _on_role(self, quorum: Quorum, state: ObservedQuorum) -> None:
-        self._role = role = state.role
+    def _on_role(self, quorum: Quorum) -> None:
+        self._role = role = quorum.role
         self._leads = isinstance(role, Leader)
-        self._checkers.trace.add(self._node_id, "role", f"{type(role).__name__} epoch {state.epoch}")
+        self._checkers.trace.add(self._node_id, "role", f"{type(role).__name__} epoch {quorum.epoch}")
         if not isinstance(role, Leader):
             return
-        self._voters, self._voters_end = state.voters, 0
+        self._voters, self._voters_end = quorum.voters, 0
         self._quorum_deadline_us = self._loop.now_us + 3 * self._fetch_timeout_us
-        if state.epoch > self._checkers.ledger.last_epoch:  # votes may come late, for an epoch that is over
+        if quorum.epoch > self._checkers.ledger.last_epoch:  # votes may come late, for an epoch that is over
             self._check_leader_completeness(quorum)
 
     def _on_leader_persisted(self, epoch: int) -> None:
@@ -118,7 +117,7 @@ class ControllerWatch:
 
     def _check_leader_completeness(self, quorum: Quorum) -> None:
         """An elected leader has every committed record."""
-        ledger, log = self._checkers.ledger, quorum.observed.log
+        ledger, log = self._checkers.ledger, quorum.log
         if log.log_end_offset < ledger.end:
             self._report("leader-completeness", f"{quorum!r} is elected without what {ledger!r} has")
         elif ledger.end > log.log_start_offset and quorum.log.epoch_of(ledger.end - 1) != ledger.last_epoch:
@@ -126,24 +125,24 @@ class ControllerWatch:
                 "leader-completeness", f"{quorum!r} holds another record at {ledger.end - 1} than {ledger!r}"
             )
 
-    def _on_election(self, state: ObservedQuorum) -> None:
-        self._election_count = state.election_count
-        if state.leader_id >= 0:
-            self._checkers.check_leader(self._node_id, state.leader_id, state.epoch)
+    def _on_election(self, quorum: Quorum) -> None:
+        self._election_count = quorum.election_count
+        if quorum.leader_id >= 0:
+            self._checkers.check_leader(self._node_id, quorum.leader_id, quorum.epoch)
 
-    def _look_at_leader(self, quorum: Quorum, state: ObservedQuorum) -> None:
+    def _look_at_leader(self, quorum: Quorum) -> None:
         role = self._role
         assert isinstance(role, Leader), "it leads"
-        if role is not self._registered and state.is_persisted:
+        if role is not self._registered and quorum.is_persisted:
             self._registered = role
-            self._on_leader_persisted(state.epoch)
+            self._on_leader_persisted(quorum.epoch)
         now_us = self._loop.now_us
         if now_us > self._quorum_deadline_us and not self._machine.has_failed:
             self._check_quorum(quorum, role, now_us)
         if role.voters is not self._voters:
             self._on_voters(quorum, role)
-        if state.finished_download is not None:
-            self._report("leader-loads-no-snapshot", f"{quorum!r} has fetched {state.finished_download!r}")
+        if quorum.finished_download is not None:
+            self._report("leader-loads-no-snapshot", f"{quorum!r} has fetched {quorum.finished_download!r}")
 
     def _check_quorum(self, quorum: Quorum, role: Leader, now_us: int) -> None:
         """A leader that no majority fetches from resigns (A12); the bound has room for the window's begin."""
@@ -174,8 +173,8 @@ class ControllerWatch:
 
     # ---- The log -----------------------------------------------------------------------------------------------------
 
-    def _on_high_watermark(self, quorum: Quorum, state: ObservedQuorum, *, is_leader: bool) -> None:
-        before, now = self._high_watermark, state.known_high_watermark
+    def _on_high_watermark(self, quorum: Quorum, *, is_leader: bool) -> None:
+        before, now = self._high_watermark, quorum.known_high_watermark
         self._high_watermark = now
         if now < before:  # I1
             self._report("high-watermark", f"{quorum!r}: it falls from {before} to {now}")
@@ -185,16 +184,16 @@ class ControllerWatch:
         checkers.on_committed(self._node_id, quorum, self._compared, now, is_leader=is_leader)
         self._compared = now
         if has_news and checkers.violation is None:
-            self._on_news(quorum, state)
+            self._on_news(quorum)
 
-    def _on_news(self, quorum: Quorum, state: ObservedQuorum) -> None:
+    def _on_news(self, quorum: Quorum) -> None:
         ledger = self._checkers.ledger
-        if ledger.last_epoch != state.epoch:
+        if ledger.last_epoch != quorum.epoch:
             self._report(
                 "commits-own-epoch", f"{quorum!r} commits records of epoch {ledger.last_epoch} alone"
             )
-        sets = [each for each in (self._committing, state.voters) if each is not None]
-        self._committing = state.voters  # one appended after the commit, in one callback, did not make it
+        sets = [each for each in (self._committing, quorum.voters) if each is not None]
+        self._committing = quorum.voters  # one appended after the commit, in one callback, did not make it
         ends = [[self._durable_end(voter) for voter in each.voters] for each in sets]
         if not any(2 * sum(end >= ledger.end for end in each) > len(each) for each in ends):  # I3
             self._report("majority", f"{quorum!r} commits up to {ledger.end}; durable with {sets}: {ends}")
@@ -209,7 +208,7 @@ class ControllerWatch:
     def _on_log_start(self, quorum: Quorum) -> None:
         """I5: a log that does not begin at 0 begins at the end of its earliest snapshot."""
         start = self._log_start_offset = quorum.log.log_start_offset
-        earliest = quorum.observed.log.snapshots.earliest
+        earliest = quorum.log.snapshots.earliest
         if start > 0 and (earliest is None or earliest.offset != start):
             self._report(
                 "snapshot-at-log-start", f"{quorum!r} begins at {start}; its earliest snapshot is {earliest}"
