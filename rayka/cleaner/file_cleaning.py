@@ -122,7 +122,6 @@ class FileCleaning:
         new = Segment(
             files,
             group[0].base_offset,
-            created_ms=0,
             index_interval_bytes=self._plan.index_interval_bytes,
             suffix=CLEANED_SUFFIX,
         )

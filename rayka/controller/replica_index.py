@@ -8,6 +8,7 @@ at every partition of the image would give. Kafka: `BrokersToIsrs`, and `imbalan
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from itertools import chain
 from uuid import UUID
 
@@ -48,26 +49,22 @@ class Partitions:
         self._numbers.pop(topic_id, None)
 
 
+@dataclass(slots=True, eq=False)
 class BrokerReplicas:
     """What one broker has to do with partitions: those that it holds a replica of, being added or removed included, how
     many of these each of its directories holds, how many it leads, and those that it is the first replica of.
     """
 
-    __slots__ = (
-        "directories", "held", "leaderless", "leaderless_count", "led_by_others_count", "led_count",
-        "preferred_count", "reclaimable",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.held = Partitions()
-        self.directories: Counter[UUID] = Counter()
-        self.led_count = 0
-        # Of those that it is the first replica of:
-        self.preferred_count = 0
-        self.leaderless = Partitions()
-        self.leaderless_count = 0
-        self.led_by_others_count = 0
-        self.reclaimable = Partitions()  # led by another broker, while this one is in sync
+    held: Partitions = field(default_factory=Partitions)
+    directories: Counter[UUID] = field(default_factory=Counter)
+    led_count: int = 0
+    # Of those that it is the first replica of:
+    preferred_count: int = 0
+    leaderless: Partitions = field(default_factory=Partitions)
+    leaderless_count: int = 0
+    led_by_others_count: int = 0
+    # Led by another broker, while this one is in sync.
+    reclaimable: Partitions = field(default_factory=Partitions)
 
     def __repr__(self) -> str:
         return f"<BrokerReplicas held={self.directories.total()} led={self.led_count} preferred={self.preferred_count}>"

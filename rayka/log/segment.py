@@ -46,8 +46,8 @@ class Segment:
         files: LogFiles,
         base_offset: int,
         *,
-        created_ms: int,
         index_interval_bytes: int,
+        created_ms: int = 0,
         suffix: str = "",
     ) -> None:
         self._files = files

@@ -34,7 +34,6 @@ class Swap:
         self.old = old
         self.new = new
         self.is_decided = False  # the name is durable
-        self.is_over = False
         new.rename(SWAP_SUFFIX)
 
     def __repr__(self) -> str:
@@ -53,7 +52,6 @@ class Swap:
 
     def end(self) -> None:
         """Step 4, after that sync; a truncation cannot wait for it, and makes a recovery build the indexes anew."""
-        self.is_over = True
         if self._files.disk.exists(self.new.path):  # not removed with the log's start meanwhile
             self.new.rename("")
 
@@ -61,7 +59,6 @@ class Swap:
         """Nothing of the new segment is left, while nothing is decided."""
         if self.is_decided:
             raise InvariantBroken(f"{self!r} is decided")
-        self.is_over = True
         self.new.delete()
 
 
@@ -79,16 +76,10 @@ def finish_swaps(files: LogFiles, index_interval_bytes: int) -> None:
     for name in names:
         if name.endswith(LOG_SUFFIX + SWAP_SUFFIX):
             base_offset = int(name[:20])
-            new = Segment(
-                files,
-                base_offset,
-                created_ms=0,
-                index_interval_bytes=index_interval_bytes,
-                suffix=SWAP_SUFFIX,
-            )
+            new = Segment(files, base_offset, index_interval_bytes=index_interval_bytes, suffix=SWAP_SUFFIX)
             end_offset = _end_of(files, new)
             for each in [each for each in logs if base_offset <= int(each[:20]) < end_offset]:
-                old = Segment(files, int(each[:20]), created_ms=0, index_interval_bytes=index_interval_bytes)
+                old = Segment(files, int(each[:20]), index_interval_bytes=index_interval_bytes)
                 old.delete()
             new.rename("")
     for name in files.disk.list(files.directory):

@@ -48,7 +48,7 @@ class Swaps:
         """The new segment, complete and durable, is read in the place of these, one behind the other, from now on; the
         steps that the swap still has are its user's to call.
         """
-        if self._current is not None and not self._current.is_over:
+        if self._current is not None:
             raise InvariantBroken(f"{self!r}: a swap is not over")
         with self._changing():
             self._current = Swap(self._files, old, new)
@@ -60,30 +60,33 @@ class Swaps:
         that stood beside them, but for the first one's.
         """
         swap = self._current
-        if swap is not None and not swap.is_over:
+        if swap is not None:
             with self._changing():
                 swap.remove_old()
                 self._snapshots.remove_within(swap.new.base_offset, swap.end_offset)
 
     def end(self) -> None:
         """Step 4 of the swap, unless a truncation has ended it."""
-        if self._current is not None and not self._current.is_over:
+        swap = self._current
+        if swap is not None:
             with self._changing():
-                self._current.end()
+                self._current = None
+                swap.end()
 
     def removable(self, offset: int) -> int:
         """Up to where segments may be removed at the log's start: a swap under way keeps those that it is about, for
         what is left of them on disk is decided when it is over.
         """
         swap = self._current
-        return offset if swap is None or swap.is_over else min(offset, swap.new.base_offset)
+        return offset if swap is None else min(offset, swap.new.base_offset)
 
     def end_behind(self, offset: int) -> None:
         """Before what lies at or behind the offset goes."""
         swap = self._current
-        if swap is None or swap.is_over or offset >= swap.end_offset:
+        if swap is None or offset >= swap.end_offset:
             return
         with self._changing():
+            self._current = None
             if swap.is_decided:
                 swap.end()
             else:

@@ -20,30 +20,34 @@ Cruise Control's `GoalOptimizer` has these goals among its own.
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterable
 from enum import IntEnum
+from operator import attrgetter
 from typing import NamedTuple
 
 from rayka.controller.balancer.holders import (
     BrokerShape,
-    BrokerShare,
     Holder,
     Holders,
     PartitionShape,
     Placed,
 )
 from rayka.ids import TopicPartition
+from rayka.protocol.balance import BalanceShare
 from rayka.protocol.disk_room import DISK_USE_MAX, room_bytes
 
 MOVES_MAX = 1_000
 DISK_USE_AIM = 0.75
 SIZE_TRIGGER, TRAFFIC_TRIGGER = 0.10, 0.20
-TRAFFIC_BYTES_MIN = (
-    1_000_000  # a second, on average of the brokers: below that traffic is no reason to move anything
-)
+# A second, on average of the brokers: below that traffic is no reason to move anything.
+TRAFFIC_BYTES_MIN = 1_000_000
 _LOOKS_MAX = 100  # at candidates of one pair of brokers
 _TARGETS_MAX = 8  # brokers that are looked at for one that gives
 _STEPS_PER_MOVE = 5  # what it takes to look at a hundred brokers
 Planning = Generator[None, int, "Plan"]
 _Steps = Generator[None, int, bool]  # whether something was found to move
+_Cost = Callable[[Holder], float]
+_by_fill: _Cost = attrgetter("fill")
+_by_bytes_in: _Cost = attrgetter("bytes_in")
+_by_bytes_out: _Cost = attrgetter("bytes_out")
 
 
 class Goal(IntEnum):
@@ -74,8 +78,8 @@ class Plan(NamedTuple):
     """
 
     moves: tuple[Move, ...]
-    before: tuple[BrokerShare, ...]
-    after: tuple[BrokerShare, ...]
+    before: tuple[BalanceShare, ...]
+    after: tuple[BalanceShare, ...]
     is_whole: bool
 
 
@@ -124,7 +128,7 @@ class _Planner:
     def _is_full(self) -> bool:
         return len(self._changed) >= MOVES_MAX
 
-    def _shares(self) -> tuple[BrokerShare, ...]:
+    def _shares(self) -> tuple[BalanceShare, ...]:
         return tuple(self._holders.by_id[each].share() for each in sorted(self._holders.by_id))
 
     def _moves(self) -> Generator[None, int, tuple[Move, ...]]:
@@ -282,7 +286,7 @@ class _Planner:
                 yield
         return None if best is None else best[1:]
 
-    def _least(self, placed: Placed, cost: Callable[[Holder], float]) -> Holder | None:
+    def _least(self, placed: Placed, cost: _Cost) -> Holder | None:
         """Of the replicas behind the first the broker that costs least."""
         others = (self._holders.by_id[each] for each in placed.replicas[1:])
         return min((each for each in others if each.shape.takes_replicas), key=cost, default=None)
@@ -348,11 +352,11 @@ class _Planner:
                     best = gain, placed, target
         return None if best is None else best[1:]
 
-    def _busy(self, traffic: "Callable[[Holder], float]") -> list[Holder]:
+    def _busy(self, traffic: _Cost) -> list[Holder]:
         """The brokers that may give some, if any is to."""
         return list(self._holders.usable) if self._is_busy(traffic, TRAFFIC_TRIGGER) else []
 
-    def _is_busy(self, traffic: "Callable[[Holder], float]", tolerance: float) -> bool:
+    def _is_busy(self, traffic: _Cost, tolerance: float) -> bool:
         """Whether some broker is above the mean by more than the tolerance, where there is much traffic at all."""
         usable = self._holders.usable
         mean = sum(map(traffic, usable)) / len(usable)
@@ -380,17 +384,5 @@ def has_room(target: Holder, size_bytes: int) -> bool:
     return size_bytes < _room(target)
 
 
-def _by_fill(holder: Holder) -> float:
-    return holder.fill
-
-
 def _by_leads(holder: Holder) -> float:
     return len(holder.led)
-
-
-def _by_bytes_in(holder: Holder) -> float:
-    return holder.bytes_in
-
-
-def _by_bytes_out(holder: Holder) -> float:
-    return holder.bytes_out

@@ -8,7 +8,6 @@ from rayka.controller.balancer.balance_looks import begin_moves, cancel, other_r
 from rayka.controller.balancer.balance_plan import Move, Plan, Planning, plan_balance
 from rayka.controller.balancer.balance_run import Cause
 from rayka.controller.balancer.cluster_shapes import ClusterShapes
-from rayka.controller.balancer.holders import BrokerShare
 from rayka.controller.decided_events import DecidedEvents
 from rayka.controller.draining_brokers import draining_brokers
 from rayka.controller.request_context import RequestContext
@@ -21,7 +20,6 @@ from rayka.protocol.balance import (
     BalanceMove,
     BalanceRequest,
     BalanceResponse,
-    BalanceShare,
     CancelBalanceRequest,
     CancelBalanceResponse,
     DescribeBalanceRequest,
@@ -97,8 +95,8 @@ def _response(
 ) -> BalanceResponse:
     return BalanceResponse(
         tuple(map(_move, plan.moves)),
-        tuple(map(_share, plan.before)),
-        tuple(map(_share, plan.after)),
+        plan.before,
+        plan.after,
         plan.is_whole,
         begun_count,
         metadata_offset,
@@ -111,7 +109,3 @@ def _move(move: Move) -> BalanceMove:
     return BalanceMove(
         tp.topic, tp.partition, move.before, move.after, move.copied_bytes, move.goal.name.lower()
     )
-
-
-def _share(share: BrokerShare) -> BalanceShare:
-    return BalanceShare(*share)

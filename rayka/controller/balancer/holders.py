@@ -6,10 +6,12 @@ as many racks and machines as before or more. Sizes are in bytes, rates a second
 
 from bisect import bisect_left, insort
 from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rayka.controller.balancer.step_sort import sorted_in_steps
 from rayka.ids import TopicPartition
+from rayka.protocol.balance import BalanceShare
 
 REPLICA_BYTES_MIN = 4_096  # what an empty replica counts, so that empty ones spread, too
 
@@ -39,17 +41,6 @@ class PartitionShape(NamedTuple):
     is_movable: bool = True
 
 
-class BrokerShare(NamedTuple):
-    """What a broker holds before or after a plan. `leader_count`: of how many it is the preferred leader."""
-
-    broker_id: int
-    size_bytes: int
-    replica_count: int
-    leader_count: int
-    bytes_in: int
-    bytes_out: int
-
-
 class Placed:
     """A partition: where its replicas are to be, and why they moved first, None while they have not."""
 
@@ -71,28 +62,19 @@ class Placed:
         return self.shape.size_bytes * sum(each not in self.shape.replicas for each in self.replicas)
 
 
+@dataclass(slots=True, eq=False)
 class Holder:
     """A broker. `target_bytes`: its even share; `led`: the movable partitions that it is the preferred leader of."""
 
-    __slots__ = (
-        "by_size",
-        "bytes_in",
-        "bytes_out",
-        "led",
-        "replica_count",
-        "shape",
-        "size_bytes",
-        "target_bytes",
-    )
-
-    def __init__(self, shape: BrokerShape) -> None:
-        self.shape = shape
-        self.size_bytes = self.replica_count = self.bytes_in = self.bytes_out = 0
-        self.target_bytes = 1.0
-        self.by_size: list[
-            tuple[int, int]
-        ] = []  # of movable partitions: size and number, ascending once sorted
-        self.led: dict[int, None] = {}
+    shape: BrokerShape
+    size_bytes: int = 0
+    replica_count: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    target_bytes: float = 1.0
+    # Of movable partitions: size and number, ascending once sorted.
+    by_size: list[tuple[int, int]] = field(default_factory=list)
+    led: dict[int, None] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"<Holder {self.shape.broker_id} bytes={self.size_bytes} target={self.target_bytes:.0f}>"
@@ -116,8 +98,8 @@ class Holder:
         elif placed.shape.is_movable:
             self.led[placed.number] = None
 
-    def share(self) -> BrokerShare:
-        return BrokerShare(
+    def share(self) -> BalanceShare:
+        return BalanceShare(
             self.shape.broker_id,
             self.size_bytes,
             self.replica_count,
