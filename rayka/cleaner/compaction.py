@@ -55,11 +55,12 @@ class Compaction:
         self._part = part
         self._is_wanted = is_wanted
         self._truncation_count = log.truncation_count
+        # The dirty ones, then the group that is copied.
         self._current: Sequence[Segment] = [
             each
             for each in log.segments.all[:-1]
             if each.next_offset > part.first_dirty_offset and each.base_offset < part.end_offset
-        ]  # the dirty ones, then the group that is copied
+        ]
         self._groups: Iterator[Sequence[Segment]] = iter(())
         self._aside: Segment | None = None
         self.directory = log.directory

@@ -62,9 +62,8 @@ class KeptRecords:
         self._hasher = hasher
         self._offsets = offsets
         self._horizon = horizon
-        self._needed_ends = (
-            needed_ends  # producer id and last offset of the batches that a log remembers (C2)
-        )
+        # Producer id and last offset of the batches that a log remembers (C2).
+        self._needed_ends = needed_ends
         self._counts = counts
 
     def __repr__(self) -> str:

@@ -147,9 +147,8 @@ def alter_configs(
     yield alteration.records
     yield from alteration.elections()
     next_offset = yield None
-    must_give_way = (
-        alteration.has_drains and not context.balance.is_idle
-    )  # before an active controller there resigns
+    # Before an active controller there resigns.
+    must_give_way = alteration.has_drains and not context.balance.is_idle
     timers = context.timers.look_now(context.now_ms) if must_give_way else ()
     return Result((), IncrementalAlterConfigsResponse(tuple(results), next_offset), timers)
 

@@ -41,9 +41,8 @@ from rayka.protocol.topics import (
 from rayka.shard.shard import RECORDS_PER_BATCH_MAX, Result, Steps
 
 TopicT = TypeVar("TopicT", NewTopic, NewPartitions)
-PARTITIONS_MAX = (
-    RECORDS_PER_BATCH_MAX - 1
-)  # of one topic: with its own record they are committed as one batch
+# Of one topic: with its own record they are committed as one batch.
+PARTITIONS_MAX = RECORDS_PER_BATCH_MAX - 1
 PARTITIONS_DELETED_PER_STEP = 10  # to forget one costs less than to write a record
 TOPIC_NAME_LENGTH_MAX = 249  # a file name of 255 bytes, less "-", five digits of a partition
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]+")

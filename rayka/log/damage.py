@@ -86,6 +86,5 @@ def is_in_place(view: memoryview, position: int, next_offset: int, end_offset: i
         return following[-1] == MAGIC and int.from_bytes(following[:8], "big") == batch.next_offset
     if end_offset is not None:
         return batch.next_offset == end_offset
-    return (
-        batch.last_offset_delta == batch.record_count - 1
-    )  # nothing follows: the header has to confirm itself
+    # Nothing follows: the header has to confirm itself.
+    return batch.last_offset_delta == batch.record_count - 1

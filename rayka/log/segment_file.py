@@ -18,9 +18,8 @@ from rayka.protocol.batch_header import HEADER_BYTES, LENGTH_FIELD_END, MAGIC
 
 LOG_SUFFIX = ".log"
 CUT_SUFFIX = ".cut"  # what recovery cut off and an operator may want; never read, never removed
-SCANNED = Struct(
-    ">qiibIhi8xq"
-)  # base offset, length, epoch, magic, CRC, attributes, last offset delta, max timestamp
+# Base offset, length, epoch, magic, CRC, attributes, last offset delta, max timestamp.
+SCANNED = Struct(">qiibIhi8xq")
 _WALK_BYTES = 4096  # read at once while walking from header to header
 
 

@@ -17,9 +17,8 @@ class ElasticPlan:
     scaling_pause_s: float = 4.0  # between what the operator does: brokers that join or leave, balances
     flap_pause_s: float = 8.0  # between brokers that end and begin several times
     has_death: bool = False
-    drain_pause_s: float = (
-        0.0  # between machines that Ray drains, one after another, of two at a time; 0 for none
-    )
+    # Between machines that Ray drains, one after another, of two at a time; 0 for none.
+    drain_pause_s: float = 0.0
 
 
 def draw_elastic(seed: int) -> dict[str, Any]:

@@ -120,9 +120,8 @@ class VirtualLoop(_AbstractLoop):  # type: ignore[misc]
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Handle:
         when_us = int(min(when, _NEVER_S) * 1e6 + 0.25)
-        if (
-            (when_us + 0.4) / 1e6 < when < _NEVER_S
-        ):  # a woken task must find that it is time, however it counts
+        # A woken task must find that it is time, however it counts.
+        if (when_us + 0.4) / 1e6 < when < _NEVER_S:
             when_us += 1
         return self.call_at_us(when_us, callback, *args, context=context)
 
@@ -231,9 +230,8 @@ class VirtualLoop(_AbstractLoop):  # type: ignore[misc]
         self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, context: Context | None = None
     ) -> "asyncio.Task[Any]":
         task = asyncio.Task(coro, loop=self, name=name, context=context)
-        if (
-            len(self._tasks) >= self._tasks_max
-        ):  # a callback for the end of each would be a tenth of all callbacks
+        # A callback for the end of each would be a tenth of all callbacks.
+        if len(self._tasks) >= self._tasks_max:
             self._tasks = [each for each in self._tasks if not each.done()]
             self._tasks_max = max(2 * len(self._tasks), _TASKS_MIN)
         self._tasks.append(task)

@@ -196,9 +196,8 @@ def swarm(seed: int, **chosen: Any) -> SimOptions:
         drawn["brokers"] = max(drawn["brokers"], drawn["voters"])
     if drawn["members"]:
         drawn["config"] = drawn["config"] | _group_config(drawn["brokers"] + drawn["coordinators"])
-        if drawn[
-            "comers"
-        ]:  # a copy of the offsets must be faster than members commit, however slow the network is
+        # A copy of the offsets must be faster than members commit, however slow the network is.
+        if drawn["comers"]:
             drawn["config"]["replica_fetch_max_bytes"] = _COPY_BYTES
         if drawn["compacts_offsets"]:
             drawn["config"] = drawn["config"] | _compacted_offsets(seed)

@@ -47,9 +47,8 @@ def balance(context: RequestContext, request: BalanceRequest) -> Steps[MetadataR
     moves_max = 0 if request.moves == MOVES_AS_CONFIGURED else request.moves
     run.begin(Cause((), "an operator asked for it", moves_max=moves_max))
     yield from start(context, plan, DecidedEvents(context))
-    if not away_brokers(context) and not draining_brokers(
-        context.image
-    ):  # else the next look says what it waits for
+    # Else the next look says what it waits for.
+    if not away_brokers(context) and not draining_brokers(context.image):
         yield from begin_moves(context, broker_config(context.image, context.config))
     next_offset = yield None
     timers = context.timers.look_soon(context.now_ms)

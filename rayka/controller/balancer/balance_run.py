@@ -17,9 +17,8 @@ from rayka.protocol.balance import BalanceState
 from rayka.protocol.disk_room import DISK_USE_MAX
 
 PLANS_MAX = 50
-DISKS_ARE_FULL = (
-    f"disks are above {DISK_USE_MAX:.0%}"  # so begins the reason of a balance that relieves disks alone
-)
+# So begins the reason of a balance that relieves disks alone.
+DISKS_ARE_FULL = f"disks are above {DISK_USE_MAX:.0%}"
 _OPEN = (EventKind.BALANCE_BEGUN,)
 _OVER = (EventKind.BALANCE_ENDED, EventKind.BALANCE_CANCELLED)
 

@@ -48,9 +48,8 @@ class _Reading:
     end: int = 0
     holder: Life | None = None
     excused_end: int = 0
-    committed: dict[int, int] = field(
-        default_factory=dict
-    )  # by generation: the highest that was acknowledged
+    # By generation: the highest that was acknowledged.
+    committed: dict[int, int] = field(default_factory=dict)
 
     @property
     def committed_end(self) -> int:
@@ -110,9 +109,8 @@ class GroupHistory:
             self._instances[life.instance_id] = max(known, life)
         for each in added:
             reading = self._reading(each)
-            if (
-                reading.holder is not None
-            ):  # its last owner, perhaps this one, committed less than it was given
+            # Its last owner, perhaps this one, committed less than it was given.
+            if reading.holder is not None:
                 reading.excused_end = reading.end
             reading.holder = life
         for each in owned if not self.may_forget else ():

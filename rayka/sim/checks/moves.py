@@ -164,9 +164,8 @@ class Moves:
             self._report("replica-set", change, "fewer replicas, which no caller has asked for")
         elif is_healing and not _is_share(change, old, new):
             self._check_healing(change, old, removed)
-        elif is_internal(
-            change.topic
-        ):  # a coordinator gets its share; no balance waits for that, nor is it bound
+        # A coordinator gets its share; no balance waits for that, nor is it bound.
+        elif is_internal(change.topic):
             self._own[change.key] = False
         else:
             self._check_balance(change, old, new)
@@ -194,9 +193,8 @@ class Moves:
             away_ms = now_ms - max(self._fenced_ms[each], self._epoch_ms)
             if away_ms * 100 < timeout_ms * (100 - _EARLY_PERCENTAGE):
                 self._report("healed-early", change, f"broker {each} has been away for {away_ms} ms")
-        is_shrinking = len(old.removing_replicas) > len(
-            old.adding_replicas
-        )  # it waits for all that stay (B45)
+        # It waits for all that stay (B45).
+        is_shrinking = len(old.removing_replicas) > len(old.adding_replicas)
         awaited = old.target_replicas if is_shrinking else old.adding_replicas
         if old.is_reassigned and not any(each in removed for each in awaited):
             self._report("against-reassignment", change, "healing moves what is being moved")

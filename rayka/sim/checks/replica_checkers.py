@@ -78,9 +78,8 @@ class ReplicaCheckers:
         """Something of the replica has changed."""
         partition, log = view.partition, view.partition.log
         before, view.epochs = view.epochs, log.epochs.entries
-        if (
-            log.log_start_offset > view.end
-        ):  # no deletion goes beyond a log's end: it fetches from the leader's start
+        # No deletion goes beyond a log's end: it fetches from the leader's start.
+        if log.log_start_offset > view.end:
             view.truth.begun[view.node_id] = log.log_start_offset
         if log.truncation_count != view.truncations or log.log_end_offset < view.end:
             self._on_truncated(view, before)
