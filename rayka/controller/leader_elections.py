@@ -33,7 +33,7 @@ class Elections:
     ) -> None:
         self.image = image
         self._config = config
-        self._replicas = replicas
+        self.replicas = replicas  # which partitions each broker of the image holds
         self._brokers = image.brokers if brokers is None else brokers
         self._rules: dict[UUID, TopicConfig] = {}
         self._directories: dict[int, Collection[UUID]] = {}
@@ -41,12 +41,7 @@ class Elections:
         self._held_counts: dict[int, dict[UUID, int]] = {}
 
     def __repr__(self) -> str:
-        return f"<Elections {self.image!r} {self._replicas!r}>"
-
-    @property
-    def replicas(self) -> ReplicaIndex:
-        """Which partitions each broker of the image holds."""
-        return self._replicas
+        return f"<Elections {self.image!r} {self.replicas!r}>"
 
     def is_electable(self, partition: PartitionImage, broker_id: int) -> bool:
         """Whether the broker may lead the partition and be in its ISR, as far as it depends on the broker (B40)."""
@@ -94,9 +89,9 @@ class Elections:
         now there is an election (B44). After an unclean shutdown it leaves the ELR too (B42).
         """
         brokers = {**self.image.brokers, broker.broker_id: broker}
-        then = Elections(self.image, self._config, self._replicas, brokers=brokers)
+        then = Elections(self.image, self._config, self.replicas, brokers=brokers)
         lost = (broker.broker_id,) if is_unclean_shutdown else ()
-        return (then._after(broker.broker_id, key, lost) for key in self._replicas.of(broker.broker_id).held)
+        return (then._after(broker.broker_id, key, lost) for key in self.replicas.of(broker.broker_id).held)
 
     def _after(
         self, broker_id: int, key: TopicIdPartition, lost: tuple[int, ...]
@@ -139,7 +134,7 @@ class Elections:
         working = (
             placeable or broker.online_directories or tuple(each.directory_id for each in broker.directories)
         )
-        return {each: self._replicas.of(broker_id).directories[each] for each in working}
+        return {each: self.replicas.of(broker_id).directories[each] for each in working}
 
     def partition(self, key: TopicIdPartition) -> PartitionImage:
         """The partition, which has to be in the image."""

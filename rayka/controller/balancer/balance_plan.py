@@ -20,6 +20,7 @@ Cruise Control's `GoalOptimizer` has these goals among its own.
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterable
 from enum import IntEnum
+from functools import partial
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -158,6 +159,20 @@ class _Planner:
             placed.gain = (goal, gain)
         self._changed[placed.number] = None
 
+    def _even(
+        self, cost: _Cost, is_off: Callable[[float], bool], trigger: float, give: Callable[[Holder], _Steps],
+        pause: int = 1,
+    ) -> Generator[None, int, None]:  # fmt: skip
+        """When some broker is off by more than the trigger, those of the highest cost give, one after another, until
+        none is by more than half of that, or none has anything to give.
+        """
+        givers = list(self._holders.usable) if is_off(trigger) else []
+        while givers and is_off(trigger / 2) and not self._is_full:
+            source = max(givers, key=cost)
+            if not (yield from give(source)):
+                givers.remove(source)
+            yield from _steps(pause)
+
     # ---- Racks and machines --------------------------------------------------------------------------------------
 
     def _spread(self) -> Generator[None, int, None]:
@@ -198,15 +213,8 @@ class _Planner:
                     break
 
     def _even_sizes(self) -> Generator[None, int, None]:
-        usable = self._holders.usable
-        if not self._is_off(SIZE_TRIGGER):
-            return
-        givers = list(usable)
-        while givers and self._is_off(SIZE_TRIGGER / 2) and not self._is_full:
-            source = max(givers, key=_by_fill)
-            if not (yield from self._give(source, None, Goal.SIZE)):
-                givers.remove(source)
-            yield from _steps(_STEPS_PER_MOVE)
+        give = partial(self._give, wanted_bytes=None, goal=Goal.SIZE)
+        yield from self._even(_by_fill, self._is_off, SIZE_TRIGGER, give, _STEPS_PER_MOVE)
 
     def _is_off(self, tolerance: float) -> bool:
         return any(abs(each.fill - 1) > tolerance for each in self._holders.usable)
@@ -251,27 +259,16 @@ class _Planner:
     # ---- Leaders -------------------------------------------------------------------------------------------------
 
     def _even_leaders(self) -> Generator[None, int, None]:
-        usable = self._holders.usable
-        mean = sum(len(each.led) for each in usable) / len(usable)
-        if not self._is_leading_off(mean, SIZE_TRIGGER):
-            return
-        givers = list(usable)
-        while givers and self._is_leading_off(mean, SIZE_TRIGGER / 2) and not self._is_full:
-            source = max(givers, key=_by_leads)
-            found = yield from self._follower(source)
-            if found is None:
-                givers.remove(source)
-            else:
-                self._prefer(*found, Goal.LEADERS)
-            yield
+        yield from self._even(_by_leads, self._is_leading_off, SIZE_TRIGGER, self._give_lead)
 
-    def _is_leading_off(self, mean: float, tolerance: float) -> bool:
+    def _is_leading_off(self, tolerance: float) -> bool:
         """More than one more or fewer than the others on average, and more than a share of that."""
+        mean = _mean(self._holders.usable, _by_leads)
         return any(abs(len(each.led) - mean) > max(1.0, mean * tolerance) for each in self._holders.usable)
 
-    def _follower(self, source: Holder) -> Generator[None, int, tuple[Placed, Holder] | None]:
-        """A partition that the broker is to lead, and the one of its other replicas that leads least, if that leads
-        fewer by two or more.
+    def _give_lead(self, source: Holder) -> _Steps:
+        """Of the partitions that the broker is to lead one gets the one of its other replicas that leads least, if that
+        leads fewer by two or more.
         """
         best: tuple[int, Placed, Holder] | None = None
         for looked_at, number in enumerate(source.led):
@@ -284,7 +281,13 @@ class _Planner:
                     break
             if looked_at % 8 == 0:
                 yield
-        return None if best is None else best[1:]
+        return self._prefer_best(best, Goal.LEADERS)
+
+    def _prefer_best(self, best: tuple[int, Placed, Holder] | None, goal: Goal) -> bool:
+        """Whether there was one."""
+        if best is not None:
+            self._prefer(best[1], best[2], goal)
+        return best is not None
 
     def _least(self, placed: Placed, cost: _Cost) -> Holder | None:
         """Of the replicas behind the first the broker that costs least."""
@@ -294,19 +297,12 @@ class _Planner:
     # ---- Traffic -------------------------------------------------------------------------------------------------
 
     def _even_bytes_in(self) -> Generator[None, int, None]:
-        givers = self._busy(_by_bytes_in)
-        while givers and not self._is_full:
-            source = max(givers, key=_by_bytes_in)
-            target = min(self._holders.usable, key=_by_bytes_in)
-            found = yield from self._busy_replica(source, target)
-            if found is None or not self._is_busy(_by_bytes_in, TRAFFIC_TRIGGER / 2):
-                givers.remove(source)
-            else:
-                self._replace(found, source, target, Goal.BYTES_IN)
-            yield
+        is_busy = partial(_is_busy, self._holders.usable, _by_bytes_in)
+        yield from self._even(_by_bytes_in, is_busy, TRAFFIC_TRIGGER, self._give_busy_replica)
 
-    def _busy_replica(self, source: Holder, target: Holder) -> Generator[None, int, Placed | None]:
+    def _give_busy_replica(self, source: Holder) -> _Steps:
         """The smallest replica whose traffic improves it there, while both brokers stay within the bounds of size."""
+        target = min(self._holders.usable, key=_by_bytes_in)
         most = source.bytes_in - target.bytes_in
         tolerance = SIZE_TRIGGER / 2
         for place, (size_bytes, number) in enumerate(source.by_size):
@@ -319,26 +315,21 @@ class _Planner:
                     (target.size_bytes + size_bytes) / target.target_bytes,
                 )
                 is_even = fills[0] >= 1 - tolerance and fills[1] <= 1 + tolerance
-                return placed if is_even and size_bytes < _room(target) else None
-        return None
+                may_go = is_even and size_bytes < _room(target)
+                if may_go:
+                    self._replace(placed, source, target, Goal.BYTES_IN)
+                return may_go
+        return False
 
     def _even_bytes_out(self) -> Generator[None, int, None]:
-        givers = self._busy(_by_bytes_out)
-        mean = sum(len(each.led) for each in self._holders.usable) / len(self._holders.usable)
+        mean = _mean(self._holders.usable, _by_leads)
         most_leads = mean + max(1.0, mean * SIZE_TRIGGER)
-        while givers and self._is_busy(_by_bytes_out, TRAFFIC_TRIGGER / 2) and not self._is_full:
-            source = max(givers, key=_by_bytes_out)
-            found = yield from self._busy_leader(source, most_leads, 2 * mean - most_leads)
-            if found is None:
-                givers.remove(source)
-            else:
-                self._prefer(*found, Goal.BYTES_OUT)
-            yield
+        give = partial(self._give_busy_lead, most_leads=most_leads, fewest_leads=2 * mean - most_leads)
+        is_busy = partial(_is_busy, self._holders.usable, _by_bytes_out)
+        yield from self._even(_by_bytes_out, is_busy, TRAFFIC_TRIGGER, give)
 
-    def _busy_leader(
-        self, source: Holder, most_leads: float, fewest_leads: float
-    ) -> Generator[None, int, tuple[Placed, Holder] | None]:
-        """The partition whose readers are to move, and where to; leaders stay as even as they were made."""
+    def _give_busy_lead(self, source: Holder, most_leads: float, fewest_leads: float) -> _Steps:
+        """The readers of one partition move; leaders stay as even as they were made."""
         best: tuple[int, Placed, Holder] | None = None
         for looked_at, number in enumerate(source.led if len(source.led) - 1 >= fewest_leads else ()):
             if looked_at % 8 == 0:
@@ -350,17 +341,17 @@ class _Planner:
                 gain = traffic * (source.bytes_out - target.bytes_out - traffic)
                 if gain > 0 and (best is None or gain > best[0]):
                     best = gain, placed, target
-        return None if best is None else best[1:]
+        return self._prefer_best(best, Goal.BYTES_OUT)
 
-    def _busy(self, traffic: _Cost) -> list[Holder]:
-        """The brokers that may give some, if any is to."""
-        return list(self._holders.usable) if self._is_busy(traffic, TRAFFIC_TRIGGER) else []
 
-    def _is_busy(self, traffic: _Cost, tolerance: float) -> bool:
-        """Whether some broker is above the mean by more than the tolerance, where there is much traffic at all."""
-        usable = self._holders.usable
-        mean = sum(map(traffic, usable)) / len(usable)
-        return mean >= TRAFFIC_BYTES_MIN and max(map(traffic, usable)) > mean * (1 + tolerance)
+def _is_busy(usable: list[Holder], traffic: _Cost, tolerance: float) -> bool:
+    """Whether some broker is above the mean by more than the tolerance, where there is much traffic at all."""
+    mean = _mean(usable, traffic)
+    return mean >= TRAFFIC_BYTES_MIN and max(map(traffic, usable)) > mean * (1 + tolerance)
+
+
+def _mean(usable: list[Holder], cost: _Cost) -> float:
+    return sum(map(cost, usable)) / len(usable)
 
 
 def _steps(count: int) -> Generator[None, int, None]:
