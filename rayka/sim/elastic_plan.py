@@ -21,17 +21,15 @@ class ElasticPlan:
     drain_pause_s: float = 0.0
 
 
-def draw_elastic(seed: int) -> dict[str, Any]:
+def draw_elastic(seed: int) -> ElasticPlan:
     """The plan, for a run that is asked for brokers that come."""
     random = Random(f"elastic swarm {seed}")
-    return {
-        "elastic": ElasticPlan(
-            scaling_pause_s=random.choice((1.0, 4.0)),
-            flap_pause_s=random.choice((4.0, 15.0)),
-            has_death=random.random() < 0.6,
-            drain_pause_s=random.choice((0.0, 3.0, 10.0)),
-        ),
-    }
+    return ElasticPlan(
+        scaling_pause_s=random.choice((1.0, 4.0)),
+        flap_pause_s=random.choice((4.0, 15.0)),
+        has_death=random.random() < 0.6,
+        drain_pause_s=random.choice((0.0, 3.0, 10.0)),
+    )
 
 
 def elastic_config(seed: int) -> dict[str, Any]:

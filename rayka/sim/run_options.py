@@ -182,7 +182,7 @@ def swarm(seed: int, **chosen: Any) -> SimOptions:
     drawn |= _apart(seed, drawn["fault_kinds"])
     drawn["lanes"] = _lanes(seed)
     drawn |= _grouped(seed, drawn) if chosen.get("members") is None else draw_group(seed)
-    drawn |= draw_elastic(seed)
+    drawn["elastic"] = draw_elastic(seed)
     drawn["comers"] = _comers(seed) if _may_have_comers(drawn, chosen) else 0
     loses = chosen.get("compacts") or chosen.get("expires")
     if (chosen.get("comers") or drawn["comers"] or loses) and chosen.get("members") is None:

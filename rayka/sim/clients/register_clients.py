@@ -122,18 +122,15 @@ class RegisterClients:
         """What the coroutine returns that runs in the machine's process. Raises RequestTimedOut when it does not."""
         process = machine.process
         context = Context() if process is None else process.context
-        answered: asyncio.Future[tuple[Any, BaseException | None]] = self._loop.create_future()
+        answered: asyncio.Future[Any] = self._loop.create_future()
         task = self._loop.create_task(_outcome(make, answered), name="register", context=context)
         await asyncio.sleep(self._options.latency_ms / 1000)
         try:
             async with asyncio.timeout(_TIMEOUT_S):
-                response, error = await answered
+                return await answered
         except TimeoutError:
             task.cancel()
             raise RequestTimedOut(f"{machine!r} did not answer") from None
-        if error is not None:
-            raise error
-        return response
 
     # ---- What must hold ----------------------------------------------------------------------------------------------
 
@@ -239,16 +236,17 @@ def _partition_of(key: str) -> int:
 
 async def _outcome(
     make: Callable[[], Coroutine[Any, Any, Any]],
-    answered: "asyncio.Future[tuple[Any, BaseException | None]]",
+    answered: "asyncio.Future[Any]",
 ) -> None:
     """Tells the client what came of it; nothing when the process ends first, which may be before this begins."""
     process = PROCESS.get()
     if process is not None and not process.is_alive:
         return
-    response, error = None, None
     try:
         response = await make()
     except ApiError as refusal:
-        error = refusal
-    if not answered.done():
-        answered.set_result((response, error))
+        if not answered.done():
+            answered.set_exception(refusal)
+    else:
+        if not answered.done():
+            answered.set_result(response)

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from rayka.errors import StorageError
-from rayka.ports import Buffer, Lock
+from rayka.ports import Lock
 from rayka.protocol.batch_header import CRC_START, HEADER_BYTES, LENGTH_FIELD_END
 from rayka.raft.snapshot import parse_snapshot_name
 from rayka.sim.process import PROCESS
 from rayka.sim.trace import Trace
-from rayka.testing.memory_disk import MemoryDisk
+from rayka.testing.memory_disk import MemoryDisk, Operation
 
 _LONG_SYNC_MS = 100
 
@@ -47,21 +47,10 @@ class SimDisk(MemoryDisk):
 
     # ---- Changes -----------------------------------------------------------------------------------------------------
 
-    def append(self, path: str, buffers: Sequence[Buffer]) -> int:
-        self._check_writer("append", path)
-        return super().append(path, buffers)
-
-    def write(self, path: str, data: Buffer) -> None:
-        self._check_writer("write", path)
-        super().write(path, data)
-
-    def copy_prefix_now(self, source: str, target: str, size_bytes: int) -> None:
-        self._check_writer("copy", target)
-        super().copy_prefix_now(source, target, size_bytes)
-
-    def cut(self, path: str, size_bytes: int) -> None:
-        self._check_writer("cut", path)
-        super().cut(path, size_bytes)
+    def _maybe_fail(self, operation: Operation, action: str, path: str) -> None:
+        if operation == "write":
+            self._check_writer(action, path)
+        super()._maybe_fail(operation, action, path)
 
     def rename(self, source: str, target: str) -> None:
         self._check_writer("rename", target)
