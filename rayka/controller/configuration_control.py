@@ -38,7 +38,7 @@ from rayka.errors import (
 from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.effective_configs import broker_config, topic_config
 from rayka.metadata.image import ConfigResource, MetadataImage
-from rayka.metadata.metadata_records import ClearElrRecord, ConfigRecord, MetadataRecord
+from rayka.metadata.metadata_records import ClearElrRecord, MetadataRecord, config_record
 from rayka.protocol.configs import (
     AlterConfigOp,
     AlterConfigsResult,
@@ -64,7 +64,7 @@ _STEPS_PER_RESOURCE = 20  # to write out all keys of one takes a third of a mill
 
 def bootstrap_configs(config: BrokerConfig) -> list[MetadataRecord]:
     """What the log of a new cluster begins with: the `min.insync.replicas` of its specification, for all brokers."""
-    return [_record(ResourceType.BROKER, _ALL_BROKERS, MIN_ISR, str(config.min_insync_replicas))]
+    return [config_record(ResourceType.BROKER, _ALL_BROKERS, MIN_ISR, str(config.min_insync_replicas))]
 
 
 def unheeded_min_isr(image: MetadataImage, config: BrokerConfig) -> str:
@@ -283,7 +283,7 @@ class _Alteration:
         if MIN_ISR in values and self._image.has_eligible_leader_replicas:
             records.append(ClearElrRecord(topic_name=resource.resource_name))
         return records + [
-            _record(resource.resource_type, resource.resource_name, name, value)
+            config_record(resource.resource_type, resource.resource_name, name, value)
             for name, value in values.items()
         ]
 
@@ -313,7 +313,3 @@ def _what(resource: AlteredResource) -> str:
     if resource.resource_type is ResourceType.TOPIC:
         return f"topic {resource.resource_name!r}"
     return f"broker {resource.resource_name}" if resource.resource_name else "all brokers"
-
-
-def _record(resource_type: ResourceType, resource_name: str, name: str, value: str | None) -> ConfigRecord:
-    return ConfigRecord(resource_type=resource_type, resource_name=resource_name, name=name, value=value)

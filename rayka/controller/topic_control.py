@@ -21,12 +21,7 @@ from rayka.errors import (
 )
 from rayka.ids import INTERNAL_PREFIX, METADATA_TOPIC, NO_NODE, is_internal, random_uuid
 from rayka.metadata.image import TopicImage
-from rayka.metadata.metadata_records import (
-    ConfigRecord,
-    MetadataRecord,
-    RemoveTopicRecord,
-    TopicRecord,
-)
+from rayka.metadata.metadata_records import MetadataRecord, RemoveTopicRecord, TopicRecord, config_record
 from rayka.protocol.configs import ResourceType
 from rayka.protocol.partition_admin import NewPartitions
 from rayka.protocol.topics import (
@@ -191,10 +186,7 @@ class _Creation:
 
 
 def _config_records(topic_name: str, configs: Mapping[str, str]) -> list[MetadataRecord]:
-    return [
-        ConfigRecord(resource_type=ResourceType.TOPIC, resource_name=topic_name, name=key, value=configs[key])
-        for key in sorted(configs)
-    ]
+    return [config_record(ResourceType.TOPIC, topic_name, key, configs[key]) for key in sorted(configs)]
 
 
 def checked_configs(name: str, configs: Mapping[str, str]) -> dict[str, str]:

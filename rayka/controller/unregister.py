@@ -4,7 +4,7 @@ runs or holds replicas; here that is refused, since no node could say any more w
 
 from rayka.controller.request_context import RequestContext
 from rayka.errors import BrokerIdNotRegistered, InvalidRequest
-from rayka.metadata.metadata_records import ConfigRecord, MetadataRecord, UnregisterBrokerRecord
+from rayka.metadata.metadata_records import MetadataRecord, UnregisterBrokerRecord, config_record
 from rayka.protocol.configs import ResourceType
 from rayka.protocol.partition_admin import UnregisterBrokerRequest, UnregisterBrokerResponse
 from rayka.shard.shard import Result
@@ -30,9 +30,7 @@ def unregister_broker(
             f"broker {broker.broker_id} holds replicas of {held_count:,} partitions, expected none; reassign them first"
         )
     configs = [
-        ConfigRecord(
-            resource_type=ResourceType.BROKER, resource_name=str(broker.broker_id), name=name, value=None
-        )
+        config_record(ResourceType.BROKER, str(broker.broker_id), name, None)
         for name in image.broker_configs(broker.broker_id)
     ]
     forgotten = UnregisterBrokerRecord(broker_id=broker.broker_id, broker_epoch=broker.broker_epoch)

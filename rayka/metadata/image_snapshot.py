@@ -18,7 +18,6 @@ from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import BrokerImage, ConfigResource, MetadataImage, TopicImage
 from rayka.metadata.metadata_records import (
     BrokerRegistrationChangeRecord,
-    ConfigRecord,
     FeatureLevelRecord,
     MetadataRecord,
     PartitionRecord,
@@ -26,6 +25,7 @@ from rayka.metadata.metadata_records import (
     RemoveTopicRecord,
     TopicRecord,
     UnregisterBrokerRecord,
+    config_record,
 )
 from rayka.protocol.configs import ResourceType
 
@@ -112,12 +112,7 @@ def _config_difference(old: MetadataImage, new: MetadataImage) -> Iterator[Metad
         before = {} if _is_gone(resource, old, new) else old.configs.get(resource, {})
         for name in dict.fromkeys([*before, *after]):
             if before.get(name) != after.get(name):
-                yield ConfigRecord(
-                    resource_type=resource.type,
-                    resource_name=resource.name,
-                    name=name,
-                    value=after.get(name),
-                )
+                yield config_record(resource.type, resource.name, name, after.get(name))
 
 
 def _is_gone(resource: ConfigResource, old: MetadataImage, new: MetadataImage) -> bool:

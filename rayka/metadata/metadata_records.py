@@ -92,6 +92,12 @@ class ConfigRecord(_Record, tag=4, frozen=True, array_like=True, kw_only=True):
     value: str | None
 
 
+def config_record(
+    resource_type: ResourceType, resource_name: str, name: str, value: str | None
+) -> ConfigRecord:
+    return ConfigRecord(resource_type=resource_type, resource_name=resource_name, name=name, value=value)
+
+
 class PartitionChangeRecord(_Record, tag=5, frozen=True, array_like=True, kw_only=True):
     """What changed of a partition: None, and -2 for the leader, means unchanged.
 

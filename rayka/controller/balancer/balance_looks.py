@@ -117,7 +117,6 @@ def other_reassignment(context: RequestContext) -> str:
 
 def _plan(context: RequestContext, config: BrokerConfig, events: DecidedEvents) -> _Records:
     run = context.balance
-    assert run.cause is not None
     try:
         shapes = ClusterShapes(context)
     except BrokerNotAvailable as error:
@@ -132,7 +131,6 @@ def start(context: RequestContext, plan: Plan, events: DecidedEvents) -> _Record
     move at all: then there was no balance.
     """
     run = context.balance
-    assert run.cause is not None
     run.on_planned(plan, context.now_ms)
     if plan.moves and not run.is_told:
         run.is_told = True
@@ -147,7 +145,6 @@ def _told(cause: Cause, plan: Plan) -> str:
 
 
 def _end(run: BalanceRun, events: DecidedEvents) -> _Records:
-    assert run.cause is not None
     moved = f"{run.moved_count:,} partitions have moved, {run.moved_bytes / 1e6:,.1f} MB were copied"
     if run.is_told:
         yield events.records(Decision(EventKind.BALANCE_ENDED, run.cause.subjects, moved))
@@ -157,7 +154,6 @@ def _end(run: BalanceRun, events: DecidedEvents) -> _Records:
 def cancel(context: RequestContext, events: DecidedEvents) -> _Records:
     """Nothing more begins, and what is under way goes back, where it can; nor does it begin again by itself."""
     run = context.balance
-    assert run.cause is not None
     context.badly_off.decline(run.cause)
     yield from _break_off(context, events, EventKind.BALANCE_CANCELLED, "an operator cancelled it")
 
@@ -165,14 +161,12 @@ def cancel(context: RequestContext, events: DecidedEvents) -> _Records:
 def _switch_off(context: RequestContext, events: DecidedEvents) -> _Records:
     """As `cancel`; it may begin again when it is switched on again."""
     run = context.balance
-    assert run.cause is not None
     context.badly_off.forget(run.cause)
     yield from _break_off(context, events, EventKind.BALANCE_ENDED, "balancer.enable is false,")
 
 
 def _break_off(context: RequestContext, events: DecidedEvents, kind: EventKind, why: str) -> _Records:
     run, reassigning = context.balance, Reassigning(context)
-    assert run.cause is not None
     for move, _ in run.under_way.values():
         yield reassigning.move(move.topic_partition, None)
     moved = f"{why} after {run.moved_count:,} of {run.planned_count:,} moves"
@@ -184,7 +178,7 @@ def _break_off(context: RequestContext, events: DecidedEvents, kind: EventKind, 
 def begin_moves(context: RequestContext, config: BrokerConfig) -> Iterator[PartitionChangeRecord]:
     """As many as may be under way at a time."""
     run, reassigning = context.balance, Reassigning(context)
-    moves_max = (run.cause.moves_max if run.cause is not None else 0) or config.balancer_moves_max
+    moves_max = run.cause.moves_max or config.balancer_moves_max
     while run.waiting and run.copying_count + context.moves.copying_count < moves_max:
         move = run.waiting.popleft()
         due = still_due(context.image, move)

@@ -65,7 +65,7 @@ def describe_balance(
 ) -> Result[MetadataRecord, DescribeBalanceResponse]:
     """The one that is under way, or what came of the last one that this controller knows."""
     run = context.balance
-    reason = run.outcome[1] if run.cause is None else run.cause.reason
+    reason = run.outcome[1] if run.is_idle else run.cause.reason
     response = DescribeBalanceResponse(
         run.state,
         reason,

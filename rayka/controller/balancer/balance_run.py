@@ -34,6 +34,9 @@ class Cause(NamedTuple):
     moves_max: int = 0
 
 
+NO_CAUSE = Cause((), "")  # while there is no balance
+
+
 class _Begun(NamedTuple):
     """A move under way, and the epoch that its partition had before."""
 
@@ -46,9 +49,9 @@ class BalanceRun:
 
     def __init__(self) -> None:
         self.outcome = BalanceState.NONE, ""
-        self._clear(None)
+        self._clear(NO_CAUSE)
 
-    def _clear(self, cause: Cause | None) -> None:
+    def _clear(self, cause: Cause) -> None:
         self.cause = cause
         self.plan: Plan | None = None  # None: one is to be made
         self.plan_count = 0
@@ -77,18 +80,18 @@ class BalanceRun:
 
     @property
     def state(self) -> BalanceState:
-        if self.cause is None:
+        if self.is_idle:
             return self.outcome[0]
         return BalanceState.PLANNING if self.plan is None else BalanceState.MOVING
 
     @property
     def is_idle(self) -> bool:
-        return self.cause is None
+        return self.cause is NO_CAUSE
 
     @property
     def began_by_itself(self) -> bool:
         """Whether the one under way was asked for by no operator."""
-        return self.cause is not None and bool(self.cause.subjects)
+        return bool(self.cause.subjects)
 
     @property
     def copying_count(self) -> int:
@@ -148,7 +151,7 @@ class BalanceRun:
         """Its counts stay, for what asks what came of it."""
         self.replan()
         self.under_way.clear()
-        self.cause, self.waits_for, self.outcome = None, "", (state, reason)
+        self.cause, self.waits_for, self.outcome = NO_CAUSE, "", (state, reason)
 
 
 def last_balance_event(image: MetadataImage) -> EventRecord | None:

@@ -13,8 +13,7 @@ import msgspec
 from rayka.errors import CorruptRecord, ErrorCode, StorageError
 from rayka.ids import METADATA_TOPIC_ID, NO_EPOCH, NO_NODE, ZERO_ID, OffsetAndEpoch, ReplicaKey
 from rayka.log.log import LogRead
-from rayka.metadata.delta import MetadataDelta
-from rayka.metadata.image import MetadataImage
+from rayka.metadata.image_snapshot import image_of
 from rayka.metadata.metadata_records import decode_record
 from rayka.ports import Request
 from rayka.protocol.batch_header import split_batches
@@ -244,10 +243,8 @@ class Checkers:
         except StorageError as error:
             self.report("snapshot-content", machine.node_id, str(error))
             return
-        delta = MetadataDelta(MetadataImage())
-        for value in snapshot.values():
-            delta.replay(decode_record(value))
-        problem = difference(delta.apply(snapshot_id.offset), expected)
+        image = image_of(map(decode_record, snapshot.values()), snapshot_id.offset)
+        problem = difference(image, expected)
         self.report_if("snapshot-content", machine.node_id, f"{path}: {problem}" if problem else "")
 
     # ---- Disks -------------------------------------------------------------------------------------------------------
