@@ -75,6 +75,14 @@ class QuorumState:
         return self.log.history.voters
 
     @property
+    def known_voters(self) -> VoterSet:
+        """As `voters`, where a role needs them."""
+        voters = self.voters
+        if voters is None:
+            raise InvariantBroken(f"{self!r} knows no voters")
+        return voters
+
+    @property
     def is_voter(self) -> bool:
         voters = self.voters
         return voters is not None and self.local in voters
@@ -180,18 +188,14 @@ class QuorumState:
         """Asks for pre-votes; the only voter goes straight on (A5)."""
         if not self.is_voter:
             raise InvariantBroken(f"{self!r} is no voter")
-        voters = self.voters
-        assert voters is not None
-        tally = VoteTally(voters, self.local)
+        tally = VoteTally(self.known_voters, self.local)
         self._become(Prospective(now_ms + self.random_election_timeout_ms(), tally), self.election)
         if tally.is_won:
             self.become_candidate(now_ms)
 
     def become_candidate(self, now_ms: int) -> None:
         """Raises the epoch and votes for itself."""
-        voters = self.voters
-        assert voters is not None
-        tally = VoteTally(voters, self.local)
+        tally = VoteTally(self.known_voters, self.local)
         election = ElectionState(self.epoch + 1, NO_NODE, self.local)
         self._become(Candidate(now_ms + self.random_election_timeout_ms(), tally), election)
         self.maybe_become_leader(now_ms)
@@ -205,8 +209,7 @@ class QuorumState:
             return
         if start < self.known_high_watermark:
             raise InvariantBroken(f"{self!r} lacks what is committed")
-        voters = self.voters
-        assert voters is not None
+        voters = self.known_voters
         accumulator = BatchAccumulator(start, self._first_records(voters, role.tally.granting))
         leader = Leader(self.local, accumulator, voters, self.config, epoch_start_offset=start, now_ms=now_ms)
         self._become(leader, ElectionState(self.epoch, self.local.node_id, self.election.voted_key))

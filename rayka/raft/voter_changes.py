@@ -37,7 +37,7 @@ class VoterChanges:
         refusal = self._refusal(request.cluster_id) or self._refusal_to_add(request.voter, now_ms)
         if refusal is not None:
             return self._refuse(refusal)
-        change = self._append(self._voters().with_voter(request.voter))
+        change = self._append(self._state.known_voters.with_voter(request.voter))
         if not request.ack_when_committed:
             change.response = self._response()
         return change
@@ -47,7 +47,7 @@ class VoterChanges:
         refusal = self._refusal(request.cluster_id)
         if refusal is not None:
             return self._refuse(refusal)
-        voters = self._voters()
+        voters = self._state.known_voters
         remaining = voters.without_voter(request.voter)
         if remaining is None:
             others = ", ".join(_name(each) for each in voters.voters)
@@ -66,7 +66,7 @@ class VoterChanges:
         refusal = refusal or self._refusal_to_update(request.voter, versions)
         if refusal is not None:
             return self._refuse(refusal)
-        voters = self._voters()
+        voters = self._state.known_voters
         updated = voters.with_kraft_versions(request.voter, versions)
         change = VoterChange() if updated == voters else self._append(updated)
         change.response = self._response()
@@ -103,7 +103,7 @@ class VoterChanges:
                 ErrorCode.INVALID_REQUEST,
                 f"node {voter.node_id} names no directory, as brokers do: it cannot vote",
             )
-        present = self._voters().with_id(voter.node_id)
+        present = self._state.known_voters.with_id(voter.node_id)
         if present is not None:
             return ErrorCode.DUPLICATE_VOTER, f"node {voter.node_id} votes already, as {_name(present)}"
         if not leader.is_caught_up(voter, now_ms):
@@ -114,23 +114,17 @@ class VoterChanges:
         return None
 
     def _refusal_to_update(self, voter: ReplicaKey, versions: VersionRange) -> _Refusal | None:
-        if voter not in self._voters():
+        if voter not in self._state.known_voters:
             return ErrorCode.VOTER_NOT_FOUND, f"{_name(voter)} does not vote"
         finalised = self._state.log.history.kraft_version
         if finalised not in versions:
             return ErrorCode.INVALID_REQUEST, f"{_name(voter)} does not know kraft.version {finalised}"
         return None
 
-    def _voters(self) -> VoterSet:
-        voters = self._state.voters
-        if voters is None:
-            raise InvariantBroken(f"{self._state!r} leads nobody")
-        return voters
-
     def _append(self, voters: VoterSet) -> VoterChange:
         leader = self._state.role
         assert isinstance(leader, Leader)
-        if not self._voters().has_overlapping_majority(voters):
+        if not self._state.known_voters.has_overlapping_majority(voters):
             raise InvariantBroken(f"{self._state!r}: {voters!r} at once")
         leader.change = VoterChange(offset=leader.accumulator.append_control([VotersRecord(voters)]))
         return leader.change
@@ -176,9 +170,8 @@ class VoterChanges:
 
     def request_to(self, node_id: int, now_ms: int) -> Request[Message]:
         """A58 for a voter. A60 for one that is none: what is left of its former self goes first."""
-        state, role, voters = self._state, self._state.role, self._state.voters
+        state, role, voters = self._state, self._state.role, self._state.known_voters
         assert isinstance(role, Follower)
-        assert voters is not None
         role.next_voter_request_ms = now_ms + state.config.fetch_timeout_ms
         cluster_id, local, timeout_ms = state.cluster_id, state.local, state.config.request_timeout_ms
         if local in voters:
