@@ -26,7 +26,7 @@ from rayka.errors import ApiError, InvariantBroken, StorageError
 from rayka.log.log import Log
 from rayka.log.segment import Segment
 from rayka.log.swap import CLEANED_SUFFIX, remove_cleaned
-from rayka.ports import Disk, JobDied, Slice
+from rayka.ports import JobDied, Slice
 
 
 class SyncNeeded(NamedTuple):
@@ -76,20 +76,6 @@ class Compaction:
     def copied_bytes(self) -> int:
         """How large the segments are that are copied now; 0 while there are none."""
         return 0 if self._aside is None else sum(each.size_bytes for each in self._current)
-
-    def run(self, disk: Disk) -> Generator[Slice | SyncNeeded, None, None]:
-        """All of it in one place. Raises CleaningAborted, CorruptRecord and what the disk fails with."""
-        steps, answer = self.job.run(disk), None
-        try:
-            while True:
-                try:
-                    step = steps.send(answer)
-                except StopIteration:
-                    break
-                answer = yield from self.on_step(step)
-        except FAILURES as error:
-            raise self.on_failed(error) from error
-        self.finish()
 
     def on_step(self, step: Step) -> Turns:
         """What is to be done before the job goes on, and the answer to it. Raises CleaningAborted and what the disk

@@ -1,12 +1,13 @@
 """What the tests of compaction share: logs of small segments, cleanings without a node, and what they have to keep."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 from rayka.cleaner.cleanable import Cleanable, cleanable
-from rayka.cleaner.compaction import Compaction, SyncNeeded
+from rayka.cleaner.compaction import FAILURES, Compaction, SyncNeeded
 from rayka.cleaner.file_cleaning import CleaningSettings
 from rayka.config import TopicConfig
 from rayka.log.log import Log
+from rayka.ports import Disk, Slice
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_header import NO_SEQUENCE, Codec, ProducerSequence, RecordBatch
@@ -52,6 +53,21 @@ def part_of(disk: MemoryDisk, log: Log, timestamp_ms: int = SETTINGS.timestamp_m
     return cleanable(log, log.log_end_offset, timestamp_ms)
 
 
+def steps_of(compaction: Compaction, disk: Disk) -> Generator[Slice | SyncNeeded, None, None]:
+    """A cleaning, all of it in one place. Raises CleaningAborted, CorruptRecord and what the disk fails with."""
+    steps, answer = compaction.job.run(disk), None
+    try:
+        while True:
+            try:
+                step = steps.send(answer)
+            except StopIteration:
+                break
+            answer = yield from compaction.on_step(step)
+    except FAILURES as error:
+        raise compaction.on_failed(error) from error
+    compaction.finish()
+
+
 def clean(
     disk: MemoryDisk,
     log: Log,
@@ -61,7 +77,7 @@ def clean(
 ) -> Compaction:
     """Cleans the log as a node does, all in one go; `on_step` is called after each."""
     compaction = Compaction(log, part_of(disk, log, settings.timestamp_ms), settings, lambda: True)
-    for step in compaction.run(disk):
+    for step in steps_of(compaction, disk):
         if isinstance(step, SyncNeeded):
             disk.sync_now(step.files, step.directories)
         on_step()

@@ -14,7 +14,17 @@ from rayka.log.recovery import Tearing
 from rayka.log.swap import has_swap
 from rayka.protocol.batch_header import Codec, ProducerSequence, RecordBatch
 from rayka.testing.memory_disk import MemoryDisk
-from tests.cleaner.support import COMPACTED, SETTINGS, Found, keyed, newest_of, part_of, records_of, table_of
+from tests.cleaner.support import (
+    COMPACTED,
+    SETTINGS,
+    Found,
+    keyed,
+    newest_of,
+    part_of,
+    records_of,
+    steps_of,
+    table_of,
+)
 from tests.log.support import EndingDisk, MachineEnded, open_log, sync
 
 KEYS = st.sampled_from([b"", b"a", b"b", b"c", b"a longer key than the others" * 3, None])
@@ -48,7 +58,7 @@ class Model:
         compaction = Compaction(self.log, part_of(self.disk, self.log), settings_now, lambda: True)
         self.disk.left = change
         with suppress(CleaningAborted, MachineEnded):
-            for step in compaction.run(self.disk):
+            for step in steps_of(compaction, self.disk):
                 if isinstance(step, SyncNeeded):
                     self.disk.sync_now(step.files, step.directories)
         self.disk.left = -1

@@ -15,7 +15,17 @@ from rayka.log.swap import has_swap
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_header import split_batches
 from rayka.testing.memory_disk import MemoryDisk
-from tests.cleaner.support import COMPACTED, SETTINGS, Found, clean, part_of, put, records_of, table_of
+from tests.cleaner.support import (
+    COMPACTED,
+    SETTINGS,
+    Found,
+    clean,
+    part_of,
+    put,
+    records_of,
+    steps_of,
+    table_of,
+)
 from tests.log.support import EndingDisk, MachineEnded, new_log, open_log, ranges_of, truncate
 
 ROUNDS = 12
@@ -55,7 +65,7 @@ def crash_at(change: int, seed: int | None, *, joins: bool = False) -> tuple[lis
     before, flushed_offset = records_of(log), log.flushed_offset
     disk.left = change
     with suppress(MachineEnded):
-        for step in Compaction(log, part, SETTINGS, lambda: True).run(disk):
+        for step in steps_of(Compaction(log, part, SETTINGS, lambda: True), disk):
             if isinstance(step, SyncNeeded):
                 disk.sync_now(step.files, step.directories)
     has_ended, disk.left = disk.has_ended, -1
@@ -120,7 +130,7 @@ def test_the_log_can_be_read_after_each_step() -> None:
     disk, log = filled()
     before = table_of(records_of(log))
     part = part_of(disk, log)
-    for step in Compaction(log, part, SETTINGS, lambda: True).run(disk):
+    for step in steps_of(Compaction(log, part, SETTINGS, lambda: True), disk):
         assert table_of(records_of(log)) == before
         assert log.log_end_offset == 3 * ROUNDS
         if isinstance(step, SyncNeeded):
@@ -197,7 +207,7 @@ def test_a_corrupt_batch_is_named_and_nothing_changes() -> None:  # F27
     path = log.segments.first.path
     disk.flip_bit(path, 200)
     with pytest.raises(CorruptRecord, match=path):
-        list(Compaction(log, part, SETTINGS, lambda: True).run(disk))
+        list(steps_of(Compaction(log, part, SETTINGS, lambda: True), disk))
     assert not [each for each in disk.list(log.directory) if each.endswith(".cleaned")]
 
 
@@ -221,7 +231,7 @@ def test_a_truncation_at_any_step_of_a_cleaning_wins(offset: int) -> None:
         part, done = part_of(disk, log), 0
         before = records_of(log)
         try:
-            for step in Compaction(log, part, SETTINGS, lambda: True).run(disk):
+            for step in steps_of(Compaction(log, part, SETTINGS, lambda: True), disk):
                 done += 1
                 if isinstance(step, SyncNeeded):
                     disk.sync_now(step.files, step.directories)
@@ -245,7 +255,7 @@ def test_segments_that_retention_removed_meanwhile_stay_removed() -> None:
         disk, log = filled()
         part, done = part_of(disk, log), 0
         try:
-            for step in Compaction(log, part, SETTINGS, lambda: True).run(disk):
+            for step in steps_of(Compaction(log, part, SETTINGS, lambda: True), disk):
                 done += 1
                 if isinstance(step, SyncNeeded):
                     disk.sync_now(step.files, step.directories)
