@@ -75,8 +75,7 @@ class GroupHistory:
         return self._readings.setdefault(topic_partition, _Reading())
 
     def _report(self, checker: str, life: Life, evidence: str) -> None:
-        if self._checkers.is_enabled:
-            self._checkers.report(checker, life.node_id, f"{life} {evidence}")
+        self._checkers.report_if(checker, life.node_id, f"{life} {evidence}")
 
     # ---- What is excused ---------------------------------------------------------------------------------------------
 

@@ -120,8 +120,7 @@ class DataClient(Acting, ABC):
         """What it does until it is cancelled, or clients stop asking."""
 
     def report(self, checker: str, evidence: str) -> None:
-        if self.owner.checkers.is_enabled:
-            self.owner.checkers.report(checker, self.process.node_id, evidence)
+        self.owner.checkers.report_if(checker, self.process.node_id, evidence)
 
 
 # ---- Producers -------------------------------------------------------------------------------------------------------
