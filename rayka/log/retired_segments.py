@@ -30,7 +30,7 @@ class RetiredSegments:
         """Takes out segments wholly below the offset, oldest first, at most so many as one turn of an event loop takes,
         and never the active one; whether any were there. Raises DiskFull, with nothing changed, and StorageError.
         """
-        count = min(self._segments.below(offset)[0], SEGMENTS_PER_TURN)
+        count = min(self._segments.count_below(offset), SEGMENTS_PER_TURN)
         if count:
             first_offset = self._segments.all[count].base_offset
             self._raise_start(first_offset)

@@ -169,10 +169,9 @@ class Segments:
         for segment in self._segments:
             segment.on_moved()
 
-    def below(self, offset: int) -> tuple[int, int]:
-        """How many segments lie wholly below the offset, the active one apart, and where the next one begins."""
-        count = self._number_of(offset)
-        return count, self._segments[count].base_offset
+    def count_below(self, offset: int) -> int:
+        """How many segments lie wholly below the offset, the active one apart."""
+        return self._number_of(offset)
 
     def retire_first(self, count: int) -> list[str]:
         """Takes so many segments out, oldest first, but never the active one. Returns where their files are."""

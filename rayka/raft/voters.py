@@ -70,13 +70,11 @@ class VoterSet(msgspec.Struct, frozen=True, array_like=True):
 
     # ---- Changes -----------------------------------------------------------------------------------------------------
 
-    def with_voter(
-        self, voter: ReplicaKey, kraft_versions: VersionRange = SUPPORTED_KRAFT_VERSIONS
-    ) -> "VoterSet":
+    def with_voter(self, voter: ReplicaKey) -> "VoterSet":
         """These voters and one more; its id is not among them yet (A56)."""
         if self.with_id(voter.node_id) is not None:
             raise InvariantBroken(f"{self!r} has {voter!r}")
-        return _voter_set([*self._entries(), (voter, kraft_versions)])
+        return _voter_set([*self._entries(), (voter, SUPPORTED_KRAFT_VERSIONS)])
 
     def without_voter(self, voter: ReplicaKey) -> "VoterSet | None":
         """These voters but one; None when it is not among them, or none would be left (A57)."""

@@ -18,6 +18,7 @@ from rayka.node.hosting.replicated_shard import ReplicatedShard
 from rayka.sim.checks.checkers import Checkers
 from rayka.sim.checks.partition_truth import PartitionTruth
 from rayka.sim.checks.replica_views import Replication
+from rayka.sim.clients.acting import Acting
 from rayka.sim.process import PROCESS
 from rayka.sim.registers import REGISTERS_TOPIC, Get, Put, Register, Registers, registers_type
 from rayka.sim.run_options import REGISTER_CLIENT_ID
@@ -32,48 +33,42 @@ _PAUSE_S = 0.05
 _Shard = ReplicatedShard[Registers, Any]
 
 
-class RegisterClients:
+class RegisterClients(Acting):
     """All clients of one run, and what they were told."""
 
     def __init__(self, cluster: SimCluster, checkers: Checkers, replication: Replication) -> None:
-        self._loop = cluster.loop
-        self._options = cluster.options
-        self._cluster = cluster
-        self._trace = cluster.trace
+        super().__init__(cluster, REGISTER_CLIENT_ID)
         self._checkers = checkers
         self._replication = replication
         self._random = Random(f"registers {cluster.options.seed}")
         self._acknowledged: dict[str, Register] = {}  # by key: the newest
         self._given: dict[tuple[str, int], str] = {}  # by key and version: the value
         self._number = 0
-        self._asking: list[asyncio.Task[None]] = []
         self._is_asking = True
+        self._asking: list[asyncio.Task[None]] = []
         self._proofs: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         """Begins to ask, if the run has registers."""
-        if self._options.registers:
-            self._start("create", self._create())
-            for number in range(self._options.registers):
-                self._start(f"registers {number}", self._ask_forever())
-
-    def _start(self, name: str, coroutine: Coroutine[Any, Any, None]) -> None:
-        self._asking.append(self._loop.create_task(coroutine, name=name, context=Context()))
+        if self.options.registers:
+            self.begin("create", self._create())
+            for number in range(self.options.registers):
+                self._asking.append(self.begin(f"registers {number}", self._ask_forever()))
 
     # ---- Asking ------------------------------------------------------------------------------------------------------
 
     async def _create(self) -> None:
         """Some broker creates the topic, as the first use of a coordinator does."""
-        topic = registers_type(PARTITION_COUNT, min(3, self._options.brokers)).topic
+        topic = registers_type(PARTITION_COUNT, min(3, self.options.brokers)).topic
         while True:
-            machine = self._random.choice(self._cluster.brokers)
+            machine = self._random.choice(self.cluster.brokers)
             try:
                 broker = machine.broker
                 if broker is not None:
                     await self._call(machine, partial(broker.create_internal_topic, topic))
                     return
             except ApiError as error:
-                self._trace.add(REGISTER_CLIENT_ID, "create", f"failed: {error.code.name}")
+                self.tell("create", f"failed: {error.code.name}")
             await asyncio.sleep(_PAUSE_S)
 
     async def _ask_forever(self) -> None:
@@ -107,14 +102,14 @@ class RegisterClients:
     async def _try(self, request: Put | Get) -> Any:
         """The answer; None when no broker gave one."""
         number = _partition_of(request.key)
-        for machine in self._random.sample(self._cluster.brokers, len(self._cluster.brokers)):
+        for machine in self._random.sample(self.cluster.brokers, len(self.cluster.brokers)):
             shard = shard_on(machine, number)
             if shard is None:
                 continue
             try:
                 return await self._call(machine, partial(shard.submit, request))
             except ApiError as error:
-                self._trace.add(REGISTER_CLIENT_ID, "register", f"{request.key} {error.code.name}")
+                self.tell("register", f"{request.key} {error.code.name}")
         await asyncio.sleep(_PAUSE_S)
         return None
 
@@ -122,9 +117,9 @@ class RegisterClients:
         """What the coroutine returns that runs in the machine's process. Raises RequestTimedOut when it does not."""
         process = machine.process
         context = Context() if process is None else process.context
-        answered: asyncio.Future[Any] = self._loop.create_future()
-        task = self._loop.create_task(_outcome(make, answered), name="register", context=context)
-        await asyncio.sleep(self._options.latency_ms / 1000)
+        answered: asyncio.Future[Any] = self.loop.create_future()
+        task = self.loop.create_task(_outcome(make, answered), name="register", context=context)
+        await asyncio.sleep(self.options.latency_ms / 1000)
         try:
             async with asyncio.timeout(_TIMEOUT_S):
                 return await answered
@@ -135,7 +130,7 @@ class RegisterClients:
     # ---- What must hold ----------------------------------------------------------------------------------------------
 
     def _on_acknowledged(self, key: str, register: Register, before: Register | None) -> None:
-        self._trace.add(REGISTER_CLIENT_ID, "register", f"{key} {register}")
+        self.tell("register", f"{key} {register}")
         known = self._given.setdefault((key, register.version), register.value)
         if self._has_lost(key):
             return
@@ -164,11 +159,8 @@ class RegisterClients:
     def stop_asking(self) -> None:
         """No new requests; then every register that was ever acknowledged must take another change."""
         self._is_asking = False
-        if self._options.registers:
-            self._proofs = [
-                self._loop.create_task(self._prove(f"key-{each}"), name="proof", context=Context())
-                for each in range(_KEYS)
-            ]
+        if self.options.registers:
+            self._proofs = [self.begin("proof", self._prove(f"key-{each}")) for each in range(_KEYS)]
 
     async def _prove(self, key: str) -> None:
         is_proven = False
@@ -184,7 +176,7 @@ class RegisterClients:
 
     def waiting(self) -> list[str]:
         """What has not ended, or not caught up."""
-        found = [f"{each.get_name()} of the registers" for each in self._asking[1:] if not each.done()]
+        found = [f"{each.get_name()} of the registers" for each in self._asking if not each.done()]
         found += ["a register takes no change" for each in self._proofs if not each.done()]
         if not found and self._proofs:
             found += [each for number in range(PARTITION_COUNT) for each in self._standbys(number)]
@@ -192,7 +184,7 @@ class RegisterClients:
 
     def _standbys(self, number: int) -> list[str]:
         """The replicas that have not made the same of the records as the others yet, when no lease is left."""
-        shards = [shard for each in self._cluster.brokers if (shard := shard_on(each, number)) is not None]
+        shards = [shard for each in self.cluster.brokers if (shard := shard_on(each, number)) is not None]
         if any(key.startswith("lease") for each in shards for key in each.shard.registers):
             return [f"a lease of partition {number} goes on"]
         behind = {each.replayed_offset for each in shards}
@@ -200,9 +192,9 @@ class RegisterClients:
 
     def check_final(self) -> str:
         """The registers of the replicas are the same, and hold what was acknowledged."""
-        for number in range(PARTITION_COUNT) if self._options.registers else ():
+        for number in range(PARTITION_COUNT) if self.options.registers else ():
             states = [
-                shard.shard.registers for each in self._cluster.brokers if (shard := shard_on(each, number))
+                shard.shard.registers for each in self.cluster.brokers if (shard := shard_on(each, number))
             ]
             if any(each != states[0] for each in states):
                 return f"partition {number}: {states}"
@@ -215,7 +207,7 @@ class RegisterClients:
 
     def close(self) -> None:
         """Ends what still waits."""
-        for task in [*self._asking, *self._proofs]:
+        for task in self.tasks:
             task.cancel()
 
 
