@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from rayka.config import TopicConfig
 from rayka.errors import DiskFull, InvariantBroken, OffsetOutOfRange, StorageError
-from rayka.ids import NO_OFFSET, OffsetAndEpoch
+from rayka.ids import OffsetAndEpoch
 from rayka.log.appending import Appender, AppendInfo, placed_by_follower
 from rayka.log.leader_appends import AppendOutcome, LeaderRun, runs_without_repeats
 from rayka.log.leader_epoch_cache import LeaderEpochCache
@@ -39,12 +39,9 @@ NOTHING_DONE = Recovery()
 
 
 class LogRead(NamedTuple):
-    """Whole batches as they stand in the log, and where to continue. `base_offset` is the first batch's, -1
-    when empty.
-    """
+    """Whole batches as they stand in the log, and where to continue."""
 
     records: bytes
-    base_offset: int
     next_offset: int
 
 
@@ -219,9 +216,8 @@ class Log:
         business. Raises OffsetOutOfRange outside [log_start_offset, log_end_offset] (G3).
         """
         for segment, span in self.spans(offset, max_bytes, end_offset, min_one_batch):
-            records = segment.read(span)
-            return LogRead(records, int.from_bytes(records[:8], "big"), span.next_offset)
-        return LogRead(b"", NO_OFFSET, offset)
+            return LogRead(segment.read(span), span.next_offset)
+        return LogRead(b"", offset)
 
     def spans(
         self, offset: int, max_bytes: int, end_offset: int, min_one: bool

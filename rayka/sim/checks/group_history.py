@@ -133,11 +133,6 @@ class GroupHistory:
         """The highest offset whose commit was acknowledged."""
         return self._reading(topic_partition).committed_end
 
-    @property
-    def committed_count(self) -> int:
-        """Of how many partitions something was committed."""
-        return sum(bool(each.committed) for each in self._readings.values())
-
     def on_begun(
         self, life: Life, generation_id: int, topic_partition: TopicPartition, offset: int, known_end: int
     ) -> None:
