@@ -189,10 +189,8 @@ class ProducerSnapshots:
         self, segment: Segment, from_offset: int, damaged: Container[tuple[str, int]]
     ) -> Iterator[ProducerBatch | None]:
         """The batches from the offset on, by their headers; None for one without a producer id."""
-        position, view = (
-            segment.position_of(max(from_offset, segment.base_offset)),
-            self._disk.map(segment.path),
-        )
+        position = segment.position_of(max(from_offset, segment.base_offset))
+        view = self._disk.map(segment.path)
         while position < segment.size_bytes:
             base_offset, length, delta, timestamp_ms, producer_id, producer_epoch, sequence = (
                 _BATCH.unpack_from(view, position)

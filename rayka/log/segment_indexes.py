@@ -147,10 +147,8 @@ class SegmentIndexes:
             self._unsynced.file_replaced(path)
 
     def _load(self) -> None:
-        base_offset, last_begin = (
-            self._segment.base_offset,
-            max(0, self._segment.size_bytes - HEADER_BYTES),
-        )
+        base_offset = self._segment.base_offset
+        last_begin = max(0, self._segment.size_bytes - HEADER_BYTES)
         self._offset_index = OffsetIndex.load(base_offset, self._read(self._offset_path))
         self._time_index = TimeIndex.load(base_offset, self._read(self._time_path))
         is_sane = self._offset_index is not None and self._time_index is not None
