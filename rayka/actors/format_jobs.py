@@ -7,6 +7,7 @@ import os
 import posixpath
 import shutil
 from collections.abc import Collection, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from uuid import UUID
@@ -65,30 +66,23 @@ def remove_directories(directories: Collection[str]) -> None:
 
 
 async def _format_brokers(formats: Sequence[tuple[Placement, Sequence[UUID]]]) -> None:
-    disk = LocalDisk()
-    try:
+    with closing(LocalDisk()) as disk:
         for placement, directory_ids in formats:
             for path, directory_id in zip(placement.directories, directory_ids, strict=True):
                 if not disk.exists(posixpath.join(path, META_PROPERTIES_FILE)):
                     await LogDirectory.format(
                         disk, path, node_id=placement.node_id, directory_id=directory_id
                     )
-    finally:
-        disk.close()
 
 
 async def _prepare_controllers(placements: Sequence[Placement], voters: VoterSet) -> None:
-    disk = LocalDisk()
-    try:
+    with closing(LocalDisk()) as disk:
         for placement in placements:
             await prepare_controller(placement.controller_settings(disk, _never), voters)
-    finally:
-        disk.close()
 
 
 async def _format_controllers(formats: Sequence[tuple[Placement, ControllerFormat]]) -> None:
-    disk = LocalDisk()
-    try:
+    with closing(LocalDisk()) as disk:
         for placement, given in formats:
             settings = placement.controller_settings(disk, _never)
             leftover = bootstrap_checkpoint_path(settings.data_dirs[0])
@@ -100,8 +94,6 @@ async def _format_controllers(formats: Sequence[tuple[Placement, ControllerForma
                 directory_id=given.directory_id,
                 voters=given.voters,
             )
-    finally:
-        disk.close()
 
 
 def _never(error: BaseException) -> None:

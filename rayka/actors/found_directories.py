@@ -6,6 +6,7 @@ the imports of a new process.
 
 import posixpath
 from collections.abc import Collection, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -44,21 +45,15 @@ NOTHING = FoundDirectory(is_formatted=False)
 
 def look_at(directories: Collection[str]) -> dict[str, FoundDirectory]:
     """What there is of these directories."""
-    disk = LocalDisk()
-    try:
+    with closing(LocalDisk()) as disk:
         found = {path: _look_at(disk, path) for path in directories}
-    finally:
-        disk.close()
     return {path: each for path, each in found.items() if each is not None}
 
 
 def look_around(directories: Collection[str], parents: Collection[str]) -> dict[str, FoundDirectory]:
     """What there is of these directories, and what is formatted of others directly below the parents."""
-    disk = LocalDisk()
-    try:
+    with closing(LocalDisk()) as disk:
         others = [path for parent in parents for path in _formatted_below(disk, parent)]
-    finally:
-        disk.close()
     return look_at(dict.fromkeys((*directories, *others)))
 
 

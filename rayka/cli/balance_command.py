@@ -3,15 +3,14 @@
 The cluster carries the balance out, whether the command waits or not.
 """
 
-import time
 from typing import TYPE_CHECKING
 
 import click
 
-from rayka.cli.catch_up import LOOK_EVERY_S, showing
+from rayka.cli import catch_up
 from rayka.cli.output import Count, counted, ids, print_json, print_table, size
 from rayka.cli.shared_options import Target, dry_run_option, is_dry_run, target_options, wait_options
-from rayka.errors import NoReassignmentInProgress, RequestTimedOut
+from rayka.errors import NoReassignmentInProgress
 
 if TYPE_CHECKING:
     from rayka.client.admin.admin import Admin
@@ -67,29 +66,20 @@ def follow(admin: "Admin", planned_count: int, *, timeout_s: float | None = None
     Raises RequestTimedOut after `timeout_s`, and NoReassignmentInProgress when another caller cancelled it or the
     controller that knew of it has gone.
     """
-    end_s = None if timeout_s is None else time.monotonic() + timeout_s
-    try:
-        with showing(planned_count) as show:
-            while True:
-                status = admin.describe_balance()
-                show(status.moved_count, _doing(status))
-                if not status.is_under_way:
-                    break
-                if end_s is not None and time.monotonic() >= end_s:
-                    raise RequestTimedOut(f"the balance did not end within {timeout_s:g} s; {_GOES_ON}")
-                time.sleep(LOOK_EVERY_S)
-    except KeyboardInterrupt:
-        click.echo(_GOES_ON, err=True)
-        raise
+    status = catch_up.follow(
+        admin.describe_balance, _progress, planned_count, goes_on=_GOES_ON, timeout_s=timeout_s
+    )
     if status.state != "ended":
         why = status.reason or "the controller changed, and the next one does not know of it"
         raise NoReassignmentInProgress(f"the balance did not come to its end: {why}; see `rayka events`")
     return status
 
 
-def _doing(status: "BalanceStatus") -> str:
+def _progress(status: "BalanceStatus") -> catch_up.Progress:
     waits = f", waits: {status.waits_for}" if status.waits_for else ""
-    return f"{status.under_way_count} on their way, {size(status.moved_bytes)} copied{waits}"
+    doing = f"{status.under_way_count} on their way, {size(status.moved_bytes)} copied{waits}"
+    late = "the balance did not end" if status.is_under_way else ""
+    return catch_up.Progress(status.moved_count, doing, late)
 
 
 def print_balance(plan: "BalancePlan", as_json: bool) -> None:

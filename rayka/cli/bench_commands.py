@@ -17,9 +17,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rayka.cli.bench_figures import Figures, GroupFigures, Load, one_by_one
-from rayka.cli.bench_group import STAMP_BYTES, measure_group_consumer, measure_group_end_to_end
+from rayka.cli.bench_group import (
+    STAMP_BYTES,
+    count_to_read,
+    measure_group_consumer,
+    measure_group_end_to_end,
+    measure_passage,
+)
 from rayka.cli.command_group import Group
-from rayka.cli.output import counted, print_json, print_table, working
+from rayka.cli.output import counted, print_table, working
 from rayka.cli.produce_command import closing
 from rayka.cli.shared_options import Target, client_config_option, target_options
 from rayka.errors import UnavailableError
@@ -70,13 +76,8 @@ def measure_producer(cluster: "ClusterHandle", topic_name: str, load: Load) -> F
 def measure_consumer(cluster: "ClusterHandle", topic_name: str, load: Load) -> Figures:
     """`poll` from the beginning, as many records as there are or as are asked for; latencies of the polls."""
     from rayka.client.consumer.consumer import Consumer
-    from rayka.client.consumer.reader import read
 
-    count = min(load.record_count, len(read(topic_name, cluster=cluster)))
-    if not count:
-        raise UnavailableError(
-            f"topic {topic_name!r} has no records to read; leave out --topic, or produce some"
-        )
+    count = count_to_read(cluster, topic_name, load)
     done, size_bytes = 0, 0
     latencies_s: list[float] = []
     with Consumer(topic_name, cluster=cluster, config=load.configs, auto_offset_reset="earliest") as consumer:
@@ -110,23 +111,15 @@ def measure_end_to_end(cluster: "ClusterHandle", topic_name: str, load: Load) ->
     from rayka.client.consumer.consumer import Consumer
     from rayka.client.producer.producer import Producer
 
-    run, padding = secrets.token_bytes(STAMP_BYTES // 2), os.urandom(load.size_bytes - STAMP_BYTES)
     producer = Producer(cluster=cluster, config={"linger_ms": 0, **load.configs})
     with closing(producer), Consumer(topic_name, cluster=cluster) as consumer:
         for tp in consumer.assignment():
             consumer.position(tp)  # from here on
 
-        def pass_through(number: int) -> None:
-            value = run + number.to_bytes(STAMP_BYTES // 2, "big") + padding
-            sent = producer.send(topic_name, value)
-            deadline_s = time.monotonic() + _WAIT_S
-            while all(each.value != value for each in consumer.poll(_POLL_MS)):
-                if sent.done():
-                    sent.result()  # raises if it was refused
-                if time.monotonic() >= deadline_s:
-                    raise UnavailableError(f"a record of {topic_name!r} did not arrive within {_WAIT_S:g} s")
+        def arrived() -> list[Any]:
+            return [each.value for each in consumer.poll(_POLL_MS)]
 
-        return one_by_one("end-to-end", load, pass_through)
+        return measure_passage(producer, topic_name, load, arrived)
 
 
 def _stopwatch(latencies_s: list[float]) -> Callable[[Exception | None, object], None]:
@@ -256,10 +249,7 @@ def _bench(
     with _topic(handle, topic_name, partitions or members or 1, replication_factor) as name:
         with working(f"{load.record_count:,} records of {load.size_bytes:,} bytes …"):
             figures = measure(handle, name, load)
-    if target.as_json:
-        print_json(figures)
-    else:
-        _print(f"Cluster {target.name}", figures)
+    target.report(figures, lambda: _print(f"Cluster {target.name}", figures))
 
 
 def _print(title: str, figures: Figures | GroupFigures) -> None:

@@ -10,7 +10,7 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,6 +23,7 @@ from rayka.ids import TopicPartition
 if TYPE_CHECKING:
     from rayka.client.bootstrap import ClusterHandle
     from rayka.client.consumer.consumer import Consumer
+    from rayka.client.producer.producer import Producer
 
 STAMP_BYTES = 16  # of a record of end-to-end
 _COMMITS = 200  # of each member
@@ -36,13 +37,7 @@ def measure_group_consumer(cluster: "ClusterHandle", topic_name: str, load: Load
     """`poll` from the beginning by all members at once, as many records as there are or as are asked for; latencies of
     the polls that gave some.
     """
-    from rayka.client.consumer.reader import read
-
-    count = min(load.record_count, len(read(topic_name, cluster=cluster)))
-    if not count:
-        raise UnavailableError(
-            f"topic {topic_name!r} has no records to read; leave out --topic, or produce some"
-        )
+    count = count_to_read(cluster, topic_name, load)
     with bench_group(cluster, topic_name, load, load.configs, "earliest") as group:
         settle_s = group.join()
         reading = group.read(count)
@@ -53,26 +48,43 @@ def measure_group_end_to_end(cluster: "ClusterHandle", topic_name: str, load: Lo
     """One record after another: from `send` until the member whose partition it is in has it."""
     from rayka.client.producer.producer import Producer
 
-    run, padding = secrets.token_bytes(STAMP_BYTES // 2), os.urandom(load.size_bytes - STAMP_BYTES)
     producer = Producer(cluster=cluster, config={"linger_ms": 0, **load.configs})
     with closing(producer), bench_group(cluster, topic_name, load, {}, "latest") as group:
         settle_s = group.join()
         with group.pumping() as arrived:
-
-            def pass_through(number: int) -> None:
-                value = run + number.to_bytes(STAMP_BYTES // 2, "big") + padding
-                sent = producer.send(topic_name, value)
-                deadline_s = time.monotonic() + _WAIT_S
-                while arrived() != value:
-                    if sent.done():
-                        sent.result()  # raises if it was refused
-                    if time.monotonic() >= deadline_s:
-                        raise UnavailableError(
-                            f"a record of {topic_name!r} did not arrive within {_WAIT_S:g} s"
-                        )
-
-            reading = one_by_one("end-to-end", load, pass_through)
+            reading = measure_passage(producer, topic_name, load, arrived)
         return GroupFigures("end-to-end", load.members, settle_s, reading, group.commit())
+
+
+def count_to_read(cluster: "ClusterHandle", topic_name: str, load: Load) -> int:
+    """As many records as there are or as are asked for. Raises UnavailableError where there is none."""
+    from rayka.client.consumer.reader import read
+
+    count = min(load.record_count, len(read(topic_name, cluster=cluster)))
+    if not count:
+        raise UnavailableError(
+            f"topic {topic_name!r} has no records to read; leave out --topic, or produce some"
+        )
+    return count
+
+
+def measure_passage(
+    producer: "Producer", topic_name: str, load: Load, arrived: Callable[[], Collection[Any]]
+) -> Figures:
+    """One record after another: from `send` until it is among those that have `arrived` since that was asked last."""
+    run, padding = secrets.token_bytes(STAMP_BYTES // 2), os.urandom(load.size_bytes - STAMP_BYTES)
+
+    def pass_through(number: int) -> None:
+        value = run + number.to_bytes(STAMP_BYTES // 2, "big") + padding
+        sent = producer.send(topic_name, value)
+        deadline_s = time.monotonic() + _WAIT_S
+        while value not in arrived():
+            if sent.done():
+                sent.result()  # raises if it was refused
+            if time.monotonic() >= deadline_s:
+                raise UnavailableError(f"a record of {topic_name!r} did not arrive within {_WAIT_S:g} s")
+
+    return one_by_one("end-to-end", load, pass_through)
 
 
 class BenchGroup:
@@ -133,8 +145,8 @@ class BenchGroup:
         )
 
     @contextmanager
-    def pumping(self) -> Iterator[Callable[[], Any]]:
-        """Reads meanwhile; gives what takes the next value that any member was given, None after half a second."""
+    def pumping(self) -> Iterator[Callable[[], list[Any]]]:
+        """Reads meanwhile; gives what takes the next value that any member was given, if one comes in half a second."""
         values: queue.SimpleQueue[Any] = queue.SimpleQueue()
         is_over = threading.Event()
 
@@ -144,9 +156,10 @@ class BenchGroup:
                 for record in consumer.poll(_POLL_MS):
                     values.put(record.value)
 
-        def take() -> Any:
+        def take() -> list[Any]:
             with suppress(queue.Empty):
-                return values.get(timeout=_TAKE_S)
+                return [values.get(timeout=_TAKE_S)]
+            return []
 
         pumps = [self._threads.submit(pump, each) for each in self._consumers]
         try:

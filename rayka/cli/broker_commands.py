@@ -4,6 +4,8 @@ Kafka: `kafka-log-dirs`, `kafka-configs`, the `log_dirs` of `kafka-reassign-part
 """
 
 from collections.abc import Collection, Sequence
+from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -11,7 +13,7 @@ import click
 from rayka.cli import catch_up
 from rayka.cli.command_group import Group
 from rayka.cli.load_tables import print_broker_loads
-from rayka.cli.output import Count, Style, counted, print_json, print_table, size, working
+from rayka.cli.output import Count, Style, counted, print_table, size, working
 from rayka.cli.partition_commands import print_plan
 from rayka.cli.replica_plans import parse_partition
 from rayka.cli.shared_options import (
@@ -48,10 +50,7 @@ def list_brokers(target: Target) -> None:
         found = admin.describe_cluster()
         unsure = [each.node_id for each in found.brokers if each.offline_data_dirs]
         disks = admin.log_dirs(unsure, topics=()) if unsure and not target.as_json else []
-    if target.as_json:
-        print_json(found.to_dict()["brokers"])
-        return
-    print_brokers(found.brokers, disks)
+    target.report(found.to_dict()["brokers"], lambda: print_brokers(found.brokers, disks))
 
 
 @broker.command()
@@ -62,12 +61,7 @@ def describe(broker_id: int, target: Target) -> None:
     with target.admin() as admin:
         (disks,) = admin.log_dirs([broker_id])
         found = next(each for each in admin.describe_cluster().brokers if each.node_id == broker_id)
-    if target.as_json:
-        from dataclasses import asdict
-
-        print_json({**asdict(found), **disks.to_dict()})
-        return
-    print_broker(found, disks)
+    target.report({**asdict(found), **disks.to_dict()}, lambda: print_broker(found, disks))
 
 
 @broker.command()
@@ -76,10 +70,7 @@ def load(target: Target) -> None:
     """Show what every broker has to do: processor, bytes in and out a second, disk."""
     with target.admin() as admin:
         found = admin.describe_load()
-    if target.as_json:
-        print_json(found.to_dict()["brokers"])
-    else:
-        print_broker_loads(found.brokers)
+    target.report(found.to_dict()["brokers"], lambda: print_broker_loads(found.brokers))
 
 
 @broker.command()
@@ -96,16 +87,14 @@ def drain(broker_id: int, is_waiting: bool, timeout_s: float | None, target: Tar
         plan = admin.drain_broker(broker_id)
         if is_waiting and plan:
             catch_up.wait_until_moved(admin, plan, timeout_s=timeout_s)
-    if target.as_json:
-        moved = [{"topic": tp.topic, "partition": tp.partition, "replicas": to} for tp, to in plan.items()]
-        print_json({"broker": broker_id, "is_empty": is_waiting or not plan, "moved": moved})
-    elif is_waiting or not plan:
-        click.echo(f"broker {broker_id} holds no replica; `rayka broker remove {broker_id}` ends it for good")
-    else:
-        click.echo(
-            f"moving {counted(len(plan), 'replica')} off broker {broker_id}; `rayka broker remove {broker_id}` ends it "
-            "for good when none is listed by `rayka partition reassignments`"
-        )
+    is_empty = is_waiting or not plan
+    moved = [{"topic": tp.topic, "partition": tp.partition, "replicas": to} for tp, to in plan.items()]
+    end = f"`rayka broker remove {broker_id}` ends it for good"
+    said = f"broker {broker_id} holds no replica; {end}"
+    if not is_empty:
+        moving = f"moving {counted(len(plan), 'replica')} off broker {broker_id}"
+        said = f"{moving}; {end} when none is listed by `rayka partition reassignments`"
+    target.report({"broker": broker_id, "is_empty": is_empty, "moved": moved}, said)
 
 
 @broker.command()
@@ -173,12 +162,8 @@ def describe_config(broker_name: str, is_all: bool, target: Target) -> None:
     with target.admin() as admin:
         values = list(admin.describe_configs(broker=chosen).values())
     values = [each for each in values if is_all or not each.is_default]
-    if target.as_json:
-        print_json([each.to_dict() for each in values])
-    elif values:
-        print_configs(values)
-    else:
-        click.echo("nothing is set; --all shows the defaults")
+    said = partial(print_configs, values) if values else "nothing is set; --all shows the defaults"
+    target.report([each.to_dict() for each in values], said)
 
 
 @config.command("alter")

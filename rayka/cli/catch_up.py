@@ -3,11 +3,13 @@
 A reassignment goes on in the cluster whether the command waits or not, so Ctrl-C ends the waiting only, and says so.
 """
 
+import math
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import click
 
@@ -20,9 +22,11 @@ if TYPE_CHECKING:
     from rayka.client.admin.drain_plan import Plan
     from rayka.ids import TopicPartition
 
-LOOK_EVERY_S = 0.5
+_LOOK_EVERY_S = 0.5
 _LINE_EVERY_S = 10.0  # in a pipe, when nothing changes
 _NAMES_SHOWN = 3
+_Show = Callable[[int, str], None]
+SeenT = TypeVar("SeenT")
 
 
 def move(admin: "Admin", plan: "Plan", *, is_waiting: bool, timeout_s: float | None) -> None:
@@ -38,23 +42,51 @@ def move(admin: "Admin", plan: "Plan", *, is_waiting: bool, timeout_s: float | N
 
 def wait_until_moved(admin: "Admin", plan: "Plan", *, timeout_s: float | None) -> None:
     """Returns when each partition has exactly the replicas of the plan. Raises as `move`."""
-    end_s = None if timeout_s is None else time.monotonic() + timeout_s
-    try:
-        with showing(len(plan)) as show:
-            while True:
-                ongoing = {each.topic_partition: each for each in admin.list_partition_reassignments(plan)}
-                show(len(plan) - len(ongoing), _to_go(admin, ongoing))
-                if not ongoing:
-                    break
-                if end_s is not None and time.monotonic() >= end_s:
-                    raise RequestTimedOut(
-                        f"{_listed(ongoing)} did not catch up within {timeout_s:g} s; {_GOES_ON}"
-                    )
-                time.sleep(LOOK_EVERY_S)
-    except KeyboardInterrupt:
-        click.echo(_GOES_ON, err=True)
-        raise
+
+    def progress(found: "list[PartitionReassignment]") -> Progress:
+        ongoing = {each.topic_partition: each for each in found}
+        late = f"{_listed(ongoing)} did not catch up" if ongoing else ""
+        return Progress(len(plan) - len(ongoing), _to_go(admin, ongoing), late)
+
+    look = partial(admin.list_partition_reassignments, plan)
+    follow(look, progress, len(plan), goes_on=_GOES_ON, timeout_s=timeout_s)
     _check_moved(admin, plan)
+
+
+class Progress(NamedTuple):
+    """How many partitions have moved, what is to be done, and what is to be said if it takes too long; empty at the
+    end.
+    """
+
+    moved_count: int
+    to_go: str
+    late: str
+
+
+def follow(
+    look: Callable[[], SeenT],
+    progress: Callable[[SeenT], Progress],
+    count: int,
+    *,
+    goes_on: str,
+    timeout_s: float | None,
+) -> SeenT:
+    """Shows the progress of so many partitions until its end; returns what was seen then. Raises RequestTimedOut."""
+    end_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    try:
+        with _showing(count) as show:
+            while True:
+                seen = look()
+                moved_count, to_go, late = progress(seen)
+                show(moved_count, to_go)
+                if not late:
+                    return seen
+                if time.monotonic() >= end_s:
+                    raise RequestTimedOut(f"{late} within {timeout_s:g} s; {goes_on}")
+                time.sleep(_LOOK_EVERY_S)
+    except KeyboardInterrupt:
+        click.echo(goes_on, err=True)
+        raise
 
 
 _GOES_ON = (
@@ -102,12 +134,8 @@ def _listed(partitions: "Iterable[TopicPartition]") -> str:
 # ---- What is shown, on stderr ----
 
 
-class _Show(Protocol):
-    def __call__(self, done_count: int, to_go: str) -> None: ...
-
-
 @contextmanager
-def showing(count: int) -> Iterator[_Show]:
+def _showing(count: int) -> Iterator[_Show]:
     """Shows how many of so many partitions have moved, and what is to be done."""
     if sys.stderr.isatty():
         with _bar(count) as show:

@@ -1,12 +1,12 @@
 """`rayka start`, `stop` and `status`, and the Ray that `start` leaves running when there was none."""
 
 from dataclasses import asdict
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from rayka.cli.moments import local_time
 from rayka.cli.output import Style, ids, print_json, print_table, size, working
 from rayka.cli.shared_options import (
     Target,
@@ -133,10 +133,7 @@ def status(target: Target) -> int:
 
     with working(f"Asking cluster {target.name} …"):
         description = target.cluster().describe()
-    if target.as_json:
-        print_json(description)
-    else:
-        print_description(description)
+    target.report(description, lambda: print_description(description))
     return 0 if description.is_running else 1
 
 
@@ -348,15 +345,11 @@ def describe_place(node: "NodeDescription") -> str:
 
 
 def _since(node: "NodeDescription") -> str:
-    return f" since {_clock(node.gone_since_ms)}" if node.gone_since_ms else ""
+    return f" since {local_time(node.gone_since_ms)}" if node.gone_since_ms else ""
 
 
 def _until(node: "NodeDescription") -> str:
-    return f" until {_clock(node.drained_until_ms)}" if node.drained_until_ms else ""
-
-
-def _clock(timestamp_ms: int) -> str:
-    return f"{datetime.fromtimestamp(timestamp_ms / 1000).astimezone():%Y-%m-%d %H:%M:%S}"
+    return f" until {local_time(node.drained_until_ms)}" if node.drained_until_ms else ""
 
 
 def _print_restarted(step: "RestartStep") -> None:

@@ -74,9 +74,8 @@ def doctor(data_dir: str, name: str, address: str, as_json: bool) -> int:
 
 def _python() -> Finding:
     found = f"{platform.python_version()} on {platform.system()} {platform.machine()}, {os.cpu_count()} CPUs"
-    if platform.system() != "Linux":
-        return Finding("Python", Verdict.NOTE, found, "rayka is made for and tested on Linux")
-    return Finding("Python", Verdict.GOOD, found)
+    is_other = platform.system() != "Linux"
+    return _noted_if(is_other, "Python", found, "rayka is made for and tested on Linux")
 
 
 def _packages() -> Iterator[Finding]:
@@ -112,20 +111,17 @@ def _data_disk(directory: Path) -> Finding:
     found = f"{size(free_bytes)} free at {directory}"
     if not os.access(there, os.W_OK):
         return Finding("data disk", Verdict.BAD, f"{there} is not writable", "choose another data_dir")
-    if free_bytes < _DISK_LOW_BYTES:
-        return Finding("data disk", Verdict.NOTE, found, "free some space, or choose another data_dir")
-    return Finding("data disk", Verdict.GOOD, found)
+    is_low = free_bytes < _DISK_LOW_BYTES
+    return _noted_if(is_low, "data disk", found, "free some space, or choose another data_dir")
 
 
 def _ray_disk() -> Finding:
     directory = tempfile.gettempdir()
     usage = shutil.disk_usage(directory)
     percent = round(100 * (1 - usage.free / usage.total))
-    found = f"{directory} is {percent} % full"
-    if percent >= _RAY_DISK_FULL_PERCENT:
-        advice = "free some space: from 95 % on, Ray makes no object once its shared memory is full"
-        return Finding("Ray's disk", Verdict.NOTE, found, advice)
-    return Finding("Ray's disk", Verdict.GOOD, found)
+    advice = "free some space: from 95 % on, Ray makes no object once its shared memory is full"
+    is_full = percent >= _RAY_DISK_FULL_PERCENT
+    return _noted_if(is_full, "Ray's disk", f"{directory} is {percent} % full", advice)
 
 
 def _memory() -> Finding:
@@ -133,10 +129,8 @@ def _memory() -> Finding:
     if "MemAvailable" not in fields:
         return Finding("memory", Verdict.NOTE, "unknown")
     available_bytes = int(fields["MemAvailable"].split()[0]) * 1024
-    found = f"{size(available_bytes)} available"
-    if available_bytes < _MEMORY_LOW_BYTES:
-        return Finding("memory", Verdict.NOTE, found, "4 GB are comfortable with Spark; end something large")
-    return Finding("memory", Verdict.GOOD, found)
+    found, is_low = f"{size(available_bytes)} available", available_bytes < _MEMORY_LOW_BYTES
+    return _noted_if(is_low, "memory", found, "4 GB are comfortable with Spark; end something large")
 
 
 def _shared_memory() -> Finding:
@@ -145,10 +139,8 @@ def _shared_memory() -> Finding:
             "shared memory", Verdict.NOTE, "no /dev/shm", "Ray uses files instead, which is slower"
         )
     free_bytes = shutil.disk_usage("/dev/shm").free
-    found = f"{size(free_bytes)} free at /dev/shm"
-    if free_bytes < _SHARED_MEMORY_LOW_BYTES:
-        return Finding("shared memory", Verdict.NOTE, found, "in a container, start it with --shm-size=2g")
-    return Finding("shared memory", Verdict.GOOD, found)
+    found, is_low = f"{size(free_bytes)} free at /dev/shm", free_bytes < _SHARED_MEMORY_LOW_BYTES
+    return _noted_if(is_low, "shared memory", found, "in a container, start it with --shm-size=2g")
 
 
 def _ray(name: str, address: str) -> Finding:
@@ -195,6 +187,11 @@ def quorum_finding(description: "ClusterDescription") -> Finding:
             "quorum", Verdict.NOTE, f"{found}; {names}", "`rayka quorum status --replication` shows more"
         )
     return Finding("quorum", Verdict.GOOD, found)
+
+
+def _noted_if(is_noted: bool, what: str, found: str, advice: str) -> Finding:
+    """A note with the advice, or that it is good."""
+    return Finding(what, Verdict.NOTE, found, advice) if is_noted else Finding(what, Verdict.GOOD, found)
 
 
 def _lines(path: str) -> list[str]:

@@ -3,11 +3,11 @@
 import json
 import time
 from collections.abc import Sequence
-from datetime import datetime
 from typing import TYPE_CHECKING
 
 import click
 
+from rayka.cli.moments import local_time
 from rayka.cli.output import print_json
 from rayka.cli.shared_options import Target, target_options
 from rayka.protocol.events import EVENTS_MAX
@@ -56,6 +56,5 @@ def print_events(events: "Sequence[EventInfo]", as_json: bool) -> None:
         if as_json:
             click.echo(json.dumps(each.to_dict()))
         else:
-            moment = datetime.fromtimestamp(each.timestamp_ms / 1000).astimezone()
             about = ", ".join(each.subjects)
-            click.echo(f"{moment:%Y-%m-%d %H:%M:%S}  {each.kind:<16}  {about}  {each.reason}")
+            click.echo(f"{local_time(each.timestamp_ms)}  {each.kind:<16}  {about}  {each.reason}")

@@ -7,7 +7,7 @@ it is not finished yet, or recovery will cut it.
 import os
 import posixpath
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import msgspec
@@ -30,7 +30,10 @@ from rayka.raft.snapshot import decode_snapshot, parse_snapshot_name
 
 @dataclass(frozen=True, slots=True)
 class BatchDump:
-    """One batch's header, whether its CRC is right, and its records if they were asked for."""
+    """One batch's header, whether its CRC is right, and its records if they were asked for.
+
+    Where nothing else is said, a field is the attribute of that name of a `RecordBatch`.
+    """
 
     position: int
     base_offset: int
@@ -182,25 +185,15 @@ class LogFiles:
             )
         elif self._with_records or self._as_metadata:
             records = self._dump_records(dump, batch)
-        return BatchDump(
-            position=position,
-            base_offset=batch.base_offset,
-            last_offset=batch.last_offset,
-            record_count=batch.record_count,
-            leader_epoch=batch.leader_epoch,
-            size_bytes=batch.size_bytes,
-            codec=batch.codec.name.lower(),
-            is_control=batch.is_control,
-            is_transactional=batch.is_transactional,
-            max_timestamp_ms=batch.max_timestamp_ms,
-            delete_horizon_ms=batch.delete_horizon_ms,
-            producer_id=batch.producer_id,
-            producer_epoch=batch.producer_epoch,
-            base_sequence=batch.base_sequence,
-            crc=f"{batch.crc:#010x}",
-            is_crc_valid=is_crc_valid,
-            records=records,
-        )
+        found = {
+            "position": position,
+            "codec": batch.codec.name.lower(),
+            "crc": f"{batch.crc:#010x}",
+            "is_crc_valid": is_crc_valid,
+            "records": records,
+        }
+        names = (each.name for each in fields(BatchDump) if each.name not in found)
+        return BatchDump(**{each: getattr(batch, each) for each in names}, **found)
 
     def _dump_records(self, dump: FileDump, batch: RecordBatch) -> list[dict[str, Any]]:
         try:
@@ -222,10 +215,10 @@ class LogFiles:
         """As texts; control and metadata records as their type and their fields."""
         if batch.is_control:
             control = list(decode_control_batch(batch))
-            return [type(each).__name__ for each in control], [_plain(each) for each in control]
+            return [type(each).__name__ for each in control], [plain_fields(each) for each in control]
         if self._as_metadata:
             records = [decode_record(value or b"") for value in values]
-            return [type(each).__name__ for each in records], [_plain(each) for each in records]
+            return [type(each).__name__ for each in records], [plain_fields(each) for each in records]
         return [_text(key) for key in keys], [_text(value) for value in values]
 
     # ---- Other files -------------------------------------------------------------------------------------------------
@@ -259,7 +252,7 @@ class LogFiles:
         if election is None:
             dump.problems.append("it is damaged")
         else:
-            dump.entries.append(_plain(election))
+            dump.entries.append(plain_fields(election))
         return dump
 
     def _read(self, path: str) -> bytes:
@@ -319,6 +312,6 @@ def _text(value: bytes | None) -> str | None:
         return f"0x{value.hex()}"
 
 
-def _plain(record: Any) -> Any:
+def plain_fields(record: Any) -> dict[str, Any]:
     """A struct as plain values by field names."""
     return {name: msgspec.to_builtins(getattr(record, name)) for name in record.__struct_fields__}

@@ -1,6 +1,7 @@
 """`rayka group`: groups listed, described, deleted, and their offsets reset. Kafka: `kafka-consumer-groups`."""
 
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -34,11 +35,9 @@ def list_groups(states: tuple[str, ...], target: Target) -> None:
             found = admin.list_groups(states or None)
         except ValueError as error:
             raise click.BadParameter(str(error), param_hint="--state") from None
-    if target.as_json:
-        print_json([each.to_dict() for each in found])
-        return
     rows = [(each.group_id, each.state.value, each.protocol_type or "-") for each in found]
-    print_table(f"Groups of {target.name}", ("GROUP", "STATE", "TYPE"), rows)
+    show = partial(print_table, f"Groups of {target.name}", ("GROUP", "STATE", "TYPE"), rows)
+    target.report([each.to_dict() for each in found], show)
 
 
 @group.command()
@@ -48,16 +47,8 @@ def describe(group_id: str, target: Target) -> None:
     """Show the members of GROUP, its offsets, and how far it is behind."""
     with target.admin(default_api_timeout_ms=_TIMEOUT_MS) as admin, working(f"Asking {target.name} …"):
         found, offsets = admin.describe_group(group_id), admin.group_offsets(group_id)
-    if target.as_json:
-        print_json({**found.to_dict(), "offsets": [each.to_dict() for each in offsets]})
-        return
-    click.echo(
-        f"group {group_id}: {found.state.value}, {counted(len(found.members), 'member')}, generation"
-        f" {found.generation_id}, assignor {found.protocol_name or '-'}, coordinator {found.coordinator_id}"
-    )
-    _print_offsets(found, offsets)
-    if found.members:
-        _print_members(found)
+    plain = {**found.to_dict(), "offsets": [each.to_dict() for each in offsets]}
+    target.report(plain, lambda: _print_group(found, offsets))
 
 
 @group.command()
@@ -142,6 +133,16 @@ def _scope_of(text: str) -> "list[str | TopicPartition]":
         raise click.BadParameter(
             f"expected TOPIC or TOPIC:0,1, found {text!r}", param_hint="--topic"
         ) from None
+
+
+def _print_group(found: "GroupDescription", offsets: "list[GroupOffset]") -> None:
+    click.echo(
+        f"group {found.group_id}: {found.state.value}, {counted(len(found.members), 'member')}, generation"
+        f" {found.generation_id}, assignor {found.protocol_name or '-'}, coordinator {found.coordinator_id}"
+    )
+    _print_offsets(found, offsets)
+    if found.members:
+        _print_members(found)
 
 
 def _print_offsets(found: "GroupDescription", offsets: "list[GroupOffset]") -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from contextlib import closing
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -41,11 +42,8 @@ def dump(
     """
     from rayka.cli.file_dumps import LogFiles
 
-    files = LogFiles(with_records=with_records, as_metadata=as_metadata)
-    try:
+    with closing(LogFiles(with_records=with_records, as_metadata=as_metadata)) as files:
         dumps = [each for path in paths for each in files.dump(path)]
-    finally:
-        files.close()
     if as_json:
         print_json([asdict(each) for each in dumps])
     elif verify:
@@ -78,8 +76,7 @@ def clean(
     from rayka.cleaner import dry_run as cleaner
     from rayka.log.local_disk import LocalDisk
 
-    disk = LocalDisk(is_read_only=True)
-    try:
+    with closing(LocalDisk(is_read_only=True)) as disk:
         found = [
             cleaner.dry_run(
                 disk,
@@ -91,8 +88,6 @@ def clean(
             )
             for path in paths
         ]
-    finally:
-        disk.close()
     if as_json:
         print_json([asdict(each) for each in found])
         return

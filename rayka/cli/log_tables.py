@@ -1,8 +1,8 @@
 """What `rayka topic describe` shows of the logs of a topic: how large and how old they are, and what was done last."""
 
-from datetime import datetime
 from typing import TYPE_CHECKING
 
+from rayka.cli.moments import local_time
 from rayka.cli.output import Count, Style, print_table, size
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def _cells(log: "ReplicaLogInfo | None") -> tuple[object, ...]:
     return (
         size(log.size_bytes),
         Count(log.segment_count),
-        "none" if log.oldest_timestamp_ms < 0 else _time(log.oldest_timestamp_ms),
+        "none" if log.oldest_timestamp_ms < 0 else local_time(log.oldest_timestamp_ms),
         *_cleaning_cells(log.cleaning),
         _retention_cell(log.retention),
     )
@@ -54,17 +54,11 @@ def _cleaning_cells(cleaning: "LogCleaningInfo | None") -> tuple[str, str]:
     last = cleaning.last
     if last is None:
         return f"{cleaning.dirty_ratio:.0%}", "none"
-    done = f"{_time(last.timestamp_ms)}, {size(last.input_bytes)} to {size(last.output_bytes)}"
+    done = f"{local_time(last.timestamp_ms)}, {size(last.input_bytes)} to {size(last.output_bytes)}"
     return f"{cleaning.dirty_ratio:.0%}", done
 
 
 def _retention_cell(last: "LastRetentionInfo | None") -> str:
-    return "none" if last is None else f"{_time(last.timestamp_ms)}, {size(last.size_bytes)} ({last.cause})"
-
-
-def _time(timestamp_ms: int) -> str:
-    """Local time; a record may have any timestamp, also one that is no date."""
-    try:
-        return f"{datetime.fromtimestamp(timestamp_ms / 1000).astimezone():%Y-%m-%d %H:%M:%S}"
-    except (ValueError, OverflowError, OSError):
-        return f"{timestamp_ms} ms"
+    return (
+        "none" if last is None else f"{local_time(last.timestamp_ms)}, {size(last.size_bytes)} ({last.cause})"
+    )

@@ -10,11 +10,12 @@ running quorum knows. Kafka: `MetadataShell`.
 import os
 import posixpath
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import msgspec
 
-from rayka.cli.file_dumps import whole_batches
+from rayka.cli.file_dumps import plain_fields, whole_batches
 from rayka.errors import ApiError, StorageError
 from rayka.ids import METADATA_TOPIC
 from rayka.log.local_disk import LocalDisk
@@ -99,19 +100,18 @@ def load_tree(path: str) -> Tree:
 
     Raises StorageError that says what is wrong with the path or with what stands there.
     """
-    disk, loader = LocalDisk(is_read_only=True), _Loader()
+    loader = _Loader()
     try:
-        if os.path.isdir(path):
-            _load_directory(loader, disk, _metadata_directory(disk, path))
-        elif parse_snapshot_name(posixpath.basename(path)) is not None:
-            loader.load_snapshot(path, disk.map(path))
-        else:
-            raise StorageError(f"{path} is neither a snapshot nor a directory of the metadata log")
-        return loader.tree()
+        with closing(LocalDisk(is_read_only=True)) as disk:
+            if os.path.isdir(path):
+                _load_directory(loader, disk, _metadata_directory(disk, path))
+            elif parse_snapshot_name(posixpath.basename(path)) is not None:
+                loader.load_snapshot(path, disk.map(path))
+            else:
+                raise StorageError(f"{path} is neither a snapshot nor a directory of the metadata log")
+            return loader.tree()
     except ApiError as error:
         raise StorageError(f"{path}: {error}") from error
-    finally:
-        disk.close()
 
 
 def _metadata_directory(disk: LocalDisk, path: str) -> str:
@@ -142,7 +142,7 @@ def _configs(image: MetadataImage, kind: ResourceType) -> Tree:
 
 def _topic(topic: TopicImage) -> Tree:
     partitions: Tree = {
-        str(number): Leaf(_fields(partition)) for number, partition in enumerate(topic.partitions)
+        str(number): Leaf(plain_fields(partition)) for number, partition in enumerate(topic.partitions)
     }
     return {"id": Leaf(str(topic.topic_id)), **partitions}
 
@@ -153,11 +153,7 @@ def _broker(broker: BrokerImage) -> Leaf:
         "is_in_controlled_shutdown": broker.is_in_controlled_shutdown,
         "offline_directories": msgspec.to_builtins(broker.offline_directories),
     }
-    return Leaf(_fields(broker.registration) | state)
-
-
-def _fields(struct: Any) -> dict[str, Any]:
-    return {name: msgspec.to_builtins(getattr(struct, name)) for name in struct.__struct_fields__}
+    return Leaf(plain_fields(broker.registration) | state)
 
 
 # ---- Walking ---------------------------------------------------------------------------------------------------------

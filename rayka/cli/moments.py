@@ -1,4 +1,4 @@
-"""Moments as users write them: `2026-01-31T12:00`, or `@MS`, which is milliseconds since 1970."""
+"""Moments as users write them, `2026-01-31T12:00`, or `@MS`, in milliseconds since 1970; and as they read them."""
 
 import re
 from datetime import UTC, datetime
@@ -18,3 +18,11 @@ def parse_moment(text: str) -> datetime | int:
     if is_before:
         raise ValueError(f"{text} is before 1970")
     return moment
+
+
+def local_time(timestamp_ms: int) -> str:
+    """`2026-01-31 12:00:00`. A record may have any timestamp, also one that is no date."""
+    try:
+        return f"{datetime.fromtimestamp(timestamp_ms / 1000).astimezone():%Y-%m-%d %H:%M:%S}"
+    except (ValueError, OverflowError, OSError):
+        return f"{timestamp_ms} ms"

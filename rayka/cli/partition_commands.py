@@ -1,6 +1,7 @@
 """`rayka partition`: other replicas, other leaders. Kafka: `kafka-reassign-partitions`, `kafka-leader-election`."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -102,17 +103,12 @@ def reassignments(topic_name: str | None, target: Target) -> None:
     """Show the reassignments under way."""
     with target.admin() as admin:
         found = reassignments_of(admin, topic_name)
-    if target.as_json:
-        print_json([each.to_dict() for each in found])
-        return
-    if not found:
-        click.echo("no reassignment is under way")
-        return
     rows = [
         (each.topic_partition, ids(each.replicas), ids(each.adding_replicas), ids(each.removing_replicas))
         for each in found
     ]
-    print_table("Reassignments", ("partition", "replicas", "adding", "removing"), rows)
+    show = partial(print_table, "Reassignments", ("partition", "replicas", "adding", "removing"), rows)
+    target.report([each.to_dict() for each in found], show if found else "no reassignment is under way")
 
 
 @partition.command("elect-leaders")
@@ -141,12 +137,8 @@ def elect_leaders(
     with target.admin() as admin:
         chosen = None if topic_name is None else _partitions(admin, topic_name, numbers)
         outcomes = admin.elect_leaders(chosen, unclean=unclean)
-    if target.as_json:
-        print_json([each.to_dict() for each in outcomes])
-    elif outcomes:
-        print_outcomes(outcomes)
-    else:
-        click.echo("every partition has its preferred leader")
+    said = partial(print_outcomes, outcomes) if outcomes else "every partition has its preferred leader"
+    target.report([each.to_dict() for each in outcomes], said)
     return 0 if all(each.error is None or each.is_needless for each in outcomes) else 1
 
 

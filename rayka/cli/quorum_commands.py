@@ -6,7 +6,7 @@ from uuid import UUID
 import click
 
 from rayka.cli.command_group import Group
-from rayka.cli.output import Style, print_json, print_table, working
+from rayka.cli.output import Style, print_table, working
 from rayka.cli.shared_options import Target, confirm, target_options, yes_option
 
 if TYPE_CHECKING:
@@ -32,12 +32,8 @@ def status(replication: bool, target: Target) -> None:
     with target.admin(default_api_timeout_ms=_TIMEOUT_MS) as admin:
         with working(f"Asking the controllers of {target.name} …"):
             info = admin.describe_quorum()
-    if target.as_json:
-        print_json(info.to_dict())
-    elif replication:
-        print_replication(info)
-    else:
-        print_summary(info)
+    show = print_replication if replication else print_summary
+    target.report(info.to_dict(), lambda: show(info))
 
 
 @quorum.group()

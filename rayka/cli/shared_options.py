@@ -114,12 +114,14 @@ class Target:
         with Admin(cluster=self.cluster(), **options) as admin:
             yield admin
 
-    def report(self, value: Any, sentence: str) -> None:
-        """What came of the command: values for a program, or a sentence for people."""
+    def report(self, value: Any, said: str | Callable[[], object]) -> None:
+        """What came of the command: values for a program; for people a sentence, or what prints it to them."""
         if self.as_json:
             print_json(value)
+        elif callable(said):
+            said()
         else:
-            click.echo(sentence)
+            click.echo(said)
 
 
 def target_options(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,6 +2,7 @@
 `kafka-delete-records`.
 """
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -79,12 +80,9 @@ def load(topic_names: tuple[str, ...], target: Target) -> None:
     """Show the partitions that take most of their brokers, of the topics NAME or of all."""
     with target.admin() as admin:
         found = admin.describe_load(topic_names or None)
-    if target.as_json:
-        print_json(found.to_dict()["partitions"])
-    elif found.partitions:
-        print_partition_loads(found.partitions)
-    else:
-        click.echo("no broker has reported a partition with records; brokers report every few seconds")
+    nothing = "no broker has reported a partition with records; brokers report every few seconds"
+    said = partial(print_partition_loads, found.partitions) if found.partitions else nothing
+    target.report(found.to_dict()["partitions"], said)
 
 
 @topic.command("list")
@@ -182,10 +180,10 @@ def delete_records(
         chosen = numbers or range(len(admin.describe_topic(topic_name).partitions))
         found = admin.delete_records({TopicPartition(topic_name, each): offset for each in chosen})
     rows = [(tp.partition, low_watermark) for tp, low_watermark in found.items()]
-    if target.as_json:
-        print_json([{"partition": number, "low_watermark": low} for number, low in rows])
-        return
-    print_table("First offsets", ("partition", "first offset"), rows)
+    target.report(
+        [{"partition": number, "low_watermark": low} for number, low in rows],
+        lambda: print_table("First offsets", ("partition", "first offset"), rows),
+    )
 
 
 @topic.command()
