@@ -2,7 +2,8 @@
 
 import posixpath
 from collections.abc import Mapping
-from typing import Any, Self
+from enum import Enum
+from typing import Annotated, Any, Self
 
 from pydantic import Field
 
@@ -14,6 +15,17 @@ _INT32_MAX = 2**31 - 1
 _INT64_MAX = 2**63 - 1
 
 
+class Effect(Enum):
+    """How a key takes effect, where that is not the start of any node: a mark in the annotation of its row."""
+
+    DYNAMIC = "dynamic"
+    UNIFORM = "uniform"
+    CONTROLLERS = "controllers"
+
+
+DYNAMIC, UNIFORM, CONTROLLERS = Effect
+
+
 class BrokerConfig(ConfigModel):
     """Configuration of brokers and controllers, under Kafka's broker names; topic defaults among them."""
 
@@ -23,7 +35,7 @@ class BrokerConfig(ConfigModel):
     default_replication_factor: int = Field(default=1, ge=1)
     """How many replicas a topic has that is created without a number."""
 
-    broker_session_timeout_ms: int = Field(default=9_000, ge=100)
+    broker_session_timeout_ms: Annotated[int, CONTROLLERS] = Field(default=9_000, ge=100)
     """A broker is fenced when the controller has had no heartbeat of it for so long."""
 
     broker_heartbeat_interval_ms: int = Field(default=2_000, ge=10)
@@ -76,45 +88,45 @@ class BrokerConfig(ConfigModel):
     max_incremental_fetch_session_cache_slots: int = Field(default=1_000, ge=0)
     """How many fetch sessions a broker keeps; others send all their partitions each time."""
 
-    auto_leader_rebalance_enable: bool = True
+    auto_leader_rebalance_enable: Annotated[bool, CONTROLLERS] = True
     """Whether leadership goes back to the first replica of each partition by itself."""
 
-    leader_imbalance_check_interval_seconds: int = Field(default=300, ge=1)
+    leader_imbalance_check_interval_seconds: Annotated[int, CONTROLLERS] = Field(default=300, ge=1)
     """How often the controller looks for leaders that are not the first replica."""
 
-    leader_imbalance_per_broker_percentage: int = Field(default=10, ge=0)
+    leader_imbalance_per_broker_percentage: Annotated[int, CONTROLLERS] = Field(default=10, ge=0)
     """The share of a broker's partitions that others may lead before leadership goes back."""
 
-    self_healing_enable: bool = True
+    self_healing_enable: Annotated[bool, UNIFORM] = True
     """Rayka's own: whether the controller makes the replicas of a broker or directory that is gone anew on other
     brokers. It decides nothing else: replicas move off a broker that is drained or goes by the load, and another one
     comes where `scaling` says so.
     """
 
-    broker_unavailable_timeout_ms: int = Field(default=900_000, ge=1)
+    broker_unavailable_timeout_ms: Annotated[int, UNIFORM] = Field(default=900_000, ge=1)
     """Rayka's own: a broker or directory counts as gone when it has been away for so long without a break; a change of
     the active controller begins that time anew.
     """
 
-    balancer_moves_max: int = Field(default=10, ge=1, le=1_000)
+    balancer_moves_max: Annotated[int, UNIFORM] = Field(default=10, ge=1, le=1_000)
     """Rayka's own: how many partitions the controller by itself moves at a time."""
 
-    balancer_enable: bool = True
+    balancer_enable: Annotated[bool, UNIFORM] = True
     """Rayka's own: whether the controller begins a balance by itself when a broker holds next to nothing or a disk is
     above 80 %.
     """
 
-    balancer_settle_ms: int = Field(default=60_000, ge=0)
+    balancer_settle_ms: Annotated[int, UNIFORM] = Field(default=60_000, ge=0)
     """Rayka's own: for so long a broker has to be badly off before such a balance begins."""
 
-    unclean_leader_election_enable: bool = False
-    leader_replication_throttled_rate: int = Field(default=_INT64_MAX, ge=0)
+    unclean_leader_election_enable: Annotated[bool, UNIFORM] = False
+    leader_replication_throttled_rate: Annotated[int, DYNAMIC] = Field(default=_INT64_MAX, ge=0)
     """Bytes a second that a broker sends of the replicas that its topics name as throttled."""
 
-    follower_replication_throttled_rate: int = Field(default=_INT64_MAX, ge=0)
+    follower_replication_throttled_rate: Annotated[int, DYNAMIC] = Field(default=_INT64_MAX, ge=0)
     """Bytes a second that a broker fetches of the replicas that its topics name as throttled."""
 
-    reassignment_replication_throttled_rate: int = Field(default=100_000_000, ge=0)
+    reassignment_replication_throttled_rate: Annotated[int, DYNAMIC] = Field(default=100_000_000, ge=0)
     """Rayka's own: bytes a second that a broker sends, and that it fetches, of replicas that reassignments add: by
     hand, by a drain, a balance or healing.
     """
@@ -163,37 +175,39 @@ class BrokerConfig(ConfigModel):
     producer_id_expiration_check_interval_ms: int = Field(default=600_000, ge=1)
     """How often a broker looks for producers to forget."""
 
-    controller_quorum_election_timeout_ms: int = Field(default=1_000, ge=10)
+    controller_quorum_election_timeout_ms: Annotated[int, CONTROLLERS] = Field(default=1_000, ge=10)
     """How long a candidate waits for votes before it gives up."""
 
-    controller_quorum_fetch_timeout_ms: int = Field(default=2_000, ge=10)
+    controller_quorum_fetch_timeout_ms: Annotated[int, CONTROLLERS] = Field(default=2_000, ge=10)
     """A voter that has received nothing from the leader for so long begins an election."""
 
-    controller_quorum_election_backoff_max_ms: int = Field(default=1_000, ge=0)
+    controller_quorum_election_backoff_max_ms: Annotated[int, CONTROLLERS] = Field(default=1_000, ge=0)
     """The longest pause of a candidate before it tries again."""
 
     controller_quorum_request_timeout_ms: int = Field(default=2_000, ge=10)
     """How long a request to a controller may take."""
 
-    controller_quorum_retry_backoff_ms: int = Field(default=20, ge=0)
+    controller_quorum_retry_backoff_ms: Annotated[int, CONTROLLERS] = Field(default=20, ge=0)
     """How long a controller waits before it repeats a request that failed."""
 
-    controller_quorum_auto_join_enable: bool = False
+    controller_quorum_auto_join_enable: Annotated[bool, CONTROLLERS] = False
     """Whether a new controller becomes a voter by itself."""
 
-    metadata_log_max_record_bytes_between_snapshots: int = Field(default=20 << 20, ge=1)
+    metadata_log_max_record_bytes_between_snapshots: Annotated[int, CONTROLLERS] = Field(
+        default=20 << 20, ge=1
+    )
     """A controller writes a snapshot of the metadata after so many bytes of its log."""
 
-    metadata_log_max_snapshot_interval_ms: int = Field(default=3_600_000, ge=0)
+    metadata_log_max_snapshot_interval_ms: Annotated[int, CONTROLLERS] = Field(default=3_600_000, ge=0)
     """A controller writes a snapshot after so long, if there is anything new; 0: never for the time."""
 
-    metadata_max_retention_bytes: int = Field(default=100 << 20, ge=-1)
+    metadata_max_retention_bytes: Annotated[int, CONTROLLERS] = Field(default=100 << 20, ge=-1)
     """Older snapshots and metadata segments go when all together are larger than this; -1: no bound."""
 
-    metadata_max_retention_ms: int = Field(default=7 * 24 * 3_600_000, ge=-1)
+    metadata_max_retention_ms: Annotated[int, CONTROLLERS] = Field(default=7 * 24 * 3_600_000, ge=-1)
     """Older snapshots and metadata segments go when they are older than this; -1: no bound."""
 
-    metadata_max_idle_interval_ms: int = Field(default=500, ge=0)
+    metadata_max_idle_interval_ms: Annotated[int, CONTROLLERS] = Field(default=500, ge=0)
     """An active controller that has nothing to write for so long writes a record that says nothing; 0: never."""
 
     log_segment_bytes: int = Field(default=1 << 30, ge=1024, le=_INT32_MAX)
@@ -205,7 +219,7 @@ class BrokerConfig(ConfigModel):
     log_message_timestamp_type: MessageTimestampType = MessageTimestampType.CREATE_TIME
     log_message_timestamp_before_max_ms: int = Field(default=_INT64_MAX, ge=0)
     log_message_timestamp_after_max_ms: int = Field(default=3_600_000, ge=0)
-    min_insync_replicas: int = Field(default=1, ge=1)
+    min_insync_replicas: Annotated[int, UNIFORM] = Field(default=1, ge=1)
     log_flush_interval_messages: int = Field(default=_INT64_MAX, ge=1)
     log_flush_interval_ms: int = Field(default=_INT64_MAX, ge=0)
     log_segment_delete_delay_ms: int = Field(default=60_000, ge=0)
@@ -218,7 +232,7 @@ class BrokerConfig(ConfigModel):
     """The same in hours, where neither `log.retention.ms` nor `log.retention.minutes` is set."""
 
     log_retention_bytes: int = Field(default=-1, ge=-1)
-    log_retention_check_interval_ms: int = Field(default=300_000, ge=1)
+    log_retention_check_interval_ms: Annotated[int, DYNAMIC] = Field(default=300_000, ge=1)
     """How often a broker looks for segments to delete."""
 
     log_cleaner_min_cleanable_ratio: float = Field(default=0.5, ge=0, le=1, allow_inf_nan=False)
@@ -228,29 +242,31 @@ class BrokerConfig(ConfigModel):
     log_cleaner_enable: bool = True
     """Whether brokers compact topics whose `cleanup.policy` says so."""
 
-    log_cleaner_threads: int = Field(default=1, ge=0)
+    log_cleaner_threads: Annotated[int, DYNAMIC] = Field(default=1, ge=0)
     """How many logs a broker compacts at once."""
 
-    log_cleaner_backoff_ms: int = Field(default=15_000, ge=0)
+    log_cleaner_backoff_ms: Annotated[int, DYNAMIC] = Field(default=15_000, ge=0)
     """How long a broker waits before it looks again when there was nothing to compact."""
 
-    log_cleaner_dedupe_buffer_size: int = Field(default=128 << 20, ge=1 << 10)
+    log_cleaner_dedupe_buffer_size: Annotated[int, DYNAMIC] = Field(default=128 << 20, ge=1 << 10)
     """How many bytes of memory a broker's map of keys takes while it compacts."""
 
-    log_cleaner_io_max_bytes_per_second: float = Field(default=float(_INT64_MAX), gt=0, allow_inf_nan=False)
+    log_cleaner_io_max_bytes_per_second: Annotated[float, DYNAMIC] = Field(
+        default=float(_INT64_MAX), gt=0, allow_inf_nan=False
+    )
     """How many bytes a second compaction reads and writes together."""
 
-    cordoned_log_dirs: str = ""
+    cordoned_log_dirs: Annotated[str, DYNAMIC] = ""
     """Data directories that take no new replicas, by their paths, separated by commas; `*`: all of the broker's. What
     is in them stays and serves.
     """
 
-    scaling_leaving: bool = False
+    scaling_leaving: Annotated[bool, DYNAMIC] = False
     """Set of one broker, by the supervisor only, while brokers between min and max shrink: it takes no new replicas, is
     emptied, then removed. Deleted: it stays. It is deleted of a broker from 1 to min, and where their number is fixed.
     """
 
-    machine_drain_deadline_ms: int = Field(default=-1, ge=-1)
+    machine_drain_deadline_ms: Annotated[int, DYNAMIC] = Field(default=-1, ge=-1)
     """Set of one broker by the supervisor while Ray drains its machine: the wall clock, in ms, at which the machine
     goes, 0 where Ray does not say. The broker gets no new replicas, and leads only what no other replica in sync can.
     -1: its machine stays.
@@ -259,7 +275,7 @@ class BrokerConfig(ConfigModel):
     num_replica_alter_log_dirs_threads: int = Field(default=0, ge=0)
     """How many replicas a broker moves between its data directories at once; 0: as many as it has data directories."""
 
-    replica_alter_log_dirs_io_max_bytes_per_second: float = Field(
+    replica_alter_log_dirs_io_max_bytes_per_second: Annotated[float, DYNAMIC] = Field(
         default=float(_INT64_MAX), gt=0, allow_inf_nan=False
     )
     """How many bytes a second a broker copies between its data directories, all moves together."""
@@ -340,54 +356,17 @@ BROKER_SYNONYMS = {
 }
 """Keys of topics, and the brokers' keys that hold their defaults."""
 
-DYNAMIC_BROKER_KEYS = (
-    *BROKER_SYNONYMS.values(),
-    *RETENTION_UNITS_MS,
-    "log_retention_check_interval_ms",
-    "leader_replication_throttled_rate",
-    "follower_replication_throttled_rate",
-    "reassignment_replication_throttled_rate",
-    "log_cleaner_threads",
-    "log_cleaner_backoff_ms",
-    "log_cleaner_dedupe_buffer_size",
-    "log_cleaner_io_max_bytes_per_second",
-    "replica_alter_log_dirs_io_max_bytes_per_second",
-    "cordoned_log_dirs",
-    "scaling_leaving",
-    "machine_drain_deadline_ms",
-    "self_healing_enable",
-    "broker_unavailable_timeout_ms",
-    "balancer_moves_max",
-    "balancer_enable",
-    "balancer_settle_ms",
-)
+
+def _marked(*marks: Effect) -> tuple[str, ...]:
+    fields = BrokerConfig.model_fields.items()
+    return tuple(name for name, field in fields if any(each in marks for each in field.metadata))
+
+
+DYNAMIC_BROKER_KEYS = (*BROKER_SYNONYMS.values(), *RETENTION_UNITS_MS, *_marked(DYNAMIC, UNIFORM))
 """Keys of brokers that can be set while they run; Kafka's `DynamicBrokerConfig.AllDynamicConfigs`."""
 
-UNIFORM_BROKER_KEYS = (
-    "min_insync_replicas",
-    "unclean_leader_election_enable",
-    "self_healing_enable",
-    "broker_unavailable_timeout_ms",
-    "balancer_moves_max",
-    "balancer_enable",
-    "balancer_settle_ms",
-)
+UNIFORM_BROKER_KEYS = _marked(UNIFORM)
 """Those of them that the controller goes by too, so that no broker has its own."""
 
-CONTROLLER_KEYS = (
-    "auto_leader_rebalance_enable",
-    "broker_session_timeout_ms",
-    "controller_quorum_auto_join_enable",
-    "controller_quorum_election_backoff_max_ms",
-    "controller_quorum_election_timeout_ms",
-    "controller_quorum_fetch_timeout_ms",
-    "controller_quorum_retry_backoff_ms",
-    "leader_imbalance_check_interval_seconds",
-    "leader_imbalance_per_broker_percentage",
-    "metadata_log_max_record_bytes_between_snapshots",
-    "metadata_log_max_snapshot_interval_ms",
-    "metadata_max_idle_interval_ms",
-    "metadata_max_retention_bytes",
-    "metadata_max_retention_ms",
-)
+CONTROLLER_KEYS = _marked(CONTROLLERS)
 """Keys that only controllers read, so that a change of one restarts no broker."""

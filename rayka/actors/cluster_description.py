@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from rayka.actors import supervise
 from rayka.actors.names import NAMESPACE, actor_name, node_directories
@@ -137,21 +137,12 @@ async def _describe_node(network: RayNetwork, node_id: int) -> NodeDescription:
         return NodeDescription(
             node_id=node_id, roles=roles, actor_name=name, state=UNREACHABLE, detail=str(error)
         )
-    return NodeDescription(
-        node_id=node_id,
-        roles=status.roles,
-        actor_name=name,
-        state=status.state.value,
-        pid=status.pid,
-        host=status.host,
-        data_dirs=status.data_dirs,
-        partition_count=status.partition_count,
-        size_bytes=status.size_bytes,
-        detail=status.detail,
-        offline_data_dirs=status.offline_data_dirs,
-        full_data_dirs=status.full_data_dirs,
-        log_path=status.log_path,
-    )
+    said = {
+        each.name: getattr(status, each.name)
+        for each in fields(NodeDescription)
+        if hasattr(status, each.name)
+    }
+    return NodeDescription(actor_name=name, **{**said, "state": status.state.value})
 
 
 async def _kept_spec(cluster_name: str) -> ClusterSpec | None:

@@ -1,6 +1,7 @@
 """What the actors are called and where: `<cluster>/<role>-<node id>` in the Ray namespace `rayka`."""
 
 import os
+import time
 from typing import Any
 
 import ray
@@ -12,6 +13,8 @@ from rayka.ids import Role, holds_partitions, node_name, role_of
 from rayka.node.settings import combined_controller_directory
 
 NAMESPACE = "rayka"
+_GONE_TIMEOUT_S = 15.0
+_POLL_S = 0.02
 
 
 def actor_name(cluster_name: str, node_id: int) -> str:
@@ -35,6 +38,17 @@ def named(name: str) -> Any | None:
         return ray.get_actor(name, namespace=NAMESPACE)
     except ValueError:
         return None
+
+
+def await_gone(name: str) -> None:
+    """Returns when Ray has no actor of that name any more, a moment after it was ended. Raises UnavailableError."""
+    deadline_s = time.monotonic() + _GONE_TIMEOUT_S
+    while named(name) is not None:
+        if time.monotonic() > deadline_s:
+            raise UnavailableError(
+                f"{name} was ended, but Ray still has it after {_GONE_TIMEOUT_S:g} s; try again"
+            )
+        time.sleep(_POLL_S)
 
 
 def wanted_node_ids(spec: ClusterSpec) -> tuple[int, ...]:
@@ -77,12 +91,9 @@ def controller_directory(spec: ClusterSpec, node_id: int) -> str:
 def formatted_directories(spec: ClusterSpec, node_id: int) -> tuple[str, ...]:
     """All directories of a node that have a `meta.properties`."""
     directories = node_directories(spec, node_id)
-    is_controller = Role.CONTROLLER in spec.roles[node_id]
-    return (
-        tuple(dict.fromkeys((*directories, controller_directory(spec, node_id))))
-        if is_controller
-        else directories
-    )
+    if Role.CONTROLLER not in spec.roles[node_id]:
+        return directories
+    return tuple(dict.fromkeys((*directories, controller_directory(spec, node_id))))
 
 
 def running_node_ids(cluster_name: str) -> tuple[int, ...]:

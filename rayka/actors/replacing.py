@@ -2,7 +2,6 @@
 can begin again on an empty disk while the cluster runs.
 """
 
-import time
 from collections.abc import Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -10,17 +9,13 @@ from typing import TYPE_CHECKING, Any
 from rayka.actors import launch
 from rayka.actors.bring_up import wait_for
 from rayka.actors.cluster_description import ask_metadata, describe_nodes
-from rayka.actors.names import actor_name
+from rayka.actors.names import actor_name, await_gone
 from rayka.actors.on_ray_node import run_on
 from rayka.actors.ray_network import RayNetwork
-from rayka.errors import UnavailableError
 from rayka.protocol.membership import NodeState
 
 if TYPE_CHECKING:
     from rayka.actors.shell import NodeProcess
-
-_NAME_TIMEOUT_S = 15.0
-_POLL_S = 0.05
 
 
 async def without_disk(network: RayNetwork, node_ids: Collection[int]) -> list[int]:
@@ -42,16 +37,4 @@ def end(cluster_name: str, handles: Mapping[int, Any], processes: "Mapping[int, 
     wait_for(partial(launch.stop, cluster_name, handles), launch.STOP_TIMEOUT_S)
     for node_id in handles:
         run_on(processes[node_id].ray_node_id, launch.await_exit, processes[node_id].pid)
-        _await_gone(cluster_name, node_id)
-
-
-def _await_gone(cluster_name: str, node_id: int) -> None:
-    """Raises UnavailableError when Ray still has the actor a while after it was ended."""
-    deadline_s = time.monotonic() + _NAME_TIMEOUT_S
-    while launch.find(cluster_name, node_id) is not None:
-        if time.monotonic() > deadline_s:
-            raise UnavailableError(
-                f"{actor_name(cluster_name, node_id)} was ended, but Ray still has it after {_NAME_TIMEOUT_S:g} s; try "
-                "again"
-            )
-        time.sleep(_POLL_S)
+        await_gone(actor_name(cluster_name, node_id))

@@ -11,7 +11,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayka.actors import launch
 from rayka.actors.cluster_record import ClusterRecord
-from rayka.actors.names import NAMESPACE, named, supervisor_name
+from rayka.actors.names import NAMESPACE, await_gone, named, supervisor_name
 from rayka.actors.on_ray_node import own_ray_node_id
 from rayka.actors.scaling.planner import ScalingStatus
 from rayka.errors import UnavailableError
@@ -147,13 +147,7 @@ async def stop(cluster_name: str) -> None:
     except (TimeoutError, ray.exceptions.RayError):
         pass  # its process is being restarted, or its Ray node is gone
     await asyncio.to_thread(launch.end, handle)
-    for _ in range(int(_STOP_TIMEOUT_S / _POLL_S)):
-        if await asyncio.to_thread(find, cluster_name) is None:
-            return
-        await asyncio.sleep(_POLL_S)  # its name is free a moment later
-    raise UnavailableError(
-        f"{supervisor_name(cluster_name)} was ended, but Ray still has it after {_STOP_TIMEOUT_S:g} s; try again"
-    )
+    await asyncio.to_thread(await_gone, supervisor_name(cluster_name))
 
 
 def end(cluster_name: str) -> None:

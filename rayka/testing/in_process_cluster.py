@@ -158,11 +158,8 @@ class InProcessCluster:
     ) -> None:
         """The next calls of this API end in NetworkException; with `is_executed` the node has done its work
         by then."""
-        io_thread.call_soon(
-            lambda: self.nodes.switch.fail_calls(
-                api_name, times=times, is_executed=is_executed, node_id=node_id
-            )
-        )
+        fail_calls = partial(self.nodes.switch.fail_calls, api_name, times=times)
+        io_thread.call_soon(partial(fail_calls, is_executed=is_executed, node_id=node_id))
 
     def stop(self) -> None:
         """A controlled shutdown of all nodes. Raises RuntimeError if one has crashed by a bug."""
