@@ -2,9 +2,9 @@
 
 import asyncio
 from collections.abc import Collection, Mapping
-from typing import TypeVar
 
 from rayka.actors import launch
+from rayka.actors.controller_ask import ControllerAsk
 from rayka.actors.names import NAMESPACE, actor_name, running_node_ids
 from rayka.actors.node_placement import wall_clock_ms
 from rayka.actors.ray_network import RayNetwork
@@ -13,12 +13,6 @@ from rayka.actors.start_lock import is_starting
 from rayka.client.admin.drain_steps import Mark, Seen, Step, Stop
 from rayka.client.admin.drained_brokers import DrainedBrokers
 from rayka.config import ClusterSpec
-from rayka.node.controller_link import ControllerLink
-from rayka.ports import Request
-
-_CALL_TIMEOUT_MS = 2_000
-_ANSWER_TIMEOUT_S = 10.0
-ResponseT = TypeVar("ResponseT")
 
 
 class DrainedCluster:
@@ -27,8 +21,7 @@ class DrainedCluster:
     def __init__(self, spec: ClusterSpec) -> None:
         self._spec = spec
         network = RayNetwork(spec.name)
-        self._link = ControllerLink(network)
-        self._brokers = DrainedBrokers(network, self._ask, wall_clock_ms)
+        self._brokers = DrainedBrokers(network, ControllerAsk(network), wall_clock_ms)
         self._has_marks = True  # until it is known that there are none
 
     def __repr__(self) -> str:
@@ -64,11 +57,6 @@ class DrainedCluster:
             if place.processes
         }
         return {each: announced[home] for each, home in homes.items() if home in announced}
-
-    async def _ask(self, request: Request[ResponseT]) -> ResponseT:
-        """What the active controller answers. Raises TimeoutError where none does in time."""
-        async with asyncio.timeout(_ANSWER_TIMEOUT_S):
-            return await self._link.call_until_answered(request, _CALL_TIMEOUT_MS)
 
     # ---- Acting ------------------------------------------------------------------------------------------------------
 

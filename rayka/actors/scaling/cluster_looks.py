@@ -3,8 +3,8 @@
 import asyncio
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from typing import TypeVar
 
+from rayka.actors.controller_ask import ControllerAsk
 from rayka.actors.names import running_node_ids
 from rayka.actors.pending import OVERDUE_S
 from rayka.actors.ray_network import RayNetwork
@@ -13,11 +13,10 @@ from rayka.actors.scaling import rooms
 from rayka.actors.scaling.decision import Load
 from rayka.actors.scaling.planner import Room, Seen, Standing
 from rayka.client.admin.admin_configs import closed_brokers, is_leaving
+from rayka.client.admin.broker_asks import NO_TOPIC, describe_brokers
 from rayka.config import ClusterSpec
 from rayka.ids import Role, is_internal, role_of
 from rayka.node.clock import now_ms
-from rayka.node.controller_link import ControllerLink
-from rayka.ports import Request
 from rayka.protocol.configs import ConfigResourceName, DescribeConfigsRequest, DescribedConfig, ResourceType
 from rayka.protocol.load import BrokerLoad, DescribeLoadRequest
 from rayka.protocol.membership import (
@@ -29,20 +28,16 @@ from rayka.protocol.membership import (
 )
 from rayka.protocol.partition_admin import ListPartitionReassignmentsRequest
 
-CALL_TIMEOUT_MS = 2_000
-_ANSWER_TIMEOUT_S = 10.0
 _UNAVAILABLE = "broker.unavailable.timeout.ms"
 _MOVES_MAX = "balancer.moves.max"
-_NO_TOPIC = ("",)  # so that no partition is named
-ResponseT = TypeVar("ResponseT")
 
 
 class ClusterLooks:
-    """Looks at one cluster, on one event loop."""
+    """Looks at one cluster, on one event loop. `ask` is for other questions to its active controller."""
 
     def __init__(self, spec: ClusterSpec) -> None:
         self._spec = spec
-        self._link = ControllerLink(RayNetwork(spec.name))
+        self.ask = ControllerAsk(RayNetwork(spec.name))
         self._room_since_s: dict[int, float] = {}
         self.cluster_id = ""
 
@@ -57,13 +52,13 @@ class ClusterLooks:
         self.cluster_id = cluster.cluster_id
         ranges = self._spec.ranges
         brokers = {each.node_id: each for each in cluster.brokers if not ranges.keys().isdisjoint(each.roles)}
-        described = await self._described(brokers)
+        described = await describe_brokers(self.ask, brokers)
         leaving = {broker_id for broker_id, each in described.items() if is_leaving(each)}
         topics: tuple[MetadataTopic, ...] | None = None
         if leaving or not all(is_active(each) for each in brokers.values()):
             topics = (await self.ask(MetadataRequest())).topics
         counts = None if topics is None else await asyncio.to_thread(_replica_counts, topics)
-        loads = {each.broker_id: each for each in (await self.ask(DescribeLoadRequest(_NO_TOPIC))).brokers}
+        loads = {each.broker_id: each for each in (await self.ask(DescribeLoadRequest(NO_TOPIC))).brokers}
         moves = (await self.ask(ListPartitionReassignmentsRequest())).reassignments
         running, asked_for = await asyncio.to_thread(self._ask_ray)
         rooms_by_id = self._with_lacking(asked_for)
@@ -90,33 +85,20 @@ class ClusterLooks:
             for role in ranges
         }
 
-    async def ask(self, request: Request[ResponseT]) -> ResponseT:
-        """What the active controller answers. Raises TimeoutError where none does in time."""
-        async with asyncio.timeout(_ANSWER_TIMEOUT_S):
-            return await self._link.call_until_answered(request, CALL_TIMEOUT_MS)
-
     async def topics(self) -> MetadataResponse:
         """All topics and brokers."""
         return await self.ask(MetadataRequest())
 
     async def closed(self, brokers: Collection[MetadataBroker]) -> set[int]:
         """Those of the brokers that take no new replicas: cordoned, or on a machine that Ray drains."""
-        names = tuple(ConfigResourceName(ResourceType.BROKER, str(each.node_id)) for each in brokers)
-        described = (await self.ask(DescribeConfigsRequest(names))).resources
-        return closed_brokers(
-            described, {each.node_id: [path.path for path in each.directories] for each in brokers}
-        )
+        paths = {each.node_id: [path.path for path in each.directories] for each in brokers}
+        return closed_brokers((await describe_brokers(self.ask, paths)).values(), paths)
 
     async def moves_max(self) -> int:
         """How many partitions may move at a time, as it is in force."""
         everywhere = ConfigResourceName(ResourceType.BROKER, "")
         (described,) = (await self.ask(DescribeConfigsRequest((everywhere,)))).resources
         return next(int(each.value) for each in described.entries if each.name == _MOVES_MAX)
-
-    async def _described(self, broker_ids: Collection[int]) -> dict[int, DescribedConfig]:
-        names = tuple(ConfigResourceName(ResourceType.BROKER, str(each)) for each in broker_ids)
-        described = (await self.ask(DescribeConfigsRequest(names))).resources
-        return dict(zip(broker_ids, described, strict=True))
 
     def _unavailable_ms(self, described: Iterable[DescribedConfig]) -> int:
         """As it is in force, which is the same for all brokers."""

@@ -34,25 +34,14 @@ from rayka.actors.scaling.planner import (
 from rayka.actors.start_lock import is_starting
 from rayka.client.admin.admin_configs import LEAVING
 from rayka.client.admin.admin_results import BrokerDescription, TopicDescription
+from rayka.client.admin.broker_asks import mark_brokers, reassign, record_event
 from rayka.client.admin.drain_plan import Plan, drain_plan
 from rayka.client.admin.reported_disks import ReportedDisks
 from rayka.config import ClusterSpec
-from rayka.errors import ErrorCode, InvalidReplicationFactor, NoDiskRoom, StorageError, error_for
+from rayka.errors import InvalidReplicationFactor, NoDiskRoom, StorageError
 from rayka.ids import NO_NODE, Role, TopicPartition, node_name, random_uuid, role_of
-from rayka.protocol.configs import (
-    AlterConfigOp,
-    AlteredResource,
-    ConfigChange,
-    IncrementalAlterConfigsRequest,
-    ResourceType,
-)
-from rayka.protocol.events import REASON_LENGTH_MAX, RecordEventRequest
 from rayka.protocol.load import DescribeLoadRequest
-from rayka.protocol.partition_admin import (
-    AlterPartitionReassignmentsRequest,
-    Reassignment,
-    UnregisterBrokerRequest,
-)
+from rayka.protocol.partition_admin import UnregisterBrokerRequest
 
 _ANSWER_TIMEOUT_S = 15.0
 _logger = logging.getLogger(__name__)
@@ -85,8 +74,7 @@ class ScaledCluster:
         return await self._looks.see()
 
     async def record(self, kind: str, broker_id: int, reason: str) -> None:
-        said = reason[:REASON_LENGTH_MAX]
-        await self._looks.ask(RecordEventRequest(wall_clock_ms(), kind, (node_name(broker_id),), said))
+        await record_event(self._looks.ask, wall_clock_ms(), kind, (broker_id,), reason)
 
     async def take(self, step: Step) -> str:
         """Why the step was not taken; empty where it was. Raises RaykaError, TimeoutError and what Ray raises: the next
@@ -121,10 +109,10 @@ class ScaledCluster:
             _, refusal = await self._drain_plan(broker_id)
         except (InvalidReplicationFactor, NoDiskRoom) as error:
             return str(error)
-        return refusal or await self._mark(broker_id, ConfigChange(LEAVING, AlterConfigOp.SET, "true"))
+        return refusal or await self._mark(broker_id, "true")
 
     async def _stay(self, broker_id: int) -> str:
-        return await self._mark(broker_id, ConfigChange(LEAVING, AlterConfigOp.DELETE))
+        return await self._mark(broker_id, None)
 
     async def _move(self, broker_id: int) -> str:
         try:
@@ -135,10 +123,7 @@ class ScaledCluster:
             await self._stay(broker_id)
             return refusal
         chosen = sorted(plan.items())[: await self._looks.moves_max()]
-        wanted = tuple(Reassignment(tp.topic, tp.partition, to) for tp, to in chosen)
-        results = (await self._looks.ask(AlterPartitionReassignmentsRequest(wanted))).partitions
-        refused = [each for each in results if each.error_code is not ErrorCode.NONE]
-        return "; ".join(f"{each.topic}-{each.partition}: {each.error_message}" for each in refused)
+        return await reassign(self._looks.ask, dict(chosen))
 
     async def _stop(self, broker_id: int) -> str:
         handle = await asyncio.to_thread(launch.find, self._spec.name, broker_id)
@@ -168,12 +153,8 @@ class ScaledCluster:
         await self._looks.ask(UnregisterBrokerRequest(broker_id))
         return ""
 
-    async def _mark(self, broker_id: int, change: ConfigChange) -> str:
-        altered = AlteredResource(ResourceType.BROKER, str(broker_id), (change,))
-        request = IncrementalAlterConfigsRequest((altered,), is_scaling=True)
-        (result,) = (await self._looks.ask(request)).resources
-        if result.error_code is not ErrorCode.NONE:
-            raise error_for(result.error_code, result.error_message)
+    async def _mark(self, broker_id: int, value: str | None) -> str:
+        await mark_brokers(self._looks.ask, LEAVING, {broker_id: value}, is_scaling=True)
         return ""
 
     async def _drain_plan(self, broker_id: int) -> tuple[Plan, str]:

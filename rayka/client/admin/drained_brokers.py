@@ -6,48 +6,33 @@ What Ray knows, which machines drain and which nodes run, is an argument. So the
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Protocol, TypeVar
 
 from rayka.client.admin.admin_configs import DRAIN_DEADLINE, closed_brokers, drain_deadline_ms
 from rayka.client.admin.admin_quorum import ask_quorum
+from rayka.client.admin.broker_asks import (
+    NO_TOPIC,
+    Ask,
+    describe_brokers,
+    mark_brokers,
+    reassign,
+    record_event,
+)
 from rayka.client.admin.drain_planner import DrainPlanner
 from rayka.client.admin.drain_steps import Mark, Move, Quorum, Resign, Seen, Step, Unmark
 from rayka.client.admin.drain_survey import SLICE
 from rayka.client.admin.reported_disks import NO_REPORTS, ReportedDisks
-from rayka.errors import ApiError, ErrorCode, error_for
-from rayka.ids import TopicPartition, node_name
-from rayka.ports import Network, Request
-from rayka.protocol.configs import (
-    AlterConfigOp,
-    AlteredResource,
-    ConfigChange,
-    ConfigResourceName,
-    DescribeConfigsRequest,
-    DescribedConfig,
-    IncrementalAlterConfigsRequest,
-    ResourceType,
-)
-from rayka.protocol.events import REASON_LENGTH_MAX, SUBJECTS_MAX, RecordEventRequest
+from rayka.errors import ApiError, ErrorCode
+from rayka.ids import TopicPartition
+from rayka.ports import Network
+from rayka.protocol.configs import DescribedConfig
 from rayka.protocol.load import DescribeLoadRequest
 from rayka.protocol.membership import MetadataRequest
-from rayka.protocol.partition_admin import (
-    AlterPartitionReassignmentsRequest,
-    DescribeLogDirsRequest,
-    Reassignment,
-)
+from rayka.protocol.partition_admin import DescribeLogDirsRequest
 from rayka.protocol.quorum_messages import ResignRequest
 
 _RATE = "reassignment.replication.throttled.rate"
 _MOVES_MAX = "balancer.moves.max"
-_NO_TOPIC = ("",)  # so that no partition is named
 _CALL_TIMEOUT_MS = 2_000
-ResponseT = TypeVar("ResponseT")
-
-
-class Ask(Protocol):
-    """Asks the active controller. Raises RaykaError, and TimeoutError where none answers in time."""
-
-    async def __call__(self, request: Request[ResponseT]) -> ResponseT: ...
 
 
 async def next_step(planner: DrainPlanner, seen: Seen) -> Step | None:
@@ -77,15 +62,15 @@ class DrainedBrokers:
 
     async def registered(self) -> list[int]:
         """All that the controller knows."""
-        return [each.node_id for each in (await self._ask(MetadataRequest(_NO_TOPIC))).brokers]
+        return [each.node_id for each in (await self._ask(MetadataRequest(NO_TOPIC))).brokers]
 
     async def see(
         self, drains: Mapping[int, int], actors: Collection[int], *, is_changing: bool = False
     ) -> Seen:
         """See `Seen`. All topics are asked for only where a node's machine drains."""
-        cluster = await self._ask(MetadataRequest() if drains else MetadataRequest(_NO_TOPIC))
+        cluster = await self._ask(MetadataRequest() if drains else MetadataRequest(NO_TOPIC))
         broker_ids = [each.node_id for each in cluster.brokers]
-        described = await self._described(broker_ids)
+        described = await describe_brokers(self._ask, broker_ids)
         sizes = await self._sizes([each for each in broker_ids if each in drains and each in actors])
         directories = {each.node_id: [path.path for path in each.directories] for each in cluster.brokers}
         return Seen(
@@ -95,20 +80,13 @@ class DrainedBrokers:
             cluster=cluster,
             quorum=await self._quorum(actors),
             closed=closed_brokers(described.values(), directories),
-            disks=ReportedDisks(await self._ask(DescribeLoadRequest(_NO_TOPIC))) if sizes else NO_REPORTS,
+            disks=ReportedDisks(await self._ask(DescribeLoadRequest(NO_TOPIC))) if sizes else NO_REPORTS,
             sizes=sizes,
             actors=actors,
             moves_max=_least(described.values(), _MOVES_MAX),
             bytes_per_s=_least(described.values(), _RATE),
             is_changing=is_changing,
         )
-
-    async def _described(self, broker_ids: Collection[int]) -> dict[int, DescribedConfig]:
-        if not broker_ids:
-            return {}
-        names = tuple(ConfigResourceName(ResourceType.BROKER, str(each)) for each in broker_ids)
-        resources = (await self._ask(DescribeConfigsRequest(names))).resources
-        return dict(zip(broker_ids, resources, strict=True))
 
     async def _quorum(self, node_ids: Collection[int]) -> Quorum:
         found, _ = await ask_quorum(self._network, node_ids, _CALL_TIMEOUT_MS)
@@ -139,44 +117,22 @@ class DrainedBrokers:
         """Why the step was not taken, or not all of it; empty where it was. It may be repeated."""
         match step:
             case Mark():
-                await self._configure({each: str(ms) for each, ms in step.deadlines_ms.items()})
+                # In one request, so that no lead goes from one broker whose machine goes to the next.
+                marks = {each: str(ms) for each, ms in step.deadlines_ms.items()}
+                await mark_brokers(self._ask, DRAIN_DEADLINE, marks)
             case Unmark():
-                await self._configure(dict.fromkeys(step.node_ids))
+                await mark_brokers(self._ask, DRAIN_DEADLINE, dict.fromkeys(step.node_ids))
             case Resign(node_ids=(node_id,)):
                 request = ResignRequest(step.leader_epoch, step.successors)
                 answer = await self._network.call(node_id, request, _CALL_TIMEOUT_MS)
                 return "" if answer.error_code is ErrorCode.NONE else answer.error_code.name
             case Move() if step.plan:
-                wanted = tuple(Reassignment(tp.topic, tp.partition, to) for tp, to in step.plan.items())
-                results = (await self._ask(AlterPartitionReassignmentsRequest(wanted))).partitions
-                refused = [each for each in results if each.error_code is not ErrorCode.NONE]
-                return "; ".join(f"{each.topic}-{each.partition}: {each.error_message}" for each in refused)
+                return await reassign(self._ask, step.plan)
         return ""
-
-    async def _configure(self, marks: Mapping[int, str | None]) -> None:
-        """In one request, so that no lead goes from one broker whose machine goes to the next."""
-        altered = tuple(
-            AlteredResource(
-                ResourceType.BROKER,
-                str(broker_id),
-                (
-                    ConfigChange(
-                        DRAIN_DEADLINE,
-                        AlterConfigOp.DELETE if value is None else AlterConfigOp.SET,
-                        value or "",
-                    ),
-                ),
-            )
-            for broker_id, value in marks.items()
-        )
-        for result in (await self._ask(IncrementalAlterConfigsRequest(altered))).resources:
-            if result.error_code is not ErrorCode.NONE:
-                raise error_for(result.error_code, result.error_message)
 
     async def record(self, kind: str, node_ids: tuple[int, ...], reason: str) -> None:
         """Has it among the events of the cluster."""
-        subjects = tuple(map(node_name, node_ids[:SUBJECTS_MAX]))
-        await self._ask(RecordEventRequest(self._wall_clock_ms(), kind, subjects, reason[:REASON_LENGTH_MAX]))
+        await record_event(self._ask, self._wall_clock_ms(), kind, node_ids, reason)
 
 
 def _least(configs: Iterable[DescribedConfig], name: str) -> int:

@@ -1,0 +1,73 @@
+"""What the active controller is asked about brokers, and told of them, beside what an `Admin` does: by the supervisor
+and by the simulator, over an `Ask`, whatever stands behind it.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Protocol, TypeVar
+
+from rayka.client.admin.drain_plan import Plan
+from rayka.errors import ErrorCode, error_for
+from rayka.ids import node_name
+from rayka.ports import Request
+from rayka.protocol.configs import (
+    AlterConfigOp,
+    AlteredResource,
+    ConfigChange,
+    ConfigResourceName,
+    DescribeConfigsRequest,
+    DescribedConfig,
+    IncrementalAlterConfigsRequest,
+    ResourceType,
+)
+from rayka.protocol.events import REASON_LENGTH_MAX, SUBJECTS_MAX, RecordEventRequest
+from rayka.protocol.partition_admin import AlterPartitionReassignmentsRequest, Reassignment
+
+NO_TOPIC = ("",)  # so that no partition is named
+ResponseT = TypeVar("ResponseT")
+
+
+class Ask(Protocol):
+    """Asks the active controller. Raises RaykaError, and TimeoutError where none answers in time."""
+
+    async def __call__(self, request: Request[ResponseT]) -> ResponseT: ...
+
+
+async def describe_brokers(ask: Ask, broker_ids: Collection[int]) -> dict[int, DescribedConfig]:
+    """The configuration of these brokers."""
+    if not broker_ids:
+        return {}
+    names = tuple(ConfigResourceName(ResourceType.BROKER, str(each)) for each in broker_ids)
+    resources = (await ask(DescribeConfigsRequest(names))).resources
+    return dict(zip(broker_ids, resources, strict=True))
+
+
+async def mark_brokers(
+    ask: Ask, key: str, marks: Mapping[int, str | None], *, is_scaling: bool = False
+) -> None:
+    """Sets that key of brokers, or takes it back, in one request. Raises what the controller refuses it with."""
+    altered = tuple(
+        AlteredResource(ResourceType.BROKER, str(broker_id), (_change(key, value),))
+        for broker_id, value in marks.items()
+    )
+    request = IncrementalAlterConfigsRequest(altered, is_scaling=is_scaling)
+    for result in (await ask(request)).resources:
+        if result.error_code is not ErrorCode.NONE:
+            raise error_for(result.error_code, result.error_message)
+
+
+def _change(key: str, value: str | None) -> ConfigChange:
+    return ConfigChange(key, AlterConfigOp.DELETE if value is None else AlterConfigOp.SET, value or "")
+
+
+async def reassign(ask: Ask, plan: Plan) -> str:
+    """Begins the moves. What was refused of them, and why; empty where nothing was."""
+    wanted = tuple(Reassignment(tp.topic, tp.partition, to) for tp, to in plan.items())
+    results = (await ask(AlterPartitionReassignmentsRequest(wanted))).partitions
+    refused = [each for each in results if each.error_code is not ErrorCode.NONE]
+    return "; ".join(f"{each.topic}-{each.partition}: {each.error_message}" for each in refused)
+
+
+async def record_event(ask: Ask, timestamp_ms: int, kind: str, node_ids: Iterable[int], reason: str) -> None:
+    """Has it among the events of the cluster."""
+    subjects = tuple(map(node_name, node_ids))[:SUBJECTS_MAX]
+    await ask(RecordEventRequest(timestamp_ms, kind, subjects, reason[:REASON_LENGTH_MAX]))
