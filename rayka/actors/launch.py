@@ -26,7 +26,7 @@ from rayka.actors.coordinator_actor import Coordinator
 from rayka.actors.names import NAMESPACE, actor_name, named, running_node_ids
 from rayka.actors.node_placement import Placement
 from rayka.actors.on_ray_node import HOST_LABEL, host_label
-from rayka.actors.ray_records import pending_actors
+from rayka.actors.ray_records import last_places, pending_actors
 from rayka.errors import UnavailableError
 from rayka.ids import Role, role_of
 
@@ -87,6 +87,13 @@ def find_all(cluster_name: str, node_ids: Iterable[int]) -> dict[int, Any]:
     """The handles of those of these nodes' actors that there are."""
     found = {each: find(cluster_name, each) for each in node_ids}
     return {each: handle for each, handle in found.items() if handle is not None}
+
+
+def last_homes(cluster_name: str, node_ids: Iterable[int]) -> dict[int, str]:
+    """On which Ray node the last process of each node was, of those of which Ray remembers one."""
+    names = {actor_name(cluster_name, each): each for each in node_ids}
+    places = last_places(NAMESPACE, names)
+    return {names[name]: each.processes[-1].ray_node_id for name, each in places.items() if each.processes}
 
 
 async def await_made(cluster_name: str, handles: Mapping[int, Any], timeout_s: float) -> None:

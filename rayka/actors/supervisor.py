@@ -48,7 +48,6 @@ from rayka.actors.ray_records import (
     draining_ray_nodes,
     free_resources,
     has_process,
-    last_places,
     pending_actors,
 )
 from rayka.actors.scaling.cluster_looks import ClusterLooks
@@ -185,7 +184,7 @@ class Supervisor:
     async def _bring_back(
         self, missing: Collection[int], ray_nodes: Mapping[str, Mapping[str, float]]
     ) -> None:
-        before = await asyncio.to_thread(_last_ray_nodes, self._spec, missing)
+        before = await asyncio.to_thread(launch.last_homes, self._spec.name, missing)
         found = await self._search(missing, ray_nodes)
         for node_id in missing:
             if node_id in found.placements:
@@ -345,13 +344,6 @@ def _pending(spec: ClusterSpec) -> dict[int, PendingActor]:
     actors = pending_actors(NAMESPACE)
     names = {each: actor_name(spec.name, each) for each in wanted_node_ids(spec)}
     return {each: actors[name] for each, name in names.items() if name in actors}
-
-
-def _last_ray_nodes(spec: ClusterSpec, node_ids: Collection[int]) -> dict[int, str]:
-    """On which Ray node the last process of each node was, as Ray remembers it."""
-    names = {actor_name(spec.name, each): each for each in node_ids}
-    places = last_places(NAMESPACE, names)
-    return {names[name]: each.processes[-1].ray_node_id for name, each in places.items() if each.processes}
 
 
 def _reason(before: str | None, ray_nodes: Collection[str]) -> str:

@@ -5,10 +5,10 @@ from collections.abc import Collection, Mapping
 
 from rayka.actors import launch
 from rayka.actors.controller_ask import ControllerAsk
-from rayka.actors.names import NAMESPACE, actor_name, running_node_ids
+from rayka.actors.names import running_node_ids
 from rayka.actors.node_placement import wall_clock_ms
 from rayka.actors.ray_network import RayNetwork
-from rayka.actors.ray_records import draining_ray_nodes, last_places
+from rayka.actors.ray_records import draining_ray_nodes
 from rayka.actors.start_lock import is_starting
 from rayka.client.admin.drain_steps import Mark, Seen, Step, Stop
 from rayka.client.admin.drained_brokers import DrainedBrokers
@@ -50,12 +50,7 @@ class DrainedCluster:
         """Of these nodes those whose last process was on a Ray node that is drained."""
         if not announced:
             return {}
-        names = {actor_name(self._spec.name, each): each for each in sorted(node_ids)}
-        homes = {
-            names[name]: place.processes[-1].ray_node_id
-            for name, place in last_places(NAMESPACE, names).items()
-            if place.processes
-        }
+        homes = launch.last_homes(self._spec.name, sorted(node_ids))
         return {each: announced[home] for each, home in homes.items() if home in announced}
 
     # ---- Acting ------------------------------------------------------------------------------------------------------

@@ -11,10 +11,9 @@ from typing import Any
 from rayka.actors import launch
 from rayka.actors.format_jobs import format_brokers, remove_directories
 from rayka.actors.found_directories import look_at
-from rayka.actors.names import NAMESPACE, actor_name, node_directories
+from rayka.actors.names import actor_name, node_directories
 from rayka.actors.node_placement import Placement, wall_clock_ms
 from rayka.actors.on_ray_node import live_ray_nodes, run_on
-from rayka.actors.ray_records import last_places
 from rayka.actors.scaling import rooms
 from rayka.actors.scaling.cluster_looks import ClusterLooks
 from rayka.actors.scaling.grown_spec import grown
@@ -139,14 +138,14 @@ class ScaledCluster:
         """What an interrupted stop has left of its directories first: while it is registered it is marked, so the next
         planner removes them again.
         """
-        name, spec = actor_name(self._spec.name, broker_id), grown(self._spec, [broker_id])
-        place = (await asyncio.to_thread(last_places, NAMESPACE, [name])).get(name)
+        homes = await asyncio.to_thread(launch.last_homes, self._spec.name, [broker_id])
         ray_nodes = await asyncio.to_thread(live_ray_nodes)
-        home = place.processes[-1].ray_node_id if place is not None and place.processes else ""
-        directories = node_directories(spec, broker_id)
+        home = homes.get(broker_id, "")
+        directories = node_directories(grown(self._spec, [broker_id]), broker_id)
         if home in ray_nodes:
             await asyncio.to_thread(run_on, home, remove_directories, directories)
         else:
+            name = actor_name(self._spec.name, broker_id)
             _logger.warning(
                 "%s: %s went with its Ray node %s", name, ", ".join(directories), home or "unknown"
             )
