@@ -48,9 +48,8 @@ def try_token(address: str) -> None:
     refusal: type[Exception] | None = part("ray.exceptions", "AuthenticationError")
     if ensure is None or client is None or refusal is None:
         return
-    ensure(
-        create_token_if_missing=False
-    )  # a client that is to have a token, and has none, would end the process
+    # A client that is to have a token, and has none, would end the process.
+    ensure(create_token_if_missing=False)
     try:
         client(address=address)
     except refusal:

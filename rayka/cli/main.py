@@ -21,9 +21,8 @@ from rayka.errors import ApiError, RaykaError
 
 INTERRUPTED = 130
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_OWNERS = frozenset(
-    ("demo", "start", "stop", "restart", "remove")
-)  # commands that make or end actors or a Ray
+# Commands that make or end actors or a Ray.
+_OWNERS = frozenset(("demo", "start", "stop", "restart", "remove"))
 
 
 # By name: the module whose attribute of that name it is, and what the list of commands says.
@@ -80,9 +79,8 @@ def main() -> None:
     if "ray" in sys.modules:
         if _OWNERS.isdisjoint(sys.argv):
             _leave(code)
-        sys.modules[
-            "ray"
-        ].shutdown()  # else it waits at the exit, half a second, for output that no command prints
+        # Else it waits at the exit, half a second, for output that no command prints.
+        sys.modules["ray"].shutdown()
     sys.exit(code)
 
 
@@ -122,23 +120,19 @@ def run(arguments: list[str]) -> int:
         sys.stdout.flush()
     except click.ClickException as error:
         if as_json:
-            _tell_as_json(type(error).__name__, error.format_message())
+            _tell(type(error).__name__, error.format_message(), as_json=True)
         else:
             error.show()
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         if as_json:
-            _tell_as_json("Interrupted", "interrupted")
+            _tell("Interrupted", "interrupted", as_json=True)
         else:
             click.echo("interrupted", err=True)
         return INTERRUPTED
     except RaykaError as error:
-        message = " ".join(str(error).split())
-        if as_json:
-            code = int(error.code) if isinstance(error, ApiError) else None
-            _tell_as_json(_public_name(error), message, code)
-        else:
-            click.echo(f"error: {message}", err=True)
+        code = int(error.code) if isinstance(error, ApiError) else None
+        _tell(_public_name(error), " ".join(str(error).split()), as_json=as_json, code=code)
         return 1
     except OSError as error:
         _end_output(error, as_json)
@@ -157,16 +151,14 @@ def _end_output(error: OSError, as_json: bool) -> None:
         raise error
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     message = f"the output cannot be written: {error.strerror}; make room, and run the command again"
-    if as_json and not is_pipe:
-        _tell_as_json("OSError", message)
-    elif not is_pipe:
-        click.echo(f"error: {message}", err=True)
+    if not is_pipe:
+        _tell("OSError", message, as_json=as_json)
 
 
-def _tell_as_json(kind: str, message: str, code: int | None = None) -> None:
+def _tell(kind: str, message: str, *, as_json: bool, code: int | None = None) -> None:
     """`code` is Kafka's error number, where the cluster said no."""
     error = {"type": kind, "message": message, "code": code}
-    click.echo(json.dumps({"error": error}, indent=2), err=True)
+    click.echo(json.dumps({"error": error}, indent=2) if as_json else f"error: {message}", err=True)
 
 
 def _public_name(error: RaykaError) -> str:

@@ -260,9 +260,8 @@ class MemoryDisk:
 
     async def sync(self, files: Sequence[str], directories: Sequence[str]) -> None:
         wanted = _wanted(map(self._tree.find, files))
-        await (
-            self._while_syncing()
-        )  # others run meanwhile, as on the real disk; what they write is not covered
+        # Others run meanwhile, as on the real disk; what they write is not covered.
+        await self._while_syncing()
         self._sync(wanted, files, directories)
 
     async def _while_syncing(self) -> None:
