@@ -13,6 +13,7 @@ from rayka.errors import ConfigError
 
 _INT32_MAX = 2**31 - 1
 _INT64_MAX = 2**63 - 1
+_TOPIC_KEY = "topic_key"
 
 
 class Effect(Enum):
@@ -24,6 +25,15 @@ class Effect(Enum):
 
 
 DYNAMIC, UNIFORM, CONTROLLERS = Effect
+
+
+def _of_topics(key: str, **others: Any) -> Any:
+    """The row of a default of topics: the topics' own row, unless others say otherwise."""
+    field = TopicConfig.model_fields[key]
+    bounds = {
+        name: getattr(each, name) for each in field.metadata for name in ("ge", "le") if hasattr(each, name)
+    }
+    return Field(**{"default": field.default, **bounds, **others}, json_schema_extra={_TOPIC_KEY: key})
 
 
 class BrokerConfig(ConfigModel):
@@ -119,7 +129,6 @@ class BrokerConfig(ConfigModel):
     balancer_settle_ms: Annotated[int, UNIFORM] = Field(default=60_000, ge=0)
     """Rayka's own: for so long a broker has to be badly off before such a balance begins."""
 
-    unclean_leader_election_enable: Annotated[bool, UNIFORM] = False
     leader_replication_throttled_rate: Annotated[int, DYNAMIC] = Field(default=_INT64_MAX, ge=0)
     """Bytes a second that a broker sends of the replicas that its topics name as throttled."""
 
@@ -210,35 +219,36 @@ class BrokerConfig(ConfigModel):
     metadata_max_idle_interval_ms: Annotated[int, CONTROLLERS] = Field(default=500, ge=0)
     """An active controller that has nothing to write for so long writes a record that says nothing; 0: never."""
 
-    log_segment_bytes: int = Field(default=1 << 30, ge=1024, le=_INT32_MAX)
-    log_roll_ms: int = Field(default=7 * 24 * 3600 * 1000, ge=1)
-    log_roll_jitter_ms: int = Field(default=0, ge=0)
-    log_index_size_max_bytes: int = Field(default=10 << 20, ge=96, le=_INT32_MAX)
-    log_index_interval_bytes: int = Field(default=4096, ge=0, le=_INT32_MAX)
-    message_max_bytes: int = Field(default=1_048_588, ge=0, le=_INT32_MAX)
-    log_message_timestamp_type: MessageTimestampType = MessageTimestampType.CREATE_TIME
-    log_message_timestamp_before_max_ms: int = Field(default=_INT64_MAX, ge=0)
-    log_message_timestamp_after_max_ms: int = Field(default=3_600_000, ge=0)
-    min_insync_replicas: Annotated[int, UNIFORM] = Field(default=1, ge=1)
-    log_flush_interval_messages: int = Field(default=_INT64_MAX, ge=1)
-    log_flush_interval_ms: int = Field(default=_INT64_MAX, ge=0)
-    log_segment_delete_delay_ms: int = Field(default=60_000, ge=0)
-    log_cleanup_policy: CleanupPolicy = "delete"
-    log_retention_ms: int | None = Field(default=None, ge=-1)
+    log_segment_bytes: int = _of_topics("segment_bytes")
+    log_roll_ms: int = _of_topics("segment_ms")
+    log_roll_jitter_ms: int = _of_topics("segment_jitter_ms")
+    log_index_size_max_bytes: int = _of_topics("segment_index_bytes")
+    log_index_interval_bytes: int = _of_topics("index_interval_bytes")
+    message_max_bytes: int = _of_topics("max_message_bytes")
+    log_message_timestamp_type: MessageTimestampType = _of_topics("message_timestamp_type")
+    log_message_timestamp_before_max_ms: int = _of_topics("message_timestamp_before_max_ms")
+    log_message_timestamp_after_max_ms: int = _of_topics("message_timestamp_after_max_ms")
+    min_insync_replicas: Annotated[int, UNIFORM] = _of_topics("min_insync_replicas")
+    unclean_leader_election_enable: Annotated[bool, UNIFORM] = _of_topics("unclean_leader_election_enable")
+    log_flush_interval_messages: int = _of_topics("flush_messages")
+    log_flush_interval_ms: int = _of_topics("flush_ms")
+    log_segment_delete_delay_ms: int = _of_topics("file_delete_delay_ms")
+    log_cleanup_policy: CleanupPolicy = _of_topics("cleanup_policy")
+    log_retention_ms: int | None = _of_topics("retention_ms", default=None)
     log_retention_minutes: int | None = Field(default=None, ge=-1)
     """The same in minutes, where `log.retention.ms` is not set."""
 
     log_retention_hours: int = Field(default=168, ge=-1)
     """The same in hours, where neither `log.retention.ms` nor `log.retention.minutes` is set."""
 
-    log_retention_bytes: int = Field(default=-1, ge=-1)
+    log_retention_bytes: int = _of_topics("retention_bytes")
     log_retention_check_interval_ms: Annotated[int, DYNAMIC] = Field(default=300_000, ge=1)
     """How often a broker looks for segments to delete."""
 
-    log_cleaner_min_cleanable_ratio: float = Field(default=0.5, ge=0, le=1, allow_inf_nan=False)
-    log_cleaner_min_compaction_lag_ms: int = Field(default=0, ge=0)
-    log_cleaner_max_compaction_lag_ms: int = Field(default=_INT64_MAX, ge=1)
-    log_cleaner_delete_retention_ms: int = Field(default=24 * 3600 * 1000, ge=0)
+    log_cleaner_min_cleanable_ratio: float = _of_topics("min_cleanable_dirty_ratio", allow_inf_nan=False)
+    log_cleaner_min_compaction_lag_ms: int = _of_topics("min_compaction_lag_ms")
+    log_cleaner_max_compaction_lag_ms: int = _of_topics("max_compaction_lag_ms")
+    log_cleaner_delete_retention_ms: int = _of_topics("delete_retention_ms")
     log_cleaner_enable: bool = True
     """Whether brokers compact topics whose `cleanup.policy` says so."""
 
@@ -331,28 +341,10 @@ def _normal(path: str) -> str:
 RETENTION_UNITS_MS = {"log_retention_minutes": 60_000, "log_retention_hours": 3_600_000}
 """Keys of brokers that say what `log.retention.ms` says, the finer unit first, and how many ms their unit has."""
 
-BROKER_SYNONYMS = {
-    "segment_bytes": "log_segment_bytes",
-    "segment_ms": "log_roll_ms",
-    "segment_jitter_ms": "log_roll_jitter_ms",
-    "segment_index_bytes": "log_index_size_max_bytes",
-    "index_interval_bytes": "log_index_interval_bytes",
-    "max_message_bytes": "message_max_bytes",
-    "message_timestamp_type": "log_message_timestamp_type",
-    "message_timestamp_before_max_ms": "log_message_timestamp_before_max_ms",
-    "message_timestamp_after_max_ms": "log_message_timestamp_after_max_ms",
-    "min_insync_replicas": "min_insync_replicas",
-    "unclean_leader_election_enable": "unclean_leader_election_enable",
-    "flush_messages": "log_flush_interval_messages",
-    "flush_ms": "log_flush_interval_ms",
-    "file_delete_delay_ms": "log_segment_delete_delay_ms",
-    "cleanup_policy": "log_cleanup_policy",
-    "retention_ms": "log_retention_ms",
-    "retention_bytes": "log_retention_bytes",
-    "min_cleanable_dirty_ratio": "log_cleaner_min_cleanable_ratio",
-    "min_compaction_lag_ms": "log_cleaner_min_compaction_lag_ms",
-    "max_compaction_lag_ms": "log_cleaner_max_compaction_lag_ms",
-    "delete_retention_ms": "log_cleaner_delete_retention_ms",
+BROKER_SYNONYMS: dict[str, str] = {
+    str(field.json_schema_extra[_TOPIC_KEY]): name
+    for name, field in BrokerConfig.model_fields.items()
+    if isinstance(field.json_schema_extra, dict)
 }
 """Keys of topics, and the brokers' keys that hold their defaults."""
 
