@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rayka.actors.names import NAMESPACE, actor_name, wanted_node_ids
+from rayka.actors.names import NAMESPACE, actor_name
 from rayka.actors.node_actor import NodeActor
 from rayka.actors.node_placement import Placement
 from rayka.actors.ray_connection import connect_or_start
@@ -105,7 +105,7 @@ def start(data_dir: str, *, replicas: int = 3) -> list[Any]:
     """Starts the replicas, on empty disks."""
     connect_or_start()
     spec = ClusterSpec(name="kv", controllers=replicas, data_dir=data_dir)
-    places = [Placement(spec, each, "here") for each in wanted_node_ids(spec)[spec.brokers :]]
+    places = [Placement(spec, each, "here") for each in tuple(spec.roles)[spec.brokers :]]
     asyncio.run(format_first_voters([each.settings(LocalDisk(), print) for each in places]))
     make = partial(ray.remote(Kv).options, namespace=NAMESPACE, max_restarts=-1, max_concurrency=1000)
     return [make(name=actor_name("kv", each.node_id)).remote(each) for each in places]

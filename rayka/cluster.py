@@ -35,7 +35,6 @@ from rayka.actors.names import (
     node_directories,
     running_clusters,
     running_node_ids,
-    wanted_node_ids,
 )
 from rayka.actors.on_ray_node import run_on
 from rayka.actors.ray_connection import AUTO, connect, connect_or_start
@@ -361,7 +360,7 @@ def _remove_of_the_gone(spec: ClusterSpec, with_actor: Collection[int]) -> None:
     """Removes the directories of nodes that the spec has but that have no actor any more, wherever they are."""
     from rayka.actors.removal import remove_everywhere
 
-    gone = [each for each in wanted_node_ids(spec) if each not in with_actor]
+    gone = [each for each in spec.roles if each not in with_actor]
     directories = [each for node_id in gone for each in node_directories(spec, node_id)]
     if directories:
         remove_everywhere(directories)

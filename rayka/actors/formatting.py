@@ -25,7 +25,6 @@ from rayka.actors.names import (
     node_directories,
     nodes_with,
     partition_nodes,
-    wanted_node_ids,
 )
 from rayka.config import ClusterSpec
 from rayka.errors import ConfigError, StorageError
@@ -156,7 +155,7 @@ def _common_cluster_id(spec: ClusterSpec, found: Found, whole: Collection[int]) 
 
 
 def _check_replace(spec: ClusterSpec, replace: Collection[int]) -> None:
-    wanted = wanted_node_ids(spec)
+    wanted = spec.roles
     for node_id in replace:
         if node_id not in wanted:
             raise ConfigError(f"replace: no node {node_id} in cluster {spec.name!r}; it has {list(wanted)}")
@@ -192,7 +191,7 @@ def _advice(spec: ClusterSpec, found: Found, missing: Collection[str]) -> str:
     """What to do where a node has none of its directories: it may be new in the spec, or its disk is lost for good."""
     without = [
         each
-        for each in wanted_node_ids(spec)
+        for each in spec.roles
         if not any(found.get(path, NOTHING).is_formatted for path in formatted_directories(spec, each))
         and not set(missing).isdisjoint(formatted_directories(spec, each))
     ]

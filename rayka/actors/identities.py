@@ -11,7 +11,7 @@ from uuid import UUID
 
 from rayka.actors.cluster_record import Identities
 from rayka.actors.found_directories import Found, FoundDirectory
-from rayka.actors.names import formatted_directories, nodes_with, wanted_node_ids
+from rayka.actors.names import formatted_directories, nodes_with
 from rayka.config import ClusterSpec
 from rayka.errors import StorageError
 from rayka.ids import NO_NODE, Role, node_name
@@ -23,7 +23,7 @@ def sift(
     spec: ClusterSpec, seen: Seen, known: Identities
 ) -> tuple[dict[str, dict[str, FoundDirectory]], list[str]]:
     """What was found without the disks that are not the cluster's; these, each with the Ray node and the reason."""
-    owners = {path: each for each in wanted_node_ids(spec) for path in formatted_directories(spec, each)}
+    owners = {path: each for each in spec.roles for path in formatted_directories(spec, each)}
     kept: dict[str, dict[str, FoundDirectory]] = {}
     refused = []
     for ray_node_id, found in seen.items():
@@ -65,7 +65,7 @@ def learn(spec: ClusterSpec, seen: Seen, known: Identities, homes: Mapping[int, 
     cluster_id = known.cluster_id or _cluster_id(spec, seen)
     kept, _ = sift(spec, seen, Identities(cluster_id, known.directory_ids))
     learned = {}
-    for node_id in wanted_node_ids(spec):
+    for node_id in spec.roles:
         if node_id not in known.directory_ids:
             home = homes.get(node_id)
             there = {home: kept[home]} if home in kept else kept
@@ -108,7 +108,7 @@ def _directory_id(seen: Seen, path: str) -> UUID | None:
 
 def _formatted(spec: ClusterSpec, seen: Seen) -> Iterator[tuple[int, str, str, FoundDirectory]]:
     """Node, path, Ray node and content of each directory that is formatted for the node that it is to be of."""
-    for node_id in wanted_node_ids(spec):
+    for node_id in spec.roles:
         for path in formatted_directories(spec, node_id):
             for ray_node_id, found in seen.items():
                 each = found.get(path)

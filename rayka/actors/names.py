@@ -51,11 +51,6 @@ def await_gone(name: str) -> None:
         time.sleep(_POLL_S)
 
 
-def wanted_node_ids(spec: ClusterSpec) -> tuple[int, ...]:
-    """The nodes that a spec declares, ascending."""
-    return tuple(spec.roles)
-
-
 def nodes_with(spec: ClusterSpec, role: Role) -> tuple[int, ...]:
     """The nodes that have this role, ascending."""
     return tuple(node_id for node_id, roles in spec.roles.items() if role in roles)

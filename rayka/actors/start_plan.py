@@ -16,7 +16,7 @@ from rayka.actors.format_jobs import format_brokers, format_controllers, prepare
 from rayka.actors.formatting import FormatPlan, plan_formatting, refuse_undeclared
 from rayka.actors.found_directories import NOTHING, Found, FoundDirectory, look_around
 from rayka.actors.identities import Seen, learn, sift
-from rayka.actors.names import cluster_directories, formatted_directories, wanted_node_ids
+from rayka.actors.names import cluster_directories, formatted_directories
 from rayka.actors.node_placement import Placement, Site, able_ray_nodes, place
 from rayka.actors.on_ray_node import Answers, open_ray_nodes, run_on, run_on_all
 from rayka.actors.ray_records import draining_ray_nodes, free_resources
@@ -63,7 +63,7 @@ def plan_start(
         found = _merged(kept)
         if not homes:
             refuse_undeclared(spec, found)
-        awaited = [each for each in wanted_node_ids(spec) if each not in node_ids]
+        awaited = [each for each in spec.roles if each not in node_ids]
         empty = [each for each in new if not _is_formatted(spec, each, found)]
         formats = plan_formatting(spec, found, (*replace, *empty), SystemRandom(), awaited)
         placements = place(spec, _sites(ray_nodes, seen, kept), node_ids, homes)
@@ -98,7 +98,7 @@ def _by_ray_node(node_ids: Collection[int], placements: Mapping[int, Placement])
 def _look(
     spec: ClusterSpec, ray_nodes: Mapping[str, Mapping[str, float]]
 ) -> Answers[dict[str, FoundDirectory]]:
-    node_ids = wanted_node_ids(spec)
+    node_ids = spec.roles
     directories = [path for each in node_ids for path in formatted_directories(spec, each)]
     parents = cluster_directories(spec)
     able = able_ray_nodes(spec, node_ids, ray_nodes)

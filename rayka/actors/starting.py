@@ -17,7 +17,7 @@ from rayka.actors.bring_up import (
     wait_for,
 )
 from rayka.actors.cluster_record import ClusterRecord, Identities
-from rayka.actors.names import actor_name, running_node_ids, wanted_node_ids
+from rayka.actors.names import actor_name, running_node_ids
 from rayka.actors.quorum_votes import look_at_quorum
 from rayka.actors.ray_records import has_process
 from rayka.actors.replacing import end, without_disk
@@ -68,7 +68,7 @@ class Starting:
         running = [each for each in running_node_ids(name) if each not in lost]
         if not running and not lost:  # a supervisor whose nodes have all gone would go on with its own spec
             wait_for(partial(supervise.stop, name), ANSWER_TIMEOUT_S)
-        missing = [each for each in wanted_node_ids(self.spec) if each not in running]
+        missing = [each for each in self.spec.roles if each not in running]
         new = [each for each in missing if each in added]
         is_partial = bool(running and (self._replace or added))  # the others are left to the supervisor
         chosen = [each for each in missing if each in (*self._replace, *new)] if is_partial else missing

@@ -37,7 +37,6 @@ from rayka.actors.names import (
     partition_nodes,
     running_node_ids,
     supervisor_name,
-    wanted_node_ids,
 )
 from rayka.actors.node_logs import begin_log
 from rayka.actors.node_placement import Placement, Site, able_ray_nodes, is_able, needs, place, shortage
@@ -250,7 +249,7 @@ class Supervisor:
         self, node_ids: Collection[int], ray_nodes: Mapping[str, Mapping[str, float]]
     ) -> "_Search":
         """Looks for the disks of nodes without a process on all Ray nodes that can have one of them."""
-        there = [each for each in wanted_node_ids(self._spec) if each not in node_ids]
+        there = [each for each in self._spec.roles if each not in node_ids]
         handles = await asyncio.to_thread(launch.find_all, self._spec.name, there)
         processes = await launch.processes(handles, _ANSWER_TIMEOUT_S)
         homes = {node_id: process.ray_node_id for node_id, process in processes.items()}
@@ -337,12 +336,12 @@ def _can_have(spec: ClusterSpec, node_id: int, site: Site) -> bool:
 
 def _missing(spec: ClusterSpec) -> tuple[int, ...]:
     running = running_node_ids(spec.name)
-    return tuple(each for each in wanted_node_ids(spec) if each not in running)
+    return tuple(each for each in spec.roles if each not in running)
 
 
 def _pending(spec: ClusterSpec) -> dict[int, PendingActor]:
     actors = pending_actors(NAMESPACE)
-    names = {each: actor_name(spec.name, each) for each in wanted_node_ids(spec)}
+    names = {each: actor_name(spec.name, each) for each in spec.roles}
     return {each: actors[name] for each, name in names.items() if name in actors}
 
 

@@ -13,7 +13,6 @@ import rayka
 from rayka.actors import launch, supervise
 from rayka.actors.cluster_record import Identities
 from rayka.actors.crash_times import CRASHES_MAX, record_crash
-from rayka.actors.names import wanted_node_ids
 from rayka.actors.node_placement import wall_clock_ms
 from rayka.actors.replacing import without_disk
 from rayka.actors.start_plan import execute, plan_start
@@ -156,7 +155,7 @@ def test_a_directory_of_another_node_fails_the_start_with_the_reason_and_leaves_
     start: Start, tmp_path: Path
 ) -> None:
     spec = ClusterSpec(name="first", data_dir=str(tmp_path))
-    execute(plan_start(spec, wanted_node_ids(spec), homes={}, known=Identities()))
+    execute(plan_start(spec, spec.roles, homes={}, known=Identities()))
     broker, controller = (tmp_path / "first" / node for node in ("broker-1", "controller-3001"))
     broker.joinpath("meta.properties").write_bytes(controller.joinpath("meta.properties").read_bytes())
     with pytest.raises(StorageError, match=f"refused: {broker} on Ray node .* belongs to controller-3001"):

@@ -13,7 +13,7 @@ import pytest
 from rayka.actors import format_jobs
 from rayka.actors.formatting import FormatPlan, plan_formatting
 from rayka.actors.found_directories import look_at
-from rayka.actors.names import node_directories, wanted_node_ids
+from rayka.actors.names import node_directories
 from rayka.actors.node_placement import Placement, Site, place
 from rayka.config import ClusterSpec
 from rayka.errors import ConfigError, StorageError, UnavailableError
@@ -36,13 +36,13 @@ def directory(spec: ClusterSpec, node_id: int) -> Path:
 
 def plan(spec: ClusterSpec, replace: Collection[int] = (), seed: int = 7) -> FormatPlan:
     """What is to be made, as the disk is now."""
-    paths = [each for id in wanted_node_ids(spec) for each in node_directories(spec, id)]
+    paths = [each for id in spec.roles for each in node_directories(spec, id)]
     return plan_formatting(spec, look_at(paths), replace, Random(seed))
 
 
 def execute(spec: ClusterSpec, planned: FormatPlan, *, steps: int = 99) -> None:
     """Formats as planned, and breaks off after so many directories were touched."""
-    placed = {each: Placement(spec, each, "here") for each in wanted_node_ids(spec)}
+    placed = {each: Placement(spec, each, "here") for each in spec.roles}
     jobs = [(format_jobs.format_brokers, [(placed[each], ids)]) for each, ids in planned.brokers.items()]
     if planned.voters:
         jobs += [
@@ -166,7 +166,7 @@ def homes(spec: ClusterSpec, seen: dict[str, list[int]], cpus: dict[str, float])
         ray_node: Site({"CPU": cpus[ray_node]}, [path for id in ids for path in node_directories(spec, id)])
         for ray_node, ids in seen.items()
     }
-    placed = place(spec, sites, wanted_node_ids(spec), {})
+    placed = place(spec, sites, spec.roles, {})
     return {id: each.ray_node_id for id, each in placed.items()}
 
 

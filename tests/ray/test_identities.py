@@ -13,7 +13,7 @@ from rayka.actors import launch
 from rayka.actors.cluster_record import Identities
 from rayka.actors.found_directories import FoundDirectory, look_around
 from rayka.actors.identities import learn, sift
-from rayka.actors.names import formatted_directories, node_directories, wanted_node_ids
+from rayka.actors.names import formatted_directories, node_directories
 from rayka.cluster import Cluster
 from rayka.config import ClusterSpec
 from rayka.errors import StorageError
@@ -42,7 +42,7 @@ def disks(*node_ids: int, cluster_id: str = OURS, generation: int = 0) -> dict[s
     }
 
 
-KNOWN = learn(SPEC, {"here": disks(*wanted_node_ids(SPEC))}, NOTHING_KNOWN, {})
+KNOWN = learn(SPEC, {"here": disks(*SPEC.roles)}, NOTHING_KNOWN, {})
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_the_cluster_is_the_one_that_most_controllers_are_of() -> None:
 
 
 def test_where_two_clusters_have_as_much_of_a_claim_neither_is_taken() -> None:
-    every = wanted_node_ids(SPEC)
+    every = SPEC.roles
     with pytest.raises(
         StorageError, match=f"disks of 2 clusters .* of cluster {OLDER} /a/kept/controller-3001 on"
     ):
@@ -95,7 +95,7 @@ def test_where_two_clusters_have_as_much_of_a_claim_neither_is_taken() -> None:
 
 
 def test_two_disks_of_a_node_are_refused_unless_one_is_on_record_or_in_use() -> None:
-    seen = {"a": disks(*wanted_node_ids(SPEC)), "b": disks(2, generation=1)}
+    seen = {"a": disks(*SPEC.roles), "b": disks(2, generation=1)}
     with pytest.raises(StorageError, match="/a/kept/broker-2 is there with several identities"):
         learn(SPEC, seen, NOTHING_KNOWN, {})
     assert learn(SPEC, seen, KNOWN, {}) == KNOWN

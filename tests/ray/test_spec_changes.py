@@ -7,7 +7,7 @@ import pytest
 
 from rayka.actors.formatting import refuse_undeclared
 from rayka.actors.found_directories import look_around
-from rayka.actors.names import cluster_directories, formatted_directories, wanted_node_ids
+from rayka.actors.names import cluster_directories, formatted_directories
 from rayka.actors.scaling.grown_spec import as_it_is, grown
 from rayka.actors.spec_changes import added_nodes, refusal, united, with_broker, without_broker
 from rayka.config import ClusterSpec
@@ -172,7 +172,7 @@ def test_nodes_that_were_made_from_smaller_and_larger_specs_are_one_cluster() ->
 
 def test_the_disk_of_a_broker_that_the_spec_forgot_is_named(tmp_path: Path) -> None:
     larger = spec(brokers=2, data_dir=str(tmp_path))
-    for node_id in wanted_node_ids(larger):
+    for node_id in larger.roles:
         for each in formatted_directories(larger, node_id):
             Path(each).mkdir(parents=True)
             owner = MetaProperties(node_id, ZERO_ID, "one-cluster")

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection
 
 from rayka.actors.found_directories import FoundDirectory, look_around
-from rayka.actors.names import cluster_directories, wanted_node_ids
+from rayka.actors.names import cluster_directories
 from rayka.actors.node_placement import able_ray_nodes
 from rayka.actors.on_ray_node import open_ray_nodes, run_on_all
 from rayka.actors.scaling.grown_spec import come_and_gone, grown
@@ -20,7 +20,7 @@ def with_found_brokers(spec: ClusterSpec) -> ClusterSpec:
     """The spec with those beyond the declared ones; as it is where none come and go."""
     if not spec.ranges:
         return spec
-    able = able_ray_nodes(spec, wanted_node_ids(spec), open_ray_nodes())
+    able = able_ray_nodes(spec, spec.roles, open_ray_nodes())
     answers = run_on_all(able, _LOOK_TIMEOUT_S, look_around, [], cluster_directories(spec))
     found = [each for there in answers.results.values() for each in there.values()]
     return grown(spec, come_and_gone(spec, _of_one_cluster(found)))
