@@ -13,6 +13,7 @@ from rayka.actors.cluster_description import NodeDescription, describe_nodes
 from rayka.actors.cluster_record import ClusterRecord
 from rayka.actors.names import running_node_ids
 from rayka.actors.node_placement import Placement
+from rayka.actors.on_ray_node import run_on
 from rayka.actors.ray_network import RayNetwork
 from rayka.client import bounded_wait
 from rayka.client.io_thread import Work
@@ -91,6 +92,15 @@ def processes_of(
     """The actors of the other nodes, and the processes of those that answer."""
     handles = ask_ray(_handles, cluster_name, besides)
     return handles, wait_for(partial(launch.processes, handles, ANSWER_TIMEOUT_S), ANSWER_TIMEOUT_S)
+
+
+def stop_nodes(cluster_name: str, handles: Mapping[int, Any], processes: "Mapping[int, NodeProcess]") -> None:
+    """Stops these nodes under control and ends their actors; returns when those of their processes that are known have
+    gone, and their locks with them.
+    """
+    wait_for(partial(launch.stop, cluster_name, handles), launch.STOP_TIMEOUT_S)
+    for process in (processes[each] for each in handles if each in processes):
+        run_on(process.ray_node_id, launch.await_exit, process.pid)
 
 
 def _handles(cluster_name: str, besides: Collection[int]) -> dict[int, Any]:

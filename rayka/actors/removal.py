@@ -11,15 +11,14 @@ import logging
 import time
 from collections.abc import Collection
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from rayka.actors import launch
-from rayka.actors.bring_up import keep, process_of, wait_for
+from rayka.actors.bring_up import keep, process_of, stop_nodes
 from rayka.actors.cluster_record import ClusterRecord
 from rayka.actors.format_jobs import remove_directories
 from rayka.actors.names import node_directories
-from rayka.actors.on_ray_node import JOB_TIMEOUT_S, live_ray_nodes, run_on, run_on_all
+from rayka.actors.on_ray_node import JOB_TIMEOUT_S, live_ray_nodes, run_on_all
 from rayka.actors.ray_records import has_process
 from rayka.actors.spec_changes import with_broker, without_broker
 from rayka.client.admin.admin import Admin
@@ -90,9 +89,7 @@ def stop_node(cluster_name: str, broker_id: int, handle: Any) -> None:
         launch.end(handle)
         return
     process = process_of(handle)
-    wait_for(partial(launch.stop, cluster_name, {broker_id: handle}), launch.STOP_TIMEOUT_S)
-    if process is not None:
-        run_on(process.ray_node_id, launch.await_exit, process.pid)
+    stop_nodes(cluster_name, {broker_id: handle}, {broker_id: process} if process else {})
 
 
 def _forget(admin: Admin, broker_id: int, timeout_s: float) -> None:

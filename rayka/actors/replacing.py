@@ -3,14 +3,11 @@ can begin again on an empty disk while the cluster runs.
 """
 
 from collections.abc import Collection, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rayka.actors import launch
-from rayka.actors.bring_up import wait_for
+from rayka.actors.bring_up import stop_nodes
 from rayka.actors.cluster_description import ask_metadata, describe_nodes
 from rayka.actors.names import actor_name, await_gone
-from rayka.actors.on_ray_node import run_on
 from rayka.actors.ray_network import RayNetwork
 from rayka.protocol.membership import NodeState
 
@@ -34,7 +31,6 @@ async def without_disk(network: RayNetwork, node_ids: Collection[int]) -> list[i
 
 def end(cluster_name: str, handles: Mapping[int, Any], processes: "Mapping[int, NodeProcess]") -> None:
     """Ends these nodes for good; returns when their locks are free, and their names."""
-    wait_for(partial(launch.stop, cluster_name, handles), launch.STOP_TIMEOUT_S)
+    stop_nodes(cluster_name, handles, processes)
     for node_id in handles:
-        run_on(processes[node_id].ray_node_id, launch.await_exit, processes[node_id].pid)
         await_gone(actor_name(cluster_name, node_id))

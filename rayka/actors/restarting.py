@@ -14,8 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from rayka.actors import launch
-from rayka.actors.bring_up import ANSWER_TIMEOUT_S, process_of, wait_for
-from rayka.actors.on_ray_node import run_on
+from rayka.actors.bring_up import ANSWER_TIMEOUT_S, process_of, stop_nodes, wait_for
 from rayka.actors.ray_network import RayNetwork
 from rayka.actors.restart_plan import (
     RestartStep,
@@ -112,8 +111,7 @@ class Restarting:
             raise UnavailableError(
                 f"restart: {step.actor_name} does not say which process it is; see `rayka status`, and try again"
             )
-        wait_for(partial(launch.stop, name, {node_id: handle}), launch.STOP_TIMEOUT_S)
-        run_on(former.ray_node_id, launch.await_exit, former.pid)
+        stop_nodes(name, {node_id: handle}, {node_id: former})
         deadline_s = time.monotonic() + self._timeout_s
         lacks = "it does not run"
         while lacks and time.monotonic() < deadline_s:
