@@ -1,5 +1,6 @@
 """What a start makes: the nodes of a spec that have no actor, formatted first where they are new. Level-triggered: the
-spec is compared with the actors there are.
+spec is compared with the actors there are. Nodes to replace that have a process but no disk any more, in a machine that
+lives, are ended first.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -14,13 +15,15 @@ from rayka.actors.bring_up import (
     keep,
     kept_record,
     processes_of,
+    stop_nodes,
     wait_for,
 )
+from rayka.actors.cluster_description import ask_metadata, describe_nodes
 from rayka.actors.cluster_record import ClusterRecord, Identities
-from rayka.actors.names import actor_name, running_node_ids
+from rayka.actors.names import actor_name, await_gone, running_node_ids
 from rayka.actors.quorum_votes import look_at_quorum
+from rayka.actors.ray_network import RayNetwork
 from rayka.actors.ray_records import has_process
-from rayka.actors.replacing import end, without_disk
 from rayka.actors.scaling.found_brokers import with_found_brokers
 from rayka.actors.scaling.grown_spec import as_it_is
 from rayka.actors.spec_changes import added_nodes, refusal, united, with_nodes
@@ -29,6 +32,7 @@ from rayka.actors.start_plan import execute, plan_start
 from rayka.config import ClusterSpec
 from rayka.errors import ClusterExists, ConfigError
 from rayka.ids import Role
+from rayka.protocol.membership import NodeState
 
 if TYPE_CHECKING:
     from rayka.actors.shell import NodeProcess
@@ -84,7 +88,7 @@ class Starting:
         )
         if record and self._replace:  # before a disk has an identity that the supervisor would refuse
             keep(ClusterRecord(record.spec, plan.identities))
-        end(name, {each: self.handles[each] for each in lost}, self.processes)
+        _end(name, {each: self.handles[each] for each in lost}, self.processes)
         execute(plan)
         whole, placements = (
             ClusterRecord(self._spec_of_all(), plan.identities),
@@ -157,6 +161,27 @@ class Starting:
                     "Ray has not noticed yet that its machine is gone; try again in half a minute"
                 )
             launch.end(handle)
+
+
+async def without_disk(network: RayNetwork, node_ids: Collection[int]) -> list[int]:
+    """Those of a running cluster's nodes that serve nothing: FAILED, or brokers with all directories offline."""
+    nodes = await describe_nodes(network, await network.node_ids())
+    metadata = await ask_metadata(network, nodes)
+    offline = {
+        each.node_id
+        for each in (metadata.brokers if metadata else ())
+        if each.directories
+        and not {own.directory_id for own in each.directories}.difference(each.offline_directories)
+    }
+    failed = {each.node_id for each in nodes if each.state == NodeState.FAILED}
+    return [each for each in node_ids if each in failed or each in offline]
+
+
+def _end(cluster_name: str, handles: Mapping[int, Any], processes: "Mapping[int, NodeProcess]") -> None:
+    """Ends these nodes for good; returns when their locks are free, and their names."""
+    stop_nodes(cluster_name, handles, processes)
+    for node_id in handles:
+        await_gone(actor_name(cluster_name, node_id))
 
 
 def made_from(processes: "Mapping[int, NodeProcess]") -> ClusterSpec | None:

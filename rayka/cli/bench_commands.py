@@ -24,10 +24,9 @@ from rayka.cli.bench_group import (
     measure_group_end_to_end,
     measure_passage,
 )
-from rayka.cli.command_group import Group
 from rayka.cli.output import counted, print_table, working
 from rayka.cli.produce_command import closing
-from rayka.cli.shared_options import Target, client_config_option, target_options
+from rayka.cli.shared_options import Group, Target, client_config_option, target_options
 from rayka.errors import UnavailableError
 
 if TYPE_CHECKING:

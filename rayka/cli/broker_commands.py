@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import click
 
 from rayka.cli import catch_up
-from rayka.cli.command_group import Group
 from rayka.cli.load_tables import print_broker_loads
 from rayka.cli.output import Count, Style, counted, print_table, size, working
 from rayka.cli.partition_commands import print_plan
 from rayka.cli.replica_plans import parse_partition
 from rayka.cli.shared_options import (
+    Group,
     Target,
     changes_of,
     config_options,

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rayka.cli.command_group import Group
 from rayka.cli.moments import parse_moment
 from rayka.cli.output import Style, counted, print_json, print_table, working
-from rayka.cli.shared_options import Target, confirm, target_options, yes_option
+from rayka.cli.shared_options import Group, Target, confirm, target_options, yes_option
 
 if TYPE_CHECKING:
     from rayka.client.admin.admin_group_results import GroupDescription, GroupOffset, OffsetReset

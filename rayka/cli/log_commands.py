@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rayka.cli.command_group import Group
 from rayka.cli.output import Style, counted, print_json, print_table, size
-from rayka.cli.shared_options import json_option
+from rayka.cli.shared_options import Group, json_option
 
 if TYPE_CHECKING:
     from rayka.cli.file_dumps import BatchDump, FileDump

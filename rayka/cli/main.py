@@ -16,7 +16,7 @@ from typing import NoReturn
 
 import click
 
-from rayka.cli.command_group import Group
+from rayka.cli.shared_options import Group
 from rayka.errors import ApiError, RaykaError
 
 INTERRUPTED = 130

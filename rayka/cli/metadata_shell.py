@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rayka.cli.command_group import Group
 from rayka.cli.output import print_json
+from rayka.cli.shared_options import Group
 from rayka.errors import RaykaError
 
 if TYPE_CHECKING:

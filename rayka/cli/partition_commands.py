@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rayka.cli.command_group import Group
 from rayka.cli.output import Style, counted, ids, print_json, print_table
 from rayka.cli.replica_plans import check_brokers, parse_json, parse_replicas
 from rayka.cli.shared_options import (
+    Group,
     Target,
     confirm,
     dry_run_option,

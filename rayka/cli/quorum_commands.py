@@ -5,9 +5,8 @@ from uuid import UUID
 
 import click
 
-from rayka.cli.command_group import Group
 from rayka.cli.output import Style, print_table, working
-from rayka.cli.shared_options import Target, confirm, target_options, yes_option
+from rayka.cli.shared_options import Group, Target, confirm, target_options, yes_option
 
 if TYPE_CHECKING:
     from rayka.client.admin.admin_results import QuorumInfo, ReplicaState

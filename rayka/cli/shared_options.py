@@ -1,5 +1,6 @@
-"""Options that several commands share, and the client that they lead to."""
+"""What commands share: how their groups look commands up, options, and the client that these lead to."""
 
+import difflib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -90,6 +91,25 @@ dry_run_option = click.option(
     callback=lambda context, _, value: context.meta.update({_DRY_RUN: value}),
     help="Print what would be done, and change nothing.",
 )
+
+
+class Group(click.Group):
+    """A `click.Group` that names the nearest command for an unknown one, with any version of click; its subgroups do,
+    too.
+    """
+
+    group_class = type
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if not ctx.resilient_parsing and not name.startswith("-") and self.get_command(ctx, name) is None:
+            names = self.list_commands(ctx)
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(names)}."
+            ctx.fail(f"No such command {name!r}. {hint}")
+        return super().resolve_command(ctx, args)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rayka.cli.command_group import Group
 from rayka.cli.load_tables import print_partition_loads
 from rayka.cli.log_tables import compaction_problems, print_logs
 from rayka.cli.output import Style, ids, print_json, print_table
 from rayka.cli.shared_options import (
+    Group,
     Target,
     changes_of,
     config_options,

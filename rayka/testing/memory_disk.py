@@ -14,14 +14,13 @@ import errno
 import posixpath
 from collections.abc import Iterable, Sequence
 from random import Random
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from rayka.errors import StorageError
 from rayka.log.local_disk import TEMPORARY_SUFFIX, storage_error
-from rayka.ports import Buffer, FileIdentity, FileSlice, Job, Lock, RunningJob
-from rayka.testing.inline_job import InlineJob
+from rayka.ports import Buffer, Disk, FileIdentity, FileSlice, Job, Lock, RunningJob
 from rayka.testing.memory_tree import Entry, Inode, MemoryDirectory, MemoryTree
 
 Operation = Literal["write", "read", "sync"]
@@ -292,6 +291,26 @@ class MemoryDisk:
     def _maybe_fail(self, operation: Operation, action: str, path: str) -> None:
         if self._faults and any(fault.strikes(operation, path) for fault in self._faults):
             raise storage_error(action, path, errno.EIO)
+
+
+class InlineJob:
+    """A job in its caller's own turns: nothing of it depends on another process."""
+
+    def __init__(self, job: Job, disk: Disk) -> None:
+        self._job = job
+        self._steps = job.run(disk)
+
+    def __repr__(self) -> str:
+        return f"<InlineJob {self._job!r}>"
+
+    async def next(self, answer: object) -> Any:
+        try:
+            return self._steps.send(answer)
+        except StopIteration:
+            return None
+
+    async def end(self) -> None:
+        self._steps.close()
 
 
 class MemorySlice(FileSlice):

@@ -28,7 +28,7 @@ from rayka.protocol.configs import (
 from rayka.protocol.membership import StatusRequest
 from rayka.protocol.partition_admin import DescribeLogDirsRequest, ReplicaLog
 from rayka.testing import InProcessCluster, MemoryDisk
-from rayka.testing.inline_job import InlineJob
+from rayka.testing.memory_disk import InlineJob
 from tests.node.broker_support import CONTROLLER, Topic, create_topic, memory_cluster, run
 
 CLEANING = {"log_cleaner_backoff_ms": 5}

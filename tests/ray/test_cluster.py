@@ -14,8 +14,8 @@ from rayka.actors import launch, supervise
 from rayka.actors.cluster_record import Identities
 from rayka.actors.crash_times import CRASHES_MAX, record_crash
 from rayka.actors.node_placement import wall_clock_ms
-from rayka.actors.replacing import without_disk
 from rayka.actors.start_plan import execute, plan_start
+from rayka.actors.starting import without_disk
 from rayka.client import io_thread
 from rayka.cluster import Cluster
 from rayka.config import ClusterSpec
