@@ -185,7 +185,7 @@ class LogFiles:
             )
         elif self._with_records or self._as_metadata:
             records = self._dump_records(dump, batch)
-        found = {
+        found: dict[str, Any] = {
             "position": position,
             "codec": batch.codec.name.lower(),
             "crc": f"{batch.crc:#010x}",
