@@ -77,7 +77,7 @@ def start(
         try:
             if not (as_json or replace):
                 announce(spec)
-            report = _ignore if as_json else _print_restarted
+            report = None if as_json else _print_restarted
             cluster = Cluster.start(spec, replace=replace, force=force, on_restarted=report)
             description = cluster.describe()
         except BaseException:
@@ -354,10 +354,6 @@ def _until(node: "NodeDescription") -> str:
 
 def _print_restarted(step: "RestartStep") -> None:
     click.echo(f"{step.actor_name} is back")
-
-
-def _ignore(_: object) -> None:
-    pass
 
 
 def _named(spec: "ClusterSpec", node_ids: tuple[int, ...]) -> str:
