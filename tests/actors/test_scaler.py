@@ -6,7 +6,6 @@ from dataclasses import replace
 from uuid import UUID
 
 from rayka.actors.cluster_record import Identities
-from rayka.actors.scaling.decision import Load
 from rayka.actors.scaling.planner import (
     AskForRoom,
     Forget,
@@ -22,6 +21,7 @@ from rayka.actors.scaling.scaler import Scaler
 from rayka.config import ClusterSpec
 from rayka.errors import UnavailableError
 from rayka.ids import Role
+from rayka.protocol.load import LoadReport
 
 TARGETS = {"disk_share": None, "processor_share": None, "partitions": None, "bytes_in": 100}
 SPEC = ClusterSpec.of(
@@ -65,7 +65,7 @@ class FakePort:
 
 
 def standing(bytes_in: int, *, is_leaving: bool = False, replica_count: int | None = None) -> Standing:
-    return Standing(True, is_leaving, Load(bytes_in=bytes_in, free_bytes=10), replica_count)
+    return Standing(True, is_leaving, LoadReport(1, bytes_in=bytes_in, free_bytes=10), replica_count)
 
 
 def seen(
@@ -216,7 +216,7 @@ BOTH = ClusterSpec.of(
 
 
 def coordinators(processor_share: float, *extra: int) -> Seen:
-    load = Load(processor_share=processor_share, free_bytes=10)
+    load = LoadReport(1, processor_permille=round(1000 * processor_share), free_bytes=10)
     ids = (1001, *extra)
     return Seen(0, {each: Standing(True, load=load) for each in ids}, {}, ids)
 

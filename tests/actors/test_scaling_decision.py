@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayka.actors.scaling.decision import IN_SHARE, Advice, Decider, Load
+from rayka.actors.scaling.decision import IN_SHARE, Advice, Decider
 from rayka.config_scaling import CountRange, Scaling
 from rayka.ids import Role
+from rayka.protocol.load import LoadReport
 
 TARGET = 1_000
 OUT_S, IN_S, LOOK_MS = 4, 12, 1_000
@@ -38,10 +39,10 @@ class World:
         """`total`: the load by the second."""
         for _ in range(seconds):
             self.now_ms += LOOK_MS
-            each = Load(bytes_in=int(total(self.now_ms // LOOK_MS)) // self.count)
+            each = LoadReport(1, bytes_in=int(total(self.now_ms // LOOK_MS)) // self.count)
             self.advised([each] * self.count)
 
-    def advised(self, loads: Sequence[Load]) -> None:
+    def advised(self, loads: Sequence[LoadReport]) -> None:
         advice = self.decider.advise(loads, self.count, self.factor_max, self.now_ms)
         assert abs(advice.count - self.count) <= 1, "one at a time"
         assert max(RANGE.min, self.factor_max) <= advice.count <= RANGE.max or self.count > RANGE.max
@@ -120,7 +121,9 @@ def test_a_low_that_is_shorter_than_the_window_changes_nothing() -> None:
 
 def test_a_window_closes_however_many_looks_are_in_it() -> None:
     decider = Decider(RANGE, BYTES.model_copy(update={"in_window_s": 3_600.0}))
-    counts = {now_ms: decider.advise([Load()] * 4, 4, 1, now_ms).count for now_ms in range(0, 3_600_500, 500)}
+    counts = {
+        now_ms: decider.advise([LoadReport(1)] * 4, 4, 1, now_ms).count for now_ms in range(0, 3_600_500, 500)
+    }
     assert [now_ms for now_ms, count in counts.items() if count != 4] == [3_600_000]
 
 
@@ -134,21 +137,29 @@ def test_what_never_happens_is_said(which: str) -> None:
 
 def test_none_comes_below_min_where_that_never_happens_by_itself() -> None:
     decider = Decider(RANGE, BYTES.model_copy(update={"never": ("out",)}))
-    found = decider.advise([Load()] * 2, 2, 1, 0)
+    found = decider.advise([LoadReport(1)] * 2, 2, 1, 0)
     assert found == Advice(2, "there are never fewer than 3; scaling.never has out")
 
 
 @pytest.mark.parametrize(
     ("targets", "load", "said"),
     [
-        ({"disk_share": 0.5}, Load(size_bytes=6, free_bytes=4), "disk_share 60% a broker, target 50%"),
-        ({"processor_share": 0.2}, Load(processor_share=0.3), "processor_share 30% a broker, target 20%"),
-        ({"partitions": 100}, Load(partition_count=150), "partitions 150 a broker, target 100"),
-        ({"bytes_out": 10}, Load(bytes_out=11), "bytes_out 11 a broker, target 10"),
+        (
+            {"disk_share": 0.5},
+            LoadReport(1, size_bytes=6, free_bytes=4),
+            "disk_share 60% a broker, target 50%",
+        ),
+        (
+            {"processor_share": 0.2},
+            LoadReport(1, processor_permille=300),
+            "processor_share 30% a broker, target 20%",
+        ),
+        ({"partitions": 100}, LoadReport(1, partition_count=150), "partitions 150 a broker, target 100"),
+        ({"bytes_out": 10}, LoadReport(1, bytes_out=11), "bytes_out 11 a broker, target 10"),
     ],
     ids=str,
 )
-def test_every_target_counts_and_is_named(targets: dict[str, float], load: Load, said: str) -> None:
+def test_every_target_counts_and_is_named(targets: dict[str, float], load: LoadReport, said: str) -> None:
     none: dict[str, None] = dict.fromkeys(("disk_share", "processor_share", "partitions"))
     decider = Decider(RANGE, Scaling.model_validate({**none, **targets, "out_window_s": 0}))
     assert decider.advise([load] * 3, 3, 1, 0) == Advice(4, said)
@@ -157,16 +168,20 @@ def test_every_target_counts_and_is_named(targets: dict[str, float], load: Load,
 def test_a_target_may_be_as_small_as_it_is_allowed_to_be() -> None:
     """What it asks for is beyond any number of brokers."""
     decider = Decider(RANGE, Scaling(processor_share=5e-324, out_window_s=0))
-    advice = decider.advise([Load(processor_share=0.3)] * RANGE.min, RANGE.min, 1, 0)
+    advice = decider.advise([LoadReport(1, processor_permille=300)] * RANGE.min, RANGE.min, 1, 0)
     assert advice.count == RANGE.min + 1
 
 
 def test_coordinators_have_a_target_of_their_own_and_no_other() -> None:
     targets = Scaling(coordinator_processor_share=0.5, bytes_in=1, out_window_s=0)
     decider = Decider(RANGE, targets, Role.COORDINATOR)
-    busy = Load(processor_share=0.6, bytes_in=10, partition_count=10_000, size_bytes=9, free_bytes=1)
+    busy = LoadReport(
+        1, processor_permille=600, bytes_in=10, partition_count=10_000, size_bytes=9, free_bytes=1
+    )
     assert decider.advise([busy] * 3, 3, 1, 0) == Advice(4, "processor_share 60% a coordinator, target 50%")
-    calm = Load(processor_share=0.45, bytes_in=10, partition_count=10_000, size_bytes=9, free_bytes=1)
+    calm = LoadReport(
+        1, processor_permille=450, bytes_in=10, partition_count=10_000, size_bytes=9, free_bytes=1
+    )
     assert decider.advise([calm] * 3, 3, 1, 1).count == 3
     none = Decider(RANGE, Scaling(coordinator_processor_share=None), Role.COORDINATOR)
     assert none.advise([busy] * 3, 3, 1, 0) == Advice(3, "no target is set")

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayka.actors.scaling.decision import Load
 from rayka.actors.scaling.grown_spec import as_it_is, free_id, grown
 from rayka.actors.scaling.grown_spec import declared as declared_again
 from rayka.actors.scaling.planner import (
@@ -29,6 +29,7 @@ from rayka.actors.scaling.planner import (
 )
 from rayka.config import ClusterSpec
 from rayka.ids import Role
+from rayka.protocol.load import LoadReport
 
 TARGET, IN_S = 100, 5
 FACTOR = 2
@@ -79,7 +80,7 @@ class FakeCluster:
                 id: Standing(
                     id in active,
                     each.is_leaving,
-                    Load(bytes_in=bytes_in, size_bytes=each.replicas, free_bytes=1000),
+                    LoadReport(1, bytes_in=bytes_in, size_bytes=each.replicas, free_bytes=1000),
                     each.replicas if each.is_leaving or id not in active else None,
                 )
                 for id, each in registered.items()
@@ -362,7 +363,7 @@ def test_one_that_may_not_go_is_asked_to_ever_more_seldom_and_its_refusal_is_new
 
 def with_loads(seen: Seen, **values: int) -> Seen:
     brokers = {
-        id: replace(each, load=each.load and replace(each.load, **values))
+        id: replace(each, load=each.load and msgspec.structs.replace(each.load, **values))
         for id, each in seen.brokers.items()
     }
     return replace(seen, brokers=brokers)
@@ -448,7 +449,7 @@ def test_the_one_with_the_least_to_move_goes_and_only_where_there_is_room_for_it
     assert step.broker_id == 5
     seen = cluster.seen()
     full = {
-        id: replace(each, load=Load(size_bytes=100, free_bytes=10, bytes_in=1))
+        id: replace(each, load=LoadReport(1, size_bytes=100, free_bytes=10, bytes_in=1))
         for id, each in seen.brokers.items()
     }
     assert planner.next(replace(seen, brokers=full)) is None
@@ -462,7 +463,10 @@ def test_a_coordinator_comes_and_goes_as_a_broker_does() -> None:
     planner = Planner(own, Role.COORDINATOR)
 
     def shown(share: float, *extra: int, rooms: dict[int, Room] | None = None, **of_last: object) -> Seen:
-        nodes = {each: Standing(True, load=Load(processor_share=share)) for each in (1001, *extra)}
+        nodes = {
+            each: Standing(True, load=LoadReport(1, processor_permille=round(1000 * share)))
+            for each in (1001, *extra)
+        }
         if of_last:
             nodes[extra[-1]] = replace(nodes[extra[-1]], **of_last)
         actors = [each for each in nodes if nodes[each].is_active]

@@ -10,7 +10,6 @@ from rayka.actors.pending import OVERDUE_S
 from rayka.actors.ray_network import RayNetwork
 from rayka.actors.ray_records import free_resources
 from rayka.actors.scaling import rooms
-from rayka.actors.scaling.decision import Load
 from rayka.actors.scaling.planner import Room, Seen, Standing
 from rayka.client.admin.admin_configs import closed_brokers, is_leaving
 from rayka.client.admin.broker_asks import NO_TOPIC, describe_brokers
@@ -18,7 +17,7 @@ from rayka.config import ClusterSpec
 from rayka.ids import Role, is_internal, role_of
 from rayka.node.clock import now_ms
 from rayka.protocol.configs import ConfigResourceName, DescribeConfigsRequest, DescribedConfig, ResourceType
-from rayka.protocol.load import BrokerLoad, DescribeLoadRequest
+from rayka.protocol.load import DescribeLoadRequest
 from rayka.protocol.membership import (
     MetadataBroker,
     MetadataPartition,
@@ -58,7 +57,8 @@ class ClusterLooks:
         if leaving or not all(is_active(each) for each in brokers.values()):
             topics = (await self.ask(MetadataRequest())).topics
         counts = None if topics is None else await asyncio.to_thread(_replica_counts, topics)
-        loads = {each.broker_id: each for each in (await self.ask(DescribeLoadRequest(NO_TOPIC))).brokers}
+        asked = (await self.ask(DescribeLoadRequest(NO_TOPIC))).brokers
+        loads = {each.broker_id: each.report for each in asked if each.age_ms >= 0}  # -1: not reported yet
         moves = (await self.ask(ListPartitionReassignmentsRequest())).reassignments
         running, asked_for = await asyncio.to_thread(self._ask_ray)
         rooms_by_id = self._with_lacking(asked_for)
@@ -69,7 +69,7 @@ class ClusterLooks:
                     id: Standing(
                         is_active(each),
                         id in leaving,
-                        _load(loads.get(id)),
+                        loads.get(id),
                         None if counts is None else counts[id],
                         frozenset(directory.directory_id for directory in each.directories),
                     )
@@ -148,17 +148,3 @@ def _target(partition: MetadataPartition) -> list[int]:
 
 def _replica_counts(topics: Collection[MetadataTopic]) -> Counter[int]:
     return Counter(node_id for topic in topics for each in topic.partitions for node_id in each.replicas)
-
-
-def _load(found: BrokerLoad | None) -> Load | None:
-    if found is None or found.age_ms < 0:
-        return None
-    report = found.report
-    return Load(
-        size_bytes=report.size_bytes,
-        free_bytes=report.free_bytes,
-        bytes_in=report.bytes_in,
-        bytes_out=report.bytes_out,
-        partition_count=report.partition_count,
-        processor_share=report.processor_permille / 1000,
-    )

@@ -15,20 +15,9 @@ from math import ceil
 
 from rayka.config_scaling import CountRange, Scaling
 from rayka.ids import Role
+from rayka.protocol.load import LoadReport
 
 IN_SHARE = 0.7
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """What one broker has to do. Bytes are of clients, a second; `size_bytes` and `free_bytes` of its disks."""
-
-    size_bytes: int = 0
-    free_bytes: int = 0
-    bytes_in: int = 0
-    bytes_out: int = 0
-    partition_count: int = 0
-    processor_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +45,7 @@ class Decider:
         since = f"more since {self._more_since_ms}, fewer since {self._fewer_since_ms}"
         return f"<Decider {self._role}s {self._counts} {since}>"
 
-    def advise(self, loads: Sequence[Load], count: int, factor_max: int, now_ms: int) -> Advice:
+    def advise(self, loads: Sequence[LoadReport], count: int, factor_max: int, now_ms: int) -> Advice:
         """How many there should be where there are `count`, of which these loads are known: as many, one more or one
         less. `factor_max` is the largest replication factor of a topic: there are never fewer than that.
         """
@@ -80,7 +69,7 @@ class Decider:
         """Forgets the windows: what was measured is not what would be measured now."""
         self._more_since_ms = self._fewer_since_ms = None
 
-    def _wish(self, loads: Sequence[Load], count: int) -> Advice:
+    def _wish(self, loads: Sequence[LoadReport], count: int) -> Advice:
         """What this look alone asks for."""
         if not loads:
             return Advice(count, "no load is known")
@@ -113,16 +102,17 @@ class Decider:
         bound = "more" if wish.count > self._count else "fewer"
         return f"{wish.reason}; {self._count} {self._role}s, and {bound} are not allowed"
 
-    def _needs(self, loads: Sequence[Load], share: float) -> list[Advice]:
+    def _needs(self, loads: Sequence[LoadReport], share: float) -> list[Advice]:
         """How many nodes keep each average at that share of its target, or below; one more than there may be stands
         for any more, which a tiny target may ask for without end.
         """
         targets, most = self._targets, max(self._count, self._counts.max) + 1
+        cores = sum(each.processor_permille for each in loads) / 1000
         sums = (
             ("bytes_in", sum(each.bytes_in for each in loads), targets.bytes_in),
             ("bytes_out", sum(each.bytes_out for each in loads), targets.bytes_out),
             ("partitions", sum(each.partition_count for each in loads), targets.partitions),
-            ("processor_share", sum(each.processor_share for each in loads), targets.processor_share),
+            ("processor_share", cores, targets.processor_share),
             ("disk_share", _full_disks(loads), targets.disk_share),
         )
         return [
@@ -142,7 +132,7 @@ def _since(since_ms: int | None, holds: bool, now_ms: int) -> int | None:
     return now_ms if since_ms is None else since_ms
 
 
-def _full_disks(loads: Sequence[Load]) -> float:
+def _full_disks(loads: Sequence[LoadReport]) -> float:
     """How many disks of the brokers' mean size their logs fill."""
     capacity = sum(each.size_bytes + each.free_bytes for each in loads)
     return len(loads) * sum(each.size_bytes for each in loads) / capacity if capacity else 0.0

@@ -13,11 +13,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
-from rayka.actors.scaling.decision import Decider, Load
+from rayka.actors.scaling.decision import Decider
 from rayka.actors.scaling.grown_spec import come_and_gone, free_id
 from rayka.actors.scaling.rest import Rest, Standpoint
 from rayka.config import ClusterSpec, Scaling
 from rayka.ids import Role, role_of
+from rayka.protocol.load import LoadReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class Standing:
 
     is_active: bool
     is_leaving: bool = False
-    load: Load | None = None
+    load: LoadReport | None = None
     replica_count: int | None = None
     directory_ids: frozenset[UUID] = frozenset()
 
