@@ -1,11 +1,12 @@
 """`rayka restart`: nodes of a running cluster restarted, one after another."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from rayka.cli.output import print_json, print_table, working
+from rayka.cli.output import counted, print_json, print_table, working
 from rayka.cli.shared_options import (
     Target,
     confirm,
@@ -92,32 +93,18 @@ def print_steps(title: str, plan: "Sequence[RestartStep]") -> None:
 
 def plain_steps(plan: "Sequence[RestartStep]") -> list[dict[str, Any]]:
     """The same, fit for JSON."""
-    return [_plain(each) for each in plan]
-
-
-def _plain(step: "RestartStep") -> dict[str, Any]:
-    return {
-        "node_id": step.node_id,
-        "actor_name": step.actor_name,
-        "only_copies": [str(each) for each in step.only_copies],
-        "is_only_voter": step.is_only_voter,
-        "below_min_isr": [str(each) for each in step.below_min_isr],
-    }
+    return [asdict(each) for each in plan]
 
 
 def _away(step: "RestartStep") -> str:
     """What is away while the node restarts; empty where nothing is."""
     alone, few = len(step.only_copies), len(step.below_min_isr) - len(step.only_copies)
     away = [
-        f"{_partitions(alone)} without another replica in sync" if alone else "",
-        f"writes to {_partitions(few)} below min.insync.replicas" if few > 0 else "",
+        f"{counted(alone, 'partition')} without another replica in sync" if alone else "",
+        f"writes to {counted(few, 'partition')} below min.insync.replicas" if few > 0 else "",
         "changes of topics" if step.is_only_voter else "",
     ]
     return ", ".join(filter(None, away))
-
-
-def _partitions(count: int) -> str:
-    return f"{count:,} partition{'s' * (count != 1)}"
 
 
 def _warning(plan: "Sequence[RestartStep]") -> str:
