@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 from rayka.actors.controller_ask import ControllerAsk
 from rayka.actors.names import running_node_ids
@@ -12,11 +12,11 @@ from rayka.actors.ray_records import free_resources
 from rayka.actors.scaling import rooms
 from rayka.actors.scaling.planner import Room, Seen, Standing
 from rayka.client.admin.admin_configs import closed_brokers, is_leaving
-from rayka.client.admin.broker_asks import NO_TOPIC, describe_brokers
+from rayka.client.admin.broker_asks import NO_TOPIC, describe_brokers, values_of
 from rayka.config import ClusterSpec
 from rayka.ids import Role, is_internal, role_of
 from rayka.node.clock import now_ms
-from rayka.protocol.configs import ConfigResourceName, DescribeConfigsRequest, DescribedConfig, ResourceType
+from rayka.protocol.configs import ConfigResourceName, DescribeConfigsRequest, ResourceType
 from rayka.protocol.load import DescribeLoadRequest
 from rayka.protocol.membership import (
     MetadataBroker,
@@ -60,6 +60,9 @@ class ClusterLooks:
         asked = (await self.ask(DescribeLoadRequest(NO_TOPIC))).brokers
         loads = {each.broker_id: each.report for each in asked if each.age_ms >= 0}  # -1: not reported yet
         moves = (await self.ask(ListPartitionReassignmentsRequest())).reassignments
+        # As it is in force, which is the same for all brokers.
+        in_force = values_of(_UNAVAILABLE, described.values())
+        unavailable_ms = max(in_force, default=self._spec.config.broker_unavailable_timeout_ms)
         running, asked_for = await asyncio.to_thread(self._ask_ray)
         rooms_by_id = self._with_lacking(asked_for)
         return {
@@ -80,7 +83,7 @@ class ClusterLooks:
                 [each for each in running if role_of(each) is role],
                 len(moves),
                 factor_max(topics or (), cluster) if role is Role.BROKER else 1,
-                self._unavailable_ms(described.values()),
+                unavailable_ms,
             )
             for role in ranges
         }
@@ -98,14 +101,7 @@ class ClusterLooks:
         """How many partitions may move at a time, as it is in force."""
         everywhere = ConfigResourceName(ResourceType.BROKER, "")
         (described,) = (await self.ask(DescribeConfigsRequest((everywhere,)))).resources
-        return next(int(each.value) for each in described.entries if each.name == _MOVES_MAX)
-
-    def _unavailable_ms(self, described: Iterable[DescribedConfig]) -> int:
-        """As it is in force, which is the same for all brokers."""
-        found = [
-            int(entry.value) for each in described for entry in each.entries if entry.name == _UNAVAILABLE
-        ]
-        return max(found, default=self._spec.config.broker_unavailable_timeout_ms)
+        return values_of(_MOVES_MAX, [described])[0]
 
     def _ask_ray(self) -> tuple[Collection[int], dict[int, tuple[Room, str]]]:
         name = self._spec.name

@@ -41,6 +41,11 @@ async def describe_brokers(ask: Ask, broker_ids: Collection[int]) -> dict[int, D
     return dict(zip(broker_ids, resources, strict=True))
 
 
+def values_of(key: str, configs: Iterable[DescribedConfig]) -> list[int]:
+    """The numbers that a key has in these configurations."""
+    return [int(entry.value) for each in configs for entry in each.entries if entry.name == key]
+
+
 async def mark_brokers(
     ask: Ask, key: str, marks: Mapping[int, str | None], *, is_scaling: bool = False
 ) -> None:

@@ -5,7 +5,7 @@ What Ray knows, which machines drain and which nodes run, is an argument. So the
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from rayka.client.admin.admin_configs import DRAIN_DEADLINE, closed_brokers, drain_deadline_ms
 from rayka.client.admin.admin_quorum import ask_quorum
@@ -16,6 +16,7 @@ from rayka.client.admin.broker_asks import (
     mark_brokers,
     reassign,
     record_event,
+    values_of,
 )
 from rayka.client.admin.drain_planner import DrainPlanner
 from rayka.client.admin.drain_steps import Mark, Move, Quorum, Resign, Seen, Step, Unmark
@@ -24,7 +25,6 @@ from rayka.client.admin.reported_disks import NO_REPORTS, ReportedDisks
 from rayka.errors import ApiError, ErrorCode
 from rayka.ids import TopicPartition
 from rayka.ports import Network
-from rayka.protocol.configs import DescribedConfig
 from rayka.protocol.load import DescribeLoadRequest
 from rayka.protocol.membership import MetadataRequest
 from rayka.protocol.partition_admin import DescribeLogDirsRequest
@@ -83,8 +83,9 @@ class DrainedBrokers:
             disks=ReportedDisks(await self._ask(DescribeLoadRequest(NO_TOPIC))) if sizes else NO_REPORTS,
             sizes=sizes,
             actors=actors,
-            moves_max=_least(described.values(), _MOVES_MAX),
-            bytes_per_s=_least(described.values(), _RATE),
+            # There are none while no broker is registered.
+            moves_max=min(values_of(_MOVES_MAX, described.values()), default=0),
+            bytes_per_s=min(values_of(_RATE, described.values()), default=0),
             is_changing=is_changing,
         )
 
@@ -133,8 +134,3 @@ class DrainedBrokers:
     async def record(self, kind: str, node_ids: tuple[int, ...], reason: str) -> None:
         """Has it among the events of the cluster."""
         await record_event(self._ask, self._wall_clock_ms(), kind, node_ids, reason)
-
-
-def _least(configs: Iterable[DescribedConfig], name: str) -> int:
-    values = (int(entry.value) for each in configs for entry in each.entries if entry.name == name)
-    return min(values, default=0)  # none while no broker is registered
