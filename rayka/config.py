@@ -21,20 +21,8 @@ from pydantic import (
     field_validator,
 )
 
-from rayka.config_brokers import (
-    BROKER_SYNONYMS,
-    CONTROLLER_KEYS,
-    DYNAMIC_BROKER_KEYS,
-    UNIFORM_BROKER_KEYS,
-    BrokerConfig,
-)
-from rayka.config_clients import (
-    IDEMPOTENT_IN_FLIGHT_MAX,
-    AdminConfig,
-    ConsumerConfig,
-    ProducerConfig,
-    WorkersConfig,
-)
+from rayka.config_brokers import BrokerConfig
+from rayka.config_clients import AdminConfig, ConsumerConfig, ProducerConfig, WorkersConfig
 from rayka.config_file import read_yaml
 from rayka.config_model import ConfigModel
 from rayka.config_scaling import BROKER_TARGETS, COORDINATOR_TARGETS, CountRange, Scaling
@@ -51,11 +39,6 @@ from rayka.ids import (
 
 # What others import from here and what is defined elsewhere.
 __all__ = [
-    "BROKER_SYNONYMS",
-    "CONTROLLER_KEYS",
-    "DYNAMIC_BROKER_KEYS",
-    "IDEMPOTENT_IN_FLIGHT_MAX",
-    "UNIFORM_BROKER_KEYS",
     "AdminConfig",
     "BrokerConfig",
     "ConsumerConfig",

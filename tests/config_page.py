@@ -16,9 +16,6 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from rayka.config import (
-    BROKER_SYNONYMS,
-    DYNAMIC_BROKER_KEYS,
-    UNIFORM_BROKER_KEYS,
     AdminConfig,
     BrokerConfig,
     ClusterSpec,
@@ -28,6 +25,7 @@ from rayka.config import (
     TopicConfig,
     WorkersConfig,
 )
+from rayka.config_brokers import BROKER_SYNONYMS, DYNAMIC_BROKER_KEYS, UNIFORM_BROKER_KEYS
 from rayka.config_model import ConfigModel, dotted
 from tests.tidy import ROOT
 

@@ -7,7 +7,8 @@ spec leaves to be restarted are found by looking at them, and a change that brok
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rayka.config import CONTROLLER_KEYS, BrokerConfig, ClusterSpec
+from rayka.config import BrokerConfig, ClusterSpec
+from rayka.config_brokers import CONTROLLER_KEYS
 from rayka.config_model import dotted
 from rayka.ids import Role, role_of
 

@@ -16,13 +16,8 @@ Kafka: `ConfigurationControlManager`, `ControllerConfigurationValidator`, `Confi
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 
-from rayka.config import (
-    BROKER_SYNONYMS,
-    DYNAMIC_BROKER_KEYS,
-    UNIFORM_BROKER_KEYS,
-    BrokerConfig,
-    TopicConfig,
-)
+from rayka.config import BrokerConfig, TopicConfig
+from rayka.config_brokers import BROKER_SYNONYMS, DYNAMIC_BROKER_KEYS, UNIFORM_BROKER_KEYS
 from rayka.config_model import dotted, snake
 from rayka.controller.draining_brokers import DRAIN_DEADLINE, is_draining
 from rayka.controller.placeable_directories import LEAVING

@@ -8,7 +8,8 @@ import pytest
 from rayka.actors.node_placement import Placement
 from rayka.actors.spec_applying import lacking_resources
 from rayka.actors.spec_settings import changed_settings, outdated_settings
-from rayka.config import CONTROLLER_KEYS, ClusterSpec
+from rayka.config import ClusterSpec
+from rayka.config_brokers import CONTROLLER_KEYS
 from tests.tidy import python_files
 
 BROKER, COORDINATOR, CONTROLLER, COMBINED = 1, 1001, 3001, 2
