@@ -26,6 +26,9 @@ class Message(msgspec.Struct, frozen=True, array_like=True):
 class Request(Message, Generic[ResponseT], frozen=True, array_like=True):
     """A request whose answer is a `ResponseT`; `rayka.protocol.apis` names its API."""
 
+    def check(self) -> None:
+        """Raises the ApiError that refuses a request which no state could make right; before its handler is called."""
+
 
 class Network(Protocol):
     """Calls from one caller to the nodes of one cluster.

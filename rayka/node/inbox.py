@@ -28,7 +28,7 @@ from rayka.errors import (
 from rayka.ids import NO_NODE, node_name
 from rayka.node.answering import Response
 from rayka.node.settings import NodeSettings
-from rayka.ports import Message
+from rayka.ports import Message, Request
 from rayka.protocol.apis import API_BY_NAME, APIS, Api, ServedBy
 from rayka.protocol.caller import Answer
 from rayka.protocol.connection import Admission, CallNumber, Inbound
@@ -168,8 +168,8 @@ class Inbox:
             raise UnsupportedVersion(
                 f"{self._name} knows {api_name} up to version {VERSION_MAX}, found {head.version}"
             )
-        request = decode(api.request_type, body, payload)
-        api.check(request)
+        request: Request[Any] = decode(api.request_type, body, payload)
+        request.check()
         self._check_bound(api_name, request)
         return request
 

@@ -1,8 +1,7 @@
 """The table of APIs. A row says everything that is particular to one: dispatch, forwarding to the active controller,
-encoding, checks and the remote methods of the actors are the same code for all of them.
+encoding and the remote methods of the actors are the same code for all of them.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Flag, auto
 from functools import cached_property
@@ -38,20 +37,13 @@ class ServedBy(Flag):
 BROKER, CONTROLLER, QUORUM = ServedBy
 
 
-def _accept(request: Any) -> None:
-    """Nothing of the request can be refused without state."""
-
-
 @dataclass(frozen=True)
 class Api:
-    """One remote method. `check` raises the ApiError that refuses a request which no state could make right; a node
-    calls it before its handler. What is hot takes the direct lane where there is one.
-    """
+    """One remote method. What is hot takes the direct lane where there is one."""
 
     name: str
     request_type: type[Request[Any]]
     served_by: ServedBy
-    check: Callable[[Any], None] = _accept
     is_hot: bool = False
 
     @cached_property
@@ -63,93 +55,47 @@ class Api:
 
 
 APIS: tuple[Api, ...] = (
-    Api("produce", produce.ProduceRequest, BROKER, produce.check_produce, is_hot=True),
-    Api("fetch", fetch.FetchRequest, BROKER | QUORUM, fetch.check_fetch, is_hot=True),
+    Api("produce", produce.ProduceRequest, BROKER, is_hot=True),
+    Api("fetch", fetch.FetchRequest, BROKER | QUORUM, is_hot=True),
     Api("list_offsets", fetch.ListOffsetsRequest, BROKER, is_hot=True),
     Api("init_producer_id", producer_ids.InitProducerIdRequest, BROKER, is_hot=True),
     Api("delete_records", partition_admin.DeleteRecordsRequest, BROKER),
     Api("describe_log_dirs", partition_admin.DescribeLogDirsRequest, BROKER),
-    Api(
-        "alter_replica_log_dirs",
-        partition_admin.AlterReplicaLogDirsRequest,
-        BROKER,
-        partition_admin.check_replica_log_dirs,
-    ),
-    Api(
-        "find_coordinator", groups.FindCoordinatorRequest, BROKER, groups.check_find_coordinator, is_hot=True
-    ),
-    Api("join_group", groups.JoinGroupRequest, BROKER, groups.check_join_group, is_hot=True),
-    Api("sync_group", groups.SyncGroupRequest, BROKER, groups.check_sync_group, is_hot=True),
-    Api("group_heartbeat", groups.GroupHeartbeatRequest, BROKER, groups.check_group_heartbeat, is_hot=True),
-    Api("leave_group", groups.LeaveGroupRequest, BROKER, groups.check_leave_group, is_hot=True),
+    Api("alter_replica_log_dirs", partition_admin.AlterReplicaLogDirsRequest, BROKER),
+    Api("find_coordinator", groups.FindCoordinatorRequest, BROKER, is_hot=True),
+    Api("join_group", groups.JoinGroupRequest, BROKER, is_hot=True),
+    Api("sync_group", groups.SyncGroupRequest, BROKER, is_hot=True),
+    Api("group_heartbeat", groups.GroupHeartbeatRequest, BROKER, is_hot=True),
+    Api("leave_group", groups.LeaveGroupRequest, BROKER, is_hot=True),
     Api("list_groups", groups.ListGroupsRequest, BROKER),
-    Api("describe_groups", groups.DescribeGroupsRequest, BROKER, groups.check_describe_groups),
-    Api("delete_groups", groups.DeleteGroupsRequest, BROKER, groups.check_delete_groups),
-    Api(
-        "offset_commit",
-        group_offsets.OffsetCommitRequest,
-        BROKER,
-        group_offsets.check_offset_commit,
-        is_hot=True,
-    ),
-    Api(
-        "offset_fetch",
-        group_offsets.OffsetFetchRequest,
-        BROKER,
-        group_offsets.check_offset_fetch,
-        is_hot=True,
-    ),
-    Api("offset_delete", group_offsets.OffsetDeleteRequest, BROKER, group_offsets.check_offset_delete),
+    Api("describe_groups", groups.DescribeGroupsRequest, BROKER),
+    Api("delete_groups", groups.DeleteGroupsRequest, BROKER),
+    Api("offset_commit", group_offsets.OffsetCommitRequest, BROKER, is_hot=True),
+    Api("offset_fetch", group_offsets.OffsetFetchRequest, BROKER, is_hot=True),
+    Api("offset_delete", group_offsets.OffsetDeleteRequest, BROKER),
     Api("metadata", membership.MetadataRequest, BROKER | CONTROLLER, is_hot=True),
     Api("status", membership.StatusRequest, BROKER | CONTROLLER),
-    Api("register_broker", membership.RegisterBrokerRequest, CONTROLLER, membership.check_register_broker),
-    Api("heartbeat", membership.HeartbeatRequest, CONTROLLER, membership.check_heartbeat, is_hot=True),
-    Api(
-        "alter_partition",
-        replica_reports.AlterPartitionRequest,
-        CONTROLLER,
-        replica_reports.check_alter_partition,
-    ),
-    Api(
-        "assign_replicas_to_dirs",
-        replica_reports.AssignReplicasToDirsRequest,
-        CONTROLLER,
-        replica_reports.check_assign_replicas,
-    ),
-    Api("report_exit", replica_reports.ReportExitRequest, CONTROLLER, replica_reports.check_report_exit),
+    Api("register_broker", membership.RegisterBrokerRequest, CONTROLLER),
+    Api("heartbeat", membership.HeartbeatRequest, CONTROLLER, is_hot=True),
+    Api("alter_partition", replica_reports.AlterPartitionRequest, CONTROLLER),
+    Api("assign_replicas_to_dirs", replica_reports.AssignReplicasToDirsRequest, CONTROLLER),
+    Api("report_exit", replica_reports.ReportExitRequest, CONTROLLER),
     Api("allocate_producer_ids", producer_ids.AllocateProducerIdsRequest, CONTROLLER),
-    Api("create_topics", topics.CreateTopicsRequest, CONTROLLER, topics.check_create_topics),
-    Api("delete_topics", topics.DeleteTopicsRequest, CONTROLLER, topics.check_delete_topics),
-    Api(
-        "create_partitions",
-        partition_admin.CreatePartitionsRequest,
-        CONTROLLER,
-        partition_admin.check_create_partitions,
-    ),
-    Api(
-        "alter_partition_reassignments",
-        partition_admin.AlterPartitionReassignmentsRequest,
-        CONTROLLER,
-        partition_admin.check_reassignments,
-    ),
+    Api("create_topics", topics.CreateTopicsRequest, CONTROLLER),
+    Api("delete_topics", topics.DeleteTopicsRequest, CONTROLLER),
+    Api("create_partitions", partition_admin.CreatePartitionsRequest, CONTROLLER),
+    Api("alter_partition_reassignments", partition_admin.AlterPartitionReassignmentsRequest, CONTROLLER),
     Api("list_partition_reassignments", partition_admin.ListPartitionReassignmentsRequest, CONTROLLER),
-    Api(
-        "elect_leaders", partition_admin.ElectLeadersRequest, CONTROLLER, partition_admin.check_elect_leaders
-    ),
+    Api("elect_leaders", partition_admin.ElectLeadersRequest, CONTROLLER),
     Api("unregister_broker", partition_admin.UnregisterBrokerRequest, CONTROLLER),
-    Api("balance", balance.BalanceRequest, CONTROLLER, balance.check_balance),
+    Api("balance", balance.BalanceRequest, CONTROLLER),
     Api("describe_balance", balance.DescribeBalanceRequest, CONTROLLER),
     Api("cancel_balance", balance.CancelBalanceRequest, CONTROLLER),
-    Api("describe_events", events.DescribeEventsRequest, CONTROLLER, events.check_describe_events),
-    Api("record_event", events.RecordEventRequest, CONTROLLER, events.check_record_event),
-    Api("describe_load", load.DescribeLoadRequest, CONTROLLER, load.check_describe_load),
-    Api("describe_configs", configs.DescribeConfigsRequest, CONTROLLER, configs.check_describe_configs),
-    Api(
-        "incremental_alter_configs",
-        configs.IncrementalAlterConfigsRequest,
-        CONTROLLER,
-        configs.check_alter_configs,
-    ),
+    Api("describe_events", events.DescribeEventsRequest, CONTROLLER),
+    Api("record_event", events.RecordEventRequest, CONTROLLER),
+    Api("describe_load", load.DescribeLoadRequest, CONTROLLER),
+    Api("describe_configs", configs.DescribeConfigsRequest, CONTROLLER),
+    Api("incremental_alter_configs", configs.IncrementalAlterConfigsRequest, CONTROLLER),
     Api("vote", quorum_messages.VoteRequest, QUORUM),
     Api("begin_quorum_epoch", quorum_messages.BeginQuorumEpochRequest, QUORUM),
     Api("end_quorum_epoch", quorum_messages.EndQuorumEpochRequest, QUORUM),

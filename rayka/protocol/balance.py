@@ -56,10 +56,9 @@ class BalanceRequest(Request[BalanceResponse], frozen=True, array_like=True):
 
     moves: int = 0
 
-
-def check_balance(request: BalanceRequest) -> None:
-    is_bounded = MOVES_AS_CONFIGURED <= request.moves <= MOVES_AT_ONCE_MAX
-    require(is_bounded, "moves", f"-1 to {MOVES_AT_ONCE_MAX}", request.moves)
+    def check(self) -> None:
+        is_bounded = MOVES_AS_CONFIGURED <= self.moves <= MOVES_AT_ONCE_MAX
+        require(is_bounded, "moves", f"-1 to {MOVES_AT_ONCE_MAX}", self.moves)
 
 
 class BalanceState(StrEnum):

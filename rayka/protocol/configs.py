@@ -62,6 +62,9 @@ class DescribeConfigsRequest(Request[DescribeConfigsResponse], frozen=True, arra
 
     resources: tuple[ConfigResourceName, ...]
 
+    def check(self) -> None:
+        check_each_once("resources", map(_resource, self.resources))
+
 
 class AlterConfigOp(IntEnum):
     """Kafka's `AlterConfigOp.OpType`; lists do not exist here."""
@@ -110,16 +113,11 @@ class IncrementalAlterConfigsRequest(Request[IncrementalAlterConfigsResponse], f
     resources: tuple[AlteredResource, ...]
     is_scaling: bool = False
 
-
-def check_describe_configs(request: DescribeConfigsRequest) -> None:
-    check_each_once("resources", map(_resource, request.resources))
-
-
-def check_alter_configs(request: IncrementalAlterConfigsRequest) -> None:
-    check_each_once("resources", map(_resource, request.resources))
-    for each in request.resources:
-        names = [change.name.replace("_", ".") for change in each.changes]  # a key has two spellings
-        check_each_once(f"changes of {_resource(each)}", names)
+    def check(self) -> None:
+        check_each_once("resources", map(_resource, self.resources))
+        for each in self.resources:
+            names = [change.name.replace("_", ".") for change in each.changes]  # a key has two spellings
+            check_each_once(f"changes of {_resource(each)}", names)
 
 
 def _resource(each: ConfigResourceName | AlteredResource) -> str:

@@ -42,10 +42,9 @@ class DescribeEventsRequest(Request[DescribeEventsResponse], frozen=True, array_
     since: int = NO_EVENT
     count: int = EVENTS_MAX
 
-
-def check_describe_events(request: DescribeEventsRequest) -> None:
-    require(request.since >= NO_EVENT, "since", "the number of an event, or -1", request.since)
-    require(0 < request.count <= EVENTS_MAX, "count", f"1 to {EVENTS_MAX}", request.count)
+    def check(self) -> None:
+        require(self.since >= NO_EVENT, "since", "the number of an event, or -1", self.since)
+        require(0 < self.count <= EVENTS_MAX, "count", f"1 to {EVENTS_MAX}", self.count)
 
 
 class RecordEventResponse(Message, frozen=True, array_like=True):
@@ -64,15 +63,14 @@ class RecordEventRequest(Request[RecordEventResponse], frozen=True, array_like=T
     subjects: tuple[str, ...]
     reason: str
 
-
-def check_record_event(request: RecordEventRequest) -> None:
-    require(0 <= request.timestamp_ms < _TIMESTAMP_MS_MAX, "timestamp_ms", "a time", request.timestamp_ms)
-    is_kind = _KIND.fullmatch(request.kind) is not None
-    require(is_kind, "kind", "up to 40 of a to z and -", repr(request.kind))
-    counts = len(request.subjects)
-    require(counts <= SUBJECTS_MAX, "subjects", f"{SUBJECTS_MAX} or fewer", counts)
-    for each in request.subjects:
-        is_name = 0 < len(each) <= _SUBJECT_LENGTH_MAX and each.isprintable()
-        require(is_name, "subjects", "names of nodes, topics or partitions", repr(each))
-    is_line = 0 < len(request.reason) <= REASON_LENGTH_MAX and request.reason.isprintable()
-    require(is_line, "reason", f"one line of up to {REASON_LENGTH_MAX} characters", repr(request.reason))
+    def check(self) -> None:
+        require(0 <= self.timestamp_ms < _TIMESTAMP_MS_MAX, "timestamp_ms", "a time", self.timestamp_ms)
+        is_kind = _KIND.fullmatch(self.kind) is not None
+        require(is_kind, "kind", "up to 40 of a to z and -", repr(self.kind))
+        counts = len(self.subjects)
+        require(counts <= SUBJECTS_MAX, "subjects", f"{SUBJECTS_MAX} or fewer", counts)
+        for each in self.subjects:
+            is_name = 0 < len(each) <= _SUBJECT_LENGTH_MAX and each.isprintable()
+            require(is_name, "subjects", "names of nodes, topics or partitions", repr(each))
+        is_line = 0 < len(self.reason) <= REASON_LENGTH_MAX and self.reason.isprintable()
+        require(is_line, "reason", f"one line of up to {REASON_LENGTH_MAX} characters", repr(self.reason))

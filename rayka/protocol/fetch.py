@@ -133,28 +133,27 @@ class FetchRequest(Request[FetchResponse], frozen=True, array_like=True):
         """Whether it asks for the metadata log, which each replica of the quorum has, and which is fetched alone."""
         return bool(self.partitions) and self.partitions[0].topic_id == METADATA_TOPIC_ID
 
-
-def check_fetch(request: FetchRequest) -> None:
-    if request.is_of_metadata:
-        _check_metadata_fetch(request)
-        return
-    amounts = (request.min_bytes, request.max_bytes, request.session_id)
-    if min(amounts) < 0 or min(request.replica_id, request.replica_epoch, request.session_epoch) < -1:
-        raise InvalidRequest(f"fetch: an amount, an id or an epoch is negative: {request!r:.500}")
-    is_new = request.session_epoch in (FIRST_SESSION_EPOCH, FINAL_SESSION_EPOCH)
-    if is_new and request.forgotten:
-        raise InvalidRequest(
-            "fetch: expected no forgotten partitions in a request that begins or has no session"
-        )
-    if not is_new and request.session_id == NO_SESSION:
-        raise InvalidRequest(
-            f"fetch: expected the id of a session with its epoch {request.session_epoch}, found none"
-        )
-    named = {(each.topic_id, each.partition) for each in request.partitions}
-    if len(named) < len(request.partitions):
-        raise InvalidRequest("fetch: expected each partition once, found one twice")
-    for each in request.partitions:
-        _check_partition(each)
+    def check(self) -> None:
+        if self.is_of_metadata:
+            _check_metadata_fetch(self)
+            return
+        amounts = (self.min_bytes, self.max_bytes, self.session_id)
+        if min(amounts) < 0 or min(self.replica_id, self.replica_epoch, self.session_epoch) < -1:
+            raise InvalidRequest(f"fetch: an amount, an id or an epoch is negative: {self!r:.500}")
+        is_new = self.session_epoch in (FIRST_SESSION_EPOCH, FINAL_SESSION_EPOCH)
+        if is_new and self.forgotten:
+            raise InvalidRequest(
+                "fetch: expected no forgotten partitions in a request that begins or has no session"
+            )
+        if not is_new and self.session_id == NO_SESSION:
+            raise InvalidRequest(
+                f"fetch: expected the id of a session with its epoch {self.session_epoch}, found none"
+            )
+        named = {(each.topic_id, each.partition) for each in self.partitions}
+        if len(named) < len(self.partitions):
+            raise InvalidRequest("fetch: expected each partition once, found one twice")
+        for each in self.partitions:
+            _check_partition(each)
 
 
 def _check_partition(fetch: FetchPartition) -> None:

@@ -48,15 +48,14 @@ class OffsetCommitRequest(Request[OffsetCommitResponse], frozen=True, array_like
     group_instance_id: str = ""
     coordinator_epoch: int = NO_EPOCH
 
-
-def check_offset_commit(request: OffsetCommitRequest) -> None:
-    check_group_id(request.group_id)
-    if request.coordinator_epoch < NO_EPOCH:
-        require(False, "coordinator_epoch", f"{NO_EPOCH} or more", request.coordinator_epoch)
-    check_partitions(request.partitions)
-    for each in request.partitions:
-        if each.offset < 0:
-            require(False, f"the offset of {each.topic}-{each.partition}", "0 or more", each.offset)
+    def check(self) -> None:
+        check_group_id(self.group_id)
+        if self.coordinator_epoch < NO_EPOCH:
+            require(False, "coordinator_epoch", f"{NO_EPOCH} or more", self.coordinator_epoch)
+        check_partitions(self.partitions)
+        for each in self.partitions:
+            if each.offset < 0:
+                require(False, f"the offset of {each.topic}-{each.partition}", "0 or more", each.offset)
 
 
 def check_partitions(partitions: tuple[CommittedOffset, ...] | tuple[TopicPartition, ...]) -> None:
@@ -96,10 +95,9 @@ class OffsetFetchRequest(Request[OffsetFetchResponse], frozen=True, array_like=T
     group_id: str
     partitions: tuple[TopicPartition, ...] | None = None
 
-
-def check_offset_fetch(request: OffsetFetchRequest) -> None:
-    check_group_id(request.group_id)
-    check_partitions(request.partitions or ())
+    def check(self) -> None:
+        check_group_id(self.group_id)
+        check_partitions(self.partitions or ())
 
 
 class OffsetDeleteResponse(Message, frozen=True, array_like=True):
@@ -114,7 +112,6 @@ class OffsetDeleteRequest(Request[OffsetDeleteResponse], frozen=True, array_like
     group_id: str
     partitions: tuple[TopicPartition, ...]
 
-
-def check_offset_delete(request: OffsetDeleteRequest) -> None:
-    check_group_id(request.group_id)
-    check_partitions(request.partitions)
+    def check(self) -> None:
+        check_group_id(self.group_id)
+        check_partitions(self.partitions)

@@ -77,9 +77,8 @@ class FindCoordinatorRequest(Request[FindCoordinatorResponse], frozen=True, arra
 
     group_ids: tuple[str, ...]
 
-
-def check_find_coordinator(request: FindCoordinatorRequest) -> None:
-    _check_group_ids(request.group_ids)
+    def check(self) -> None:
+        _check_group_ids(self.group_ids)
 
 
 # ---- Joining ---------------------------------------------------------------------------------------------------------
@@ -132,17 +131,20 @@ class JoinGroupRequest(Request[JoinGroupResponse], frozen=True, array_like=True)
     client_host: str = ""
     reason: str = ""
 
-
-def check_join_group(request: JoinGroupRequest) -> None:
-    check_group_id(request.group_id)
-    for what in ("group_instance_id", "client_id", "client_host"):
-        found = len(getattr(request, what).encode())
-        require(found <= NAME_BYTES_MAX, what, f"at most {NAME_BYTES_MAX} bytes", found)
-    timeout_ms = request.rebalance_timeout_ms
-    require(0 < timeout_ms <= _TIMEOUT_MS_MAX, "rebalance_timeout_ms", f"1 to {_TIMEOUT_MS_MAX}", timeout_ms)
-    if not request.protocol_type or not request.protocols:
-        raise InconsistentGroupProtocol("protocols: expected a type and at least one protocol, found none")
-    check_each_once("protocols", [each.name for each in request.protocols])
+    def check(self) -> None:
+        check_group_id(self.group_id)
+        for what in ("group_instance_id", "client_id", "client_host"):
+            found = len(getattr(self, what).encode())
+            require(found <= NAME_BYTES_MAX, what, f"at most {NAME_BYTES_MAX} bytes", found)
+        timeout_ms = self.rebalance_timeout_ms
+        require(
+            0 < timeout_ms <= _TIMEOUT_MS_MAX, "rebalance_timeout_ms", f"1 to {_TIMEOUT_MS_MAX}", timeout_ms
+        )
+        if not self.protocol_type or not self.protocols:
+            raise InconsistentGroupProtocol(
+                "protocols: expected a type and at least one protocol, found none"
+            )
+        check_each_once("protocols", [each.name for each in self.protocols])
 
 
 # ---- Assignments -----------------------------------------------------------------------------------------------------
@@ -174,10 +176,9 @@ class SyncGroupRequest(Request[SyncGroupResponse], frozen=True, array_like=True)
     protocol_name: str = ""
     group_instance_id: str = ""
 
-
-def check_sync_group(request: SyncGroupRequest) -> None:
-    check_group_id(request.group_id)
-    check_each_once("assignments", [each.member_id for each in request.assignments])
+    def check(self) -> None:
+        check_group_id(self.group_id)
+        check_each_once("assignments", [each.member_id for each in self.assignments])
 
 
 class GroupHeartbeatResponse(Message, frozen=True, array_like=True):
@@ -194,9 +195,8 @@ class GroupHeartbeatRequest(Request[GroupHeartbeatResponse], frozen=True, array_
     member_id: str
     group_instance_id: str = ""
 
-
-def check_group_heartbeat(request: GroupHeartbeatRequest) -> None:
-    check_group_id(request.group_id)
+    def check(self) -> None:
+        check_group_id(self.group_id)
 
 
 # ---- Leaving ---------------------------------------------------------------------------------------------------------
@@ -231,11 +231,10 @@ class LeaveGroupRequest(Request[LeaveGroupResponse], frozen=True, array_like=Tru
     group_id: str
     members: tuple[LeavingMember, ...]
 
-
-def check_leave_group(request: LeaveGroupRequest) -> None:
-    check_group_id(request.group_id)
-    found = len(request.members)
-    require(found <= MEMBERS_PER_REQUEST_MAX, "members", f"at most {MEMBERS_PER_REQUEST_MAX:,}", found)
+    def check(self) -> None:
+        check_group_id(self.group_id)
+        found = len(self.members)
+        require(found <= MEMBERS_PER_REQUEST_MAX, "members", f"at most {MEMBERS_PER_REQUEST_MAX:,}", found)
 
 
 # ---- What operators ask ----------------------------------------------------------------------------------------------
@@ -297,9 +296,8 @@ class DescribeGroupsRequest(Request[DescribeGroupsResponse], frozen=True, array_
 
     group_ids: tuple[str, ...]
 
-
-def check_describe_groups(request: DescribeGroupsRequest) -> None:
-    _check_group_ids(request.group_ids)
+    def check(self) -> None:
+        _check_group_ids(self.group_ids)
 
 
 class DeleteGroupsResponse(Message, frozen=True, array_like=True):
@@ -313,6 +311,5 @@ class DeleteGroupsRequest(Request[DeleteGroupsResponse], frozen=True, array_like
 
     group_ids: tuple[str, ...]
 
-
-def check_delete_groups(request: DeleteGroupsRequest) -> None:
-    _check_group_ids(request.group_ids)
+    def check(self) -> None:
+        _check_group_ids(self.group_ids)

@@ -101,7 +101,6 @@ class DescribeLoadRequest(Request[DescribeLoadResponse], frozen=True, array_like
 
     topics: tuple[str, ...] | None = None
 
-
-def check_describe_load(request: DescribeLoadRequest) -> None:
-    check_each_once("topics", request.topics or ())
-    require(request.topics is None or len(request.topics) > 0, "topics", "one or more, or none named", "()")
+    def check(self) -> None:
+        check_each_once("topics", self.topics or ())
+        require(self.topics is None or len(self.topics) > 0, "topics", "one or more, or none named", "()")

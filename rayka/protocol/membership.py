@@ -125,19 +125,18 @@ class RegisterBrokerRequest(Request[RegisterBrokerResponse], frozen=True, array_
     known_broker_epoch: int = NO_EPOCH
     roles: tuple[Role, ...] = BROKER_ONLY
 
-
-def check_register_broker(request: RegisterBrokerRequest) -> None:
-    is_broker_id = FIRST_BROKER_ID <= request.broker_id < FIRST_CONTROLLER_ID
-    require(is_broker_id, "broker_id", f"{FIRST_BROKER_ID} to {FIRST_CONTROLLER_ID - 1}", request.broker_id)
-    require(request.incarnation_id != ZERO_ID, "incarnation_id", "that of a process", request.incarnation_id)
-    ids = [directory.directory_id for directory in request.directories]
-    require(bool(ids) and ZERO_ID not in ids, "directories", "one or more, each with an id", ids)
-    check_each_once("directories", map(str, ids))
-    versions = (request.min_metadata_version, request.max_metadata_version)
-    require(0 < versions[0] <= versions[1], "metadata versions", "a range above 0", versions)
-    is_for_partitions = bool(request.roles) and Role.CONTROLLER not in request.roles
-    require(is_for_partitions, "roles", "broker, coordinator or both", request.roles)
-    check_each_once("roles", request.roles)
+    def check(self) -> None:
+        is_broker_id = FIRST_BROKER_ID <= self.broker_id < FIRST_CONTROLLER_ID
+        require(is_broker_id, "broker_id", f"{FIRST_BROKER_ID} to {FIRST_CONTROLLER_ID - 1}", self.broker_id)
+        require(self.incarnation_id != ZERO_ID, "incarnation_id", "that of a process", self.incarnation_id)
+        ids = [directory.directory_id for directory in self.directories]
+        require(bool(ids) and ZERO_ID not in ids, "directories", "one or more, each with an id", ids)
+        check_each_once("directories", map(str, ids))
+        versions = (self.min_metadata_version, self.max_metadata_version)
+        require(0 < versions[0] <= versions[1], "metadata versions", "a range above 0", versions)
+        is_for_partitions = bool(self.roles) and Role.CONTROLLER not in self.roles
+        require(is_for_partitions, "roles", "broker, coordinator or both", self.roles)
+        check_each_once("roles", self.roles)
 
 
 class HeartbeatResponse(Message, frozen=True, array_like=True):
@@ -167,14 +166,13 @@ class HeartbeatRequest(Request[HeartbeatResponse], frozen=True, array_like=True)
     directory_size_bytes: tuple[int, ...] = ()
     load: LoadReport | None = None
 
-
-def check_heartbeat(request: HeartbeatRequest) -> None:
-    require(request.broker_id >= 0, "broker_id", "0 or more", request.broker_id)
-    require(request.broker_epoch >= 0, "broker_epoch", "that of the registration", request.broker_epoch)
-    check_each_once("offline_directory_ids", map(str, request.offline_directory_ids))
-    require(request.number >= 0, "number", "0 or more", request.number)
-    sizes = request.directory_size_bytes
-    require(min(sizes, default=0) >= 0, "directory_size_bytes", "0 or more each", sizes)
+    def check(self) -> None:
+        require(self.broker_id >= 0, "broker_id", "0 or more", self.broker_id)
+        require(self.broker_epoch >= 0, "broker_epoch", "that of the registration", self.broker_epoch)
+        check_each_once("offline_directory_ids", map(str, self.offline_directory_ids))
+        require(self.number >= 0, "number", "0 or more", self.number)
+        sizes = self.directory_size_bytes
+        require(min(sizes, default=0) >= 0, "directory_size_bytes", "0 or more each", sizes)
 
 
 # ---- Status --------------------------------------------------------------------------------------------------------

@@ -47,9 +47,8 @@ class CreatePartitionsRequest(Request[CreatePartitionsResponse], frozen=True, ar
 
     topics: tuple[NewPartitions, ...]
 
-
-def check_create_partitions(request: CreatePartitionsRequest) -> None:
-    check_each_once("topics", [topic.name for topic in request.topics])
+    def check(self) -> None:
+        check_each_once("topics", [topic.name for topic in self.topics])
 
 
 # ---- Other replicas --------------------------------------------------------------------------------------------------
@@ -77,9 +76,8 @@ class AlterPartitionReassignmentsRequest(
 
     partitions: tuple[Reassignment, ...]
 
-
-def check_reassignments(request: AlterPartitionReassignmentsRequest) -> None:
-    check_each_once("partitions", [f"{each.topic}-{each.partition}" for each in request.partitions])
+    def check(self) -> None:
+        check_each_once("partitions", [f"{each.topic}-{each.partition}" for each in self.partitions])
 
 
 class OngoingReassignment(Message, frozen=True, array_like=True, gc=False):
@@ -139,9 +137,8 @@ class ElectLeadersRequest(Request[ElectLeadersResponse], frozen=True, array_like
     election_type: ElectionType
     partitions: tuple[TopicPartition, ...] | None = None
 
-
-def check_elect_leaders(request: ElectLeadersRequest) -> None:
-    check_each_once("partitions", map(repr, request.partitions or ()))
+    def check(self) -> None:
+        check_each_once("partitions", map(repr, self.partitions or ()))
 
 
 # ---- Asked of brokers ------------------------------------------------------------------------------------------------
@@ -279,6 +276,5 @@ class AlterReplicaLogDirsRequest(Request[AlterReplicaLogDirsResponse], frozen=Tr
 
     replicas: tuple[ReplicaLogDir, ...]
 
-
-def check_replica_log_dirs(request: AlterReplicaLogDirsRequest) -> None:
-    check_each_once("replicas", [f"{each.topic}-{each.partition}" for each in request.replicas])
+    def check(self) -> None:
+        check_each_once("replicas", [f"{each.topic}-{each.partition}" for each in self.replicas])

@@ -55,7 +55,6 @@ class ProduceRequest(Request[ProduceResponse], frozen=True, array_like=True):
     timeout_ms: int
     partitions: tuple[ProducePartition, ...]
 
-
-def check_produce(request: ProduceRequest) -> None:
-    if request.acks not in (ACKS_NONE, ACKS_LEADER, ACKS_ALL):
-        raise InvalidRequiredAcks(f"acks: expected 0, 1 or -1 (all), found {request.acks}")
+    def check(self) -> None:
+        if self.acks not in (ACKS_NONE, ACKS_LEADER, ACKS_ALL):
+            raise InvalidRequiredAcks(f"acks: expected 0, 1 or -1 (all), found {self.acks}")

@@ -65,10 +65,9 @@ class AlterPartitionRequest(Request[AlterPartitionResponse], frozen=True, array_
     broker_epoch: int
     partitions: tuple[AlterPartitionItem, ...]
 
-
-def check_alter_partition(request: AlterPartitionRequest) -> None:
-    require(request.broker_id >= 0, "broker_id", "0 or more", request.broker_id)
-    check_each_once("partitions", [f"{each.topic_id}-{each.partition}" for each in request.partitions])
+    def check(self) -> None:
+        require(self.broker_id >= 0, "broker_id", "0 or more", self.broker_id)
+        check_each_once("partitions", [f"{each.topic_id}-{each.partition}" for each in self.partitions])
 
 
 class AssignedReplica(Message, frozen=True, array_like=True, gc=False):
@@ -102,10 +101,9 @@ class AssignReplicasToDirsRequest(Request[AssignReplicasToDirsResponse], frozen=
     broker_epoch: int
     replicas: tuple[AssignedReplica, ...]
 
-
-def check_assign_replicas(request: AssignReplicasToDirsRequest) -> None:
-    require(request.broker_id >= 0, "broker_id", "0 or more", request.broker_id)
-    check_each_once("replicas", [f"{each.topic_id}-{each.partition}" for each in request.replicas])
+    def check(self) -> None:
+        require(self.broker_id >= 0, "broker_id", "0 or more", self.broker_id)
+        check_each_once("replicas", [f"{each.topic_id}-{each.partition}" for each in self.replicas])
 
 
 class ReportExitResponse(Message, frozen=True, array_like=True):
@@ -123,6 +121,5 @@ class ReportExitRequest(Request[ReportExitResponse], frozen=True, array_like=Tru
     broker_id: int
     incarnation_id: UUID
 
-
-def check_report_exit(request: ReportExitRequest) -> None:
-    require(request.incarnation_id != ZERO_ID, "incarnation_id", "that of a process", request.incarnation_id)
+    def check(self) -> None:
+        require(self.incarnation_id != ZERO_ID, "incarnation_id", "that of a process", self.incarnation_id)

@@ -47,6 +47,9 @@ class CreateTopicsRequest(Request[CreateTopicsResponse], frozen=True, array_like
     broker_id: int = NO_NODE
     broker_epoch: int = NO_EPOCH
 
+    def check(self) -> None:
+        check_each_once("topics", [topic.name for topic in self.topics])
+
 
 class DeleteTopicsResponse(Message, frozen=True, array_like=True):
     """One result for each topic, in order; a broker that has applied up to `metadata_offset` has dropped them."""
@@ -60,10 +63,5 @@ class DeleteTopicsRequest(Request[DeleteTopicsResponse], frozen=True, array_like
 
     names: tuple[str, ...]
 
-
-def check_create_topics(request: CreateTopicsRequest) -> None:
-    check_each_once("topics", [topic.name for topic in request.topics])
-
-
-def check_delete_topics(request: DeleteTopicsRequest) -> None:
-    check_each_once("names", request.names)
+    def check(self) -> None:
+        check_each_once("names", self.names)

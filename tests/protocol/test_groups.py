@@ -7,7 +7,6 @@ import pytest
 from rayka.errors import ApiError, InconsistentGroupProtocol, InvalidGroupId, InvalidRequest
 from rayka.ids import TopicPartition
 from rayka.ports import Request
-from rayka.protocol.apis import api_of
 from rayka.protocol.group_offsets import (
     PARTITIONS_PER_COMMIT_MAX,
     CommittedOffset,
@@ -64,7 +63,7 @@ def commit(*partitions: CommittedOffset) -> OffsetCommitRequest:
 
 def refusal(request: Request[Any]) -> ApiError:
     with pytest.raises(ApiError) as refused:
-        api_of(request).check(request)
+        request.check()
     return refused.value
 
 
@@ -77,7 +76,7 @@ def test_a_group_id_that_cannot_be_is_refused(place: int, group_id: str) -> None
 @pytest.mark.parametrize("group_id", ["g", "g" * GROUP_ID_BYTES_MAX, "größe/\0"])
 def test_any_other_group_id_is_accepted(group_id: str) -> None:
     for request in of_group(group_id):
-        api_of(request).check(request)
+        request.check()
 
 
 @pytest.mark.parametrize("request_", [join(protocols=()), join(protocol_type="")])

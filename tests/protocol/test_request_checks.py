@@ -1,4 +1,4 @@
-"""What is refused without state: the checks that the rows of the table of APIs name."""
+"""What is refused without state: how requests check themselves."""
 
 from typing import Any
 from uuid import UUID
@@ -8,7 +8,6 @@ import pytest
 from rayka.errors import InvalidRequest
 from rayka.ids import METADATA_TOPIC_ID, TopicIdPartition, TopicPartition
 from rayka.ports import Request
-from rayka.protocol.apis import api_of
 from rayka.protocol.configs import (
     AlterConfigOp,
     AlteredResource,
@@ -90,7 +89,7 @@ def altered(*changes: ConfigChange) -> AlteredResource:
 )
 def test_a_request_that_contradicts_the_protocol_is_refused(request_: Request[Any]) -> None:  # A27, H2
     with pytest.raises(InvalidRequest, match=r"expected .* found"):
-        api_of(request_).check(request_)
+        request_.check()
 
 
 @pytest.mark.parametrize(
@@ -117,7 +116,7 @@ def test_a_request_that_contradicts_the_protocol_is_refused(request_: Request[An
 )
 def test_what_is_named_twice_is_refused(request_: Request[Any]) -> None:
     with pytest.raises(InvalidRequest, match=r"expected each once, found"):
-        api_of(request_).check(request_)
+        request_.check()
 
 
 @pytest.mark.parametrize(
@@ -142,7 +141,7 @@ def test_what_is_named_twice_is_refused(request_: Request[Any]) -> None:
 )
 def test_a_fetch_that_contradicts_itself_is_refused(asked: FetchRequest) -> None:
     with pytest.raises(InvalidRequest, match="fetch: "):
-        api_of(asked).check(asked)
+        asked.check()
 
 
 @pytest.mark.parametrize(
@@ -159,4 +158,4 @@ def test_a_fetch_that_contradicts_itself_is_refused(asked: FetchRequest) -> None
     ids=repr,
 )
 def test_a_request_that_keeps_to_the_protocol_passes(request_: Request[Any]) -> None:
-    api_of(request_).check(request_)
+    request_.check()
