@@ -23,7 +23,7 @@ from rayka.node.controller_link import ControllerLink
 from rayka.node.handlers.delete_records import DeleteRecordsHandler
 from rayka.node.handlers.fetch_handler import FetchHandler, ListOffsetsHandler
 from rayka.node.handlers.group_handler import GroupHandler
-from rayka.node.handlers.log_dirs import AlterReplicaLogDirsHandler, DescribeLogDirsHandler
+from rayka.node.handlers.log_dirs import LogDirsHandler
 from rayka.node.handlers.metadata_handler import MetadataHandler
 from rayka.node.handlers.produce_handler import ProduceHandler
 from rayka.node.handlers.producer_id_handler import ProducerIdHandler, expire_producers
@@ -31,7 +31,6 @@ from rayka.node.hosting.hosted_shards import HostedShards
 from rayka.node.hosting.internal_topics import InternalTopics
 from rayka.node.load_meter import LoadMeter
 from rayka.node.metadata_follower import MetadataFollower
-from rayka.node.node_observation import ObservedBroker
 from rayka.node.replication.replica_changes import ReplicaChanges
 from rayka.node.replication.replica_manager import ReplicaManager
 from rayka.node.settings import NodeSettings
@@ -39,34 +38,16 @@ from rayka.node.storage.data_directories import DataDirectories
 from rayka.node.tasks import Tasks
 from rayka.partition.partition import Partition
 from rayka.ports import Request
-from rayka.protocol.apis import ServedBy
-from rayka.protocol.fetch import FetchRequest, ListOffsetsRequest
-from rayka.protocol.group_offsets import OffsetCommitRequest, OffsetDeleteRequest, OffsetFetchRequest
-from rayka.protocol.groups import (
-    DeleteGroupsRequest,
-    DescribeGroupsRequest,
-    FindCoordinatorRequest,
-    GroupHeartbeatRequest,
-    JoinGroupRequest,
-    LeaveGroupRequest,
-    ListGroupsRequest,
-    SyncGroupRequest,
-)
-from rayka.protocol.membership import MetadataRequest, NodeState, StatusRequest, StatusResponse
-from rayka.protocol.partition_admin import (
-    AlterReplicaLogDirsRequest,
-    DeleteRecordsRequest,
-    DescribeLogDirsRequest,
-)
+from rayka.protocol.apis import API_BY_NAME, ServedBy
+from rayka.protocol.membership import NodeState, StatusRequest, StatusResponse
 from rayka.protocol.produce import ProduceRequest
-from rayka.protocol.producer_ids import InitProducerIdRequest
 from rayka.protocol.topics import NewTopic
 
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
+class BrokerParts:
     """What a broker works with once its directories are open."""
 
     directories: DataDirectories
@@ -81,7 +62,7 @@ class _Parts:
     produces: ProduceHandler
     handlers: Mapping[type[Any], Callable[[Any], Response]]  # by the type of the request
 
-    # For `observed`:
+    # ---- What a checker may see that no request answers: to read, not to change ----
 
     @property
     def image(self) -> MetadataImage:
@@ -93,32 +74,30 @@ class _Parts:
 
     @property
     def unusable(self) -> list[StorageError]:
+        """Why other replicas could not be opened."""
         return self.replicas.unusable
 
     @property
     def offline_directories(self) -> tuple[str, ...]:
+        """The paths where the disk has failed."""
         return self.directories.offline_paths()
 
     @property
     def broker_epoch(self) -> int:
+        """That of its registration; -1 before the first."""
         return self.lifecycle.broker_epoch
 
 
-def _group_handlers(groups: GroupHandler) -> dict[type[Any], Callable[[Any], Response]]:
+def _group_handlers(groups: GroupHandler) -> dict[str, Callable[[Any], Response]]:
     of_one_group = (
-        JoinGroupRequest,
-        SyncGroupRequest,
-        GroupHeartbeatRequest,
-        LeaveGroupRequest,
-        OffsetFetchRequest,
-        OffsetDeleteRequest,
-    )
+        "join_group", "sync_group", "group_heartbeat", "leave_group", "offset_fetch", "offset_delete",
+    )  # fmt: skip
     return {
-        OffsetCommitRequest: groups.commit,
-        FindCoordinatorRequest: groups.find,
-        ListGroupsRequest: groups.list_groups,
-        DescribeGroupsRequest: groups.describe_groups,
-        DeleteGroupsRequest: groups.delete_groups,
+        "offset_commit": groups.commit,
+        "find_coordinator": groups.find,
+        "list_groups": groups.list_groups,
+        "describe_groups": groups.describe_groups,
+        "delete_groups": groups.delete_groups,
         **dict.fromkeys(of_one_group, groups.of_group),
     }
 
@@ -132,7 +111,7 @@ class BrokerNode:
         self._settings = settings
         self._tasks = Tasks(settings.crash)
         self._state = NodeState.STARTING
-        self._parts: _Parts | None = None
+        self._parts: BrokerParts | None = None
 
     def __repr__(self) -> str:
         return f"<BrokerNode {node_name(self._settings.node_id)} {self._state}>"
@@ -146,7 +125,7 @@ class BrokerNode:
         return self._state
 
     @property
-    def observed(self) -> ObservedBroker | None:
+    def observed(self) -> BrokerParts | None:
         """What a checker may see; None while the directories are not open."""
         return self._parts
 
@@ -173,7 +152,7 @@ class BrokerNode:
         self._state = NodeState.RUNNING
         _logger.info("%r serves %d partitions", self, len(parts.replicas.partitions))
 
-    def _make_parts(self, directories: DataDirectories) -> _Parts:
+    def _make_parts(self, directories: DataDirectories) -> BrokerParts:
         settings = self._settings
         link = ControllerLink(settings.network)
         replicas = ReplicaManager(settings, directories, link, self._tasks)
@@ -186,7 +165,19 @@ class BrokerNode:
         internal_topics = InternalTopics(lifecycle, link, settings.node_id)
         groups = GroupHandler(group_type.topic, shards, internal_topics, follower)
         produces = ProduceHandler(replicas, settings.wall_clock_ms)
-        return _Parts(
+        log_dirs = LogDirsHandler(settings, directories, replicas)
+        handlers: dict[str, Callable[[Any], Response]] = {
+            "produce": produces.handle,
+            "init_producer_id": ProducerIdHandler(lifecycle, link, settings.node_id).handle,
+            "fetch": FetchHandler(replicas, settings).handle,
+            "list_offsets": ListOffsetsHandler(replicas).handle,
+            "delete_records": DeleteRecordsHandler(replicas).handle,
+            "describe_log_dirs": log_dirs.describe,
+            "alter_replica_log_dirs": log_dirs.alter,
+            "metadata": MetadataHandler(directories, follower).handle,
+            **_group_handlers(groups),
+        }
+        return BrokerParts(
             directories,
             replicas,
             ReplicaChanges(settings, directories, replicas, self._tasks),
@@ -197,19 +188,7 @@ class BrokerNode:
             internal_topics,
             groups,
             produces,
-            handlers={
-                ProduceRequest: produces.handle,
-                InitProducerIdRequest: ProducerIdHandler(lifecycle, link, settings.node_id).handle,
-                FetchRequest: FetchHandler(replicas, settings).handle,
-                ListOffsetsRequest: ListOffsetsHandler(replicas).handle,
-                DeleteRecordsRequest: DeleteRecordsHandler(replicas).handle,
-                DescribeLogDirsRequest: DescribeLogDirsHandler(settings, directories, replicas).handle,
-                AlterReplicaLogDirsRequest: AlterReplicaLogDirsHandler(
-                    settings, directories, replicas
-                ).handle,
-                MetadataRequest: MetadataHandler(directories, follower).handle,
-                **_group_handlers(groups),
-            },
+            {API_BY_NAME[name].request_type: handle for name, handle in handlers.items()},
         )
 
     async def _publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
@@ -253,7 +232,7 @@ class BrokerNode:
             parts.shards.abandon()
             parts.directories.release()
 
-    async def _report_offline(self, parts: _Parts) -> None:
+    async def _report_offline(self, parts: BrokerParts) -> None:
         while True:
             await parts.directories.changed.wait()
             parts.directories.changed.clear()
@@ -302,7 +281,7 @@ class BrokerNode:
         """Returns when the topic is there. Raises the ApiError that refuses it."""
         await self._serving().internal_topics.create(topic)
 
-    def _serving(self) -> _Parts:
+    def _serving(self) -> BrokerParts:
         if self._parts is None or self._state in (NodeState.STARTING, NodeState.RECOVERY):
             raise BrokerNotAvailable(f"{self._name} is {self._state}; try again soon")
         return self._parts

@@ -27,7 +27,6 @@ from rayka.node.clock import now_ms
 from rayka.node.hosting.replicated_shard import ReplicatedShard
 from rayka.node.hosting.snapshot_generator import SnapshotGenerator
 from rayka.node.metadata_codec import METADATA_CODEC
-from rayka.node.node_observation import ObservedController
 from rayka.node.quorum.quorum_driver import QuorumDriver
 from rayka.node.quorum.quorum_log import QuorumLog
 from rayka.node.quorum.quorum_requests import QuorumRequests
@@ -49,14 +48,14 @@ _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
+class ControllerParts:
     """What an open controller works with."""
 
     driver: QuorumDriver
     requests: QuorumRequests
     shard: ReplicatedShard[Controller, MetadataRecord]
 
-    # For `observed`:
+    # ---- What a checker may see that no request answers: to read, not to change ----
 
     @property
     def quorum(self) -> Quorum:
@@ -84,7 +83,7 @@ class ControllerNode:
         self._tasks = Tasks(settings.crash)
         self._state = NodeState.STARTING
         self._failure: RaykaError | None = None
-        self._parts: _Parts | None = None
+        self._parts: ControllerParts | None = None
 
     def __repr__(self) -> str:
         return f"<ControllerNode {self._name} {self._state} {self._parts.driver if self._parts else None!r}>"
@@ -103,7 +102,7 @@ class ControllerNode:
         return self._state
 
     @property
-    def observed(self) -> ObservedController | None:
+    def observed(self) -> ControllerParts | None:
         """What a checker may see; None while the log is not open."""
         return self._parts
 
@@ -128,7 +127,7 @@ class ControllerNode:
             on_replayed=lambda: shard.shard.image(shard.replayed_offset),  # so that deltas stay small
             steps_per_turn=self._settings.steps_per_turn,
         )
-        self._parts = _Parts(driver, QuorumRequests(driver, self._settings.config), shard)
+        self._parts = ControllerParts(driver, QuorumRequests(driver, self._settings.config), shard)
         self._state = NodeState.RUNNING
         self._tasks.start("quorum", self._until_disk_fails(driver.run))
         self._tasks.start("shard", self._until_disk_fails(shard.run))
@@ -217,7 +216,7 @@ class ControllerNode:
             size_bytes=log.segments.size_bytes,
         )
 
-    def _open(self) -> _Parts:
+    def _open(self) -> ControllerParts:
         if self._failure is not None:
             raise KafkaStorageError(f"{self._name} cannot use its disk: {self._failure}")
         if self._parts is None:

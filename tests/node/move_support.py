@@ -15,7 +15,7 @@ from rayka.log.log_directory import LogDirectory
 from rayka.metadata.image import PartitionImage
 from rayka.metadata.metadata_records import MetadataRecord
 from rayka.node.answering import completed
-from rayka.node.handlers.log_dirs import AlterReplicaLogDirsHandler
+from rayka.node.handlers.log_dirs import LogDirsHandler
 from rayka.node.handlers.produce_handler import ProduceHandler
 from rayka.ports import Buffer
 from rayka.protocol.batch_decode import decode
@@ -151,9 +151,9 @@ class Mover:
     async def ask(self, path: str, topic: str = "orders", partition: int = 0) -> PartitionResult:
         """Asks for a move."""
         broker = self.broker
-        handler = AlterReplicaLogDirsHandler(broker.settings, broker.directories, broker.replicas)
+        handler = LogDirsHandler(broker.settings, broker.directories, broker.replicas)
         request = AlterReplicaLogDirsRequest((ReplicaLogDir(topic, partition, path),))
-        return (await handler.handle(request)).partitions[0]
+        return (await handler.alter(request)).partitions[0]
 
     async def produce(self, *values: bytes) -> ProducePartitionResult:
         request = ProduceRequest(ACKS_ALL, 10_000, (ProducePartition(ORDERS, 0, records(*values)),))

@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 
 from rayka.metadata.metadata_records import RemoveTopicRecord
-from rayka.node.handlers.log_dirs import DescribeLogDirsHandler
+from rayka.node.handlers.log_dirs import LogDirsHandler
 from rayka.ports import Disk
 from rayka.protocol.partition_admin import DescribeLogDirsRequest
 from rayka.protocol.produce import ACKS_LEADER
@@ -94,8 +94,8 @@ def test_a_topic_that_is_created_again_keeps_its_files_when_those_of_the_first_a
         append_one(
             partition.as_leader(), records(b"b", b"c"), ACKS_LEADER, now_ms=0, timestamp_ms=1_700_000_000_000
         )
-        handler = DescribeLogDirsHandler(broker.settings, broker.directories, broker.replicas)
-        (replica,) = (await handler.handle(DescribeLogDirsRequest())).directories[0].replicas
+        handler = LogDirsHandler(broker.settings, broker.directories, broker.replicas)
+        (replica,) = (await handler.describe(DescribeLogDirsRequest())).directories[0].replicas
         assert replica.size_bytes == partition.log.segments.size_bytes  # and nothing of the first
         await asyncio.sleep(DELAY_S + 1)
         assert partition.log.read(0, max_bytes=1000, end_offset=2).next_offset == 2

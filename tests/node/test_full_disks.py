@@ -12,7 +12,7 @@ import pytest
 from rayka.errors import ErrorCode
 from rayka.ids import OffsetAndEpoch
 from rayka.log.local_disk import storage_error
-from rayka.node.handlers.log_dirs import DescribeLogDirsHandler
+from rayka.node.handlers.log_dirs import LogDirsHandler
 from rayka.ports import Buffer
 from rayka.protocol.fetch import FetchPartition
 from rayka.protocol.partition_admin import DescribeLogDirsRequest
@@ -165,9 +165,9 @@ def test_a_full_directory_is_described_as_full_and_not_as_offline() -> None:
     async def main() -> None:
         disk = MemoryDisk()
         broker = await leading(disk)
-        handler = DescribeLogDirsHandler(broker.settings, broker.directories, broker.replicas)
+        handler = LogDirsHandler(broker.settings, broker.directories, broker.replicas)
         for is_full in (True, False):
-            [described] = (await handler.handle(DescribeLogDirsRequest(None))).directories
+            [described] = (await handler.describe(DescribeLogDirsRequest(None))).directories
             assert (described.is_full, "disk full" in described.error) == (is_full, is_full)
             assert broker.directories.full_paths() == ((DATA_DIR,) if is_full else ())
             assert broker.directories.offline_paths() == ()

@@ -1,15 +1,15 @@
 """What a broker says of its data directories."""
 
 from rayka.errors import StorageError
-from rayka.node.handlers.log_dirs import DescribeLogDirsHandler
+from rayka.node.handlers.log_dirs import LogDirsHandler
 from rayka.protocol.partition_admin import DescribeLogDirsRequest, LogDirDescription
 from tests.node.fetch_support import append, commit, led, new_led
 from tests.node.replica_support import DATA_DIR, LEADER, Broker, run
 
 
 async def described(broker: Broker, topics: tuple[str, ...] | None = None) -> tuple[LogDirDescription, ...]:
-    handler = DescribeLogDirsHandler(broker.settings, broker.directories, broker.replicas)
-    return (await handler.handle(DescribeLogDirsRequest(topics))).directories
+    handler = LogDirsHandler(broker.settings, broker.directories, broker.replicas)
+    return (await handler.describe(DescribeLogDirsRequest(topics))).directories
 
 
 def test_every_replica_is_told_with_its_offsets_and_size() -> None:

@@ -37,17 +37,18 @@ from rayka.protocol.partition_admin import (
 )
 
 
-class DescribeLogDirsHandler:
-    """Answers DescribeLogDirs."""
+class LogDirsHandler:
+    """Answers DescribeLogDirs and AlterReplicaLogDirs."""
 
     def __init__(
         self, settings: NodeSettings, directories: DataDirectories, replicas: ReplicaManager
     ) -> None:
         self._disk = settings.disk
+        self._name = node_name(settings.node_id)
         self._directories = directories
         self._replicas = replicas
 
-    async def handle(self, request: DescribeLogDirsRequest) -> DescribeLogDirsResponse:
+    async def describe(self, request: DescribeLogDirsRequest) -> DescribeLogDirsResponse:
         """All directories, with the replicas of the topics asked for, by topic and partition."""
         wanted = None if request.topics is None else frozenset(request.topics)
         replicas = [
@@ -113,18 +114,7 @@ class DescribeLogDirsHandler:
             if move is not None and move.target is directory and replica.directory is not directory
         ]
 
-
-class AlterReplicaLogDirsHandler:
-    """Answers AlterReplicaLogDirs."""
-
-    def __init__(
-        self, settings: NodeSettings, directories: DataDirectories, replicas: ReplicaManager
-    ) -> None:
-        self._node_id = settings.node_id
-        self._directories = directories
-        self._replicas = replicas
-
-    async def handle(self, request: AlterReplicaLogDirsRequest) -> AlterReplicaLogDirsResponse:
+    async def alter(self, request: AlterReplicaLogDirsRequest) -> AlterReplicaLogDirsResponse:
         """Begins each move that can be made; one that is refused does not hold up the others."""
         return AlterReplicaLogDirsResponse(tuple(self._altered(each) for each in request.replicas))
 
@@ -145,11 +135,11 @@ class AlterReplicaLogDirsHandler:
                 if self._replicas.moves.config.is_cordoned(directory.path):
                     raise InvalidReplicaAssignment(
                         f"{directory.path} is cordoned; take it out of cordoned.log.dirs of"
-                        f" {node_name(self._node_id)} first"
+                        f" {self._name} first"
                     )
                 return directory
         raise LogDirNotFound(
-            f"{node_name(self._node_id)} has data directories {[each.path for each in self._directories.all]},"
+            f"{self._name} has data directories {[each.path for each in self._directories.all]},"
             f" found {asked.path!r}"
         )
 
@@ -157,11 +147,11 @@ class AlterReplicaLogDirsHandler:
         """Raises UnknownTopicOrPartition, ReplicaNotAvailable, and KafkaStorageError when its disk has failed."""
         name, image = TopicPartition(asked.topic, asked.partition), self._replicas.image
         if image is None:
-            raise ReplicaNotAvailable(f"{node_name(self._node_id)} knows no topic yet; try again soon")
+            raise ReplicaNotAvailable(f"{self._name} knows no topic yet; try again soon")
         key, _ = named_partition(image, name)
         hosted = self._replicas.hosted.get((key.topic_id, key.partition))
         if hosted is None:
-            raise ReplicaNotAvailable(f"{node_name(self._node_id)} holds no replica of {name!r}")
+            raise ReplicaNotAvailable(f"{self._name} holds no replica of {name!r}")
         if isinstance(hosted, Unusable):
             raise KafkaStorageError(str(hosted.error))
         if hosted.partition.failure is not None:

@@ -7,9 +7,8 @@ from collections.abc import Collection, Sequence
 
 from rayka.ids import ReplicaKey
 from rayka.metadata.image import MetadataImage
-from rayka.node.broker_node import BrokerNode
-from rayka.node.controller_node import ControllerNode
-from rayka.node.node_observation import ObservedBroker, ObservedController
+from rayka.node.broker_node import BrokerNode, BrokerParts
+from rayka.node.controller_node import ControllerNode, ControllerParts
 from rayka.partition.partition import Partition
 from rayka.raft.leader import Leader
 from rayka.raft.quorum import Quorum
@@ -38,7 +37,7 @@ class ControllerWatch:
         self._fetch_timeout_us = fetch_timeout_ms * 1000
         self._node: SimNode | None = None
         self._controller: ControllerNode | None = None
-        self._observed: ObservedController | None = None
+        self._observed: ControllerParts | None = None
         self._role: object = None
         self._leads = False
         self._election_count = -1
@@ -86,7 +85,7 @@ class ControllerWatch:
     def _report(self, checker: str, evidence: str) -> None:
         self._checkers.report(checker, self._node_id, evidence)
 
-    def _begin(self, observed: ObservedController) -> None:
+    def _begin(self, observed: ControllerParts) -> None:
         self._observed, self._quorum = observed, observed.quorum
         self._log = self._quorum.log
         self._high_watermark, self._compared = -1, 0
@@ -214,7 +213,7 @@ class ControllerWatch:
                 "snapshot-at-log-start", f"{quorum!r} begins at {start}; its earliest snapshot is {earliest}"
             )
 
-    def _on_replayed(self, controller: ObservedController) -> None:
+    def _on_replayed(self, controller: ControllerParts) -> None:
         """What a standby has replayed is what is committed."""
         offset = self._replayed_offset = controller.replayed_offset
         if controller.takes_requests:  # it is ahead of what is committed, and may turn out to be wrong
@@ -241,7 +240,7 @@ class BrokerWatch:
         self._views: dict[Partition, ReplicaView] = {}
         self._partitions: Collection[Partition] = ()
         self._looked_at: Sequence[ReplicaView] = ()  # the views of these partitions
-        self._observed: ObservedBroker | None = None
+        self._observed: BrokerParts | None = None
         self._image: MetadataImage | None = None
         self._compared: Compared | None = None
 

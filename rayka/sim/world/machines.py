@@ -16,10 +16,9 @@ from typing import Any
 from rayka.config import BrokerConfig
 from rayka.errors import ApiError, DamagedLog, DiskFull, RaykaError, StorageError
 from rayka.ids import node_name, random_uuid, role_of
-from rayka.node.broker_node import BrokerNode
+from rayka.node.broker_node import BrokerNode, BrokerParts
 from rayka.node.combined_node import CombinedNode
 from rayka.node.controller_node import ControllerNode
-from rayka.node.node_observation import ObservedBroker
 from rayka.node.quorum.format import format_controller, format_first_voters, metadata_directory
 from rayka.node.settings import NodeSettings, combined_controller_directory, controller_settings
 from rayka.node.storage.data_directories import DataDirectories
@@ -117,7 +116,7 @@ class Machine:
         return self._observed_broker.unusable if self._observed_broker is not None else ()
 
     @property
-    def _observed_broker(self) -> ObservedBroker | None:
+    def _observed_broker(self) -> BrokerParts | None:
         return self.broker.observed if self.broker is not None else None
 
 
