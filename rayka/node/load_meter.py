@@ -9,12 +9,11 @@ import asyncio
 import posixpath
 from collections.abc import Iterable
 from heapq import heappush, heapreplace
-from typing import Protocol
 
 from rayka.errors import StorageError
 from rayka.log.meta_properties import META_PROPERTIES_FILE
 from rayka.node.clock import now_ms
-from rayka.node.replication.replica import Replica, key_of
+from rayka.node.replication.replica import ReplicaOwner, key_of
 from rayka.node.settings import NodeSettings
 from rayka.node.storage.data_directories import DataDirectories
 from rayka.node.storage.log_cleaner import weight_of
@@ -24,13 +23,6 @@ from rayka.partition.traffic import NO_TRAFFIC, Counts
 from rayka.protocol.load import AMOUNT_MAX, REPORTED_PARTITIONS_MAX, LoadReport, PartitionLoad
 
 _LEADERS_MAX = REPORTED_PARTITIONS_MAX // 2  # by size, and as many by traffic
-
-
-class ReplicaOwner(Protocol):
-    """What serves the partitions."""
-
-    @property
-    def replicas(self) -> list[Replica]: ...
 
 
 class LoadMeter:

@@ -6,8 +6,8 @@ processFetchRequest`, `ReplicaFetcherThread.processPartitionData` (B3, B22-B26).
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,11 +15,10 @@ from rayka.errors import ApiError, DiskFull, ErrorCode, StorageError
 from rayka.ids import node_name
 from rayka.log.local_directories import LocalDirectories
 from rayka.log.mapped_reader import copy_range
-from rayka.metadata.image import BrokerImage
 from rayka.node import clock
 from rayka.node.repeats import Repeats
 from rayka.node.replication.fetch_positions import FetchPositions, Followed, Hold
-from rayka.node.replication.replica import Replica
+from rayka.node.replication.replica import ReplicaOwner
 from rayka.node.replication.truncations import Truncate, Truncations
 from rayka.node.settings import NodeSettings
 from rayka.node.storage.data_directories import DataDirectories
@@ -41,25 +40,15 @@ _BYTES_PER_WEIGHT = 20_000  # a megabyte takes two or three milliseconds
 _logger = logging.getLogger(__name__)
 
 
-class Host(Protocol):
-    """What is called at each change of a replica."""
-
-    def on_follower_appended(self, replica: Replica, *, is_high_watermark_moved: bool) -> None: ...
-
-    def on_storage_error(self, replica: Replica, error: StorageError) -> ApiError: ...
-
-
 class Shared(NamedTuple):
-    """What all fetchers of one broker share. `brokers` gives what the metadata says of one; `local` knows whose
-    files can be read here."""
+    """What all fetchers of one broker share. `local` knows whose files can be read here."""
 
     settings: NodeSettings
     directories: DataDirectories
     tasks: Tasks
-    host: Host
+    host: ReplicaOwner
     quotas: ReplicationQuotas
     truncations: Truncations
-    brokers: Callable[[int], BrokerImage | None]
     local: LocalDirectories | None
 
 

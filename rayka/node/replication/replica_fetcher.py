@@ -122,7 +122,7 @@ class ReplicaFetcher:
 
     def _local_directory_ids(self) -> tuple[UUID, ...]:
         """Where the leader need not send many bytes, because this broker can read its files."""
-        leader, local = self._shared.brokers(self._leader_id), self._shared.local
+        leader, local = self._shared.host.broker(self._leader_id), self._shared.local
         if leader is None or local is None:
             return ()
         return local.ids(leader.directories)

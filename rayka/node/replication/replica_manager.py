@@ -36,7 +36,6 @@ from rayka.node.settings import NodeSettings
 from rayka.node.storage.data_directories import DataDirectories
 from rayka.node.storage.directory_moves import DirectoryMoves
 from rayka.node.storage.log_manager import LogManager
-from rayka.node.storage.measured_directories import measure_directories
 from rayka.node.tasks import Tasks
 from rayka.partition.partition import Partition
 from rayka.partition.partition_leader import FollowerUpdate
@@ -72,14 +71,14 @@ class ReplicaManager:
         local = LocalDirectories() if isinstance(settings.disk, LocalDisk) else None
         truncations = Truncations(settings.disk)
         self.fetchers = ReplicaFetcherManager(
-            Shared(settings, directories, tasks, self, self.follower_quotas, truncations, self.broker, local)
+            Shared(settings, directories, tasks, self, self.follower_quotas, truncations, local)
         )
         self._isr_changes = IsrChanges(settings, link, directories, self.wake)
         self.parked: Parked[PartitionKey] = Parked()
         self.logs = LogManager(settings, directories, self, tasks)
         self.moves = DirectoryMoves(settings, directories, self, self.logs, link)
         interval_ms = settings.config.broker_heartbeat_interval_ms
-        tasks.start("measure directories", measure_directories(directories, self, interval_ms))
+        tasks.start("measure directories", directories.measure(self, interval_ms))
         tasks.start("propose ISRs", self._isr_changes.run())
         tasks.start("shrink ISRs", self._isr_changes.shrink_forever(lambda: self.partitions))
 

@@ -14,11 +14,14 @@ from rayka.errors import StorageError
 from rayka.ids import NO_EPOCH, TopicPartition, random_uuid
 from rayka.log.log_directory import LogDirectory
 from rayka.log.meta_properties import wrong_cluster
+from rayka.node.replication.replica import ReplicaOwner
 from rayka.node.settings import NodeSettings
+from rayka.node.turns import in_turns
 from rayka.protocol import membership as protocol
 
 # What works in the background leaves so much room to the logs that are appended to.
 SPARE_BYTES = 64 << 20
+_LOGS_PER_TURN = 50  # which may have hundreds of segments each
 _logger = logging.getLogger(__name__)
 
 
@@ -111,6 +114,46 @@ class DataDirectories:
         return tuple(each.path for each in self.all if each.full is not None and each.failure is None)
 
     # ---- Registration and end --------------------------------------------------------------------------
+
+    async def measure(self, owner: ReplicaOwner, interval_ms: int) -> None:
+        """Keeps `size_bytes` what it is, for ever; empty where there is no choice between directories. Thousands of
+        logs with many segments are added up in turns, so nothing waits for it. What moves into a directory counts in
+        the one where it is. Kafka's brokers count partitions (`LogManager.nextLogDirs`).
+        """
+        while len(self.all) > 1:
+            sizes: dict[LogDirectory, int] = dict.fromkeys(self.all, 0)
+            async for replica in in_turns(owner.replicas, _LOGS_PER_TURN):
+                sizes[replica.directory] += replica.partition.log.segments.size_bytes
+            self.size_bytes = tuple(sizes.values())
+            await asyncio.sleep(interval_ms / 1000)
+
+    # ---- Moves that the end of a process broke off -------------------------------------------------------
+    #
+    # The metadata name the new directory as soon as the copy there has all that the log has; the log takes its place a
+    # moment later. A process that ends in between leaves a log in one directory and its copy in the one that is named.
+    # The log is what counts: it may have taken appends since. Invariant: a directory that holds the partition's log
+    # under its own name is where the replica is. Kafka: `LogManager.recoverAbandonedFutureLogs`, which takes the copy.
+
+    def is_copied_into(self, home: LogDirectory, topic_partition: TopicPartition, topic_id: UUID) -> bool:
+        """Whether the directory has a copy, and not the log."""
+        return (
+            home.failure is None
+            and home.futures.exists(topic_partition, topic_id)
+            and home.partitions.topic_id(topic_partition) != topic_id
+        )
+
+    def source_of_copy(
+        self, home: LogDirectory, topic_partition: TopicPartition, topic_id: UUID
+    ) -> LogDirectory | None:
+        """The directory that has the log of which the copy in this one was made; None where there is no copy, or no
+        such log.
+        """
+        if not self.is_copied_into(home, topic_partition, topic_id):
+            return None
+        have_log = (each for each in self.online() if each.partitions.topic_id(topic_partition) == topic_id)
+        return next(have_log, None)
+
+    # ---- Life --------------------------------------------------------------------------------------------
 
     async def on_registered(self, cluster_id: str, broker_epoch: int) -> None:
         """The id of the cluster is known. Raises StorageError that names both clusters when the directories

@@ -6,49 +6,46 @@ Invariant: when a directory was taken back, no metadata that are still to be rea
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 
 from rayka.errors import ApiError, ErrorCode, RetriableApiError, error_for
 from rayka.ids import NO_OFFSET, TopicIdPartition
 from rayka.log.log_directory import LogDirectory
-from rayka.metadata.image import MetadataImage
 from rayka.node.controller_link import ControllerLink, Pauses
-from rayka.node.replication.replica import PartitionKey, Replica, key_of
+from rayka.node.replication.replica import Replica, ReplicaOwner, key_of
+from rayka.node.replication.truncations import Truncations
 from rayka.node.settings import NodeSettings
 from rayka.node.signal import Signal
 from rayka.node.storage.data_directories import DataDirectories
+from rayka.node.storage.log_manager import LogManager
 from rayka.protocol.replica_reports import AssignedReplica, AssignReplicasToDirsRequest
 
 _LOOK_S = 0.01  # while the metadata have yet to come
 _logger = logging.getLogger(__name__)
 
 
-class AssignmentOwner(Protocol):
-    """What serves the partitions."""
+class MoveParts(NamedTuple):
+    """What all moves of one broker work with. `metadata` is notified at another image, `spend` waits for as long as so
+    many bytes take at the bounded rate.
+    """
 
-    image: MetadataImage | None
-
-    def find(self, key: PartitionKey) -> Replica | None: ...
+    settings: NodeSettings
+    directories: DataDirectories
+    owner: ReplicaOwner
+    logs: LogManager
+    link: ControllerLink
+    metadata: Signal
+    spend: Callable[[int], Awaitable[None]]
+    truncations: Truncations
 
 
 class DirectoryAssignment:
-    """The assignment of one replica. `metadata` is notified at another image."""
+    """The assignment of one replica."""
 
-    def __init__(
-        self,
-        settings: NodeSettings,
-        directories: DataDirectories,
-        owner: AssignmentOwner,
-        link: ControllerLink,
-        metadata: Signal,
-        replica: Replica,
-    ) -> None:
-        self._settings = settings
-        self._directories = directories
-        self._owner = owner
-        self._link = link
-        self._metadata = metadata
+    def __init__(self, parts: MoveParts, replica: Replica) -> None:
+        self._parts = parts
+        self._owner = parts.owner
         self._key = key_of(replica.partition)
         self._name = replica.topic_partition
 
@@ -59,11 +56,13 @@ class DirectoryAssignment:
         """Whether the metadata say that the replica is in this directory."""
         image = self._owner.image
         state = None if image is None else image.partition(TopicIdPartition(*self._key))
-        return state is not None and state.directory_of(self._settings.node_id) == directory.directory_id
+        return (
+            state is not None and state.directory_of(self._parts.settings.node_id) == directory.directory_id
+        )
 
     async def wait_for_metadata(self) -> None:
         """Until there may be others; not for long, because a copy is to keep up."""
-        await self._metadata.wait(asyncio.get_running_loop().time() + _LOOK_S)
+        await self._parts.metadata.wait(asyncio.get_running_loop().time() + _LOOK_S)
 
     async def tell(self, directory: LogDirectory, check: Callable[[], object]) -> int:
         """Returns, when the controller knows the directory, the metadata offset from which on it is named. Raises the
@@ -79,12 +78,11 @@ class DirectoryAssignment:
             check()
 
     async def _tell(self, directory: LogDirectory) -> int:
+        settings, broker_epoch = self._parts.settings, self._parts.directories.broker_epoch
         replica = AssignedReplica(*self._key, directory.directory_id)
-        request = AssignReplicasToDirsRequest(
-            self._settings.node_id, self._directories.broker_epoch, (replica,)
-        )
-        timeout_ms = self._settings.config.controller_quorum_request_timeout_ms
-        response = await self._link.call(request, timeout_ms)
+        request = AssignReplicasToDirsRequest(settings.node_id, broker_epoch, (replica,))
+        timeout_ms = settings.config.controller_quorum_request_timeout_ms
+        response = await self._parts.link.call(request, timeout_ms)
         (result,) = response.replicas
         if result.error_code is not ErrorCode.NONE:
             raise error_for(result.error_code, result.error_message)

@@ -8,9 +8,9 @@
 5. That name is durable, then the checkpoints of the new directory; then the old log is deleted.
 
 A crash before step 4 leaves the log where it is; whichever directory the metadata name, the next process goes on with
-the copy (`UnfinishedMoves`). After it the old log is the one that is not named. Invariants: nothing that the log had
-synced is not synced in the copy when it takes its place; a move that ends early leaves no copy behind, and the
-metadata name the old directory again before anything else is done with the replica.
+the copy (`DataDirectories.source_of_copy`). After it the old log is the one that is not named. Invariants: nothing that
+the log had synced is not synced in the copy when it takes its place; a move that ends early leaves no copy behind, and
+the metadata name the old directory again before anything else is done with the replica.
 
 Kafka: `ReplicaAlterLogDirsThread`, `AssignmentsManager`.
 """
@@ -21,27 +21,16 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
 from functools import partial
-from typing import NamedTuple, Protocol
 
-from rayka.errors import (
-    ApiError,
-    CorruptRecord,
-    DamagedLog,
-    DiskFull,
-    StorageError,
-)
-from rayka.log.log import Log, PrefixCopy
+from rayka.errors import ApiError, CorruptRecord, DamagedLog, DiskFull, StorageError
+from rayka.log.log import Log
 from rayka.log.log_copy import SLICE_BYTES, LogCopy
 from rayka.log.log_directory import LogDirectory
 from rayka.log.slices import Slices
 from rayka.node import clock
-from rayka.node.controller_link import ControllerLink
 from rayka.node.replication.replica import PartitionKey, Replica, key_of
-from rayka.node.settings import NodeSettings
-from rayka.node.signal import Signal
-from rayka.node.storage.data_directories import SPARE_BYTES, DataDirectories
-from rayka.node.storage.directory_assignment import AssignmentOwner, DirectoryAssignment
-from rayka.node.storage.log_manager import LogManager
+from rayka.node.storage.data_directories import SPARE_BYTES
+from rayka.node.storage.directory_assignment import DirectoryAssignment, MoveParts
 from rayka.ports import Disk
 
 _logger = logging.getLogger(__name__)
@@ -61,31 +50,6 @@ class MoveStage(Enum):
     MOVED = "the copy is the log"
 
 
-class MoveOwner(AssignmentOwner, Protocol):
-    """What serves the partitions that are moved."""
-
-    def add(self, replica: Replica) -> None: ...
-
-    def on_storage_error(self, replica: Replica, error: StorageError) -> ApiError: ...
-
-
-class MoveParts(NamedTuple):
-    """What all moves of one broker work with. `metadata` is notified at another image, `spend` waits for as long as so
-    many bytes take at the bounded rate.
-    """
-
-    settings: NodeSettings
-    directories: DataDirectories
-    owner: MoveOwner
-    logs: LogManager
-    link: ControllerLink
-    metadata: Signal
-    spend: Callable[[int], Awaitable[None]]
-    truncate: Callable[
-        [Callable[[PrefixCopy | None], PrefixCopy | None], Callable[[], bool]], Awaitable[bool]
-    ]
-
-
 class DirectoryMove:
     """Moves one replica to one directory."""
 
@@ -102,9 +66,7 @@ class DirectoryMove:
         self._cleaned_offset = replica.partition.log.cleaned_offset
         self.key = key_of(replica.partition)
         self.topic_partition = replica.topic_partition
-        self._assignment = DirectoryAssignment(
-            parts.settings, parts.directories, parts.owner, parts.link, parts.metadata, replica
-        )
+        self._assignment = DirectoryAssignment(parts, replica)
         self.source = replica.directory
         self.target = target
         self.stage = MoveStage.COPYING
@@ -205,9 +167,8 @@ class DirectoryMove:
         """The copy, from where an earlier process left it."""
         replica = self._check()
         target, topic_id = self.target, self._partition.topic_id
-        self._parts.logs.delete(
-            target, self.topic_partition, 0
-        )  # what is there under its name is of another time
+        # What is there under its name is of another time.
+        self._parts.logs.delete(target, self.topic_partition, 0)
         was_begun = target.futures.exists(self.topic_partition, topic_id)
         if was_begun:
             self._cleaned_offset = 0  # since then the log may have been cleaned
@@ -257,7 +218,7 @@ class DirectoryMove:
         original = replica.partition.log
         if copy.is_parted(original):
             with self._writing():
-                await self._parts.truncate(partial(copy.cut, original), self._is_going_on)
+                await self._parts.truncations.run(partial(copy.cut, original), self._is_going_on)
             return False
         size_bytes = self._copy_slice(replica)
         if size_bytes and is_bounded:

@@ -15,12 +15,13 @@ from rayka.config import BrokerConfig
 from rayka.log.log_directory import LogDirectory
 from rayka.node import clock
 from rayka.node.controller_link import ControllerLink
-from rayka.node.replication.replica import PartitionKey, Replica, key_of
+from rayka.node.replication.replica import PartitionKey, Replica, ReplicaOwner, key_of
 from rayka.node.replication.truncations import Truncations
 from rayka.node.settings import NodeSettings
 from rayka.node.signal import Signal
 from rayka.node.storage.data_directories import DataDirectories
-from rayka.node.storage.directory_move import DirectoryMove, Exchange, MoveCancelled, MoveOwner, MoveParts
+from rayka.node.storage.directory_assignment import MoveParts
+from rayka.node.storage.directory_move import DirectoryMove, Exchange, MoveCancelled
 from rayka.node.storage.log_manager import LogManager
 
 _REASONS_MAX = 1_000
@@ -34,7 +35,7 @@ class DirectoryMoves:
         self,
         settings: NodeSettings,
         directories: DataDirectories,
-        owner: MoveOwner,
+        owner: ReplicaOwner,
         logs: LogManager,
         link: ControllerLink,
     ) -> None:
@@ -49,11 +50,10 @@ class DirectoryMoves:
         self._news = Signal()
         self._free_ms = 0.0
         self.config: BrokerConfig = settings.config
-        truncations = Truncations(settings.disk)
         self._metadata = Signal()
         logs.cleaner.is_paused = self.has_copy
         self._parts = MoveParts(
-            settings, directories, owner, logs, link, self._metadata, self._spend, truncations.run
+            settings, directories, owner, logs, link, self._metadata, self._spend, Truncations(settings.disk)
         )
 
     def __repr__(self) -> str:

@@ -10,7 +10,7 @@ here: `log.cleaner.threads` logs are cleaned at once, and share `log.cleaner.ded
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from rayka.cleaner.cleanable import Cleanable, cleanable
 from rayka.cleaner.compaction import FAILURES, Compaction, SyncNeeded, Turns
@@ -22,7 +22,7 @@ from rayka.log.log import Log
 from rayka.log.log_directory import LogDirectory
 from rayka.node import clock
 from rayka.node.repeats import Repeats
-from rayka.node.replication.replica import Replica
+from rayka.node.replication.replica import Replica, ReplicaOwner
 from rayka.node.settings import NodeSettings
 from rayka.node.storage.data_directories import SPARE_BYTES
 from rayka.node.turns import in_turns
@@ -32,13 +32,6 @@ from rayka.protocol.partition_admin import LastCleaning, LogCleaning
 _SECRET_BYTES = 32
 _SEGMENTS_PER_LOOK = 10  # what a look at a log costs besides its segments
 _logger = logging.getLogger(__name__)
-
-
-class CleanerOwner(Protocol):
-    """What serves the partitions whose logs are cleaned."""
-
-    @property
-    def replicas(self) -> list[Replica]: ...
 
 
 def weight_of(replica: Replica) -> int:
@@ -68,7 +61,7 @@ class LogCleaner:
     def __init__(
         self,
         settings: NodeSettings,
-        owner: CleanerOwner,
+        owner: ReplicaOwner,
         on_failed: Callable[[LogDirectory, StorageError], None],
     ) -> None:
         self._settings = settings

@@ -14,7 +14,6 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Protocol
 from uuid import UUID
 
 from rayka.config import TopicConfig
@@ -24,16 +23,14 @@ from rayka.log.log import Log
 from rayka.log.log_directory import LogDirectory
 from rayka.metadata.image import MetadataImage, PartitionImage
 from rayka.node.repeats import Repeats
-from rayka.node.replication.replica import Replica
+from rayka.node.replication.replica import Replica, ReplicaOwner
 from rayka.node.settings import NodeSettings
 from rayka.node.storage.data_directories import DataDirectories
 from rayka.node.storage.deleted_logs import DeletedLogs
 from rayka.node.storage.flusher import Flusher
 from rayka.node.storage.log_cleaner import LogCleaner
 from rayka.node.storage.log_retention import LogRetention
-from rayka.node.storage.unfinished_moves import UnfinishedMoves
 from rayka.node.tasks import Tasks
-from rayka.partition.partition import Partition
 
 Place = tuple[LogDirectory | None, TopicPartition]  # None: it is in none of the directories here
 IN_PLACE_LOOK_S = 5
@@ -43,37 +40,17 @@ _ROOM_BYTES = 64 << 20  # less would be gone at once
 _logger = logging.getLogger(__name__)
 
 
-class LogOwner(Protocol):
-    """What serves the partitions whose logs these are."""
-
-    @property
-    def replicas(self) -> list[Replica]: ...
-
-    def on_synced(self, partitions: Sequence[Partition]) -> None:
-        """What these partitions' logs held when the sync began is durable."""
-        ...
-
-    def wake(self, partition: Partition) -> None:
-        """Its log begins later now."""
-        ...
-
-    def on_directory_failed(self, directory: LogDirectory, error: StorageError) -> None:
-        """The directory is offline from now on."""
-        ...
-
-
 class LogManager:
     """All logs of one broker, by directory."""
 
     def __init__(
-        self, settings: NodeSettings, directories: DataDirectories, owner: LogOwner, tasks: Tasks
+        self, settings: NodeSettings, directories: DataDirectories, owner: ReplicaOwner, tasks: Tasks
     ) -> None:
         self._settings = settings
         self._broker_id = settings.node_id
         self._directories = directories
         self._owner = owner
         self._deleted = DeletedLogs(directories, self.fail)
-        self._unfinished = UnfinishedMoves(directories)
         self.cleaner = LogCleaner(settings, owner, self.fail)
         self.retention = LogRetention(
             settings, owner, self._deleted, save=self._save_checkpoint, on_failed=self.fail
@@ -112,7 +89,7 @@ class LogManager:
                 f" {[each.path for each in self._directories.all]}; it begins anew in one of these as soon as the"
                 " controller has said in which"
             )
-        if self._unfinished.is_copied_into(directory, topic_partition, topic_id):
+        if self._directories.is_copied_into(directory, topic_partition, topic_id):
             directory = self._source_of(directory, topic_partition, topic_id, state)
         if directory.failure is not None:
             raise directory.failure
@@ -124,11 +101,10 @@ class LogManager:
         """Where the log is that was not copied wholly when its broker ended. Where it is not here any more the replica
         begins anew, if it may.
         """
-        source = self._unfinished.source(home, topic_partition, topic_id)
+        source = self._directories.source_of_copy(home, topic_partition, topic_id)
         if source is not None:
-            home.checkpoints.forget(
-                topic_partition
-            )  # what they say is of a log that had its name for a moment
+            # What they say is of a log that had its name for a moment.
+            home.checkpoints.forget(topic_partition)
             return source
         if not self.can_be_copied(state):
             raise StorageError(
@@ -249,7 +225,10 @@ class LogManager:
         if home is None or home is directory:
             return False
         topic_id = directory.partitions.topic_id(topic_partition)
-        return topic_id is None or self._unfinished.source(home, topic_partition, topic_id) is not directory
+        return (
+            topic_id is None
+            or self._directories.source_of_copy(home, topic_partition, topic_id) is not directory
+        )
 
     # ---- Durability ------------------------------------------------------------------------------------
 

@@ -12,7 +12,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from random import Random
-from typing import Protocol
 
 from rayka.config import BrokerConfig
 from rayka.errors import ApiError, DiskFull, StorageError
@@ -21,12 +20,11 @@ from rayka.log.log_directory import LogDirectory
 from rayka.log.retention import Clock, Expired, ahead_ms, expire
 from rayka.node import clock
 from rayka.node.repeats import Repeats
-from rayka.node.replication.replica import Replica
+from rayka.node.replication.replica import Replica, ReplicaOwner
 from rayka.node.settings import NodeSettings
 from rayka.node.signal import Signal
 from rayka.node.storage.deleted_logs import DeletedLogs
 from rayka.node.turns import in_turns
-from rayka.partition.partition import Partition
 from rayka.protocol.partition_admin import LastRetention
 
 _FIRST_LOOK_S = 30.0
@@ -36,24 +34,13 @@ _AHEAD_MS = 60_000  # clocks that differ by less are no news
 _logger = logging.getLogger(__name__)
 
 
-class RetentionOwner(Protocol):
-    """What serves the partitions whose logs these are."""
-
-    @property
-    def replicas(self) -> list[Replica]: ...
-
-    def wake(self, partition: Partition) -> None:
-        """The log begins later now."""
-        ...
-
-
 class LogRetention:
     """The expiry of one broker's logs."""
 
     def __init__(
         self,
         settings: NodeSettings,
-        owner: RetentionOwner,
+        owner: ReplicaOwner,
         deleted: DeletedLogs,
         *,
         save: Callable[[LogDirectory], Awaitable[None]],
