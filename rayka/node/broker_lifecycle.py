@@ -11,9 +11,11 @@ import logging
 
 from rayka.errors import (
     DuplicateBrokerRegistration,
+    ErrorCode,
     NotController,
     RetriableApiError,
     UnavailableError,
+    error_for,
 )
 from rayka.ids import NO_EPOCH, random_uuid
 from rayka.metadata.metadata_records import METADATA_VERSION_MAX, METADATA_VERSION_MIN
@@ -29,8 +31,10 @@ from rayka.protocol.membership import (
     RegisterBrokerRequest,
     RegisterBrokerResponse,
 )
+from rayka.protocol.topics import CreateTopicsRequest, NewTopic
 
 _ASK_AGAIN_MS = 20  # while the controller has not granted yet what is asked for
+_CREATION_TIMEOUT_MS = 5_000
 _SHUTDOWN_FAILURES_MAX = 3
 _logger = logging.getLogger(__name__)
 
@@ -129,6 +133,17 @@ class BrokerLifecycle:
                 await self._may_end.wait()
         except TimeoutError:
             _logger.warning("broker %d ends without the controller's consent", self._settings.node_id)
+
+    async def create_internal_topic(self, topic: NewTopic) -> int:
+        """Returns when a topic that the cluster creates for itself is there, also if it was before: the metadata offset
+        of a broker that knows it. Raises the ApiError that refuses it. Kafka: `AutoTopicCreationManager`.
+        """
+        request = CreateTopicsRequest((topic,), self._settings.node_id, self.broker_epoch)
+        response = await self._link.call(request, _CREATION_TIMEOUT_MS)
+        (result,) = response.topics
+        if result.error_code not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
+            raise error_for(result.error_code, result.error_message)
+        return response.metadata_offset
 
     def wake(self) -> None:
         """Sends a heartbeat now instead of in two seconds."""

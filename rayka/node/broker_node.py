@@ -12,9 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+
 from rayka.coordinator.group_shard import group_shard_type
 from rayka.errors import BrokerNotAvailable, InvariantBroken, StorageError
-from rayka.ids import ZERO_ID, node_name
+from rayka.ids import node_name
 from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import MetadataImage
 from rayka.node.answering import Response
@@ -28,7 +30,6 @@ from rayka.node.handlers.metadata_handler import MetadataHandler
 from rayka.node.handlers.produce_handler import ProduceHandler
 from rayka.node.handlers.producer_id_handler import ProducerIdHandler, expire_producers
 from rayka.node.hosting.hosted_shards import HostedShards
-from rayka.node.hosting.internal_topics import InternalTopics
 from rayka.node.load_meter import LoadMeter
 from rayka.node.metadata_follower import MetadataFollower
 from rayka.node.replication.replica_changes import ReplicaChanges
@@ -57,7 +58,6 @@ class BrokerParts:
     lifecycle: BrokerLifecycle
     meter: LoadMeter
     shards: HostedShards
-    internal_topics: InternalTopics
     groups: GroupHandler
     produces: ProduceHandler
     handlers: Mapping[type[Any], Callable[[Any], Response]]  # by the type of the request
@@ -162,8 +162,7 @@ class BrokerNode:
         group_type = group_shard_type(settings.config, settings.random, settings.wall_clock_ms)
         hosting = replace(settings, shard_types=(*settings.shard_types, group_type))
         shards = HostedShards(hosting, replicas, self._tasks)
-        internal_topics = InternalTopics(lifecycle, link, settings.node_id)
-        groups = GroupHandler(group_type.topic, shards, internal_topics, follower)
+        groups = GroupHandler(group_type.topic, shards, lifecycle, follower)
         produces = ProduceHandler(replicas, settings.wall_clock_ms)
         log_dirs = LogDirsHandler(settings, directories, replicas)
         handlers: dict[str, Callable[[Any], Response]] = {
@@ -185,7 +184,6 @@ class BrokerNode:
             lifecycle,
             meter,
             shards,
-            internal_topics,
             groups,
             produces,
             {API_BY_NAME[name].request_type: handle for name, handle in handlers.items()},
@@ -251,23 +249,18 @@ class BrokerNode:
 
     async def _status(self) -> StatusResponse:
         """How this node is; it answers whatever has happened to it."""
-        settings, parts = self._settings, self._parts
-        partitions = parts.replicas.partitions if parts else ()
-        return StatusResponse(
-            node_id=settings.node_id,
-            roles=settings.roles,
-            state=self._state,
-            pid=settings.pid,
-            host=settings.host,
-            data_dirs=settings.data_dirs,
-            cluster_id=parts.directories.cluster_id if parts else "",
-            incarnation_id=parts.lifecycle.incarnation_id if parts else ZERO_ID,
-            detail="; ".join(parts.replicas.problems()) if parts else "",
-            partition_count=len(partitions),
-            size_bytes=sum(each.log.segments.size_bytes for each in partitions),
-            offline_data_dirs=parts.directories.offline_paths() if parts else (),
-            full_data_dirs=parts.directories.full_paths() if parts else (),
-            log_path=settings.log_path,
+        status, parts = self._settings.status(self._state, self._settings.roles), self._parts
+        if parts is None:
+            return status
+        return msgspec.structs.replace(
+            status,
+            cluster_id=parts.directories.cluster_id,
+            incarnation_id=parts.lifecycle.incarnation_id,
+            detail="; ".join(parts.replicas.problems()),
+            partition_count=len(parts.partitions),
+            size_bytes=sum(each.log.segments.size_bytes for each in parts.partitions),
+            offline_data_dirs=parts.directories.offline_paths(),
+            full_data_dirs=parts.directories.full_paths(),
         )
 
     # ---- State machines of the cluster ---------------------------------------------------------------------
@@ -279,7 +272,7 @@ class BrokerNode:
 
     async def create_internal_topic(self, topic: NewTopic) -> None:
         """Returns when the topic is there. Raises the ApiError that refuses it."""
-        await self._serving().internal_topics.create(topic)
+        await self._serving().lifecycle.create_internal_topic(topic)
 
     def _serving(self) -> BrokerParts:
         if self._parts is None or self._state in (NodeState.STARTING, NodeState.RECOVERY):

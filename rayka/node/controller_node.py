@@ -190,16 +190,7 @@ class ControllerNode:
 
     async def _status(self) -> StatusResponse:
         """How this node is, active or not; it answers whatever has happened to it."""
-        status = StatusResponse(
-            node_id=self._settings.node_id,
-            roles=(Role.CONTROLLER,),
-            state=self._state,
-            pid=self._settings.pid,
-            host=self._settings.host,
-            data_dirs=self._settings.data_dirs,
-            detail=str(self._failure or ""),
-            log_path=self._settings.log_path,
-        )
+        status = self._settings.status(self._state, (Role.CONTROLLER,), str(self._failure or ""))
         if self._parts is None:
             return status
         driver, log = self._parts.driver, self._parts.driver.directory.log

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rayka.config import BrokerConfig
 from rayka.ids import BROKER_ONLY, Role
 from rayka.ports import Disk, Network
+from rayka.protocol.membership import NodeState, StatusResponse
 from rayka.shard.runtime import STEPS_PER_TURN
 
 if TYPE_CHECKING:  # a client imports this, and shards read batches
@@ -47,6 +48,19 @@ class NodeSettings:
     shard_types: "tuple[ShardType, ...]" = ()
     roles: tuple[Role, ...] = BROKER_ONLY
     processor_seconds: Callable[[], float] = lambda: 0.0
+
+    def status(self, state: NodeState, roles: tuple[Role, ...], detail: str = "") -> StatusResponse:
+        """What is known of a node in that state before it is open."""
+        return StatusResponse(
+            self.node_id,
+            roles,
+            state,
+            self.pid,
+            self.host,
+            self.data_dirs,
+            detail=detail,
+            log_path=self.log_path,
+        )
 
 
 def controller_settings(settings: NodeSettings) -> NodeSettings:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Generator, Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
@@ -27,13 +27,21 @@ async def in_turns(
             await asyncio.sleep(0)
 
 
-async def result_in_turns(steps: Generator[None, int, ResultT], count: int = STEPS_PER_TURN) -> ResultT:
-    """What comes of the steps; after so many of them others have their turn."""
+async def result_in_turns(
+    steps: Generator[None, Any, ResultT],
+    count: int = STEPS_PER_TURN,
+    *,
+    check: Callable[[], object] = lambda: None,
+) -> ResultT:
+    """What comes of the steps; after so many of them others have their turn. `check` looks behind each turn whether the
+    steps may go on, and raises where they may not.
+    """
     try:
         while True:
             for _ in range(count):
                 next(steps)
             await asyncio.sleep(0)
+            check()
     except StopIteration as end:
         result: ResultT = end.value
         return result

@@ -198,7 +198,7 @@ class Partition(ReplicaLog):
         self, timestamp_ms: int, current_leader_epoch: int, *, is_follower: bool = False
     ) -> Generator[None, None, FoundOffset]:
         """The earliest, latest, or first offset at or after a time, below what the asker may read (G12). Yields
-        after each slice of a search by time, which may be long.
+        after each slice of a search by time, which may be long: `check_readable` says whether it may go on.
 
         Raises OffsetNotAvailable while the high watermark has not reached the leader's first offset.
         """
@@ -216,15 +216,7 @@ class Partition(ReplicaLog):
         end_offset = self._end_offset_for(is_follower)
         if timestamp_ms == LATEST_TIMESTAMP:
             return FoundOffset(NO_TIMESTAMP, end_offset, self.leader_epoch)
-        search = partition_reads.find_by_time(self.log, timestamp_ms, end_offset=end_offset)
-        while True:
-            try:
-                next(search)
-            except StopIteration as end:
-                found: FoundOffset = end.value
-                return found
-            yield
-            self.check_readable(current_leader_epoch)
+        return (yield from partition_reads.find_by_time(self.log, timestamp_ms, end_offset=end_offset))
 
     # ---- Checks ----------------------------------------------------------------------------------------
 

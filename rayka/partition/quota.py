@@ -82,10 +82,6 @@ class PacedQuota:
         self._pass(now_ms)
         self._ahead += 1000 * size_bytes
 
-    def is_exceeded(self, now_ms: int) -> bool:
-        """Whether throttled replicas must wait."""
-        return self.pause_ms(now_ms) > 0
-
     def pause_ms(self, now_ms: int) -> int:
         """How long they wait, at most a second, for the rate can change; 0: they need not wait."""
         self._pass(now_ms)
@@ -110,9 +106,11 @@ class ReplicationQuotas(NamedTuple):
     named: ReplicationQuota
     added: PacedQuota
 
-    def of(self, *, is_named: bool, is_added: bool) -> tuple[Quota, ...]:
-        """Those that count a replica."""
-        named: tuple[Quota, ...] = (self.named,) * is_named
+    def of(
+        self, throttled_replicas: str, partition: int, broker_id: int, *, is_added: bool
+    ) -> tuple[Quota, ...]:
+        """Those that count a replica: whether its topic's list names it, and whether a reassignment adds it."""
+        named: tuple[Quota, ...] = (self.named,) * is_throttled(throttled_replicas, partition, broker_id)
         return named + (self.added,) * is_added
 
 

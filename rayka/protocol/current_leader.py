@@ -4,11 +4,12 @@ The client goes on there without a question for metadata. Kafka: `CurrentLeader`
 (KIP-951).
 """
 
-from typing import NamedTuple, Protocol
-from uuid import UUID
+from typing import NamedTuple
 
 from rayka.errors import ErrorCode
 from rayka.ids import NO_EPOCH, NO_NODE
+from rayka.protocol.fetch import FetchPartitionResult
+from rayka.protocol.produce import ProducePartitionResult
 
 NAMING_CODES = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
 
@@ -20,20 +21,5 @@ class CurrentLeader(NamedTuple):
     leader_epoch: int = NO_EPOCH
 
 
-class NamesLeader(Protocol):
-    """What an answer says of one partition. The leader counts beside an error only, and if its epoch is news."""
-
-    @property
-    def topic_id(self) -> UUID: ...
-
-    @property
-    def partition(self) -> int: ...
-
-    @property
-    def error_code(self) -> ErrorCode: ...
-
-    @property
-    def leader_id(self) -> int: ...
-
-    @property
-    def leader_epoch(self) -> int: ...
+# What an answer says of one partition. The leader counts beside an error only, and if its epoch is news.
+NamesLeader = FetchPartitionResult | ProducePartitionResult

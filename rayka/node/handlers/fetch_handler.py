@@ -25,7 +25,7 @@ from rayka.node.handlers.fetch_sessions import FetchContext, FetchSessions
 from rayka.node.handlers.parked import ParkedRequest
 from rayka.node.replication.replica_manager import ReplicaManager
 from rayka.node.settings import NodeSettings
-from rayka.node.turns import in_turns
+from rayka.node.turns import in_turns, result_in_turns
 from rayka.partition.partition_reads import FoundOffset
 from rayka.protocol.fetch import (
     FetchPartitionResult,
@@ -153,19 +153,18 @@ class ListOffsetsHandler:
     async def _find(self, each: ListOffsetsPartition, is_follower: bool) -> FoundOffset:
         """Others get their turn after each slice of the search; meanwhile the replica may go."""
         replica = self._replicas.get(each.topic_id, each.partition)
-        search = replica.partition.find_offset(
-            each.timestamp_ms, each.current_leader_epoch, is_follower=is_follower
-        )
-        while self._replicas.get(each.topic_id, each.partition) is replica:
-            try:
-                next(search)
-            except StopIteration as end:
-                found: FoundOffset = end.value
-                return found
-            except StorageError as error:
-                raise self._replicas.on_storage_error(replica, error) from error
-            await asyncio.sleep(0)
-        raise NotLeaderOrFollower(f"{replica.partition.topic_partition} was opened anew; try again")
+        partition = replica.partition
+
+        def check() -> None:
+            if self._replicas.get(each.topic_id, each.partition) is not replica:
+                raise NotLeaderOrFollower(f"{partition.topic_partition} was opened anew; try again")
+            partition.check_readable(each.current_leader_epoch)
+
+        search = partition.find_offset(each.timestamp_ms, each.current_leader_epoch, is_follower=is_follower)
+        try:
+            return await result_in_turns(search, 1, check=check)
+        except StorageError as error:
+            raise self._replicas.on_storage_error(replica, error) from error
 
 
 def _told(context: FetchContext, reads: FetchReads, results: list[FetchPartitionResult]) -> FetchResponse:

@@ -22,7 +22,7 @@ from rayka.node.replication.replica_manager import ReplicaManager
 from rayka.partition.follower_states import FollowerFetch
 from rayka.partition.partition import Partition
 from rayka.partition.partition_reads import ReadResult
-from rayka.partition.quota import Quota, is_throttled
+from rayka.partition.quota import Quota
 from rayka.protocol.fetch import FetchPartition, FetchPartitionResult, FetchRequest
 
 CATCH_UP_BYTES = 1 << 20  # two or three milliseconds of a follower's time
@@ -220,12 +220,10 @@ class FetchReads:
         follower_id = self._request.replica_id
         if follower_id in partition.isr:
             return ()
-        named, number = (
+        return self._leader.replicas.leader_quotas.of(
             partition.config.leader_replication_throttled_replicas,
             partition.topic_partition.partition,
-        )
-        return self._leader.replicas.leader_quotas.of(
-            is_named=is_throttled(named, number, self._leader.broker_id),
+            self._leader.broker_id,
             is_added=follower_id in partition.role.state.adding_replicas,
         )
 

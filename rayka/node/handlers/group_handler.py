@@ -25,9 +25,9 @@ from rayka.errors import (
     NotLeaderOrFollower,
     RequestTimedOut,
 )
+from rayka.node.broker_lifecycle import BrokerLifecycle
 from rayka.node.handlers.joined_commits import JoinedCommits
 from rayka.node.hosting.hosted_shards import HostedShards
-from rayka.node.hosting.internal_topics import InternalTopics
 from rayka.node.hosting.replicated_shard import ReplicatedShard
 from rayka.node.metadata_follower import MetadataFollower
 from rayka.protocol.group_offsets import OffsetCommitRequest, OffsetCommitResponse
@@ -58,12 +58,12 @@ class GroupHandler:
         self,
         topic: NewTopic,
         shards: HostedShards,
-        internal_topics: InternalTopics,
+        lifecycle: BrokerLifecycle,
         follower: MetadataFollower,
     ) -> None:
         self._topic = topic
         self._shards = shards
-        self._internal_topics = internal_topics
+        self._lifecycle = lifecycle
         self._follower = follower
         self._one_at_a_time = asyncio.Lock()
         self._commits = JoinedCommits(self._begin_commits)
@@ -88,7 +88,7 @@ class GroupHandler:
 
     async def _create(self) -> None:
         try:
-            offset = await self._internal_topics.create(self._topic)
+            offset = await self._lifecycle.create_internal_topic(self._topic)
             await self._follower.wait_for(offset, _METADATA_TIMEOUT_MS)
         except ApiError as error:
             raise CoordinatorNotAvailable(f"{OFFSETS_TOPIC} is not there yet: {error}") from error
@@ -141,28 +141,26 @@ class GroupHandler:
 
     async def describe_groups(self, request: DescribeGroupsRequest) -> DescribeGroupsResponse:
         """One for each group; those of other coordinators are refused one by one."""
-        found: dict[str, DescribedGroup] = {}
-        for number, group_ids in self._by_partition(request.group_ids):
-            try:
-                response = await self._submit(number, DescribeGroupsRequest(group_ids))
-                found |= {each.group_id: each for each in response.groups}
-            except ApiError as error:
-                code, message = error.code, str(error)
-                found |= {
-                    each: DescribedGroup(each, error_code=code, error_message=message) for each in group_ids
-                }
-        return DescribeGroupsResponse(tuple(found[each] for each in request.group_ids))
+        return DescribeGroupsResponse(await self._of_each(request, DescribedGroup))
 
     async def delete_groups(self, request: DeleteGroupsRequest) -> DeleteGroupsResponse:
         """One result for each group; those of other coordinators are refused one by one."""
-        found: dict[str, GroupResult] = {}
+        return DeleteGroupsResponse(await self._of_each(request, GroupResult))
+
+    async def _of_each(
+        self,
+        request: DescribeGroupsRequest | DeleteGroupsRequest,
+        refused: type[DescribedGroup | GroupResult],
+    ) -> tuple[Any, ...]:
+        found: dict[str, Any] = {}
         for number, group_ids in self._by_partition(request.group_ids):
             try:
-                response = await self._submit(number, DeleteGroupsRequest(group_ids))
+                response = await self._submit(number, type(request)(group_ids))
                 found |= {each.group_id: each for each in response.groups}
             except ApiError as error:
-                found |= {each: GroupResult(each, error.code, str(error)) for each in group_ids}
-        return DeleteGroupsResponse(tuple(found[each] for each in request.group_ids))
+                code, message = error.code, str(error)
+                found |= {each: refused(each, error_code=code, error_message=message) for each in group_ids}
+        return tuple(found[each] for each in request.group_ids)
 
     def _by_partition(self, group_ids: Iterable[str]) -> list[tuple[int, tuple[str, ...]]]:
         parts: dict[int, list[str]] = {}

@@ -14,7 +14,7 @@ from rayka.node import clock
 from rayka.node.replication.replica import PartitionKey, Replica, key_of
 from rayka.partition.partition import Partition
 from rayka.partition.partition_follower import PartitionFollower
-from rayka.partition.quota import Quota, ReplicationQuotas, is_throttled
+from rayka.partition.quota import Quota, ReplicationQuotas
 from rayka.protocol.fetch import FetchPartition
 from rayka.protocol.fetch_session import SessionRequest
 from rayka.protocol.fetch_stream import FetchStream
@@ -170,12 +170,10 @@ class FetchPositions:
 
     def _counting(self, partition: Partition) -> tuple[Quota, ...]:
         """The quotas that what is fetched of the partition counts for (G17)."""
-        named, number = (
+        return self._quotas.of(
             partition.config.follower_replication_throttled_replicas,
             partition.topic_partition.partition,
-        )
-        return self._quotas.of(
-            is_named=is_throttled(named, number, self._broker_id),
+            self._broker_id,
             is_added=self._broker_id in partition.role.state.adding_replicas,
         )
 

@@ -26,11 +26,11 @@ from rayka.errors import ApiError, CorruptRecord, DamagedLog, DiskFull, StorageE
 from rayka.log.log import Log
 from rayka.log.log_copy import SLICE_BYTES, LogCopy
 from rayka.log.log_directory import LogDirectory
-from rayka.log.slices import Slices
 from rayka.node import clock
 from rayka.node.replication.replica import PartitionKey, Replica, key_of
 from rayka.node.storage.data_directories import SPARE_BYTES
 from rayka.node.storage.directory_assignment import DirectoryAssignment, MoveParts
+from rayka.node.turns import result_in_turns
 from rayka.ports import Disk
 
 _logger = logging.getLogger(__name__)
@@ -172,18 +172,19 @@ class DirectoryMove:
         was_begun = target.futures.exists(self.topic_partition, topic_id)
         if was_begun:
             self._cleaned_offset = 0  # since then the log may have been cleaned
-        opened = await self._in_slices(self._opening())
+        opened = await self._open_future()
         if opened is None:  # it is damaged
             self._parts.logs.delete_future(target, self._future_path)
-            opened = await self._in_slices(self._opening())
+            opened = await self._open_future()
         if opened is None:
             raise MoveCancelled(f"{self._future_path} is damaged")
         self.copy = LogCopy(opened, right_below=self._right_below if was_begun else None)
         self._check_room(max(0, replica.partition.log.segments.size_bytes - opened.segments.size_bytes))
 
-    def _opening(self) -> Slices[Log]:
+    async def _open_future(self) -> Log | None:
+        """The copy; None when it is damaged."""
         log, target = self._partition.log, self.target
-        return target.futures.opening(
+        opening = target.futures.opening(
             self.topic_partition,
             self._partition.topic_id,
             log.config,
@@ -191,20 +192,11 @@ class DirectoryMove:
             was_clean=target.shutdown.was_clean,
             now_ms=clock.now_ms(),
         )
-
-    async def _in_slices(self, opening: Slices[Log]) -> Log | None:
-        """The copy; None when it is damaged."""
-        while True:
-            with self._writing():
-                try:
-                    next(opening)
-                except StopIteration as end:
-                    log: Log = end.value
-                    return log
-                except DamagedLog:
-                    return None
-            await asyncio.sleep(0)
-            self._check()
+        with self._writing():
+            try:
+                return await result_in_turns(opening, 1, check=self._check)
+            except DamagedLog:
+                return None
 
     async def _catch_up(self, *, is_bounded: bool = True) -> None:
         is_even = False
