@@ -11,11 +11,11 @@ from rayka.coordinator.group_effects import CommitTogether, Effects, ExpireOffse
 from rayka.coordinator.group_members import GroupMembers
 from rayka.coordinator.group_records import (
     NO_TOPIC_ID,
+    VERSION,
     GroupKey,
     GroupRecord,
     OffsetKey,
     OffsetValue,
-    offset_value,
 )
 from rayka.coordinator.known_groups import KnownGroups
 from rayka.errors import (
@@ -113,12 +113,13 @@ class CommittedOffsets:
             message = f"metadata: expected at most {most} characters, found {found}"
             code = ErrorCode.OFFSET_METADATA_TOO_LARGE
             return PartitionResult(committed.topic, committed.partition, code, message)
-        value = offset_value(
+        value = OffsetValue(
+            VERSION,
             committed.offset,
+            committed.leader_epoch,
+            committed.metadata,
             timestamp_ms,
-            leader_epoch=committed.leader_epoch,
-            metadata=committed.metadata,
-            topic_id=committed.topic_id,
+            committed.topic_id.bytes,
         )
         key = OffsetKey(group_id, committed.topic, committed.partition)
         effects.records.append(GroupRecord(key, value))

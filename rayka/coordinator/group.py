@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from rayka.coordinator.group_records import GroupValue, MemberValue, group_value
+from rayka.coordinator.group_records import VERSION, GroupValue, MemberValue
 from rayka.errors import CorruptRecord, InvariantBroken
 from rayka.ids import NO_TIMESTAMP
 from rayka.protocol.consumer_protocol import CONSUMER_PROTOCOL_TYPE, ConsumerSubscription, decode_said
@@ -52,16 +52,8 @@ class Member:
         return next((each.metadata for each in self.protocols if each.name == protocol_name), b"")
 
     def value(self, assignment: bytes) -> MemberValue:
-        return MemberValue(
-            self.member_id,
-            self.group_instance_id,
-            self.client_id,
-            self.client_host,
-            self.rebalance_timeout_ms,
-            self.session_timeout_ms,
-            self.protocols,
-            assignment,
-        )
+        known = {name: getattr(self, name) for name in MemberValue.__struct_fields__}
+        return MemberValue(**known | {"assignment": assignment})
 
 
 def member_of(request: JoinGroupRequest, member_id: str) -> Member:
@@ -128,13 +120,14 @@ class Group:
 
     def value(self, members: Iterable[MemberValue], *, leader_id: str, timestamp_ms: int) -> GroupValue:
         """The record of this generation with these members."""
-        return group_value(
-            protocol_type=self.protocol_type,
-            generation_id=self.generation_id,
-            protocol_name=self.protocol_name,
-            leader_id=leader_id,
-            state_timestamp_ms=timestamp_ms,
-            members=tuple(members),
+        return GroupValue(
+            VERSION,
+            self.protocol_type,
+            self.generation_id,
+            self.protocol_name,
+            leader_id,
+            timestamp_ms,
+            tuple(members),
         )
 
     # ---- Members -----------------------------------------------------------------------------------------------------

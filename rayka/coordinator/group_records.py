@@ -7,16 +7,15 @@ Invariant: a record that this version does not know is an error that says so, an
 
 from collections.abc import Sequence
 from typing import Annotated
-from uuid import UUID
 
 import msgspec
 
 from rayka.errors import CorruptRecord, UnsupportedVersion
-from rayka.ids import NO_EPOCH, NO_TIMESTAMP, ZERO_ID
+from rayka.ids import ZERO_ID
 from rayka.protocol.groups import GroupProtocol
 from rayka.shard.shard_records import KeyValue, RecordCodec
 
-_VERSION = 0
+VERSION = 0
 # The garbage collector looks at each UUID, and at no bytes: a coordinator may have millions of them.
 TopicIdBytes = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 NO_TOPIC_ID = ZERO_ID.bytes
@@ -81,33 +80,6 @@ class GroupRecord(msgspec.Struct, frozen=True):
     value: OffsetValue | GroupValue | None
 
 
-def offset_value(
-    offset: int,
-    commit_timestamp_ms: int = NO_TIMESTAMP,
-    *,
-    leader_epoch: int = NO_EPOCH,
-    metadata: str = "",
-    topic_id: UUID = ZERO_ID,
-) -> OffsetValue:
-    """A value of the newest version."""
-    return OffsetValue(_VERSION, offset, leader_epoch, metadata, commit_timestamp_ms, topic_id.bytes)
-
-
-def group_value(
-    *,
-    protocol_type: str,
-    generation_id: int,
-    protocol_name: str = "",
-    leader_id: str = "",
-    state_timestamp_ms: int = NO_TIMESTAMP,
-    members: tuple[MemberValue, ...] = (),
-) -> GroupValue:
-    """A value of the newest version."""
-    return GroupValue(
-        _VERSION, protocol_type, generation_id, protocol_name, leader_id, state_timestamp_ms, members
-    )
-
-
 _encoder = msgspec.msgpack.Encoder(uuid_format="bytes")
 _key_decoder = msgspec.msgpack.Decoder(OffsetKey | GroupKey)
 _offset_key_decoder = msgspec.msgpack.Decoder(OffsetKey)
@@ -139,8 +111,8 @@ def _decode(pair: KeyValue) -> GroupRecord:
 
 
 def _newest(value: OffsetValue | GroupValue) -> OffsetValue | GroupValue:
-    if value.version != _VERSION:
-        raise UnsupportedVersion(f"expected a value of version {_VERSION}, found {value.version}")
+    if value.version != VERSION:
+        raise UnsupportedVersion(f"expected a value of version {VERSION}, found {value.version}")
     return value
 
 
@@ -166,7 +138,7 @@ def _decode_offsets(
         found = list(map(_offset_decoder.decode, values))  # type: ignore[arg-type]
     except (msgspec.DecodeError, TypeError):
         return None
-    are_newest = all(each.version == _VERSION for each in found)
+    are_newest = all(each.version == VERSION for each in found)
     return list(map(GroupRecord, found_keys, found)) if are_newest else None
 
 

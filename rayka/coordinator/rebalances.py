@@ -14,7 +14,7 @@ from rayka.coordinator.group_effects import (
     EndSession,
     EndSyncs,
 )
-from rayka.coordinator.group_records import GroupKey, GroupRecord, group_value
+from rayka.coordinator.group_records import VERSION, GroupKey, GroupRecord, GroupValue
 from rayka.coordinator.known_groups import KnownGroups
 from rayka.errors import ApiError, RebalanceInProgress, UnknownMemberId
 from rayka.protocol.groups import JoinGroupResponse
@@ -89,9 +89,12 @@ class Rebalances:
             effects.after(group.rebalance_timeout_ms, EndJoins(group.group_id))
 
     def _become_empty(self, group: Group, effects: Effects) -> None:
-        value = group_value(
-            protocol_type=group.protocol_type,
-            generation_id=group.generation_id + 1,
+        value = GroupValue(
+            VERSION,
+            group.protocol_type,
+            group.generation_id + 1,
+            protocol_name="",
+            leader_id="",
             state_timestamp_ms=self._known.wall_clock_ms(),
         )
         effects.records.append(GroupRecord(GroupKey(group.group_id), value))

@@ -7,38 +7,31 @@ import pytest
 
 from rayka.coordinator.group_records import (
     GROUP_CODEC,
+    VERSION,
     GroupKey,
     GroupRecord,
+    GroupValue,
     MemberValue,
     OffsetKey,
-    group_value,
-    offset_value,
+    OffsetValue,
 )
 from rayka.coordinator.group_shard import GroupShard, partition_of_group
 from rayka.errors import CorruptRecord, UnsupportedVersion
+from rayka.ids import NO_TIMESTAMP
 from rayka.protocol.batch_encode import encode_batch
 from rayka.shard.shard_records import KeyValue
 from tests.coordinator.group_support import Coordinator, MemoryLog, answer, offers
 
 MEMBER = MemberValue("m", "i", "c", "host", 60_000, 10_000, offers("range", "sticky"), b"\x00mine")
-VALUE = offset_value(
-    7, 1_700_000_000_000, leader_epoch=2, metadata="größe", topic_id=UUID(int=0xFEDCBA98 << 90)
-)
+VALUE = OffsetValue(VERSION, 7, 2, "größe", 1_700_000_000_000, UUID(int=0xFEDCBA98 << 90).bytes)
 RECORDS = [
     GroupRecord(OffsetKey("g", "t", 3), VALUE),
     GroupRecord(OffsetKey("g", "t", 3), None),
     GroupRecord(
         GroupKey("g"),
-        group_value(
-            protocol_type="consumer",
-            generation_id=4,
-            protocol_name="range",
-            leader_id="m",
-            state_timestamp_ms=1_700_000_000_000,
-            members=(MEMBER,),
-        ),
+        GroupValue(VERSION, "consumer", 4, "range", "m", 1_700_000_000_000, (MEMBER,)),
     ),
-    GroupRecord(GroupKey("g"), group_value(protocol_type="consumer", generation_id=5)),
+    GroupRecord(GroupKey("g"), GroupValue(VERSION, "consumer", 5, "", "", NO_TIMESTAMP)),
     GroupRecord(GroupKey("g"), None),
 ]
 
@@ -125,7 +118,7 @@ def test_of_a_batch_of_many_the_record_that_cannot_be_read_is_named_and_those_be
 
 def test_fields_that_a_later_version_appends_are_ignored() -> None:
     value = msgspec.msgpack.encode([0, 7, 2, "", 4, bytes(16), "later"])
-    assert GROUP_CODEC.decode(KeyValue(KEY, value)).value == offset_value(7, 4, leader_epoch=2)
+    assert GROUP_CODEC.decode(KeyValue(KEY, value)).value == OffsetValue(VERSION, 7, 2, "", 4)
 
 
 def known(coordinator: Coordinator) -> tuple[object, object]:
