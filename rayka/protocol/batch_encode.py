@@ -113,14 +113,10 @@ def encode_batch(
     ]
     has_null_key = key_column is None or key_column.validity is not None
     batch = with_body(columns, codec)
-    _write_header(
-        batch,
-        timestamps,
-        attributes=codec | CONTROL_BIT * is_control | NULL_KEY_BIT * has_null_key,
-        last_offset_delta=count - 1 if offset_deltas is None else offset_deltas[-1],
-        record_count=count,
-        sequence=sequence,
-    )
+    attributes = codec | CONTROL_BIT * is_control | NULL_KEY_BIT * has_null_key
+    last_offset_delta = count - 1 if offset_deltas is None else offset_deltas[-1]
+    times_ms = (timestamps.base_ms, timestamps.max_ms)
+    write_header(batch, 0, NO_EPOCH, attributes, last_offset_delta, *times_ms, *sequence, count)
     return np.frombuffer(batch, np.uint8) if isinstance(batch, bytearray) else batch
 
 
@@ -218,20 +214,10 @@ def _fill(block: memoryview, columns: Columns) -> None:
         position += aligned(len(data))
 
 
-def _write_header(
-    batch: np.ndarray | bytearray,
-    timestamps: TimestampColumn,
-    *,
-    attributes: int,
-    last_offset_delta: int,
-    record_count: int,
-    sequence: ProducerSequence,
-) -> None:
-    HEADER.pack_into(
-        bytes_view(batch), 0,
-        0, len(batch) - LENGTH_FIELD_END, NO_EPOCH, MAGIC, 0, attributes, last_offset_delta,
-        timestamps.base_ms, timestamps.max_ms, *sequence, record_count, RESERVED,
-    )  # fmt: skip
+def write_header(batch: np.ndarray | bytearray, base_offset: int, leader_epoch: int, *fields: int) -> None:
+    """Writes the header of a body; `fields` are those from the attributes to the record count."""
+    length = len(batch) - LENGTH_FIELD_END
+    HEADER.pack_into(bytes_view(batch), 0, base_offset, length, leader_epoch, MAGIC, 0, *fields, RESERVED)
     write_crc(batch)
 
 

@@ -11,14 +11,10 @@ import numpy as np
 from rayka.protocol.batch_columns import bytes_column, header_columns, int64_array
 from rayka.protocol.batch_contents import Column
 from rayka.protocol.batch_decode import DecodedBatch
-from rayka.protocol.batch_encode import Columns, bytes_columns, columns_of_headers, with_body, write_crc
+from rayka.protocol.batch_encode import Columns, bytes_columns, columns_of_headers, with_body, write_header
 from rayka.protocol.batch_header import (
     DELETE_HORIZON_BIT,
-    HEADER,
-    LENGTH_FIELD_END,
-    MAGIC,
     NULL_KEY_BIT,
-    RESERVED,
     TIMESTAMP_TYPE_BIT,
     TRANSACTIONAL_BIT,
     Codec,
@@ -81,11 +77,7 @@ def _headed(
     record_count: int,
 ) -> memoryview:
     """The rebuilt batch behind the header of the one before."""
-    HEADER.pack_into(
-        bytes_view(body), 0,
-        batch.base_offset, len(body) - LENGTH_FIELD_END, batch.leader_epoch, MAGIC, 0, attributes,
-        batch.last_offset_delta, *timestamps_ms, batch.producer_id, batch.producer_epoch, batch.base_sequence,
-        record_count, RESERVED,
-    )  # fmt: skip
-    write_crc(body)
+    sequence = (batch.producer_id, batch.producer_epoch, batch.base_sequence)
+    fields = (attributes, batch.last_offset_delta, *timestamps_ms, *sequence, record_count)
+    write_header(body, batch.base_offset, batch.leader_epoch, *fields)
     return bytes_view(body)

@@ -7,6 +7,7 @@ released in the order in which their requests ran, or in which their waits ended
 
 from collections import deque
 from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from rayka.errors import ApiError, InvariantBroken
@@ -14,31 +15,20 @@ from rayka.shard.shard import Answer
 from rayka.shard.timers import Timer
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Pending:
     """A response on its way: once `is_done`, `error` or else `response` is the answer. `has_run`: the request has, and
     its answer waits to be committed, for as long as `patience_ms` from then on.
     """
 
-    __slots__ = (
-        "deadline_ms",
-        "error",
-        "has_run",
-        "is_done",
-        "patience_ms",
-        "required_offset",
-        "response",
-        "timer",
-    )
-
-    def __init__(self, deadline_ms: int, timer: Timer | None = None, patience_ms: int = 0) -> None:
-        self.required_offset = -1
-        self.deadline_ms = deadline_ms
-        self.patience_ms = patience_ms
-        self.timer = timer
-        self.response: Any = None
-        self.error: ApiError | None = None
-        self.has_run = False
-        self.is_done = False
+    deadline_ms: int
+    timer: Timer | None = None
+    patience_ms: int = 0
+    required_offset: int = -1
+    response: Any = None
+    error: ApiError | None = None
+    has_run: bool = False
+    is_done: bool = False
 
     def __repr__(self) -> str:
         waits = f"waits for {self.required_offset}" if self.has_run else "runs or waits to run"

@@ -88,21 +88,6 @@ class FrameReader:
     called when there is room for it; it then goes on with `begin_waiting_frame`.
     """
 
-    __slots__ = (
-        "_head",
-        "_head_bytes_max",
-        "_memory",
-        "_partial",
-        "_payload",
-        "_payload_bytes_max",
-        "_received",
-        "_scratch",
-        "_sizes",
-        "begin_later",
-        "is_old",
-        "is_waiting",
-    )
-
     def __init__(self, memory: ReceiveMemory, *, head_bytes_max: int, payload_bytes_max: int) -> None:
         self._memory = memory
         self._scratch = memory.scratch
