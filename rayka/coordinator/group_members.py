@@ -1,25 +1,42 @@
-"""SyncGroup, Heartbeat and LeaveGroup: what members of a generation ask.
+"""JoinGroup, SyncGroup, Heartbeat and LeaveGroup: what members ask, from the first join on.
 
-The leader's assignments are a record before any member is told them. Kafka: `GroupMetadataManager.classicGroupSync`,
-`classicGroupHeartbeat`, `classicGroupLeave` (E5, E6).
+A member joins that is new, that has been given its id, that is known, or that takes a static one's place. What changes
+nothing in a generation that goes on is answered with that generation; anything else begins a rebalance, and the answer
+waits for the next generation. The leader's assignments are a record before any member is told them. Kafka:
+`GroupMetadataManager.classicGroupJoin`, `classicGroupSync`, `classicGroupHeartbeat`, `classicGroupLeave` (E3-E8).
+Unlike Kafka's, a member that is alone may change all its protocols.
 """
 
-from rayka.coordinator.group import COMPLETING, PREPARING, STABLE, Group, Member
-from rayka.coordinator.group_effects import Effects, EndSession, EndSyncs
+from contextlib import suppress
+
+from rayka.coordinator.group import COMPLETING, EMPTY, PREPARING, STABLE, Group, Member, member_of
+from rayka.coordinator.group_effects import Effects, EndPending, EndSession, EndSyncs
 from rayka.coordinator.group_records import GroupKey, GroupRecord
 from rayka.coordinator.known_groups import KnownGroups
-from rayka.coordinator.rebalances import Rebalances
+from rayka.coordinator.rebalances import Rebalances, end_requests, join_response
 from rayka.errors import (
     ApiError,
+    CorruptRecord,
     ErrorCode,
+    FencedInstanceId,
+    GroupMaxSizeReached,
     IllegalGeneration,
     InconsistentGroupProtocol,
+    InvalidSessionTimeout,
     RebalanceInProgress,
     UnknownMemberId,
+)
+from rayka.protocol.consumer_protocol import (
+    CONSUMER_PROTOCOL_TYPE,
+    ConsumerAssignment,
+    ConsumerSubscription,
+    decode_said,
 )
 from rayka.protocol.groups import (
     GroupHeartbeatRequest,
     GroupHeartbeatResponse,
+    JoinGroupRequest,
+    JoinGroupResponse,
     LeaveGroupRequest,
     LeaveGroupResponse,
     LeavingMember,
@@ -28,6 +45,9 @@ from rayka.protocol.groups import (
     SyncGroupResponse,
 )
 from rayka.shard.shard import Later
+
+Joining = JoinGroupResponse | Later
+PENDING_MAX = 10_000  # of one group: ids that were given out, and that no member has joined with yet
 
 
 class GroupMembers:
@@ -50,6 +70,125 @@ class GroupMembers:
                 f"group {group_id!r} has generation {group.generation_id}, found {generation_id}; join again"
             )
         return group, member
+
+    # ---- Join --------------------------------------------------------------------------------------------------------
+
+    def join(self, request: JoinGroupRequest, effects: Effects) -> Joining:
+        """The generation, or the wait for it."""
+        self._check_session_timeout(request)
+        group = self._known.groups.get(request.group_id)
+        if group is None and request.member_id:
+            raise UnknownMemberId(f"group {request.group_id!r} has no members; join it without a member id")
+        group = group or self._known.make(request.group_id)
+        known_id = request.member_id or group.statics.get(request.group_instance_id, "")
+        self._check_size(group, known_id)
+        if not group.supports(request.protocol_type, request.protocols, without=known_id):
+            raise InconsistentGroupProtocol(
+                f"group {group.group_id!r} is of type {group.protocol_type!r} and its members share no protocol with"
+                f" {[each.name for each in request.protocols]} of type {request.protocol_type!r}; offer one that all"
+                " other members have"
+            )
+        if request.member_id:
+            return self._join_again(group, request, effects)
+        return self._join_first(group, request, effects)
+
+    def _check_session_timeout(self, request: JoinGroupRequest) -> None:
+        config = self._known.config
+        least, most = config.group_min_session_timeout_ms, config.group_max_session_timeout_ms
+        if not least <= request.session_timeout_ms <= most:
+            raise InvalidSessionTimeout(
+                f"session_timeout_ms: expected {least} to {most}, found {request.session_timeout_ms}"
+            )
+
+    def _check_size(self, group: Group, known_id: str) -> None:
+        most, known = self._known.config.group_max_size, group.members.get(known_id)
+        if group.state is EMPTY:
+            return
+        if group.state is PREPARING:
+            has_room = group.joining_count < most or (known is not None and known.join_token is not None)
+        else:
+            has_room = known is not None or len(group.members) < most
+        if not has_room:
+            raise GroupMaxSizeReached(f"group {group.group_id!r} has {most} members, which is group.max.size")
+
+    # ---- Without a member id -----------------------------------------------------------------------------------------
+
+    def _join_first(self, group: Group, request: JoinGroupRequest, effects: Effects) -> Joining:
+        member_id = self._known.new_member_id(request.group_instance_id or request.client_id)
+        if request.group_instance_id in group.statics:
+            return self._replace(group, member_of(request, member_id), request, effects)
+        if request.group_instance_id:
+            return self._add(group, member_of(request, member_id), request, effects)
+        if len(group.pending) >= PENDING_MAX:
+            raise GroupMaxSizeReached(
+                f"group {group.group_id!r} has given out {PENDING_MAX:,} member ids that no member has joined with;"
+                " try again when the session timeout of some is over"
+            )
+        group.pending[member_id] = None
+        effects.after(request.session_timeout_ms, EndPending(group.group_id, member_id))
+        return JoinGroupResponse(member_id, error_code=ErrorCode.MEMBER_ID_REQUIRED)
+
+    def _add(self, group: Group, member: Member, request: JoinGroupRequest, effects: Effects) -> Later:
+        parked = self._wait(member)
+        group.add(member, request.protocol_type)
+        if group.initial_delay is not None:
+            group.initial_delay.has_new_members = True
+        self._rebalances.go_on(group, effects)
+        return parked
+
+    def _wait(self, member: Member) -> Later:
+        member.join_token = self._known.new_token()
+        return Later(member.join_token)
+
+    def _replace(self, group: Group, member: Member, request: JoinGroupRequest, effects: Effects) -> Joining:
+        """Another process takes a static member's place (E7)."""
+        old = group.members[group.statics[member.group_instance_id]]
+        member.assignment = old.assignment
+        following = group.replaced(old.member_id, member)
+        if len(following.members) == 1:
+            following.protocol_type = request.protocol_type
+        if group.state is STABLE and _is_unchanged(group, following, old, member):
+            timestamp_ms = group.state_timestamp_ms
+            values = [each.value(each.assignment) for each in following.members.values()]
+            value = following.value(values, leader_id=following.leader_id, timestamp_ms=timestamp_ms)
+            effects.records.append(GroupRecord(GroupKey(group.group_id), value))
+            effects.cancel(EndSession(group.group_id, old.member_id))
+            effects.begin_session(group.group_id, member)
+            return join_response(following, member, skip_assignment=True)
+        end_requests(old, effects, _fenced(group, member))
+        effects.cancel(EndSession(group.group_id, old.member_id))
+        self._known.groups[group.group_id] = following
+        parked = self._wait(member)
+        self._rebalances.go_on(following, effects)
+        return parked
+
+    # ---- With a member id --------------------------------------------------------------------------------------------
+
+    def _join_again(self, group: Group, request: JoinGroupRequest, effects: Effects) -> Joining:
+        if request.member_id in group.pending and not request.group_instance_id:
+            del group.pending[request.member_id]
+            effects.cancel(EndPending(group.group_id, request.member_id))
+            return self._add(group, member_of(request, request.member_id), request, effects)
+        group, member = self._known.member(request.group_id, request.member_id, request.group_instance_id)
+        has_changed = member.protocols != request.protocols
+        is_leader = member.member_id == group.leader_id
+        if not has_changed and (group.state is COMPLETING or (group.state is STABLE and not is_leader)):
+            effects.begin_session(group.group_id, member)
+            return join_response(group, member)
+        return self._rejoin(group, member, request, effects)
+
+    def _rejoin(self, group: Group, member: Member, request: JoinGroupRequest, effects: Effects) -> Later:
+        error = RebalanceInProgress(f"{member.member_id!r} has joined again with a later request")
+        effects.answer_join(member, error=error)
+        member.protocols = request.protocols
+        member.rebalance_timeout_ms = request.rebalance_timeout_ms
+        member.session_timeout_ms = request.session_timeout_ms
+        if len(group.members) == 1:
+            group.protocol_type = request.protocol_type
+        effects.cancel(EndSession(group.group_id, member.member_id))
+        parked = self._wait(member)
+        self._rebalances.go_on(group, effects)
+        return parked
 
     # ---- Sync --------------------------------------------------------------------------------------------------------
 
@@ -156,3 +295,43 @@ def _check_protocol(group: Group, request: SyncGroupRequest) -> None:
 
 def _sync_response(group: Group, assignment: bytes) -> SyncGroupResponse:
     return SyncGroupResponse(group.protocol_type, group.protocol_name, assignment)
+
+
+def _is_unchanged(group: Group, following: Group, old: Member, member: Member) -> bool:
+    """Whether the generation can go on with the new process."""
+    name, protocol_type = group.protocol_name, group.protocol_type
+    says_the_same = _says(protocol_type, old, name) == _says(protocol_type, member, name)
+    is_same_protocol = following.protocol_type == protocol_type and following.select_protocol() == name
+    return says_the_same and is_same_protocol and not _is_giving_up(group, old)
+
+
+def _is_giving_up(group: Group, old: Member) -> bool:
+    """Whether the generation waits for the former process to give up partitions, which it claimed and no member was
+    assigned: the new one reads none of them, would not join again, and they would have no owner.
+    """
+    if group.protocol_type != CONSUMER_PROTOCOL_TYPE:
+        return False
+    with suppress(CorruptRecord):
+        claimed = decode_said(ConsumerSubscription, old.metadata(group.protocol_name)).owned_partitions
+        if claimed:
+            given = [each.assignment for each in group.members.values() if each.assignment]
+            assigned = {tp for each in given for tp in decode_said(ConsumerAssignment, each).partitions}
+            return not assigned.issuperset(claimed)
+    return False
+
+
+def _says(protocol_type: str, member: Member, protocol_name: str) -> object:
+    """What matters to the assignment: of a consumer its topics and its rack, and not what it claimed when it joined."""
+    metadata = member.metadata(protocol_name)
+    if protocol_type == CONSUMER_PROTOCOL_TYPE:
+        with suppress(CorruptRecord):
+            said = decode_said(ConsumerSubscription, metadata)
+            return said.topics, said.rack
+    return metadata
+
+
+def _fenced(group: Group, member: Member) -> FencedInstanceId:
+    return FencedInstanceId(
+        f"group {group.group_id!r}: another process has joined as {member.group_instance_id!r}; give each process a"
+        " group_instance_id of its own"
+    )

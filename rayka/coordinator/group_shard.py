@@ -26,7 +26,6 @@ from rayka.coordinator.group_effects import (
     ExpireOffsets,
     ForgetTopics,
 )
-from rayka.coordinator.group_joins import GroupJoins
 from rayka.coordinator.group_members import GroupMembers
 from rayka.coordinator.group_records import (
     GROUP_CODEC,
@@ -67,12 +66,11 @@ class GroupShard:
     def __init__(self, config: BrokerConfig, random: Random, wall_clock_ms: Callable[[], int]) -> None:
         self.known = known = KnownGroups(config, random, wall_clock_ms)
         rebalances = Rebalances(known)
-        joins = GroupJoins(known, rebalances)
         members = GroupMembers(known, rebalances)
         offsets = self._offsets = CommittedOffsets(known, members)
         admin = self._admin = GroupAdmin(known)
         self._handlers: Mapping[type[Any], _Handler] = {
-            JoinGroupRequest: joins.join,
+            JoinGroupRequest: members.join,
             SyncGroupRequest: members.sync,
             GroupHeartbeatRequest: members.heartbeat,
             LeaveGroupRequest: members.leave,

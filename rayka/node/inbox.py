@@ -12,6 +12,7 @@ Kafka: `SocketServer` (ordering, throttling, `queued.max.request.bytes`) and `Ka
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -61,14 +62,12 @@ class Node(Protocol):
         ...
 
 
+@dataclass(slots=True)
 class _Waiting:
     """The requests of one API that were started and are not answered yet."""
 
-    __slots__ = ("count", "size_bytes")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.size_bytes = 0
+    count: int = 0
+    size_bytes: int = 0
 
     def add(self, size_bytes: int) -> "_Waiting":
         self.count += 1

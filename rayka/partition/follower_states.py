@@ -6,6 +6,7 @@ broker process changes nothing. Kafka: `Replica`, `ReplicaState`, `RackAwareRepl
 """
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 from uuid import UUID
 
@@ -25,22 +26,17 @@ class FollowerFetch(NamedTuple):
     log_start_offset: int
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class FollowerState:
     """One replica, as its fetches show it; -1 stands for what no fetch has told yet."""
 
-    __slots__ = (
-        "broker_epoch", "last_caught_up_ms", "last_fetch_leader_end_offset", "last_fetch_ms", "log_end_offset",
-        "log_start_offset", "replica_id",
-    )  # fmt: skip
-
-    def __init__(self, replica_id: int, *, last_caught_up_ms: int = NEVER_MS) -> None:
-        self.replica_id = replica_id
-        self.broker_epoch = NO_EPOCH
-        self.log_start_offset = NO_OFFSET
-        self.log_end_offset = NO_OFFSET
-        self.last_fetch_ms = NEVER_MS
-        self.last_fetch_leader_end_offset = NO_OFFSET
-        self.last_caught_up_ms = last_caught_up_ms
+    replica_id: int
+    broker_epoch: int = NO_EPOCH
+    log_start_offset: int = NO_OFFSET
+    log_end_offset: int = NO_OFFSET
+    last_fetch_ms: int = NEVER_MS
+    last_fetch_leader_end_offset: int = NO_OFFSET
+    last_caught_up_ms: int = NEVER_MS
 
     def __repr__(self) -> str:
         return f"<FollowerState {self.replica_id} epoch={self.broker_epoch} leo={self.log_end_offset}>"

@@ -10,6 +10,7 @@ The simulator attacks below this layer: it loses, delays, duplicates and reorder
 """
 
 from collections import OrderedDict
+from dataclasses import dataclass, field
 from enum import Enum
 from uuid import UUID
 
@@ -73,13 +74,11 @@ class Admission(Enum):
     REFUSE = "refuse"
 
 
+@dataclass(slots=True)
 class _Caller:
-    __slots__ = ("epoch", "expected", "held")
-
-    def __init__(self, epoch: int, expected: int) -> None:
-        self.epoch = epoch
-        self.expected = expected
-        self.held: set[int] = set()
+    epoch: int
+    expected: int
+    held: set[int] = field(default_factory=set)
 
 
 class Inbound:

@@ -3,7 +3,7 @@
 import pytest
 
 from rayka.coordinator.group import COMPLETING, EMPTY, PREPARING, STABLE
-from rayka.coordinator.group_joins import PENDING_MAX
+from rayka.coordinator.group_members import PENDING_MAX
 from rayka.errors import ErrorCode, InvariantBroken
 from rayka.protocol.consumer_protocol import ConsumerAssignment, ConsumerSubscription, encode_said
 from rayka.protocol.groups import GroupProtocol
