@@ -52,9 +52,8 @@ class Later(asyncio.Future[ResultT]):
         if self.done():
             return
         on_end, observers, self._on_end, self._observers = self._on_end, self._observers, None, ()
-        self._on_given_up = (
-            _nothing  # it refers to this one, perhaps: the garbage collector would have to find that
-        )
+        # It refers to this one, perhaps: the garbage collector would have to find that.
+        self._on_given_up = _nothing
         if on_end is not None:
             self.set_result(None)  # type: ignore[arg-type]  # nothing else will ask for it
         elif not isinstance(outcome, BaseException):

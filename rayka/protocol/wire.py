@@ -22,9 +22,8 @@ MessageT = TypeVar("MessageT", bound=Message)
 Part = np.ndarray | FileSlice
 Payload = np.ndarray | bytes | list[Part]  # with slices always a list
 JOINED_BYTES_MAX = 512 << 10
-SMALL_BYTES = (
-    4 << 10
-)  # buffers of this size on average cost less joined than one by one, for any number of them
+# Buffers of this size on average cost less joined than one by one, for any number of them.
+SMALL_BYTES = 4 << 10
 NO_BYTES = np.empty(0, dtype=np.uint8)
 _BYTE = np.dtype(np.uint8)  # a comparison with the type would make this first
 

@@ -129,9 +129,8 @@ class _Exchange:
         self._racks_of = racks_of
         self._cells: list[dict[_Cell, list[TopicPartition]]] = [{} for _ in loads]
         self._far: list[dict[_Cell, None]] = [{} for _ in loads]  # what each holds that is far from it
-        self._in_rack: list[dict[str, dict[_Cell, None]]] = [
-            {} for _ in loads
-        ]  # what each holds, by its racks
+        # What each holds, by its racks.
+        self._in_rack: list[dict[str, dict[_Cell, None]]] = [{} for _ in loads]
         self._near_members: dict[_Cell, list[int]] = {}
 
     def run(self, fixed: Container[TopicPartition]) -> None:

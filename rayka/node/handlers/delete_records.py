@@ -77,9 +77,8 @@ class DeleteRecordsHandler:
         except StorageError as error:
             raise self._replicas.on_storage_error(replica, error) from error
         self._replicas.logs.retention.look_soon()
-        self._replicas.parked.wake(
-            (asked.topic_id, asked.partition)
-        )  # fetches then say where the log begins now
+        # Fetches then say where the log begins now.
+        self._replicas.parked.wake((asked.topic_id, asked.partition))
         return _Deletion(asked, replica, required_offset, leader)
 
     async def _save(self, waiting: dict[int, _Deletion], results: list[DeleteRecordsResult]) -> None:

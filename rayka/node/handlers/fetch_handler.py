@@ -95,16 +95,12 @@ class _ParkedFetch(ParkedRequest):
 
     def look(self) -> FetchResponse | None:
         reads = self._reads()
-        if (
-            self._request.min_bytes > 1 and not reads.has_enough()
-        ):  # else a read shows as well whether there is enough
+        # Of one byte a read shows as well whether there is enough.
+        if self._request.min_bytes > 1 and not reads.has_enough():
             return None
         results = reads.read_all(is_first=False)
-        return (
-            _told(self._context, reads, results)
-            if _is_complete(self._request, self._context, results)
-            else None
-        )
+        is_complete = _is_complete(self._request, self._context, results)
+        return _told(self._context, reads, results) if is_complete else None
 
     @property
     def is_current(self) -> bool:

@@ -144,9 +144,8 @@ class SnapshotGenerator(Generic[SnapshotShardT, RecordT]):
     def _is_allowed(self, snapshot_id: OffsetAndEpoch) -> bool:
         try:
             return self._quorum.create_snapshot_allowed(snapshot_id)
-        except (
-            ValueError
-        ) as error:  # the log was truncated, or began anew, behind a snapshot that was fetched
+        except ValueError as error:
+            # The log was truncated, or began anew, behind a snapshot that was fetched.
             _logger.info("%r: %s", self, error)
             return False
 
