@@ -26,7 +26,6 @@ from rayka.node.handlers.delete_records import DeleteRecordsHandler
 from rayka.node.handlers.fetch_handler import FetchHandler, ListOffsetsHandler
 from rayka.node.handlers.group_handler import GroupHandler
 from rayka.node.handlers.log_dirs import LogDirsHandler
-from rayka.node.handlers.metadata_handler import MetadataHandler
 from rayka.node.handlers.produce_handler import ProduceHandler
 from rayka.node.handlers.producer_id_handler import ProducerIdHandler, expire_producers
 from rayka.node.hosting.hosted_shards import HostedShards
@@ -108,21 +107,13 @@ class BrokerNode:
     serves = ServedBy.BROKER
 
     def __init__(self, settings: NodeSettings) -> None:
-        self._settings = settings
+        self.settings = settings
         self._tasks = Tasks(settings.crash)
-        self._state = NodeState.STARTING
+        self.state = NodeState.STARTING
         self._parts: BrokerParts | None = None
 
     def __repr__(self) -> str:
-        return f"<BrokerNode {node_name(self._settings.node_id)} {self._state}>"
-
-    @property
-    def settings(self) -> NodeSettings:
-        return self._settings
-
-    @property
-    def state(self) -> NodeState:
-        return self._state
+        return f"<BrokerNode {node_name(self.settings.node_id)} {self.state}>"
 
     @property
     def observed(self) -> BrokerParts | None:
@@ -137,23 +128,23 @@ class BrokerNode:
         Raises StorageError when a directory cannot be used, the ApiError with which the controller refused
         the broker, UnavailableError when there is no controller. Then `stop` gives the directories back.
         """
-        parts = self._parts = self._make_parts(await DataDirectories.open(self._settings))
+        parts = self._parts = self._make_parts(await DataDirectories.open(self.settings))
         registered = await parts.lifecycle.register()
         await parts.directories.on_registered(registered.cluster_id, registered.broker_epoch)
-        self._state = NodeState.RECOVERY
+        self.state = NodeState.RECOVERY
         first_image_offset = registered.broker_epoch + 1
         self._tasks.start("metadata", parts.follower.run(registered.cluster_id, first_image_offset))
         self._tasks.start("heartbeats", parts.lifecycle.run())
         self._tasks.start("load", parts.meter.run())
-        self._tasks.start("expiry of producers", expire_producers(parts.replicas, self._settings.config))
+        self._tasks.start("expiry of producers", expire_producers(parts.replicas, self.settings.config))
         self._tasks.start("offline directories", self._report_offline(parts))
         await parts.follower.wait_for_first_image()
         await parts.lifecycle.unfence()
-        self._state = NodeState.RUNNING
+        self.state = NodeState.RUNNING
         _logger.info("%r serves %d partitions", self, len(parts.replicas.partitions))
 
     def _make_parts(self, directories: DataDirectories) -> BrokerParts:
-        settings = self._settings
+        settings = self.settings
         link = ControllerLink(settings.network)
         replicas = ReplicaManager(settings, directories, link, self._tasks)
         follower = MetadataFollower(settings, link, self._publish)
@@ -173,7 +164,7 @@ class BrokerNode:
             "delete_records": DeleteRecordsHandler(replicas).handle,
             "describe_log_dirs": log_dirs.describe,
             "alter_replica_log_dirs": log_dirs.alter,
-            "metadata": MetadataHandler(directories, follower).handle,
+            "metadata": follower.answer,
             **_group_handlers(groups),
         }
         return BrokerParts(
@@ -205,8 +196,8 @@ class BrokerNode:
         """A controlled shutdown: the controller moves leaders away, then everything is synced and marked
         clean (B30).
         """
-        parts, has_served = self._parts, self._state is NodeState.RUNNING
-        self._state = NodeState.SHUTTING_DOWN
+        parts, has_served = self._parts, self.state is NodeState.RUNNING
+        self.state = NodeState.SHUTTING_DOWN
         if parts is None:
             return
         if has_served:
@@ -249,7 +240,7 @@ class BrokerNode:
 
     async def _status(self) -> StatusResponse:
         """How this node is; it answers whatever has happened to it."""
-        status, parts = self._settings.status(self._state, self._settings.roles), self._parts
+        status, parts = self.settings.status(self.state, self.settings.roles), self._parts
         if parts is None:
             return status
         return msgspec.structs.replace(
@@ -275,10 +266,10 @@ class BrokerNode:
         await self._serving().lifecycle.create_internal_topic(topic)
 
     def _serving(self) -> BrokerParts:
-        if self._parts is None or self._state in (NodeState.STARTING, NodeState.RECOVERY):
-            raise BrokerNotAvailable(f"{self._name} is {self._state}; try again soon")
+        if self._parts is None or self.state in (NodeState.STARTING, NodeState.RECOVERY):
+            raise BrokerNotAvailable(f"{self._name} is {self.state}; try again soon")
         return self._parts
 
     @property
     def _name(self) -> str:
-        return node_name(self._settings.node_id)
+        return node_name(self.settings.node_id)

@@ -38,16 +38,12 @@ class CombinedNode:
     serves = BrokerNode.serves | ControllerNode.serves
 
     def __init__(self, settings: NodeSettings) -> None:
-        self._settings = settings
+        self.settings = settings
         self.controller = ControllerNode(controller_settings(settings))
         self.broker = BrokerNode(settings)
 
     def __repr__(self) -> str:
-        return f"<CombinedNode {node_name(self._settings.node_id)} {self.broker!r} {self.controller!r}>"
-
-    @property
-    def settings(self) -> NodeSettings:
-        return self._settings
+        return f"<CombinedNode {node_name(self.settings.node_id)} {self.broker!r} {self.controller!r}>"
 
     # ---- Life ------------------------------------------------------------------------------------------------------
 
@@ -63,7 +59,7 @@ class CombinedNode:
             except UnavailableError as error:  # too few controllers run; this one must not end for it
                 _logger.warning("%r: %s; it tries again", self, error)
                 self.broker.kill()
-                self.broker = BrokerNode(self._settings)
+                self.broker = BrokerNode(self.settings)
 
     async def stop(self) -> None:
         """A controlled shutdown of both; the broker needs controllers for its own."""
@@ -104,7 +100,7 @@ class CombinedNode:
         """
         if not self.controller.is_active:
             response: MetadataResponse = await completed(self.broker.handle(request))
-            is_outdated = response.controller_id == self._settings.node_id and not self.controller.is_active
+            is_outdated = response.controller_id == self.settings.node_id and not self.controller.is_active
             return msgspec.structs.replace(response, controller_id=NO_NODE) if is_outdated else response
         if request.min_metadata_offset >= 0:
             await completed(self.broker.handle(request))

@@ -79,27 +79,19 @@ class ControllerNode:
     serves = ServedBy.CONTROLLER | ServedBy.QUORUM
 
     def __init__(self, settings: NodeSettings) -> None:
-        self._settings = settings
+        self.settings = settings
         self._tasks = Tasks(settings.crash)
-        self._state = NodeState.STARTING
+        self.state = NodeState.STARTING
         self._failure: RaykaError | None = None
         self._parts: ControllerParts | None = None
 
     def __repr__(self) -> str:
-        return f"<ControllerNode {self._name} {self._state} {self._parts.driver if self._parts else None!r}>"
-
-    @property
-    def settings(self) -> NodeSettings:
-        return self._settings
+        return f"<ControllerNode {self._name} {self.state} {self._parts.driver if self._parts else None!r}>"
 
     @property
     def is_active(self) -> bool:
         """Whether this is the active controller."""
         return self._parts is not None and self._parts.shard.is_active
-
-    @property
-    def state(self) -> NodeState:
-        return self._state
 
     @property
     def observed(self) -> ControllerParts | None:
@@ -113,41 +105,41 @@ class ControllerNode:
         its directory cannot be used.
         """
         try:
-            driver = await QuorumDriver.open(self._settings, self._tasks)
+            driver = await QuorumDriver.open(self.settings, self._tasks)
         except BaseException as error:
             self.kill()
             if isinstance(error, StorageError):
                 self._fail(error)
             raise
         shard: ReplicatedShard[Controller, MetadataRecord] = ReplicatedShard(
-            self._settings.node_id,
+            self.settings.node_id,
             QuorumLog(driver, METADATA_CODEC),
             lambda: self._new_controller(driver.directory.cluster_id),
             on_active=self._on_active,
             on_replayed=lambda: shard.shard.image(shard.replayed_offset),  # so that deltas stay small
-            steps_per_turn=self._settings.steps_per_turn,
+            steps_per_turn=self.settings.steps_per_turn,
         )
-        self._parts = ControllerParts(driver, QuorumRequests(driver, self._settings.config), shard)
-        self._state = NodeState.RUNNING
+        self._parts = ControllerParts(driver, QuorumRequests(driver, self.settings.config), shard)
+        self.state = NodeState.RUNNING
         self._tasks.start("quorum", self._until_disk_fails(driver.run))
         self._tasks.start("shard", self._until_disk_fails(shard.run))
-        snapshots = SnapshotGenerator(self._settings, driver, shard, METADATA_CODEC)
+        snapshots = SnapshotGenerator(self.settings, driver, shard, METADATA_CODEC)
         self._tasks.start("snapshots", self._until_disk_fails(snapshots.run))
 
     def _new_controller(self, cluster_id: str) -> Controller:
         return Controller(
             cluster_id=cluster_id,
-            node_id=self._settings.node_id,
-            config=self._settings.config,
-            random=self._settings.random,
-            wall_clock_ms=self._settings.wall_clock_ms,
+            node_id=self.settings.node_id,
+            config=self.settings.config,
+            random=self.settings.random,
+            wall_clock_ms=self.settings.wall_clock_ms,
         )
 
     async def stop(self) -> None:
         """Hands the lead over (A23), answers what still waits with NOT_CONTROLLER, and closes the log cleanly, unless
         its disk has failed.
         """
-        self._state = NodeState.SHUTTING_DOWN
+        self.state = NodeState.SHUTTING_DOWN
         if self._parts is not None and self._failure is None:
             await self._parts.driver.shut_down()
         await self._tasks.stop()
@@ -190,7 +182,7 @@ class ControllerNode:
 
     async def _status(self) -> StatusResponse:
         """How this node is, active or not; it answers whatever has happened to it."""
-        status = self._settings.status(self._state, (Role.CONTROLLER,), str(self._failure or ""))
+        status = self.settings.status(self.state, (Role.CONTROLLER,), str(self._failure or ""))
         if self._parts is None:
             return status
         driver, log = self._parts.driver, self._parts.driver.directory.log
@@ -211,7 +203,7 @@ class ControllerNode:
         if self._failure is not None:
             raise KafkaStorageError(f"{self._name} cannot use its disk: {self._failure}")
         if self._parts is None:
-            raise NotController(f"{self._name} is {self._state}; it does not lead the metadata")
+            raise NotController(f"{self._name} is {self.state}; it does not lead the metadata")
         return self._parts
 
     # ---- Being active ------------------------------------------------------------------------------------------------
@@ -227,7 +219,7 @@ class ControllerNode:
             self._fail(pending.error)
             return
         image = self._parts.shard.shard.image(self._parts.shard.replayed_offset)
-        unheeded = unheeded_min_isr(image, self._settings.config)
+        unheeded = unheeded_min_isr(image, self.settings.config)
         if unheeded:
             _logger.warning("%s: %s", self._name, unheeded)
         _logger.info("%s is the active controller, %r", self._name, self._parts.driver)
@@ -245,11 +237,11 @@ class ControllerNode:
             return
         _logger.error("%s: %s", self._name, error)
         self._failure = error
-        self._state = NodeState.FAILED
+        self.state = NodeState.FAILED
         if self._parts is not None:
             self._parts.driver.fail(error if isinstance(error, StorageError) else StorageError(str(error)))
             self._parts.shard.end(KafkaStorageError(f"{self._name}: {error}"))
 
     @property
     def _name(self) -> str:
-        return node_name(self._settings.node_id)
+        return node_name(self.settings.node_id)

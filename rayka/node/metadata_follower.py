@@ -19,20 +19,23 @@ from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import MetadataImage
 from rayka.metadata.image_snapshot import difference
 from rayka.metadata.metadata_records import MetadataRecord
+from rayka.metadata.response import metadata_steps
 from rayka.node.controller_link import ControllerLink, Pauses
 from rayka.node.metadata_codec import METADATA_CODEC
 from rayka.node.settings import NodeSettings
 from rayka.node.signal import Signal
 from rayka.node.snapshot_download import download_snapshot
-from rayka.node.turns import in_turns
+from rayka.node.turns import in_turns, result_in_turns
 from rayka.protocol.batch_header import split_batches
 from rayka.protocol.fetch import FetchPartition, FetchPartitionResult, FetchRequest
+from rayka.protocol.membership import MetadataRequest, MetadataResponse
 from rayka.protocol.quorum_messages import FetchSnapshotRequest
 from rayka.raft.snapshot import Snapshot
 
 Publish = Callable[[MetadataDelta, MetadataImage], Awaitable[None]]
 _FETCH_BYTES = 256 << 10  # some thousand records, which are decoded in one turn of the loop
 _ANSWER_TIMEOUT_MS = 2_000
+_METADATA_TIMEOUT_MS = 10_000  # how long a request waits for the offset that it names
 _logger = logging.getLogger(__name__)
 
 
@@ -68,6 +71,14 @@ class MetadataFollower:
                     f" {self.image.next_offset}, expected {offset} within {timeout_ms} ms; is the controller running?"
                 )
             await self._news.wait(deadline_s)
+
+    async def answer(self, request: MetadataRequest) -> MetadataResponse:
+        """Brokers and topics as in the image, which holds what the request names the end of. Kafka: `KafkaApis`."""
+        await self.wait_for(request.min_metadata_offset, _METADATA_TIMEOUT_MS)
+        steps = metadata_steps(
+            self.image, request, cluster_id=self._cluster_id, controller_id=self.controller_id
+        )
+        return await result_in_turns(steps)
 
     async def wait_for_first_image(self) -> None:
         """Returns once there is an image, however long the logs take to recover."""

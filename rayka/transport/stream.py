@@ -52,7 +52,6 @@ class StreamOwner(Protocol):
 
     def on_sent(self) -> None:
         """Less waits to be sent than before."""
-        ...
 
     def on_closed(self, reason: "End", detail: str) -> None: ...
 

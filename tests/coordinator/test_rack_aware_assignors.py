@@ -8,9 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rayka.coordinator.assignors.assignor import PartitionRacks, Subscriber
+from rayka.coordinator.assignors.assignor import PartitionRacks, Subscriber, minds_racks
 from rayka.coordinator.assignors.assignor_table import ASSIGNORS
-from rayka.coordinator.assignors.racks import minds_racks
 from rayka.ids import TopicPartition
 from rayka.protocol.consumer_protocol import ConsumerSubscription
 from tests.coordinator.assignor_support import TOPICS, expect_valid, groups, owning, topic_counts, unevenness

@@ -14,11 +14,11 @@ from rayka.coordinator.assignors.assignor import (
     PartitionRacks,
     RacksByTopic,
     Subscriber,
+    minds_racks,
     partitions_of,
     ranked,
     subscribers_by_topic,
 )
-from rayka.coordinator.assignors.racks import minds_racks
 
 
 def assign_range(

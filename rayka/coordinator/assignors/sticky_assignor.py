@@ -16,13 +16,13 @@ from rayka.coordinator.assignors.assignor import (
     Assignment,
     RacksByTopic,
     Subscriber,
+    minds_racks,
     partitions_of,
     ranked,
     subscribers_by_topic,
 )
 from rayka.coordinator.assignors.even_loads import EvenLoads, Pool
 from rayka.coordinator.assignors.near_loads import NearLoads
-from rayka.coordinator.assignors.racks import minds_racks
 from rayka.ids import TopicPartition
 
 

@@ -160,15 +160,12 @@ class Listener(Protocol[KeyT_contra]):
     @property
     def sleeps_through(self) -> News | None:
         """What it need not be called at; it is called at commits all the same."""
-        ...
 
     def wake(self, key: KeyT_contra, news: News) -> None:
         """Something happened to this key."""
-        ...
 
     def end(self, reason: str) -> None:
         """The node stops: nothing will happen any more."""
-        ...
 
 
 class Parked(Generic[KeyT]):

@@ -7,6 +7,7 @@ Kafka: `ReplicaManager`.
 
 import logging
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from uuid import UUID
 
 from rayka.errors import (
@@ -156,19 +157,8 @@ class ReplicaManager:
             if not (each.directory.full and isinstance(each.partition.log.failure, DiskFull))  # said once
         ]
         unusable = [str(each) for each in self.unusable]
-        return list(
-            dict.fromkeys(
-                [
-                    *offline,
-                    *full,
-                    *failed,
-                    *unusable,
-                    *self.fetchers.problems(),
-                    *self.logs.cleaner.problems(),
-                    *self.moves.problems(),
-                ]
-            )
-        )
+        others = [each.problems() for each in (self.fetchers, self.logs.cleaner, self.moves)]
+        return list(dict.fromkeys(chain(offline, full, failed, unusable, *others)))
 
     # ---- Coming and going ------------------------------------------------------------------------------
 
