@@ -34,21 +34,24 @@ class ConfigEntry(Message, frozen=True, array_like=True):
     is_read_only: bool = False
 
 
-class DescribedConfig(Message, frozen=True, array_like=True):
-    """The keys of one resource, by name."""
-
-    resource_type: ResourceType
-    resource_name: str
-    error_code: ErrorCode = ErrorCode.NONE
-    error_message: str = ""
-    entries: tuple[ConfigEntry, ...] = ()
-
-
 class ConfigResourceName(Message, frozen=True, array_like=True):
     """A topic by name, a broker by its id, or with an empty name all brokers."""
 
     resource_type: ResourceType
     resource_name: str
+
+
+class AlterConfigsResult(ConfigResourceName, frozen=True, array_like=True):
+    """What became of one resource of the request."""
+
+    error_code: ErrorCode = ErrorCode.NONE
+    error_message: str = ""
+
+
+class DescribedConfig(AlterConfigsResult, frozen=True, array_like=True):
+    """The keys of one resource, by name."""
+
+    entries: tuple[ConfigEntry, ...] = ()
 
 
 class DescribeConfigsResponse(Message, frozen=True, array_like=True):
@@ -81,21 +84,10 @@ class ConfigChange(Message, frozen=True, array_like=True):
     value: str = ""
 
 
-class AlteredResource(Message, frozen=True, array_like=True):
+class AlteredResource(ConfigResourceName, frozen=True, array_like=True):
     """All changes of one resource: made together or not at all."""
 
-    resource_type: ResourceType
-    resource_name: str
     changes: tuple[ConfigChange, ...]
-
-
-class AlterConfigsResult(Message, frozen=True, array_like=True):
-    """What became of one resource of the request."""
-
-    resource_type: ResourceType
-    resource_name: str
-    error_code: ErrorCode = ErrorCode.NONE
-    error_message: str = ""
 
 
 class IncrementalAlterConfigsResponse(Message, frozen=True, array_like=True):
@@ -120,5 +112,5 @@ class IncrementalAlterConfigsRequest(Request[IncrementalAlterConfigsResponse], f
             check_each_once(f"changes of {_resource(each)}", names)
 
 
-def _resource(each: ConfigResourceName | AlteredResource) -> str:
+def _resource(each: ConfigResourceName) -> str:
     return f"{each.resource_type.name.lower()} {each.resource_name!r}"

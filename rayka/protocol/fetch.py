@@ -21,6 +21,7 @@ from rayka.ids import (
     TopicIdPartition,
 )
 from rayka.ports import Message, Request
+from rayka.protocol.of_partition import OfPartition, PartitionAnswer
 from rayka.protocol.request_checks import require
 from rayka.protocol.wire import NO_BYTES
 
@@ -45,11 +46,9 @@ class FileRange(Message, frozen=True, array_like=True):
     base_offset: int
 
 
-class FetchPartition(Message, frozen=True, array_like=True):
+class FetchPartition(OfPartition, frozen=True, array_like=True):
     """From where to read one partition; epochs of -1 mean "not checked"."""
 
-    topic_id: UUID
-    partition: int
     fetch_offset: int
     max_bytes: int
     current_leader_epoch: int = NO_EPOCH
@@ -58,7 +57,7 @@ class FetchPartition(Message, frozen=True, array_like=True):
     high_watermark: int = NO_OFFSET
 
 
-class FetchPartitionResult(Message, frozen=True, array_like=True):
+class FetchPartitionResult(PartitionAnswer, frozen=True, array_like=True):
     """What was read from one partition.
 
     `records` are whole batches from the one that contains `fetch_offset` (G4); the reader drops what lies before it.
@@ -69,10 +68,6 @@ class FetchPartitionResult(Message, frozen=True, array_like=True):
     `last_fetched_epoch` is that of the last batch given: the next request of the reader names it (G2).
     """
 
-    topic_id: UUID
-    partition: int
-    error_code: ErrorCode = ErrorCode.NONE
-    error_message: str = ""
     high_watermark: int = NO_OFFSET
     log_start_offset: int = NO_OFFSET
     next_offset: int = NO_OFFSET
@@ -181,24 +176,18 @@ def _check_metadata_fetch(request: FetchRequest) -> None:
     require(is_known, "last_fetched_epoch", "at most current_leader_epoch", epoch)
 
 
-class ListOffsetsPartition(Message, frozen=True, array_like=True):
+class ListOffsetsPartition(OfPartition, frozen=True, array_like=True):
     """Which offset of one partition is asked for: a timestamp in ms, or -1 latest, -2 earliest, -3 maximal
     timestamp.
     """
 
-    topic_id: UUID
-    partition: int
     timestamp_ms: int
     current_leader_epoch: int = NO_EPOCH
 
 
-class ListOffsetsPartitionResult(Message, frozen=True, array_like=True):
+class ListOffsetsPartitionResult(PartitionAnswer, frozen=True, array_like=True):
     """The first offset whose timestamp is at or after the one asked for; offset -1 when there is none (G12)."""
 
-    topic_id: UUID
-    partition: int
-    error_code: ErrorCode = ErrorCode.NONE
-    error_message: str = ""
     timestamp_ms: int = NO_TIMESTAMP
     offset: int = NO_OFFSET
     leader_epoch: int = NO_EPOCH

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from rayka.errors import ErrorCode, InconsistentGroupProtocol, InvalidGroupId
 from rayka.ids import NO_EPOCH, NO_NODE
-from rayka.ports import Message, Request
+from rayka.ports import Message, Request, ResponseT
 from rayka.protocol.request_checks import check_each_once, require
 
 GROUP_ID_BYTES_MAX = 32_767  # Kafka's own strings end there
@@ -45,10 +45,15 @@ def check_group_id(group_id: str) -> None:
         )
 
 
-def _check_group_ids(group_ids: tuple[str, ...]) -> None:
-    check_each_once("group_ids", group_ids)
-    for group_id in group_ids:
-        check_group_id(group_id)
+class _OfGroups(Request[ResponseT], frozen=True, array_like=True):
+    """A request about several groups."""
+
+    group_ids: tuple[str, ...]
+
+    def check(self) -> None:
+        check_each_once("group_ids", self.group_ids)
+        for group_id in self.group_ids:
+            check_group_id(group_id)
 
 
 # ---- Coordinators ----------------------------------------------------------------------------------------------------
@@ -72,13 +77,8 @@ class FindCoordinatorResponse(Message, frozen=True, array_like=True):
     coordinators: tuple[GroupCoordinator, ...]
 
 
-class FindCoordinatorRequest(Request[FindCoordinatorResponse], frozen=True, array_like=True):
+class FindCoordinatorRequest(_OfGroups[FindCoordinatorResponse], frozen=True, array_like=True):
     """Which nodes coordinate these groups; any broker knows. The first one creates `__consumer_offsets`."""
-
-    group_ids: tuple[str, ...]
-
-    def check(self) -> None:
-        _check_group_ids(self.group_ids)
 
 
 # ---- Joining ---------------------------------------------------------------------------------------------------------
@@ -291,13 +291,8 @@ class DescribeGroupsResponse(Message, frozen=True, array_like=True):
     groups: tuple[DescribedGroup, ...]
 
 
-class DescribeGroupsRequest(Request[DescribeGroupsResponse], frozen=True, array_like=True):
+class DescribeGroupsRequest(_OfGroups[DescribeGroupsResponse], frozen=True, array_like=True):
     """Groups that the node asked coordinates."""
-
-    group_ids: tuple[str, ...]
-
-    def check(self) -> None:
-        _check_group_ids(self.group_ids)
 
 
 class DeleteGroupsResponse(Message, frozen=True, array_like=True):
@@ -306,10 +301,5 @@ class DeleteGroupsResponse(Message, frozen=True, array_like=True):
     groups: tuple[GroupResult, ...]
 
 
-class DeleteGroupsRequest(Request[DeleteGroupsResponse], frozen=True, array_like=True):
+class DeleteGroupsRequest(_OfGroups[DeleteGroupsResponse], frozen=True, array_like=True):
     """Forgets groups without members, and all their offsets."""
-
-    group_ids: tuple[str, ...]
-
-    def check(self) -> None:
-        _check_group_ids(self.group_ids)

@@ -5,10 +5,9 @@ for thousands of partitions. Rates are per second. Rayka's own; Kafka's brokers 
 collects by a topic.
 """
 
-from uuid import UUID
-
 from rayka.ids import NO_NODE
 from rayka.ports import Message, Request
+from rayka.protocol.of_partition import OfPartition
 from rayka.protocol.request_checks import check_each_once, require
 
 REPORTED_PARTITIONS_MAX = 8
@@ -16,11 +15,9 @@ AMOUNT_MAX = 1 << 60  # of bytes, or of records a second; sums over all brokers 
 _AMOUNTS = ("size_bytes", "bytes_in", "records_in", "bytes_out", "records_out")
 
 
-class PartitionLoad(Message, frozen=True, array_like=True, gc=False):
+class PartitionLoad(OfPartition, frozen=True, array_like=True, gc=False):
     """One replica on the broker that reports: its log, and what clients send to and read from it in a second."""
 
-    topic_id: UUID
-    partition: int
     is_leader: bool
     size_bytes: int
     bytes_in: int = 0

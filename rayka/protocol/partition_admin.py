@@ -11,6 +11,7 @@ from uuid import UUID
 from rayka.errors import ErrorCode
 from rayka.ids import NO_OFFSET, NO_TIMESTAMP, TopicPartition
 from rayka.ports import Message, Request
+from rayka.protocol.of_partition import OfPartition, PartitionAnswer
 from rayka.protocol.request_checks import check_each_once
 from rayka.protocol.topics import TopicResult
 
@@ -144,21 +145,15 @@ class ElectLeadersRequest(Request[ElectLeadersResponse], frozen=True, array_like
 # ---- Asked of brokers ------------------------------------------------------------------------------------------------
 
 
-class DeleteRecordsPartition(Message, frozen=True, array_like=True):
+class DeleteRecordsPartition(OfPartition, frozen=True, array_like=True):
     """Records below the offset are to go; -1 is the high watermark (G11)."""
 
-    topic_id: UUID
-    partition: int
     before_offset: int
 
 
-class DeleteRecordsResult(Message, frozen=True, array_like=True):
+class DeleteRecordsResult(PartitionAnswer, frozen=True, array_like=True):
     """The lowest log start offset of all live replicas, or an error."""
 
-    topic_id: UUID
-    partition: int
-    error_code: ErrorCode = ErrorCode.NONE
-    error_message: str = ""
     low_watermark: int = NO_OFFSET
 
 

@@ -1,38 +1,31 @@
 """Produce: batches into partitions. Kafka: ProduceRequest/ProduceResponse (G10, B15, B18)."""
 
-from uuid import UUID
-
 import numpy as np
 
-from rayka.errors import ErrorCode, InvalidRequiredAcks
+from rayka.errors import InvalidRequiredAcks
 from rayka.ids import NO_EPOCH, NO_NODE, NO_OFFSET, NO_TIMESTAMP
 from rayka.ports import Message, Request
+from rayka.protocol.of_partition import OfPartition, PartitionAnswer
 
 ACKS_NONE, ACKS_LEADER, ACKS_ALL = 0, 1, -1
 
 
-class ProducePartition(Message, frozen=True, array_like=True, gc=False):
+class ProducePartition(OfPartition, frozen=True, array_like=True, gc=False):
     """Batches for one partition; `records` is one or more whole batches, uint8.
 
     Part of no cycle, so the garbage collector need not count it: a request has hundreds.
     """
 
-    topic_id: UUID
-    partition: int
     records: np.ndarray
 
 
-class ProducePartitionResult(Message, frozen=True, array_like=True, gc=False):
+class ProducePartitionResult(PartitionAnswer, frozen=True, array_like=True, gc=False):
     """What became of one partition's batches.
 
     `base_offset` is the offset of the first record; `log_append_time_ms` is -1 unless the topic stamps records itself.
     `leader_id` and `leader_epoch` go with a refusal of a node that does not lead, where it knows which one does.
     """
 
-    topic_id: UUID
-    partition: int
-    error_code: ErrorCode = ErrorCode.NONE
-    error_message: str = ""
     base_offset: int = NO_OFFSET
     log_append_time_ms: int = NO_TIMESTAMP
     log_start_offset: int = NO_OFFSET

@@ -16,6 +16,15 @@ from rayka.ids import NO_EPOCH, NO_NODE, NO_OFFSET, ZERO_ID, OffsetAndEpoch, Rep
 from rayka.ports import Message, Request
 from rayka.protocol.wire import NO_BYTES
 
+
+class QuorumAnswer(Message, frozen=True, array_like=True):
+    """What the receiver knows of the epoch, and whether it did what was asked."""
+
+    leader_id: int
+    leader_epoch: int
+    error_code: ErrorCode = ErrorCode.NONE
+
+
 # ---- Elections -----------------------------------------------------------------------------------------------------
 
 
@@ -42,12 +51,8 @@ class VoteRequest(Request[VoteResponse], frozen=True, array_like=True):
     is_pre_vote: bool
 
 
-class BeginQuorumEpochResponse(Message, frozen=True, array_like=True):
+class BeginQuorumEpochResponse(QuorumAnswer, frozen=True, array_like=True):
     """What the receiver knows of the epoch."""
-
-    leader_id: int
-    leader_epoch: int
-    error_code: ErrorCode = ErrorCode.NONE
 
 
 class BeginQuorumEpochRequest(Request[BeginQuorumEpochResponse], frozen=True, array_like=True):
@@ -59,12 +64,8 @@ class BeginQuorumEpochRequest(Request[BeginQuorumEpochResponse], frozen=True, ar
     voter: ReplicaKey
 
 
-class EndQuorumEpochResponse(Message, frozen=True, array_like=True):
+class EndQuorumEpochResponse(QuorumAnswer, frozen=True, array_like=True):
     """What the receiver knows of the epoch."""
-
-    leader_id: int
-    leader_epoch: int
-    error_code: ErrorCode = ErrorCode.NONE
 
 
 class EndQuorumEpochRequest(Request[EndQuorumEpochResponse], frozen=True, array_like=True):
@@ -76,12 +77,8 @@ class EndQuorumEpochRequest(Request[EndQuorumEpochResponse], frozen=True, array_
     preferred_successors: tuple[ReplicaKey, ...]
 
 
-class ResignResponse(Message, frozen=True, array_like=True):
+class ResignResponse(QuorumAnswer, frozen=True, array_like=True):
     """What the receiver knows of the epoch; NOT_LEADER_OR_FOLLOWER where it does not lead the one that was meant."""
-
-    leader_id: int
-    leader_epoch: int
-    error_code: ErrorCode = ErrorCode.NONE
 
 
 class ResignRequest(Request[ResignResponse], frozen=True, array_like=True):
@@ -132,12 +129,9 @@ class QuorumReplica(Message, frozen=True, array_like=True):
     last_caught_up_ago_ms: int = -1
 
 
-class DescribeQuorumResponse(Message, frozen=True, array_like=True):
+class DescribeQuorumResponse(QuorumAnswer, frozen=True, array_like=True):
     """The quorum as its leader sees it. From another node NOT_LEADER_OR_FOLLOWER, with the leader it knows."""
 
-    leader_id: int
-    leader_epoch: int
-    error_code: ErrorCode = ErrorCode.NONE
     high_watermark: int = NO_OFFSET
     voters: tuple[QuorumReplica, ...] = ()
     observers: tuple[QuorumReplica, ...] = ()
@@ -147,12 +141,9 @@ class DescribeQuorumRequest(Request[DescribeQuorumResponse], frozen=True, array_
     """The leader, the voters and the observers, and how far each is."""
 
 
-class VoterChangeResponse(Message, frozen=True, array_like=True):
+class VoterChangeResponse(QuorumAnswer, frozen=True, array_like=True):
     """The outcome of a change of the voters, with the leader that the answering node knows."""
 
-    leader_id: int
-    leader_epoch: int
-    error_code: ErrorCode = ErrorCode.NONE
     error_message: str = ""
 
 

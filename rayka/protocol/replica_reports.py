@@ -7,9 +7,9 @@ rayka's own (design §4).
 from enum import IntEnum
 from uuid import UUID
 
-from rayka.errors import ErrorCode
 from rayka.ids import NO_EPOCH, NO_NODE, NO_OFFSET, ZERO_ID
 from rayka.ports import Message, Request
+from rayka.protocol.of_partition import OfPartition, PartitionAnswer
 from rayka.protocol.request_checks import check_each_once, require
 
 
@@ -27,24 +27,18 @@ class IsrMember(Message, frozen=True, array_like=True, gc=False):
     broker_epoch: int = NO_EPOCH
 
 
-class AlterPartitionItem(Message, frozen=True, array_like=True, gc=False):
+class AlterPartitionItem(OfPartition, frozen=True, array_like=True, gc=False):
     """What a leader proposes for one partition, on top of the partition epoch that it knows."""
 
-    topic_id: UUID
-    partition: int
     leader_epoch: int
     partition_epoch: int
     isr: tuple[IsrMember, ...]
     leader_recovery_state: LeaderRecoveryState = LeaderRecoveryState.RECOVERED
 
 
-class AlterPartitionResult(Message, frozen=True, array_like=True, gc=False):
+class AlterPartitionResult(PartitionAnswer, frozen=True, array_like=True, gc=False):
     """What became of one proposal: an error, or the partition as it is committed now."""
 
-    topic_id: UUID
-    partition: int
-    error_code: ErrorCode = ErrorCode.NONE
-    error_message: str = ""
     leader_id: int = NO_NODE
     leader_epoch: int = NO_EPOCH
     isr: tuple[int, ...] = ()
@@ -70,21 +64,14 @@ class AlterPartitionRequest(Request[AlterPartitionResponse], frozen=True, array_
         check_each_once("partitions", [f"{each.topic_id}-{each.partition}" for each in self.partitions])
 
 
-class AssignedReplica(Message, frozen=True, array_like=True, gc=False):
+class AssignedReplica(OfPartition, frozen=True, array_like=True, gc=False):
     """The broker's replica of this partition is, or is about to be, in this directory of its own."""
 
-    topic_id: UUID
-    partition: int
     directory_id: UUID
 
 
-class AssignedReplicaResult(Message, frozen=True, array_like=True, gc=False):
+class AssignedReplicaResult(PartitionAnswer, frozen=True, array_like=True, gc=False):
     """What became of one assignment."""
-
-    topic_id: UUID
-    partition: int
-    error_code: ErrorCode = ErrorCode.NONE
-    error_message: str = ""
 
 
 class AssignReplicasToDirsResponse(Message, frozen=True, array_like=True):
