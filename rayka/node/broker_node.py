@@ -108,12 +108,13 @@ class BrokerNode:
 
     def __init__(self, settings: NodeSettings) -> None:
         self.settings = settings
+        self._name = node_name(settings.node_id)
         self._tasks = Tasks(settings.crash)
         self.state = NodeState.STARTING
         self._parts: BrokerParts | None = None
 
     def __repr__(self) -> str:
-        return f"<BrokerNode {node_name(self.settings.node_id)} {self.state}>"
+        return f"<BrokerNode {self._name} {self.state}>"
 
     @property
     def observed(self) -> BrokerParts | None:
@@ -269,7 +270,3 @@ class BrokerNode:
         if self._parts is None or self.state in (NodeState.STARTING, NodeState.RECOVERY):
             raise BrokerNotAvailable(f"{self._name} is {self.state}; try again soon")
         return self._parts
-
-    @property
-    def _name(self) -> str:
-        return node_name(self.settings.node_id)

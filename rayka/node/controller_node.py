@@ -80,6 +80,7 @@ class ControllerNode:
 
     def __init__(self, settings: NodeSettings) -> None:
         self.settings = settings
+        self._name = node_name(settings.node_id)
         self._tasks = Tasks(settings.crash)
         self.state = NodeState.STARTING
         self._failure: RaykaError | None = None
@@ -241,7 +242,3 @@ class ControllerNode:
         if self._parts is not None:
             self._parts.driver.fail(error if isinstance(error, StorageError) else StorageError(str(error)))
             self._parts.shard.end(KafkaStorageError(f"{self._name}: {error}"))
-
-    @property
-    def _name(self) -> str:
-        return node_name(self.settings.node_id)

@@ -113,6 +113,7 @@ class Inbox:
     def __init__(self, node: Node, *, gap_timeout_s: float = GAP_TIMEOUT_S) -> None:
         self._node = node
         self._settings = node.settings
+        self._name = node_name(node.settings.node_id)
         self._gap_timeout_s = gap_timeout_s
         self._waiting = {api.name: _Waiting() for api in APIS if api.served_by & node.serves}
         self._inbound = Inbound()
@@ -120,7 +121,7 @@ class Inbox:
 
     def __repr__(self) -> str:
         waiting = {name: each.count for name, each in self._waiting.items() if each.count}
-        return f"<Inbox of {node_name(self._settings.node_id)} waiting={waiting} held={len(self._held)}>"
+        return f"<Inbox of {self._name} waiting={waiting} held={len(self._held)}>"
 
     async def handle(self, api_name: str, header: bytes, body: bytes, payload: Payload) -> Answer:
         """As `start`, to its end."""
@@ -222,10 +223,6 @@ class Inbox:
         is_replica = isinstance(request, FetchRequest) and request.replica_id != NO_NODE
         if not is_replica and api_name not in _ALWAYS_ADMITTED:
             raise TooManyRequests(f"{self._name} has {found}, its bound; retry later")
-
-    @property
-    def _name(self) -> str:
-        return node_name(self._settings.node_id)
 
     # ---- Order -----------------------------------------------------------------------------------------
 

@@ -91,7 +91,7 @@ class _ParkedFetch(ParkedRequest):
         self._sessions = sessions
         self._request = request
         self._context = context
-        super().__init__(context.watch, asyncio.get_running_loop().time() + wait_ms / 1000)
+        super().__init__(context.session.watch, asyncio.get_running_loop().time() + wait_ms / 1000)
 
     def look(self) -> FetchResponse | None:
         reads = self._reads()
@@ -171,7 +171,7 @@ def _told(context: FetchContext, reads: FetchReads, results: list[FetchPartition
 
 def _is_complete(request: FetchRequest, context: FetchContext, results: list[FetchPartitionResult]) -> bool:
     """Whether the answer must not wait (G7)."""
-    if request.max_wait_ms <= 0 or context.is_empty:
+    if request.max_wait_ms <= 0 or not context.session.partitions:
         return True
     return any(map(_is_urgent, results)) or sum(each.size_bytes for each in results) >= request.min_bytes
 

@@ -111,14 +111,6 @@ class FetchContext:
         self._is_full = is_full
         self._read_out: dict[PartitionKey, None] = {}  # in the last look, with news not yet answered
 
-    @property
-    def watch(self) -> Watch[PartitionKey]:
-        return self.session.watch
-
-    @property
-    def is_empty(self) -> bool:
-        return not self.session.partitions
-
     def due(self) -> list[FetchPartition]:
         """What has to be looked at, in the order in which the bounds are used up."""
         partitions = self.session.partitions

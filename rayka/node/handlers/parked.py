@@ -38,12 +38,12 @@ class Watch(Generic[KeyT]):
     `due`: the keys that had news, in that order, until its owner removes them.
     """
 
-    __slots__ = ("_is_woken", "_look", "_reason", "_timer", "due", "sleeps_through")
+    __slots__ = ("_look", "_reason", "_timer", "due", "is_woken", "sleeps_through")
 
     def __init__(self, sleeps_through: News | None = None) -> None:
         self.sleeps_through = sleeps_through
         self.due: dict[KeyT, None] = {}
-        self._is_woken = False
+        self.is_woken = False  # whether a key was woken since the last wait
         self._reason: str | None = None
         self._look: Callable[[], object] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -54,7 +54,7 @@ class Watch(Generic[KeyT]):
         """
         loop = asyncio.get_running_loop()
         self._look = look
-        if self._is_woken or self._reason is not None or loop.time() >= deadline_s:
+        if self.is_woken or self._reason is not None or loop.time() >= deadline_s:
             self.release()
         else:
             self._timer = loop.call_at(deadline_s, self.release)
@@ -63,12 +63,12 @@ class Watch(Generic[KeyT]):
         """Whether a key was woken since the last time. Raises BrokerNotAvailable when the node stops."""
         if self._reason is not None:
             raise BrokerNotAvailable(self._reason)
-        woken, self._is_woken = self._is_woken, False
+        woken, self.is_woken = self.is_woken, False
         return woken
 
     async def wait(self, deadline_s: float) -> bool:
         """As `call_when_woken` and then `take`, for coroutines."""
-        if not self._is_woken:
+        if not self.is_woken:
             news: Later[bool] = Later()
             look = partial(news.end, True)
             self.call_when_woken(look, deadline_s)
@@ -78,15 +78,10 @@ class Watch(Generic[KeyT]):
                 self.forget(look)
         return self.take()
 
-    @property
-    def is_woken(self) -> bool:
-        """Whether a key was woken since the last wait."""
-        return self._is_woken
-
     def wake(self, key: KeyT, news: News = News.CHANGED) -> None:
         self.due[key] = None
         if news is not self.sleeps_through:
-            self._is_woken = True
+            self.is_woken = True
             self.release()
 
     def end(self, reason: str) -> None:

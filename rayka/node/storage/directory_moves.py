@@ -43,7 +43,7 @@ class DirectoryMoves:
         self._owner = owner
         self._logs = logs
         self._wanted: dict[PartitionKey, LogDirectory] = {}
-        self._running: dict[PartitionKey, DirectoryMove] = {}
+        self.running: dict[PartitionKey, DirectoryMove] = {}
         self._reasons: dict[PartitionKey, str] = {}
         self._right_below: dict[PartitionKey, int] = {}  # of moves that an earlier process began
         self._dropped: dict[PartitionKey, LogDirectory] = {}  # not wanted any more, and there may be a copy
@@ -57,15 +57,11 @@ class DirectoryMoves:
         )
 
     def __repr__(self) -> str:
-        return f"<DirectoryMoves wanted={len(self._wanted)} running={list(self._running.values())}>"
+        return f"<DirectoryMoves wanted={len(self._wanted)} running={list(self.running.values())}>"
 
     def problems(self) -> list[str]:
         """Why moves have ended early, one line each, until the replica is moved again."""
         return list(self._reasons.values())
-
-    @property
-    def running(self) -> Mapping[PartitionKey, DirectoryMove]:
-        return self._running
 
     @property
     def worker_count(self) -> int:
@@ -78,7 +74,7 @@ class DirectoryMoves:
         """The replica is to be in this directory. A move of it to another one ends, as far as it can."""
         key = key_of(replica.partition)
         self._reasons.pop(key, None)
-        running = self._running.get(key)
+        running = self.running.get(key)
         waiting = self._wanted.get(key)
         if running is not None and running.target is not target:
             running.cancel(f"the replica is to be in {target.path}")
@@ -106,7 +102,7 @@ class DirectoryMoves:
 
     def is_bound_for(self, directory: LogDirectory | None, replica: Replica) -> bool:
         """Whether the replica, which the metadata say is in that directory, is on its way there, or was."""
-        running = self._running.get(key_of(replica.partition))
+        running = self.running.get(key_of(replica.partition))
         if directory is None or directory.failure is not None:
             return running is not None and running.target is directory
         return (running is not None and running.target is directory) or directory.futures.exists(
@@ -118,7 +114,7 @@ class DirectoryMoves:
         log were compacted, a tombstone might go before it is copied, and the value in the copy stay.
         """
         key = key_of(replica.partition)
-        return key in self._running or key in self._right_below
+        return key in self.running or key in self._right_below
 
     def on_metadata(self) -> None:
         """There is another image."""
@@ -128,7 +124,7 @@ class DirectoryMoves:
         """The replica is not here any more."""
         for known in (self._wanted, self._reasons, self._right_below, self._dropped):
             known.pop(key, None)
-        running = self._running.get(key)
+        running = self.running.get(key)
         if running is not None:
             running.abandon()
 
@@ -155,7 +151,7 @@ class DirectoryMoves:
         for waiting in (self._dropped, self._wanted):
             for key, target in list(waiting.items()):
                 replica = self._owner.find(key)
-                if key in self._running:
+                if key in self.running:
                     continue
                 if replica is not None and replica.directory is not target:
                     return replica
@@ -164,14 +160,14 @@ class DirectoryMoves:
 
     async def _move(self, move: DirectoryMove, exchange: Exchange) -> None:
         key, name = move.key, move.topic_partition
-        self._running[key] = move
+        self.running[key] = move
         try:
             await move.run(exchange)
         except MoveCancelled as reason:
             if not move.is_withdrawn:
                 self._on_cancelled(move, f"{name} stays in {move.source.path}: {reason}")
         finally:
-            del self._running[key]
+            del self.running[key]
             if self._wanted.get(key) is move.target and not move.is_withdrawn:
                 del self._wanted[key]
             self._news.notify()

@@ -17,7 +17,6 @@ from rayka.cleaner.compaction import FAILURES, Compaction, SyncNeeded, Turns
 from rayka.cleaner.file_cleaning import CleaningAborted, CleaningSettings, GroupPlan
 from rayka.config import BrokerConfig
 from rayka.errors import DiskFull, StorageError
-from rayka.ids import TopicPartition
 from rayka.log.log import Log
 from rayka.log.log_directory import LogDirectory
 from rayka.node import clock
@@ -44,14 +43,10 @@ class _Chosen(NamedTuple):
     log: Log
     part: Cleanable
 
-    @property
-    def topic_partition(self) -> TopicPartition:
-        return self.replica.topic_partition
-
     def is_wanted(self) -> bool:
         """Whether the log is still the one of its partition here, and its topic compacted."""
         directory = self.replica.directory
-        is_here = directory.failure is None and directory.logs.get(self.topic_partition) is self.log
+        is_here = directory.failure is None and directory.logs.get(self.replica.topic_partition) is self.log
         return is_here and self.replica.partition.config.is_compacted
 
 
@@ -216,7 +211,7 @@ class LogCleaner:
 
     def _on_refused(self, chosen: _Chosen, error: Exception) -> bool:
         """What was met counts for the log, or for its directory; a full disk is tried again, and so is a process."""
-        name = chosen.topic_partition
+        name = chosen.replica.topic_partition
         if isinstance(error, CleaningAborted):
             _logger.info("%s", error)
         elif not chosen.is_wanted():
@@ -247,6 +242,6 @@ class LogCleaner:
         _logger.info(
             "%s is compacted up to offset %d: %d of %d records, %d of %d bytes are left; %d keys in the map, %d"
             " records without a key removed",
-            chosen.topic_partition, compaction.end_offset, counts.kept_records, counts.input_records,
+            chosen.replica.topic_partition, compaction.end_offset, counts.kept_records, counts.input_records,
             counts.output_bytes, counts.input_bytes, compaction.key_count, counts.invalid_records,
         )  # fmt: skip
