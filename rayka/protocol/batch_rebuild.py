@@ -6,6 +6,8 @@ timestamp is that of the records that are left, or of the batch before where non
 `MemoryRecords.filterTo`, `DefaultRecordBatch.writeEmptyHeader`.
 """
 
+from operator import itemgetter
+
 import numpy as np
 
 from rayka.protocol.batch_columns import bytes_column, header_columns, int64_array
@@ -62,11 +64,9 @@ def without_records(batch: RecordBatch) -> memoryview:
     columns += [(each, _NO_RECORD) for each in (Column.KEY_OFFSETS, Column.VALUE_OFFSETS)]
     attributes = batch.attributes & (TIMESTAMP_TYPE_BIT | TRANSACTIONAL_BIT)
     timestamps_ms = (batch.max_timestamp_ms, batch.max_timestamp_ms)
-    return _headed(batch, with_body(sorted(columns, key=_number), Codec.NONE), attributes, timestamps_ms, 0)
-
-
-def _number(column: tuple[int, object]) -> int:
-    return column[0]
+    return _headed(
+        batch, with_body(sorted(columns, key=itemgetter(0)), Codec.NONE), attributes, timestamps_ms, 0
+    )
 
 
 def _headed(

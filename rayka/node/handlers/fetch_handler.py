@@ -22,7 +22,6 @@ from rayka.node.answering import Response
 from rayka.node.clock import now_ms
 from rayka.node.handlers.fetch_reads import FetchReads, Leader
 from rayka.node.handlers.fetch_sessions import FetchContext, FetchSessions
-from rayka.node.handlers.parked import ParkedRequest
 from rayka.node.replication.replica_manager import ReplicaManager
 from rayka.node.settings import NodeSettings
 from rayka.node.turns import in_turns, result_in_turns
@@ -36,6 +35,7 @@ from rayka.protocol.fetch import (
     ListOffsetsRequest,
     ListOffsetsResponse,
 )
+from rayka.protocol.later import Later
 
 _REFRESHES_PER_LAG = 8  # how often in replica.lag.time.max.ms a follower's idle partitions count as fetched
 _SESSION_ERRORS = (FetchSessionIdNotFound, InvalidFetchSessionEpoch)
@@ -68,16 +68,18 @@ class FetchHandler:
         results = reads.read_all(is_first=True)
         if not _is_complete(request, context, results):
             wait_ms = min(request.max_wait_ms, reads.pause_ms or request.max_wait_ms)
-            return _ParkedFetch(self._leader, self._sessions, request, context, wait_ms).response
+            return ParkedFetch(self._leader, self._sessions, request, context, wait_ms).response
         response = _told(context, reads, results)
         self._sessions.end(context)
         return response
 
 
-class _ParkedFetch(ParkedRequest):
-    """Until there is enough, or something else to answer; after `wait_ms` with what is there."""
+class ParkedFetch:
+    """A fetch that looks again at each news, until there is enough, or something else to answer; after `wait_ms` it
+    answers with what is there, and as soon as a later request has come in its place.
+    """
 
-    __slots__ = ("_context", "_leader", "_request", "_sessions")
+    __slots__ = ("_context", "_deadline_s", "_leader", "_request", "_sessions", "_watch", "response")
 
     def __init__(
         self,
@@ -91,9 +93,24 @@ class _ParkedFetch(ParkedRequest):
         self._sessions = sessions
         self._request = request
         self._context = context
-        super().__init__(context.session.watch, asyncio.get_running_loop().time() + wait_ms / 1000)
+        self._watch = context.session.watch
+        self._deadline_s = asyncio.get_running_loop().time() + wait_ms / 1000
+        self.response: Later[FetchResponse] = Later(self._give_up)
+        self._watch.call_when_woken(self._on_news, self._deadline_s)
 
-    def look(self) -> FetchResponse | None:
+    def _on_news(self) -> None:
+        outcome: FetchResponse | Exception | None
+        try:
+            outcome = self._look() if self._context.is_current and self._watch.take() else self._last_look()
+        except Exception as error:
+            outcome = error
+        if outcome is None:
+            self._watch.call_when_woken(self._on_news, self._deadline_s)
+        else:
+            self._sessions.end(self._context)
+            self.response.end(outcome)
+
+    def _look(self) -> FetchResponse | None:
         reads = self._reads()
         # Of one byte a read shows as well whether there is enough.
         if self._request.min_bytes > 1 and not reads.has_enough():
@@ -102,11 +119,7 @@ class _ParkedFetch(ParkedRequest):
         is_complete = _is_complete(self._request, self._context, results)
         return _told(self._context, reads, results) if is_complete else None
 
-    @property
-    def is_current(self) -> bool:
-        return self._context.is_current
-
-    def last_look(self) -> FetchResponse:
+    def _last_look(self) -> FetchResponse:
         try:
             self._context.check_current()
         except _SESSION_ERRORS as error:
@@ -114,11 +127,12 @@ class _ParkedFetch(ParkedRequest):
         reads = self._reads()
         return _told(self._context, reads, reads.read_all(is_first=False))
 
-    def end(self) -> None:
-        self._sessions.end(self._context)
-
     def _reads(self) -> FetchReads:
         return FetchReads(self._leader, self._request, self._context, now_ms())
+
+    def _give_up(self) -> None:
+        self._watch.forget(self._on_news)
+        self._sessions.end(self._context)
 
 
 class ListOffsetsHandler:

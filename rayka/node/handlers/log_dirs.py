@@ -4,6 +4,7 @@ Kafka: `ReplicaManager.describeLogDirs`, `alterReplicaLogDirs`.
 """
 
 import posixpath
+from operator import attrgetter
 
 from rayka.errors import (
     ApiError,
@@ -56,7 +57,7 @@ class LogDirsHandler:
             for each in self._replicas.replicas
             if wanted is None or each.partition.topic_partition.topic in wanted
         ]
-        replicas.sort(key=_topic_partition)
+        replicas.sort(key=attrgetter("topic_partition"))
         logs = [self._replica_log(each) async for each in in_turns(replicas, weigh=weight_of)]
         return DescribeLogDirsResponse(
             tuple(self._describe(directory, replicas, logs) for directory in self._directories.all)
@@ -157,10 +158,6 @@ class LogDirsHandler:
         if hosted.partition.failure is not None:
             raise KafkaStorageError(f"{name!r}: {hosted.partition.failure}")
         return hosted
-
-
-def _topic_partition(replica: Replica) -> TopicPartition:
-    return replica.partition.topic_partition
 
 
 def _oldest_timestamp_ms(log: Log) -> int:

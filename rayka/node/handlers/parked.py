@@ -9,15 +9,13 @@ for commits sleeps through appends, a follower through commits. When the node st
 """
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from enum import Enum, auto
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from rayka.errors import BrokerNotAvailable
-from rayka.ports import Message
 from rayka.protocol.later import Later
 
 KeyT = TypeVar("KeyT", bound=Hashable)
@@ -102,51 +100,6 @@ class Watch(Generic[KeyT]):
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
-
-
-class ParkedRequest(ABC):
-    """A request that looks again at each news, until a look, the last one at the deadline, gives its response."""
-
-    __slots__ = ("_deadline_s", "_watch", "response")
-
-    def __init__(self, watch: Watch[Any], deadline_s: float) -> None:
-        self._watch = watch
-        self._deadline_s = deadline_s
-        self.response: Later[Message] = Later(self._give_up)
-        watch.call_when_woken(self._on_news, deadline_s)
-
-    @property
-    def is_current(self) -> bool:
-        """Whether no later request has come in its place."""
-        return True
-
-    @abstractmethod
-    def look(self) -> Message | None:
-        """Something has happened: the response, if it need not wait any longer."""
-
-    @abstractmethod
-    def last_look(self) -> Message:
-        """The response when the time is over, or a later request is there."""
-
-    @abstractmethod
-    def end(self) -> None:
-        """It waits no more."""
-
-    def _on_news(self) -> None:
-        outcome: Message | Exception | None
-        try:
-            outcome = self.look() if self.is_current and self._watch.take() else self.last_look()
-        except Exception as error:
-            outcome = error
-        if outcome is None:
-            self._watch.call_when_woken(self._on_news, self._deadline_s)
-        else:
-            self.end()
-            self.response.end(outcome)
-
-    def _give_up(self) -> None:
-        self._watch.forget(self._on_news)
-        self.end()
 
 
 class Listener(Protocol[KeyT_contra]):
