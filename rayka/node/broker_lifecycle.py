@@ -10,6 +10,8 @@ import asyncio
 import logging
 
 from rayka.errors import (
+    ApiError,
+    BrokerNotAvailable,
     DuplicateBrokerRegistration,
     ErrorCode,
     NotController,
@@ -31,10 +33,11 @@ from rayka.protocol.membership import (
     RegisterBrokerRequest,
     RegisterBrokerResponse,
 )
+from rayka.protocol.producer_ids import AllocateProducerIdsRequest
 from rayka.protocol.topics import CreateTopicsRequest, NewTopic
 
 _ASK_AGAIN_MS = 20  # while the controller has not granted yet what is asked for
-_CREATION_TIMEOUT_MS = 5_000
+_CALL_TIMEOUT_MS = 5_000
 _SHUTDOWN_FAILURES_MAX = 3
 _logger = logging.getLogger(__name__)
 
@@ -139,11 +142,22 @@ class BrokerLifecycle:
         of a broker that knows it. Raises the ApiError that refuses it. Kafka: `AutoTopicCreationManager`.
         """
         request = CreateTopicsRequest((topic,), self._settings.node_id, self.broker_epoch)
-        response = await self._link.call(request, _CREATION_TIMEOUT_MS)
+        response = await self._link.call(request, _CALL_TIMEOUT_MS)
         (result,) = response.topics
         if result.error_code not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
             raise error_for(result.error_code, result.error_message)
         return response.metadata_offset
+
+    async def allocate_producer_ids(self) -> range:
+        """A block of ids that no other broker has. Raises BrokerNotAvailable while the controller gives none."""
+        request = AllocateProducerIdsRequest(self._settings.node_id, self.broker_epoch)
+        try:
+            block = await self._link.call(request, _CALL_TIMEOUT_MS)
+        except ApiError as error:
+            raise BrokerNotAvailable(
+                f"broker {self._settings.node_id} has no producer ids left, and the controller gives none: {error}"
+            ) from error
+        return range(block.producer_id_start, block.producer_id_start + block.producer_id_count)
 
     def wake(self) -> None:
         """Sends a heartbeat now instead of in two seconds."""

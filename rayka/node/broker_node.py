@@ -156,11 +156,11 @@ class BrokerNode:
         shards = HostedShards(hosting, replicas, self._tasks)
         groups = GroupHandler(group_type.topic, shards, lifecycle, follower)
         produces = ProduceHandler(replicas, settings.wall_clock_ms)
-        log_dirs = LogDirsHandler(settings, directories, replicas)
+        log_dirs = LogDirsHandler(replicas)
         handlers: dict[str, Callable[[Any], Response]] = {
             "produce": produces.handle,
-            "init_producer_id": ProducerIdHandler(lifecycle, link, settings.node_id).handle,
-            "fetch": FetchHandler(replicas, settings).handle,
+            "init_producer_id": ProducerIdHandler(lifecycle).handle,
+            "fetch": FetchHandler(replicas).handle,
             "list_offsets": ListOffsetsHandler(replicas).handle,
             "delete_records": DeleteRecordsHandler(replicas).handle,
             "describe_log_dirs": log_dirs.describe,
@@ -171,7 +171,7 @@ class BrokerNode:
         return BrokerParts(
             directories,
             replicas,
-            ReplicaChanges(settings, directories, replicas, self._tasks),
+            ReplicaChanges(replicas, self._tasks),
             follower,
             lifecycle,
             meter,

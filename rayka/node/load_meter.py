@@ -7,8 +7,8 @@ with the most traffic. The heartbeat carries it until a controller has answered 
 
 import asyncio
 import posixpath
-from collections.abc import Iterable
-from heapq import heappush, heapreplace
+from collections.abc import Iterator
+from heapq import nlargest
 
 from rayka.errors import StorageError
 from rayka.log.meta_properties import META_PROPERTIES_FILE
@@ -80,12 +80,23 @@ class LoadMeter:
             return path
 
 
+_Entry = tuple[Partition, int, Counts]
+
+
+def _size_of(entry: _Entry) -> int:
+    return entry[1]
+
+
+def _traffic_of(entry: _Entry) -> int:
+    return entry[2].bytes_in + entry[2].bytes_out
+
+
 class _Tally:
     """Replicas added up. Rates come from counts at the end of each addition, rounded down."""
 
     def __init__(self, interval_ms: int) -> None:
         self._interval_ms = interval_ms
-        self._largest, self._busiest = _Top(), _Top()
+        self._entries: list[_Entry] = []
         self._sums = list(NO_TRAFFIC)
         self._size_bytes = self._count = self._leader_count = 0
 
@@ -95,10 +106,9 @@ class _Tally:
         self._count += 1
         self._leader_count += partition.is_leader
         self._size_bytes += size_bytes
-        self._largest.offer(size_bytes, partition, size_bytes, counts)
+        self._entries.append((partition, size_bytes, counts))
         if counts != NO_TRAFFIC:
             self._sums = [total + each for total, each in zip(self._sums, counts, strict=True)]
-            self._busiest.offer(counts.bytes_in + counts.bytes_out, partition, size_bytes, counts)
 
     def report(self, processor_permille: int, free_bytes: int) -> LoadReport:
         chosen = {key_of(entry[0]): self._load(*entry) for entry in self._chosen()}
@@ -113,8 +123,10 @@ class _Tally:
             partitions=tuple(chosen.values()),
         )
 
-    def _chosen(self) -> "Iterable[_Entry]":
-        return (*self._largest.entries(), *self._busiest.entries())
+    def _chosen(self) -> Iterator[_Entry]:
+        """The few of many replicas that are the largest, or have the most traffic; of equals those that came first."""
+        for rank_of in (_size_of, _traffic_of):
+            yield from nlargest(_LEADERS_MAX, filter(rank_of, self._entries), key=rank_of)
 
     def _load(self, partition: Partition, size_bytes: int, counts: Counts) -> PartitionLoad:
         rates = map(self._rate, counts[:4])
@@ -123,25 +135,3 @@ class _Tally:
 
     def _rate(self, count: int) -> int:
         return count * 1000 // self._interval_ms
-
-
-_Entry = tuple[Partition, int, Counts]
-
-
-class _Top:
-    """The few of many replicas for which a number is the largest; of equals those that came first."""
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[int, int, _Entry]] = []
-        self._offered_count = 0
-
-    def offer(self, rank: int, partition: Partition, size_bytes: int, counts: Counts) -> None:
-        self._offered_count += 1
-        if rank <= 0 or (len(self._heap) == _LEADERS_MAX and rank <= self._heap[0][0]):
-            return
-        push = heapreplace if len(self._heap) == _LEADERS_MAX else heappush
-        push(self._heap, (rank, -self._offered_count, (partition, size_bytes, counts)))
-
-    def entries(self) -> list[_Entry]:
-        """The largest first."""
-        return [entry for _, _, entry in sorted(self._heap, reverse=True)]

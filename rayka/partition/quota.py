@@ -47,17 +47,16 @@ class ReplicationQuota:
             self._samples.append(_Sample(now_ms, 0))
         self._samples[-1].size_bytes += size_bytes
 
-    def is_exceeded(self, now_ms: int) -> bool:
-        """Whether the rate is above the bound, so that throttled replicas must wait."""
+    def pause_ms(self, now_ms: int) -> int:
+        """How long throttled replicas wait before they ask again, because the rate is above the bound; 0: they need not
+        wait.
+        """
         self._forget(now_ms)
         if not self._samples:
-            return False
+            return 0
         elapsed_ms = max(now_ms - self._samples[0].start_ms, SAMPLE_MS)
-        return sum(each.size_bytes for each in self._samples) * 1000 > self.bytes_per_second * elapsed_ms
-
-    def pause_ms(self, now_ms: int) -> int:
-        """How long they wait before they ask again; 0: they need not wait."""
-        return SAMPLE_MS if self.is_exceeded(now_ms) else 0
+        size_bytes = sum(each.size_bytes for each in self._samples)
+        return SAMPLE_MS if size_bytes * 1000 > self.bytes_per_second * elapsed_ms else 0
 
     def _forget(self, now_ms: int) -> None:
         while self._samples and now_ms - self._samples[0].start_ms >= SAMPLES_MAX * SAMPLE_MS:

@@ -206,7 +206,6 @@ class _Connection:
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._unanswered_count = 0
         self._unanswered_bytes = 0
-        self._is_paused = False
         self._stream = Stream(connection, reader, self)
 
     def close(self) -> None:
@@ -257,9 +256,7 @@ class _Connection:
     def _hold_back(self) -> None:
         held_bytes = self._unanswered_bytes + self._stream.queued_bytes
         is_full = held_bytes >= HELD_BYTES_MAX or self._unanswered_count >= UNANSWERED_CALLS_MAX
-        if is_full is not self._is_paused:
-            self._is_paused = is_full
-            (self._stream.pause_reading if is_full else self._stream.resume_reading)()
+        self._stream.set_paused(is_full)
 
 
 async def _awaited(answering: Awaitable[Answer], on_answer: Callable[[Answer], object]) -> None:

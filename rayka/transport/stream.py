@@ -107,15 +107,11 @@ class Stream:
                 if not self._is_taking:
                     self._loop.call_soon(self._flush_at_end)
 
-    def pause_reading(self) -> None:
-        """No frame begins until `resume_reading`; the peer's sends fill its own memory then."""
-        self._is_paused = True
-        self._set_reading()
-
-    def resume_reading(self) -> None:
-        """Undoes `pause_reading`."""
-        self._is_paused = False
-        self._set_reading()
+    def set_paused(self, is_paused: bool) -> None:
+        """No frame begins while it is; the peer's sends fill its own memory then."""
+        if is_paused is not self._is_paused:
+            self._is_paused = is_paused
+            self._set_reading()
 
     def close(self, reason: End, detail: str = "") -> None:
         """Ends the stream; what was not sent yet is dropped."""

@@ -35,7 +35,7 @@ async def led(partition_count: int = 1, **config: Any) -> tuple[Broker, FetchHan
     """Broker 1, which leads that many partitions with two followers in sync, and the one that answers its fetches."""
     broker = await Broker.start(**config)
     await broker.apply(*(new_led(broker, number) for number in range(partition_count)))
-    return broker, FetchHandler(broker.replicas, broker.settings)
+    return broker, FetchHandler(broker.replicas)
 
 
 def new_led(

@@ -151,7 +151,7 @@ class Mover:
     async def ask(self, path: str, topic: str = "orders", partition: int = 0) -> PartitionResult:
         """Asks for a move."""
         broker = self.broker
-        handler = LogDirsHandler(broker.settings, broker.directories, broker.replicas)
+        handler = LogDirsHandler(broker.replicas)
         request = AlterReplicaLogDirsRequest((ReplicaLogDir(topic, partition, path),))
         return (await handler.alter(request)).partitions[0]
 

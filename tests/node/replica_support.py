@@ -163,7 +163,7 @@ class Broker:
         self.directories = directories
         self.tasks = Tasks(self.crashes.append)
         self.replicas = ReplicaManager(settings, directories, ControllerLink(others), self.tasks)
-        self.changes = ReplicaChanges(settings, directories, self.replicas, self.tasks)
+        self.changes = ReplicaChanges(self.replicas, self.tasks)
         self.image = MetadataImage()
 
     @classmethod

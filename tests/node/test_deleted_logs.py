@@ -94,7 +94,7 @@ def test_a_topic_that_is_created_again_keeps_its_files_when_those_of_the_first_a
         append_one(
             partition.as_leader(), records(b"b", b"c"), ACKS_LEADER, now_ms=0, timestamp_ms=1_700_000_000_000
         )
-        handler = LogDirsHandler(broker.settings, broker.directories, broker.replicas)
+        handler = LogDirsHandler(broker.replicas)
         (replica,) = (await handler.describe(DescribeLogDirsRequest())).directories[0].replicas
         assert replica.size_bytes == partition.log.segments.size_bytes  # and nothing of the first
         await asyncio.sleep(DELAY_S + 1)

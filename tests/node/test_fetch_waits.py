@@ -58,7 +58,7 @@ async def copied() -> tuple[Broker, FetchHandler, Asked[FetchRequest]]:
     broker = await Broker.start()
     await broker.apply(broker.new_partition())
     asked = await broker.begin_session(given(0, batch(b"a"), batch(b"b", offset=1), high_watermark=1))
-    return broker, FetchHandler(broker.replicas, broker.settings), asked
+    return broker, FetchHandler(broker.replicas), asked
 
 
 # ---- At a leader -----------------------------------------------------------------------------------------------------

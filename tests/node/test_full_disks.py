@@ -165,7 +165,7 @@ def test_a_full_directory_is_described_as_full_and_not_as_offline() -> None:
     async def main() -> None:
         disk = MemoryDisk()
         broker = await leading(disk)
-        handler = LogDirsHandler(broker.settings, broker.directories, broker.replicas)
+        handler = LogDirsHandler(broker.replicas)
         for is_full in (True, False):
             [described] = (await handler.describe(DescribeLogDirsRequest(None))).directories
             assert (described.is_full, "disk full" in described.error) == (is_full, is_full)

@@ -8,7 +8,7 @@ from tests.node.replica_support import DATA_DIR, LEADER, Broker, run
 
 
 async def described(broker: Broker, topics: tuple[str, ...] | None = None) -> tuple[LogDirDescription, ...]:
-    handler = LogDirsHandler(broker.settings, broker.directories, broker.replicas)
+    handler = LogDirsHandler(broker.replicas)
     return (await handler.describe(DescribeLogDirsRequest(topics))).directories
 
 

@@ -19,35 +19,35 @@ WINDOW_MS = SAMPLE_MS * SAMPLES_MAX
 
 
 def test_nothing_recorded_exceeds_nothing() -> None:  # G17
-    assert not ReplicationQuota(0).is_exceeded(now_ms=0)
+    assert ReplicationQuota(0).pause_ms(now_ms=0) == 0
 
 
 def test_the_first_second_counts_as_a_whole_one() -> None:  # G17
     quota = ReplicationQuota(1_000)
     quota.record(1_000, now_ms=0)
-    assert not quota.is_exceeded(now_ms=0)
+    assert quota.pause_ms(now_ms=0) == 0
     quota.record(1, now_ms=10)
-    assert quota.is_exceeded(now_ms=10)
+    assert quota.pause_ms(now_ms=10) == SAMPLE_MS
 
 
 def test_a_burst_is_over_once_enough_time_has_passed() -> None:  # G17
     quota = ReplicationQuota(1_000)
     quota.record(5_000, now_ms=0)
-    assert [quota.is_exceeded(now_ms) for now_ms in (1_000, 4_999, 5_000)] == [True, True, False]
+    assert [quota.pause_ms(now_ms) > 0 for now_ms in (1_000, 4_999, 5_000)] == [True, True, False]
 
 
 def test_what_is_older_than_the_window_is_forgotten() -> None:  # G17
     quota = ReplicationQuota(1)
     quota.record(1_000_000, now_ms=0)
-    assert [quota.is_exceeded(now_ms) for now_ms in (WINDOW_MS - 1, WINDOW_MS)] == [True, False]
+    assert [quota.pause_ms(now_ms) > 0 for now_ms in (WINDOW_MS - 1, WINDOW_MS)] == [True, False]
 
 
 def test_only_the_time_that_has_passed_counts() -> None:  # G17
     start_ms, quota = 10_000_000, ReplicationQuota(1_000)
     quota.record(2_000, start_ms)
-    assert [quota.is_exceeded(start_ms + after_ms) for after_ms in (1_999, 2_000)] == [True, False]
+    assert [quota.pause_ms(start_ms + after_ms) > 0 for after_ms in (1_999, 2_000)] == [True, False]
     quota.record(2_000, start_ms + 2_000)
-    assert [quota.is_exceeded(start_ms + after_ms) for after_ms in (3_999, 4_000)] == [True, False]
+    assert [quota.pause_ms(start_ms + after_ms) > 0 for after_ms in (3_999, 4_000)] == [True, False]
 
 
 def test_what_comes_within_a_second_is_forgotten_together_and_what_comes_later_is_not() -> None:  # G17
@@ -56,7 +56,7 @@ def test_what_comes_within_a_second_is_forgotten_together_and_what_comes_later_i
     for each in (2 * SAMPLE_MS - 2, 2 * SAMPLE_MS - 1):
         quota.record(1_000, now_ms=each)
     assert repr(quota) == "<ReplicationQuota 1 B/s held=3000>"
-    assert quota.is_exceeded(now_ms=WINDOW_MS + SAMPLE_MS - 1)
+    assert quota.pause_ms(now_ms=WINDOW_MS + SAMPLE_MS - 1) == SAMPLE_MS
     assert repr(quota) == "<ReplicationQuota 1 B/s held=1000>"
 
 
@@ -64,7 +64,7 @@ def test_the_bound_can_be_changed_while_it_counts() -> None:  # B45
     quota = ReplicationQuota(1_000)
     quota.record(5_000, now_ms=0)
     quota.bytes_per_second = 5_000
-    assert not quota.is_exceeded(now_ms=1)
+    assert quota.pause_ms(now_ms=1) == 0
 
 
 @given(st.lists(st.tuples(st.integers(0, 1_500), st.integers(0, 10_000)), min_size=1, max_size=60))
@@ -74,7 +74,7 @@ def test_a_caller_that_asks_before_each_transfer_stays_within_one_transfer_of_th
     quota, now_ms, sent = ReplicationQuota(2_000), 0, 0
     for wait_ms, size_bytes in transfers:
         now_ms += wait_ms
-        if not quota.is_exceeded(now_ms):
+        if quota.pause_ms(now_ms) == 0:
             quota.record(size_bytes, now_ms)
             sent += size_bytes
     # A window's sample may be forgotten up to a second late or early: at most a tenth is sent beyond the bound.

@@ -243,9 +243,9 @@ def test_the_time_in_which_a_connection_is_held_back_does_not_count() -> None:
             (served_end,) = server._connections
             held_back = served_end._stream
             await until(lambda: held_back._half is not None)
-            held_back.pause_reading()
+            held_back.set_paused(True)
             held_back._look_at_half()
-            held_back.resume_reading()
+            held_back.set_paused(False)
             held_back._look_at_half()
             connection.send(bytes(1000))
             assert await asyncio.get_running_loop().sock_recv(connection, 2_000)

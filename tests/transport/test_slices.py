@@ -104,11 +104,11 @@ def test_a_slice_that_waits_is_sent_although_its_file_was_replaced_and_removed(p
 
     async def test() -> None:
         async with connected(handle) as (server, lane):
-            lane._stream.pause_reading()
+            lane._stream.set_paused(True)
             answer = asyncio.ensure_future(lane.send(call()))
             await until(lambda: _queued_bytes(server) > 0)
             _replace_and_remove(path)
-            lane._stream.resume_reading()
+            lane._stream.set_paused(False)
             _, payload = await answer
             assert bytes(payload) == DATA  # type: ignore[arg-type]
 
@@ -169,7 +169,7 @@ def test_a_slice_is_let_go_of_when_its_reader_has_vanished(path: str) -> None:
 
     async def test() -> None:
         async with connected(handle) as (server, lane):
-            lane._stream.pause_reading()
+            lane._stream.set_paused(True)
             answer = asyncio.ensure_future(lane.send(call()))
             await until(lambda: _queued_bytes(server) > 0)
             assert kept[0]() is not None

@@ -23,7 +23,6 @@ from rayka.node.clock import now_ms
 from rayka.node.handlers.fetch_reads import FetchReads, Leader
 from rayka.node.handlers.fetch_sessions import FetchContext, FetchSessions
 from rayka.node.replication.replica_manager import ReplicaManager
-from rayka.node.settings import NodeSettings
 from rayka.node.turns import in_turns, result_in_turns
 from rayka.partition.partition_reads import FoundOffset
 from rayka.protocol.fetch import (
@@ -44,8 +43,8 @@ _SESSION_ERRORS = (FetchSessionIdNotFound, InvalidFetchSessionEpoch)
 class FetchHandler:
     """Answers Fetch."""
 
-    def __init__(self, replicas: ReplicaManager, settings: NodeSettings) -> None:
-        config = settings.config
+    def __init__(self, replicas: ReplicaManager) -> None:
+        settings, config = replicas.settings, replicas.settings.config
         self._leader = Leader(settings.node_id, replicas, config.fetch_max_bytes)
         self._sessions = FetchSessions(
             replicas.parked, config.max_incremental_fetch_session_cache_slots, settings.random

@@ -21,8 +21,6 @@ from rayka.log.log_directory import LogDirectory
 from rayka.metadata.image import named_partition
 from rayka.node.replication.replica import Replica, Unusable, key_of
 from rayka.node.replication.replica_manager import ReplicaManager
-from rayka.node.settings import NodeSettings
-from rayka.node.storage.data_directories import DataDirectories
 from rayka.node.storage.directory_move import DirectoryMove
 from rayka.node.storage.log_cleaner import weight_of
 from rayka.node.turns import in_turns
@@ -41,12 +39,10 @@ from rayka.protocol.partition_admin import (
 class LogDirsHandler:
     """Answers DescribeLogDirs and AlterReplicaLogDirs."""
 
-    def __init__(
-        self, settings: NodeSettings, directories: DataDirectories, replicas: ReplicaManager
-    ) -> None:
-        self._disk = settings.disk
-        self._name = node_name(settings.node_id)
-        self._directories = directories
+    def __init__(self, replicas: ReplicaManager) -> None:
+        self._disk = replicas.settings.disk
+        self._name = node_name(replicas.settings.node_id)
+        self._directories = replicas.directories
         self._replicas = replicas
 
     async def describe(self, request: DescribeLogDirsRequest) -> DescribeLogDirsResponse:

@@ -8,20 +8,12 @@ for that one. What is left of a block when the broker ends is never used. Kafka:
 import asyncio
 
 from rayka.config import BrokerConfig
-from rayka.errors import ApiError, BrokerNotAvailable
 from rayka.node.broker_lifecycle import BrokerLifecycle
 from rayka.node.clock import now_ms
-from rayka.node.controller_link import ControllerLink
 from rayka.node.replication.replica_manager import ReplicaManager
 from rayka.node.turns import in_turns
 from rayka.partition.partition import Partition
-from rayka.protocol.producer_ids import (
-    AllocateProducerIdsRequest,
-    InitProducerIdRequest,
-    InitProducerIdResponse,
-)
-
-_CALL_TIMEOUT_MS = 5_000
+from rayka.protocol.producer_ids import InitProducerIdRequest, InitProducerIdResponse
 
 
 async def expire_producers(replicas: ReplicaManager, config: BrokerConfig) -> None:
@@ -39,30 +31,18 @@ def _producer_count(partition: Partition) -> int:
 class ProducerIdHandler:
     """Answers InitProducerId."""
 
-    def __init__(self, lifecycle: BrokerLifecycle, link: ControllerLink, node_id: int) -> None:
+    def __init__(self, lifecycle: BrokerLifecycle) -> None:
         self._lifecycle = lifecycle
-        self._link = link
-        self._node_id = node_id
         self._free = range(0)
         self._one_at_a_time = asyncio.Lock()
 
     def __repr__(self) -> str:
-        return f"<ProducerIdHandler {self._node_id} free={self._free}>"
+        return f"<ProducerIdHandler free={self._free}>"
 
     async def handle(self, request: InitProducerIdRequest) -> InitProducerIdResponse:
         """A new id. Raises BrokerNotAvailable while the controller gives none."""
         async with self._one_at_a_time:
             if not self._free:
-                self._free = await self._next_block()
+                self._free = await self._lifecycle.allocate_producer_ids()
             producer_id, self._free = self._free[0], self._free[1:]
         return InitProducerIdResponse(producer_id, producer_epoch=0)
-
-    async def _next_block(self) -> range:
-        request = AllocateProducerIdsRequest(self._node_id, self._lifecycle.broker_epoch)
-        try:
-            block = await self._link.call(request, _CALL_TIMEOUT_MS)
-        except ApiError as error:
-            raise BrokerNotAvailable(
-                f"broker {self._node_id} has no producer ids left, and the controller gives none: {error}"
-            ) from error
-        return range(block.producer_id_start, block.producer_id_start + block.producer_id_count)

@@ -19,8 +19,6 @@ from rayka.node import clock
 from rayka.node.replication.leadership_log import log_leadership
 from rayka.node.replication.replica import PartitionKey, Replica, Unusable, key_of
 from rayka.node.replication.replica_manager import ReplicaManager
-from rayka.node.settings import NodeSettings
-from rayka.node.storage.data_directories import DataDirectories
 from rayka.node.tasks import Tasks
 from rayka.node.turns import ITEMS_PER_TURN, in_turns
 from rayka.partition.partition import Partition
@@ -31,12 +29,10 @@ _Changed = tuple[TopicIdPartition, PartitionImage]  # a partition and its new st
 class ReplicaChanges:
     """The changes of one broker's replicas."""
 
-    def __init__(
-        self, settings: NodeSettings, directories: DataDirectories, replicas: ReplicaManager, tasks: Tasks
-    ) -> None:
-        self._settings = settings
-        self._node_id = settings.node_id
-        self._directories = directories
+    def __init__(self, replicas: ReplicaManager, tasks: Tasks) -> None:
+        self._settings = replicas.settings
+        self._node_id = replicas.settings.node_id
+        self._directories = replicas.directories
         self._replicas = replicas
         self._logs = replicas.logs
         self._changing = asyncio.Lock()

@@ -54,7 +54,8 @@ class ReplicaManager:
     ) -> None:
         self._node_id = settings.node_id
         self._name = node_name(settings.node_id)
-        self._directories = directories
+        self.settings = settings
+        self.directories = directories
         self._hosted: dict[PartitionKey, Replica | Unusable] = {}
         # Those of the usable ones; None since a replica came or went.
         self._partitions: tuple[Partition, ...] | None = None
@@ -148,8 +149,8 @@ class ReplicaManager:
 
     def problems(self) -> list[str]:
         """Why something is not usable here, or cannot be copied, one line each."""
-        offline = [str(each.failure) for each in self._directories.all if each.failure is not None]
-        full = [str(each.full) for each in self._directories.all if each.full and not each.failure]
+        offline = [str(each.failure) for each in self.directories.all if each.failure is not None]
+        full = [str(each.full) for each in self.directories.all if each.full and not each.failure]
         failed = [
             str(each.partition.log.failure)
             for each in self.replicas
@@ -184,7 +185,7 @@ class ReplicaManager:
         self, key: PartitionKey, topic_partition: TopicPartition, state: PartitionImage, error: StorageError
     ) -> None:
         """It belongs here and cannot be used."""
-        directory = self._directories.get(state.directory_of(self._node_id))
+        directory = self.directories.get(state.directory_of(self._node_id))
         level = logging.INFO if directory is None else logging.ERROR
         _logger.log(level, "%s is not usable: %s", topic_partition, error)
         before = self.drop(key)
