@@ -4,19 +4,18 @@ from enum import StrEnum
 
 from rayka.ids import NO_OFFSET
 from rayka.ports import Message, Request
+from rayka.protocol.of_partition import OfNamedPartition
 from rayka.protocol.request_checks import require
 
 MOVES_AT_ONCE_MAX = 100
 MOVES_AS_CONFIGURED = -1
 
 
-class BalanceMove(Message, frozen=True, array_like=True, gc=False):
+class BalanceMove(OfNamedPartition, frozen=True, array_like=True, gc=False):
     """A partition's replicas, the preferred leader first, as they are and as they are to be; what is copied for that,
     and the goal that it is for.
     """
 
-    topic: str
-    partition: int
     replicas: tuple[int, ...]
     new_replicas: tuple[int, ...]
     copied_bytes: int

@@ -9,19 +9,18 @@ from rayka.errors import ErrorCode
 from rayka.ids import NO_EPOCH, NO_OFFSET, ZERO_ID, TopicPartition
 from rayka.ports import Message, Request
 from rayka.protocol.groups import check_group_id
+from rayka.protocol.of_partition import OfNamedPartition
 from rayka.protocol.partition_admin import PartitionResult
 from rayka.protocol.request_checks import check_each_once, require
 
 PARTITIONS_PER_COMMIT_MAX = 10_000  # each is a record, and all of them are one batch
 
 
-class CommittedOffset(Message, frozen=True, array_like=True, gc=False):
+class CommittedOffset(OfNamedPartition, frozen=True, array_like=True, gc=False):
     """The next record that the group is to read of a partition, and the leader epoch of the one before, if known. The
     offset means nothing in a topic of that name with another id; ZERO_ID where the caller does not know it.
     """
 
-    topic: str
-    partition: int
     offset: int
     leader_epoch: int = NO_EPOCH
     metadata: str = ""
@@ -70,11 +69,9 @@ def check_partitions(partitions: tuple[CommittedOffset, ...] | tuple[TopicPartit
             require(False, "partitions", expected, (each.topic, each.partition))
 
 
-class FetchedOffset(Message, frozen=True, array_like=True, gc=False):
+class FetchedOffset(OfNamedPartition, frozen=True, array_like=True, gc=False):
     """What the group has committed of a partition; the offset is -1 where it has committed none."""
 
-    topic: str
-    partition: int
     offset: int = NO_OFFSET
     leader_epoch: int = NO_EPOCH
     metadata: str = ""

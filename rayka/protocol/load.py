@@ -7,7 +7,7 @@ collects by a topic.
 
 from rayka.ids import NO_NODE
 from rayka.ports import Message, Request
-from rayka.protocol.of_partition import OfPartition
+from rayka.protocol.of_partition import OfNamedPartition, OfPartition
 from rayka.protocol.request_checks import check_each_once, require
 
 REPORTED_PARTITIONS_MAX = 8
@@ -72,11 +72,9 @@ class BrokerLoad(Message, frozen=True, array_like=True):
     report: LoadReport
 
 
-class NamedPartitionLoad(Message, frozen=True, array_like=True, gc=False):
+class NamedPartitionLoad(OfNamedPartition, frozen=True, array_like=True, gc=False):
     """One of the partitions that a broker has named in its newest report."""
 
-    topic: str
-    partition: int
     broker_id: int = NO_NODE
     is_leader: bool = False
     size_bytes: int = 0

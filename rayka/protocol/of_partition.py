@@ -18,3 +18,10 @@ class PartitionAnswer(OfPartition, frozen=True, array_like=True):
 
     error_code: ErrorCode = ErrorCode.NONE
     error_message: str = ""
+
+
+class OfNamedPartition(Message, frozen=True, array_like=True):
+    """Something of one partition that people name, by its topic and number."""
+
+    topic: str
+    partition: int

@@ -11,16 +11,14 @@ from uuid import UUID
 from rayka.errors import ErrorCode
 from rayka.ids import NO_OFFSET, NO_TIMESTAMP, TopicPartition
 from rayka.ports import Message, Request
-from rayka.protocol.of_partition import OfPartition, PartitionAnswer
+from rayka.protocol.of_partition import OfNamedPartition, OfPartition, PartitionAnswer
 from rayka.protocol.request_checks import check_each_once
-from rayka.protocol.topics import TopicResult
+from rayka.protocol.topics import TopicResults
 
 
-class PartitionResult(Message, frozen=True, array_like=True, gc=False):
+class PartitionResult(OfNamedPartition, frozen=True, array_like=True, gc=False):
     """What became of one partition of the request."""
 
-    topic: str
-    partition: int
     error_code: ErrorCode = ErrorCode.NONE
     error_message: str = ""
 
@@ -36,11 +34,8 @@ class NewPartitions(Message, frozen=True, array_like=True):
     assignments: tuple[tuple[int, ...], ...] | None = None
 
 
-class CreatePartitionsResponse(Message, frozen=True, array_like=True):
+class CreatePartitionsResponse(TopicResults, frozen=True, array_like=True):
     """One result for each topic, in order; a broker that has applied up to `metadata_offset` knows them."""
-
-    topics: tuple[TopicResult, ...]
-    metadata_offset: int = NO_OFFSET
 
 
 class CreatePartitionsRequest(Request[CreatePartitionsResponse], frozen=True, array_like=True):
@@ -55,11 +50,9 @@ class CreatePartitionsRequest(Request[CreatePartitionsResponse], frozen=True, ar
 # ---- Other replicas --------------------------------------------------------------------------------------------------
 
 
-class Reassignment(Message, frozen=True, array_like=True, gc=False):
+class Reassignment(OfNamedPartition, frozen=True, array_like=True, gc=False):
     """The replicas that a partition is to have, the preferred leader first; None cancels what is under way (B45)."""
 
-    topic: str
-    partition: int
     replicas: tuple[int, ...] | None
 
 
@@ -81,11 +74,9 @@ class AlterPartitionReassignmentsRequest(
         check_each_once("partitions", [f"{each.topic}-{each.partition}" for each in self.partitions])
 
 
-class OngoingReassignment(Message, frozen=True, array_like=True, gc=False):
+class OngoingReassignment(OfNamedPartition, frozen=True, array_like=True, gc=False):
     """A partition on its way to other replicas."""
 
-    topic: str
-    partition: int
     replicas: tuple[int, ...]
     adding_replicas: tuple[int, ...]
     removing_replicas: tuple[int, ...]
@@ -252,11 +243,9 @@ class DescribeLogDirsRequest(Request[DescribeLogDirsResponse], frozen=True, arra
     topics: tuple[str, ...] | None = None
 
 
-class ReplicaLogDir(Message, frozen=True, array_like=True, gc=False):
+class ReplicaLogDir(OfNamedPartition, frozen=True, array_like=True, gc=False):
     """The replica on the broker asked is to be in the data directory with this path."""
 
-    topic: str
-    partition: int
     path: str
 
 

@@ -31,11 +31,15 @@ class TopicResult(Message, frozen=True, array_like=True):
     error_message: str = ""
 
 
-class CreateTopicsResponse(Message, frozen=True, array_like=True):
-    """One result for each topic, in order; a broker that has applied up to `metadata_offset` knows them."""
+class TopicResults(Message, frozen=True, array_like=True):
+    """One result for each topic, in order; a broker that has applied up to `metadata_offset` knows of the changes."""
 
     topics: tuple[TopicResult, ...]
     metadata_offset: int = NO_OFFSET
+
+
+class CreateTopicsResponse(TopicResults, frozen=True, array_like=True):
+    """Of the topics that were to be made."""
 
 
 class CreateTopicsRequest(Request[CreateTopicsResponse], frozen=True, array_like=True):
@@ -51,11 +55,8 @@ class CreateTopicsRequest(Request[CreateTopicsResponse], frozen=True, array_like
         check_each_once("topics", [topic.name for topic in self.topics])
 
 
-class DeleteTopicsResponse(Message, frozen=True, array_like=True):
-    """One result for each topic, in order; a broker that has applied up to `metadata_offset` has dropped them."""
-
-    topics: tuple[TopicResult, ...]
-    metadata_offset: int = NO_OFFSET
+class DeleteTopicsResponse(TopicResults, frozen=True, array_like=True):
+    """Of the topics that were to go."""
 
 
 class DeleteTopicsRequest(Request[DeleteTopicsResponse], frozen=True, array_like=True):
