@@ -43,6 +43,9 @@ from rayka.protocol.membership import NodeState, StatusRequest, StatusResponse
 from rayka.protocol.produce import ProduceRequest
 from rayka.protocol.topics import NewTopic
 
+_APIS_OF_ONE_GROUP = (
+    "join_group", "sync_group", "group_heartbeat", "leave_group", "offset_fetch", "offset_delete",
+)  # fmt: skip
 _logger = logging.getLogger(__name__)
 
 
@@ -85,20 +88,6 @@ class BrokerParts:
     def broker_epoch(self) -> int:
         """That of its registration; -1 before the first."""
         return self.lifecycle.broker_epoch
-
-
-def _group_handlers(groups: GroupHandler) -> dict[str, Callable[[Any], Response]]:
-    of_one_group = (
-        "join_group", "sync_group", "group_heartbeat", "leave_group", "offset_fetch", "offset_delete",
-    )  # fmt: skip
-    return {
-        "offset_commit": groups.commit,
-        "find_coordinator": groups.find,
-        "list_groups": groups.list_groups,
-        "describe_groups": groups.describe_groups,
-        "delete_groups": groups.delete_groups,
-        **dict.fromkeys(of_one_group, groups.of_group),
-    }
 
 
 class BrokerNode:
@@ -166,7 +155,12 @@ class BrokerNode:
             "describe_log_dirs": log_dirs.describe,
             "alter_replica_log_dirs": log_dirs.alter,
             "metadata": follower.answer,
-            **_group_handlers(groups),
+            "offset_commit": groups.commit,
+            "find_coordinator": groups.find,
+            "list_groups": groups.list_groups,
+            "describe_groups": groups.describe_groups,
+            "delete_groups": groups.delete_groups,
+            **dict.fromkeys(_APIS_OF_ONE_GROUP, groups.of_group),
         }
         return BrokerParts(
             directories,

@@ -20,7 +20,7 @@ from rayka.errors import (
 from rayka.ids import NO_NODE
 from rayka.node.answering import Response
 from rayka.node.clock import now_ms
-from rayka.node.handlers.fetch_reads import FetchReads, Leader
+from rayka.node.handlers.fetch_reads import FetchReads
 from rayka.node.handlers.fetch_sessions import FetchContext, FetchSessions
 from rayka.node.replication.replica_manager import ReplicaManager
 from rayka.node.turns import in_turns, result_in_turns
@@ -45,7 +45,7 @@ class FetchHandler:
 
     def __init__(self, replicas: ReplicaManager) -> None:
         settings, config = replicas.settings, replicas.settings.config
-        self._leader = Leader(settings.node_id, replicas, config.fetch_max_bytes)
+        self._replicas = replicas
         self._sessions = FetchSessions(
             replicas.parked, config.max_incremental_fetch_session_cache_slots, settings.random
         )
@@ -61,13 +61,13 @@ class FetchHandler:
             context = self._sessions.begin(request, now_ms())
         except _SESSION_ERRORS as error:
             return FetchResponse((), error.code, str(error))
-        reads = FetchReads(self._leader, request, context, now_ms())
+        reads = FetchReads(self._replicas, request, context, now_ms())
         if request.replica_id != NO_NODE:
             reads.refresh(context.to_refresh(now_ms(), self._refresh_ms))
         results = reads.read_all(is_first=True)
         if not _is_complete(request, context, results):
             wait_ms = min(request.max_wait_ms, reads.pause_ms or request.max_wait_ms)
-            return ParkedFetch(self._leader, self._sessions, request, context, wait_ms).response
+            return ParkedFetch(self._replicas, self._sessions, request, context, wait_ms).response
         response = _told(context, reads, results)
         self._sessions.end(context)
         return response
@@ -78,17 +78,17 @@ class ParkedFetch:
     answers with what is there, and as soon as a later request has come in its place.
     """
 
-    __slots__ = ("_context", "_deadline_s", "_leader", "_request", "_sessions", "_watch", "response")
+    __slots__ = ("_context", "_deadline_s", "_replicas", "_request", "_sessions", "_watch", "response")
 
     def __init__(
         self,
-        leader: Leader,
+        replicas: ReplicaManager,
         sessions: FetchSessions,
         request: FetchRequest,
         context: FetchContext,
         wait_ms: int,
     ) -> None:
-        self._leader = leader
+        self._replicas = replicas
         self._sessions = sessions
         self._request = request
         self._context = context
@@ -127,7 +127,7 @@ class ParkedFetch:
         return _told(self._context, reads, reads.read_all(is_first=False))
 
     def _reads(self) -> FetchReads:
-        return FetchReads(self._leader, self._request, self._context, now_ms())
+        return FetchReads(self._replicas, self._request, self._context, now_ms())
 
     def _give_up(self) -> None:
         self._watch.forget(self._on_news)

@@ -10,7 +10,7 @@ Rayka's own: of a follower's partitions those are read first in whose ISR it is,
 """
 
 from collections.abc import Iterable
-from typing import NamedTuple, cast
+from typing import cast
 
 import numpy as np
 
@@ -28,26 +28,20 @@ from rayka.protocol.fetch import FetchPartition, FetchPartitionResult, FetchRequ
 CATCH_UP_BYTES = 1 << 20  # two or three milliseconds of a follower's time
 
 
-class Leader(NamedTuple):
-    """What all fetches of one broker share. `max_bytes` bounds what a consumer gets at once (G5)."""
-
-    broker_id: int
-    replicas: ReplicaManager
-    max_bytes: int
-
-
 class FetchReads:
     """One look of a request at its partitions, at one time."""
 
-    def __init__(self, leader: Leader, request: FetchRequest, context: FetchContext, now_ms: int) -> None:
-        self._leader = leader
+    def __init__(
+        self, replicas: ReplicaManager, request: FetchRequest, context: FetchContext, now_ms: int
+    ) -> None:
+        self._replicas = replicas
         self._request = request
         self._context = context
         self._now_ms = now_ms
         self._is_follower = request.replica_id != NO_NODE
-        self._left_bytes = (
-            request.max_bytes if self._is_follower else min(request.max_bytes, leader.max_bytes)
-        )
+        self._left_bytes = request.max_bytes
+        if not self._is_follower:  # the broker bounds what a consumer gets at once (G5)
+            self._left_bytes = min(request.max_bytes, replicas.settings.config.fetch_max_bytes)
         self._min_one_batch = True
         self.pause_ms = 0  # after which something that was held back may be given; 0: nothing was held back
 
@@ -73,7 +67,7 @@ class FetchReads:
         missing_bytes = max(1, self._request.min_bytes)
         for fetch in self._context.due():
             try:
-                replica = self._leader.replicas.get(fetch.topic_id, fetch.partition)
+                replica = self._replicas.get(fetch.topic_id, fetch.partition)
                 partition = replica.partition
                 partition.check_readable(fetch.current_leader_epoch, any_replica=self._may_read_anywhere)
                 if not self._pause_ms_of(partition):
@@ -92,12 +86,12 @@ class FetchReads:
         """The follower still has all of these, which are not looked at; every fetch tells Kafka's leader so (B5)."""
         for fetch in fetches:
             if not self._is_refreshed(fetch):
-                self._leader.replicas.parked.wake((fetch.topic_id, fetch.partition))  # a look will tell
+                self._replicas.parked.wake((fetch.topic_id, fetch.partition))  # a look will tell
 
     def _is_refreshed(self, fetch: FetchPartition) -> bool:
         """Not where something is wrong: a log that was opened anew after a full disk may end earlier, for example."""
         try:
-            replica = self._leader.replicas.get(fetch.topic_id, fetch.partition)
+            replica = self._replicas.get(fetch.topic_id, fetch.partition)
             replica.partition.check_readable(fetch.current_leader_epoch)
             if fetch.fetch_offset > replica.partition.log.log_end_offset:
                 return False
@@ -111,9 +105,7 @@ class FetchReads:
         for each in results:
             size_bytes = each.size_bytes
             if size_bytes:
-                self._count(
-                    self._leader.replicas.get(each.topic_id, each.partition).partition, each, size_bytes
-                )
+                self._count(self._replicas.get(each.topic_id, each.partition).partition, each, size_bytes)
 
     def _count(self, partition: Partition, given: FetchPartitionResult, size_bytes: int) -> None:
         traffic = partition.traffic
@@ -127,23 +119,23 @@ class FetchReads:
 
     def _is_out_of_sync(self, fetch: FetchPartition) -> bool:
         """Whether no acknowledgement waits for this follower."""
-        replica = self._leader.replicas.find((fetch.topic_id, fetch.partition))
+        replica = self._replicas.find((fetch.topic_id, fetch.partition))
         return replica is not None and self._request.replica_id not in replica.partition.isr
 
     # ---- One partition -------------------------------------------------------------------------------------
 
     def _read(self, fetch: FetchPartition, *, is_first: bool) -> FetchPartitionResult:
         try:
-            replica = self._leader.replicas.get(fetch.topic_id, fetch.partition)
+            replica = self._replicas.get(fetch.topic_id, fetch.partition)
             try:
                 return self._read_replica(replica, fetch, is_first=is_first)
             except StorageError as error:
-                raise self._leader.replicas.on_storage_error(replica, error) from error
+                raise self._replicas.on_storage_error(replica, error) from error
         except ApiError as error:
             return self._refused((fetch.topic_id, fetch.partition), error)
 
     def _refused(self, key: PartitionKey, error: ApiError) -> FetchPartitionResult:
-        leader_id, leader_epoch = self._leader.replicas.current_leader(key, error)
+        leader_id, leader_epoch = self._replicas.current_leader(key, error)
         return FetchPartitionResult(
             *key, error.code, str(error), leader_id=leader_id, leader_epoch=leader_epoch
         )
@@ -196,7 +188,7 @@ class FetchReads:
             self._request.replica_id, self._request.replica_epoch, fetch.fetch_offset, fetch.log_start_offset
         )
         update = replica.partition.as_leader().record_fetch(follower, now_ms=self._now_ms)
-        self._leader.replicas.on_follower_fetch(replica, update)
+        self._replicas.on_follower_fetch(replica, update)
 
     def _is_at_end(self, partition: Partition, fetch: FetchPartition) -> bool:
         """Whether only news can bring more. A follower outside the ISR is looked at again: what keeps it out may end
@@ -220,10 +212,10 @@ class FetchReads:
         follower_id = self._request.replica_id
         if follower_id in partition.isr:
             return ()
-        return self._leader.replicas.leader_quotas.of(
+        return self._replicas.leader_quotas.of(
             partition.config.leader_replication_throttled_replicas,
             partition.topic_partition.partition,
-            self._leader.broker_id,
+            self._replicas.settings.node_id,
             is_added=follower_id in partition.role.state.adding_replicas,
         )
 

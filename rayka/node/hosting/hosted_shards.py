@@ -7,8 +7,7 @@ is not built again before the partition has another leader or log. Kafka: `Coord
 """
 
 import logging
-from typing import Any, NamedTuple
-from uuid import UUID
+from typing import Any
 
 from rayka.errors import ApiError, DamagedLog, StorageError
 from rayka.ids import NO_EPOCH, NO_NODE, node_name
@@ -26,18 +25,6 @@ _logger = logging.getLogger(__name__)
 _Shard = ReplicatedShard[Any, Any]
 
 
-class _Place(NamedTuple):
-    """A partition that may be hosted here."""
-
-    type: ShardType
-    topic_id: UUID
-    number: int
-
-    @property
-    def key(self) -> PartitionKey:
-        return self.topic_id, self.number
-
-
 class HostedShards:
     """All shards on one broker."""
 
@@ -46,7 +33,7 @@ class HostedShards:
         self._replicas = replicas
         self._tasks = tasks
         self._types = {each.topic.name: each for each in settings.shard_types}
-        self._places: dict[PartitionKey, _Place] = {}
+        self._wanted: dict[PartitionKey, ShardType] = {}  # by the partitions that may be hosted here
         self._shards: dict[PartitionKey, _Shard] = {}
         self._numbers: dict[tuple[str, int], PartitionKey] = {}
 
@@ -75,49 +62,51 @@ class HostedShards:
     def update(self, image: MetadataImage) -> None:
         """Hosts the partitions that the metadata knows, and no others."""
         wanted = {
-            (topic.topic_id, number): _Place(shard_type, topic.topic_id, number)
+            (topic.topic_id, number): shard_type
             for name, shard_type in self._types.items()
             if (topic := image.topics.get(name)) is not None
             for number in range(len(topic.partitions))
         }
-        gone = [key for key in self._places if key not in wanted]
-        new = [place for key, place in wanted.items() if key not in self._places]
-        self._places = wanted
+        gone = [key for key in self._wanted if key not in wanted]
+        new = [(key, shard_type) for key, shard_type in wanted.items() if key not in self._wanted]
+        self._wanted = wanted
         for key in gone:
             self._replicas.parked.wake(key)
-        for place in new:
-            self._numbers[place.type.topic.name, place.number] = place.key
-            name = f"host {place.type.topic.name}-{place.number}"
-            self._tasks.start(name, self._host(place))
+        for key, shard_type in new:
+            name, number = shard_type.topic.name, key[1]
+            self._numbers[name, number] = key
+            self._tasks.start(f"host {name}-{number}", self._host(key, shard_type))
 
-    async def _host(self, place: _Place) -> None:
+    async def _host(self, key: PartitionKey, shard_type: ShardType) -> None:
         """One shard after another, for as long as the partition exists."""
-        news, key = PartitionNews(), place.key
+        news = PartitionNews()
         self._replicas.parked.add(news, [key])
         unreadable: tuple[object, int] | None = None
-        while key in self._places:
+        while key in self._wanted:
             replica = self._replicas.find(key)
             log = None
             if replica is not None and unreadable != _reading(replica):
                 log = PartitionLog(
-                    self._replicas, replica, place.type.codec, news, self._settings.wall_clock_ms
+                    self._replicas, replica, shard_type.codec, news, self._settings.wall_clock_ms
                 )
             if replica is None or log is None or log.failure is not None:
                 await news.wait(float("inf"))
-            elif not await self._run(place, log, replica):
+            elif not await self._run(key, shard_type, log, replica):
                 unreadable = _reading(replica)
         self._replicas.parked.remove(news, [key])
         self._shards.pop(key, None)
 
-    async def _run(self, place: _Place, log: PartitionLog[Any], replica: Replica) -> bool:
+    async def _run(
+        self, key: PartitionKey, shard_type: ShardType, log: PartitionLog[Any], replica: Replica
+    ) -> bool:
         """One shard until its log fails; whether its records can be read."""
         shard: _Shard = ReplicatedShard(
             self._settings.node_id,
             log,
-            lambda: place.type.make_shard(place.number),
+            lambda: shard_type.make_shard(key[1]),
             steps_per_turn=self._settings.steps_per_turn,
         )
-        self._shards[place.key] = shard
+        self._shards[key] = shard
         try:
             await shard.run()
         except StorageError as error:
@@ -128,7 +117,7 @@ class HostedShards:
                 return False
             self._replicas.on_storage_error(replica, error)
         shard.end(shard.not_here("leads no more", may_have_run=True))
-        self._shards.pop(place.key, None)
+        self._shards.pop(key, None)
         return True
 
     # ---- End ---------------------------------------------------------------------------------------------------------
