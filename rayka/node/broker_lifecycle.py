@@ -21,6 +21,7 @@ from rayka.errors import (
 )
 from rayka.ids import NO_EPOCH, random_uuid
 from rayka.metadata.metadata_records import METADATA_VERSION_MAX, METADATA_VERSION_MIN
+from rayka.node.clock import now_s
 from rayka.node.controller_link import ControllerLink, Pauses
 from rayka.node.load_meter import LoadMeter
 from rayka.node.metadata_follower import MetadataFollower
@@ -85,13 +86,13 @@ class BrokerLifecycle:
         Raises what the controller refused it with, UnavailableError when the time for it is over.
         """
         timeout_ms = self._settings.config.initial_broker_registration_timeout_ms
-        deadline_s = asyncio.get_running_loop().time() + timeout_ms / 1000
+        deadline_s = now_s() + timeout_ms / 1000
         pauses = Pauses()
         while True:
             try:
                 response = await self._link.call(self._registration(), self._call_timeout_ms)
             except (RetriableApiError, DuplicateBrokerRegistration) as error:
-                if asyncio.get_running_loop().time() >= deadline_s:
+                if now_s() >= deadline_s:
                     raise UnavailableError(
                         f"broker {self._settings.node_id} could not register within {timeout_ms} ms: {error}"
                     ) from error

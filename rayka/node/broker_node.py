@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from rayka.coordinator.group_shard import group_shard_type
-from rayka.errors import BrokerNotAvailable, InvariantBroken, StorageError
+from rayka.errors import BrokerNotAvailable, InvariantBroken
 from rayka.ids import node_name
 from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import MetadataImage
@@ -36,7 +36,6 @@ from rayka.node.replication.replica_manager import ReplicaManager
 from rayka.node.settings import NodeSettings
 from rayka.node.storage.data_directories import DataDirectories
 from rayka.node.tasks import Tasks
-from rayka.partition.partition import Partition
 from rayka.ports import Request
 from rayka.protocol.apis import API_BY_NAME, ServedBy
 from rayka.protocol.membership import NodeState, StatusRequest, StatusResponse
@@ -64,31 +63,6 @@ class BrokerParts:
     produces: ProduceHandler
     handlers: Mapping[type[Any], Callable[[Any], Response]]  # by the type of the request
 
-    # ---- What a checker may see that no request answers: to read, not to change ----
-
-    @property
-    def image(self) -> MetadataImage:
-        return self.follower.image
-
-    @property
-    def partitions(self) -> tuple[Partition, ...]:
-        return self.replicas.partitions
-
-    @property
-    def unusable(self) -> list[StorageError]:
-        """Why other replicas could not be opened."""
-        return self.replicas.unusable
-
-    @property
-    def offline_directories(self) -> tuple[str, ...]:
-        """The paths where the disk has failed."""
-        return self.directories.offline_paths()
-
-    @property
-    def broker_epoch(self) -> int:
-        """That of its registration; -1 before the first."""
-        return self.lifecycle.broker_epoch
-
 
 class BrokerNode:
     """One broker in one process; `settings.data_dirs` are its directories, formatted before."""
@@ -107,7 +81,7 @@ class BrokerNode:
 
     @property
     def observed(self) -> BrokerParts | None:
-        """What a checker may see; None while the directories are not open."""
+        """What a checker may see that no request answers, to read only; None while the directories are not open."""
         return self._parts
 
     # ---- Life ------------------------------------------------------------------------------------------
@@ -243,8 +217,8 @@ class BrokerNode:
             cluster_id=parts.directories.cluster_id,
             incarnation_id=parts.lifecycle.incarnation_id,
             detail="; ".join(parts.replicas.problems()),
-            partition_count=len(parts.partitions),
-            size_bytes=sum(each.log.segments.size_bytes for each in parts.partitions),
+            partition_count=len(parts.replicas.partitions),
+            size_bytes=sum(each.log.segments.size_bytes for each in parts.replicas.partitions),
             offline_data_dirs=parts.directories.offline_paths(),
             full_data_dirs=parts.directories.full_paths(),
         )

@@ -42,7 +42,6 @@ from rayka.protocol.membership import (
     StatusResponse,
 )
 from rayka.protocol.replica_reports import ReportExitRequest
-from rayka.raft.quorum import Quorum
 
 _logger = logging.getLogger(__name__)
 
@@ -54,20 +53,6 @@ class ControllerParts:
     driver: QuorumDriver
     requests: QuorumRequests
     shard: ReplicatedShard[Controller, MetadataRecord]
-
-    # ---- What a checker may see that no request answers: to read, not to change ----
-
-    @property
-    def quorum(self) -> Quorum:
-        return self.driver.quorum
-
-    @property
-    def replayed_offset(self) -> int:
-        return self.shard.replayed_offset
-
-    @property
-    def takes_requests(self) -> bool:
-        return self.shard.takes_requests
 
     def image(self) -> MetadataImage:
         return self.shard.shard.image(self.shard.replayed_offset)
@@ -96,7 +81,7 @@ class ControllerNode:
 
     @property
     def observed(self) -> ControllerParts | None:
-        """What a checker may see; None while the log is not open."""
+        """What a checker may see that no request answers, to read only; None while the log is not open."""
         return self._parts
 
     # ---- Life --------------------------------------------------------------------------------------------------------
@@ -219,8 +204,7 @@ class ControllerNode:
         if pending.error is not None:
             self._fail(pending.error)
             return
-        image = self._parts.shard.shard.image(self._parts.shard.replayed_offset)
-        unheeded = unheeded_min_isr(image, self.settings.config)
+        unheeded = unheeded_min_isr(self._parts.image(), self.settings.config)
         if unheeded:
             _logger.warning("%s: %s", self._name, unheeded)
         _logger.info("%s is the active controller, %r", self._name, self._parts.driver)

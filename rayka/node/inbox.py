@@ -11,7 +11,7 @@ Kafka: `SocketServer` (ordering, throttling, `queued.max.request.bytes`) and `Ka
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol
 from uuid import UUID
@@ -78,34 +78,6 @@ class _Waiting:
         self.size_bytes -= size_bytes
 
 
-class _Unanswered:
-    """A request whose response is to come, and its answer then."""
-
-    __slots__ = ("_answer_of", "_response", "_size_bytes", "_waiting", "answer")
-
-    def __init__(
-        self,
-        answer_of: Callable[[Message | BaseException], Answer],
-        response: Later[Any],
-        waiting: _Waiting,
-        size_bytes: int,
-    ) -> None:
-        self._answer_of = answer_of
-        self._response = response
-        self._waiting = waiting
-        self._size_bytes = size_bytes
-        self.answer: Later[Answer] = Later(self._give_up)
-        response.then(self._on_end)
-
-    def _on_end(self, outcome: Message | BaseException) -> None:
-        self._waiting.remove(self._size_bytes)
-        self.answer.end(self._answer_of(outcome))
-
-    def _give_up(self) -> None:
-        self._waiting.remove(self._size_bytes)
-        self._response.cancel()
-
-
 class Inbox:
     """The entrance of one node. A call after a gap is held for `gap_timeout_s`; then its connection is
     closed."""
@@ -157,7 +129,7 @@ class Inbox:
             waiting = self._waiting[api_name].add(size_bytes)
             if not isinstance(response, Later):
                 return self._wait(head.call, response, waiting, size_bytes)
-            answer = _Unanswered(self.answer_of, response, waiting, size_bytes).answer
+            answer = self._answer_later(response, waiting, size_bytes)
         self._wake_next(head.call)
         return answer
 
@@ -182,6 +154,19 @@ class Inbox:
             return self._refusal(error)
         finally:
             waiting.remove(size_bytes)
+
+    def _answer_later(self, response: Later[Any], waiting: _Waiting, size_bytes: int) -> Later[Answer]:
+        def on_end(outcome: Message | BaseException) -> None:
+            waiting.remove(size_bytes)
+            answer.end(self.answer_of(outcome))
+
+        def give_up() -> None:
+            waiting.remove(size_bytes)
+            response.cancel()
+
+        answer: Later[Answer] = Later(give_up)
+        response.then(on_end)
+        return answer
 
     def answer_of(self, outcome: Message | BaseException) -> Answer:
         """A handler's outcome as it leaves."""

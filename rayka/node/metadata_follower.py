@@ -20,6 +20,7 @@ from rayka.metadata.image import MetadataImage
 from rayka.metadata.image_snapshot import difference
 from rayka.metadata.metadata_records import MetadataRecord
 from rayka.metadata.response import metadata_steps
+from rayka.node.clock import now_s
 from rayka.node.controller_link import ControllerLink, Pauses
 from rayka.node.metadata_codec import METADATA_CODEC
 from rayka.node.settings import NodeSettings
@@ -63,9 +64,9 @@ class MetadataFollower:
 
     async def wait_for(self, offset: int, timeout_ms: int) -> None:
         """Returns once the image holds every record below the offset. Raises RequestTimedOut."""
-        deadline_s = asyncio.get_running_loop().time() + timeout_ms / 1000
+        deadline_s = now_s() + timeout_ms / 1000
         while self.image.next_offset < offset:
-            if asyncio.get_running_loop().time() >= deadline_s:
+            if now_s() >= deadline_s:
                 raise RequestTimedOut(
                     f"broker {self._settings.node_id} has applied the metadata up to offset"
                     f" {self.image.next_offset}, expected {offset} within {timeout_ms} ms; is the controller running?"

@@ -23,10 +23,8 @@ _GZIP_LEVEL = 6
 
 
 def compress(codec: Codec, block: memoryview) -> Buffer:
-    """The block as one frame of the codec; the block itself for `Codec.NONE`."""
+    """The block as one frame of the codec."""
     match codec:
-        case Codec.NONE:
-            return block
         case Codec.GZIP:
             return zlib.compress(block, _GZIP_LEVEL, _GZIP_WINDOW_BITS)
         case Codec.LZ4:
@@ -54,8 +52,6 @@ def decompress(codec: Codec, frame: memoryview, size_bytes: int) -> Buffer:
 
 def _decompress(codec: Codec, frame: memoryview, size_bytes: int) -> Buffer:
     match codec:
-        case Codec.NONE:
-            return frame
         case Codec.GZIP:
             return _whole(zlib.decompressobj(_GZIP_WINDOW_BITS), frame, size_bytes)
         case Codec.LZ4:

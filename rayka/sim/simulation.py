@@ -272,7 +272,7 @@ class Simulation:
         end, broker = self.ledger.end, machine.broker
         if broker is not None:
             observed = broker.observed
-            offset = observed.image.next_offset if observed is not None else 0
+            offset = observed.follower.image.next_offset if observed is not None else 0
             if offset < end:
                 return f"has applied up to {offset}, committed is {end}"
         quorum = quorum_of(machine)

@@ -159,7 +159,7 @@ class OnPartition:
         broker = self.simulation.cluster.machines[node_id].broker
         assert broker is not None
         assert broker.observed is not None
-        (found,) = broker.observed.partitions
+        (found,) = broker.observed.replicas.partitions
         return found
 
     def kill(self, node_id: int) -> None:

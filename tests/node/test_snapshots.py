@@ -108,7 +108,7 @@ def test_the_active_controller_writes_what_is_committed_and_begins_again_with_it
         await _create(node, *range(10))
         store = await _until(node, lambda store: store.latest is not None)
         assert node.observed is not None
-        quorum = node.observed.quorum
+        quorum = node.observed.driver.quorum
         latest = store.latest
         assert latest is not None
         assert latest.offset <= quorum.high_watermark
@@ -137,7 +137,7 @@ def test_what_is_not_committed_is_in_no_snapshot() -> None:  # A46
         await asyncio.gather(*creating)
         await _until(node, lambda store: store.latest != latest)
         assert node.observed is not None
-        assert all(each.offset <= node.observed.quorum.high_watermark for each in store.ids)
+        assert all(each.offset <= node.observed.driver.quorum.high_watermark for each in store.ids)
         await node.stop()
 
     asyncio.run(scenario())
@@ -226,7 +226,7 @@ def test_old_snapshots_and_the_log_before_the_earliest_go() -> None:  # A51
         earliest = store.earliest
         assert earliest is not None
         assert node.observed is not None
-        assert node.observed.quorum.log.log_start_offset == earliest.offset > 0
+        assert node.observed.driver.quorum.log.log_start_offset == earliest.offset > 0
         segments = [name for name in disk.list(METADATA_DIR) if name.endswith(".log")]
         assert int(segments[0][:20]) > 0
         topics = await _topics(node)
@@ -235,7 +235,7 @@ def test_old_snapshots_and_the_log_before_the_earliest_go() -> None:  # A51
         again = await started(disk, config=BrokerConfig(metadata_max_idle_interval_ms=0))  # removes nothing
         assert await _topics(again) == topics
         assert again.observed is not None
-        assert again.observed.quorum.log.log_start_offset == earliest.offset
+        assert again.observed.driver.quorum.log.log_start_offset == earliest.offset
         await again.stop()
 
     asyncio.run(scenario())

@@ -5,13 +5,12 @@ answered when every live replica begins there, with its error, or when the time 
 deleteRecords`, `DelayedDeleteRecords` (G11).
 """
 
-import asyncio
 from functools import partial
 from typing import NamedTuple
 
 from rayka.errors import ApiError, RequestTimedOut, StorageError
 from rayka.ids import node_name
-from rayka.node.clock import now_ms
+from rayka.node.clock import now_ms, now_s
 from rayka.node.replication.replica import PartitionKey, Replica, check_not_internal
 from rayka.node.replication.replica_manager import ReplicaManager
 from rayka.partition.partition_leader import PartitionLeader
@@ -46,8 +45,7 @@ class DeleteRecordsHandler:
 
     async def handle(self, request: DeleteRecordsRequest) -> DeleteRecordsResponse:
         """One result for each partition, in order; those that are refused do not hold up the others."""
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + request.timeout_ms / 1000
+        deadline_s = now_s() + request.timeout_ms / 1000
         results: list[DeleteRecordsResult] = []
         waiting: dict[int, _Deletion] = {}  # by place in the request
         for place, asked in enumerate(request.partitions):
@@ -61,8 +59,8 @@ class DeleteRecordsHandler:
         await self._save(waiting, results)
         with self._replicas.parked.watch(each.key for each in waiting.values()) as watch:
             self._answer(waiting, results)
-            while waiting and (now_s := loop.time()) < deadline_s:
-                await watch.wait(min(deadline_s, now_s + _LOOK_S))
+            while waiting and now_s() < deadline_s:
+                await watch.wait(min(deadline_s, now_s() + _LOOK_S))
                 self._answer(waiting, results)
         for place, deletion in waiting.items():
             results[place] = _refused(deletion.asked, _timed_out(deletion, request.timeout_ms))

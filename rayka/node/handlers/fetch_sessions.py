@@ -84,14 +84,9 @@ class FetchSession:
         )
 
     @property
-    def is_privileged(self) -> bool:
-        """Whether it is a follower's."""
-        return self.replica_id != NO_NODE
-
-    @property
     def rank(self) -> tuple[bool, int]:
         """Which session makes room for which: followers beat consumers, larger sessions smaller ones."""
-        return self.is_privileged, len(self.partitions)
+        return self.replica_id != NO_NODE, len(self.partitions)
 
     def next_keys(self, count: int) -> list[PartitionKey]:
         """So many of its partitions, those that come after the last ones; behind the last of all comes the first."""
@@ -268,18 +263,15 @@ class FetchSessions:
             self._close(oldest)
             return True
         candidates = [
-            each for each in self._sessions.values() if self._is_displaceable(each, rank[0], now_ms)
+            each
+            for each in self._sessions.values()
+            if now_ms - each.created_ms > EVICTION_MS or (rank[0] and not each.rank[0])
         ]
         lowest = min(candidates, key=lambda each: each.rank, default=None)
         if lowest is None or lowest.rank >= rank:
             return False
         self._close(lowest)
         return True
-
-    @staticmethod
-    def _is_displaceable(session: FetchSession, by_privileged: bool, now_ms: int) -> bool:
-        is_old = now_ms - session.created_ms > EVICTION_MS
-        return is_old or (by_privileged and not session.is_privileged)
 
     def _close(self, session: FetchSession) -> None:
         session.is_closed = True

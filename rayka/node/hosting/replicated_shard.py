@@ -134,11 +134,10 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
 
     async def until_committed(self, offset: int) -> None:
         """Returns when everything below the offset is committed. Raises as `submit`."""
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + COMMIT_TIMEOUT_MS / 1000
+        deadline_s = clock.now_s() + COMMIT_TIMEOUT_MS / 1000
         self.check_active()
         while self._log.high_watermark < offset:
-            if loop.time() >= deadline_s:
+            if clock.now_s() >= deadline_s:
                 raise RequestTimedOut(
                     f"{self._name} has not committed offset {offset} in time; {self._log.commit_problem()}"
                 )

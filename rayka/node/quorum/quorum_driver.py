@@ -31,7 +31,7 @@ from rayka.errors import (
 from rayka.ids import NO_NODE, node_name, possible_controllers
 from rayka.log.durable import replace_durably
 from rayka.log.log import PrefixCopy
-from rayka.node.clock import now_ms
+from rayka.node.clock import now_ms, now_s
 from rayka.node.quorum.peers import Peers
 from rayka.node.quorum.quorum_directory import QuorumDirectory
 from rayka.node.settings import NodeSettings
@@ -121,9 +121,9 @@ class QuorumDriver:
         self._tell()
 
     def _next_turn_s(self) -> float:
-        now_s = asyncio.get_running_loop().time()
-        time_ms = int(now_s * 1000)
-        return now_s + max(0, self.quorum.next_poll_ms(time_ms) - time_ms) / 1000
+        time_s = now_s()
+        time_ms = int(time_s * 1000)
+        return time_s + max(0, self.quorum.next_poll_ms(time_ms) - time_ms) / 1000
 
     async def _persist(self) -> None:
         """Until the newest election is durable; later ones cover earlier ones (A8)."""
@@ -244,12 +244,11 @@ class QuorumDriver:
         if not self.quorum.is_leader:
             self.quorum.shut_down(now_ms())
             return
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + 2 * self._settings.config.controller_quorum_election_timeout_ms / 1000
+        deadline_s = now_s() + 2 * self._settings.config.controller_quorum_election_timeout_ms / 1000
         self.peers.forget()
         self.quorum.shut_down(now_ms())
         self.wake()
-        while loop.time() < deadline_s and self._awaits_successor():
+        while now_s() < deadline_s and self._awaits_successor():
             await self.news.wait(deadline_s)
 
     def _awaits_successor(self) -> bool:

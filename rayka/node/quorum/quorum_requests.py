@@ -5,14 +5,13 @@ an election at least as new is durable (A8). Kafka: the part of `ControllerApis`
 `RaftManager.handleRequest`.
 """
 
-import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from rayka.config import BrokerConfig
 from rayka.errors import ErrorCode, InconsistentClusterId, InvalidRequest
 from rayka.ids import METADATA_TOPIC
-from rayka.node.clock import now_ms
+from rayka.node.clock import now_ms, now_s
 from rayka.node.quorum.quorum_driver import QuorumDriver
 from rayka.ports import Message, Request
 from rayka.protocol.apis import api_of
@@ -98,11 +97,10 @@ class QuorumRequests:
                 f"node {request.replica_id} of cluster {request.cluster_id} fetches from cluster {self._cluster_id}; "
                 "check the data directory that it was given"
             )
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + request.max_wait_ms / 1000
+        deadline_s = now_s() + request.max_wait_ms / 1000
         while True:
             self._driver.check_open()
-            may_wait = loop.time() < deadline_s
+            may_wait = now_s() < deadline_s
             with self._driver.failing():
                 result = self._quorum.leading.handle_fetch(request, now_ms=now_ms(), may_wait=may_wait)
             if result is not None:
@@ -124,10 +122,9 @@ class QuorumRequests:
 
     async def _decided(self, change: VoterChange, timeout_ms: int) -> VoterChangeResponse:
         """The outcome of a change, or REQUEST_TIMED_OUT: then it may be made yet (A55)."""
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + timeout_ms / 1000
+        deadline_s = now_s() + timeout_ms / 1000
         self._driver.wake()
-        while change.response is None and loop.time() < deadline_s:
+        while change.response is None and now_s() < deadline_s:
             await self._driver.news.wait(deadline_s)
             self._driver.check_open()
         if change.response is not None:

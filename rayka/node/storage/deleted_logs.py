@@ -6,7 +6,6 @@ renamed, what an earlier process left behind at once; one at a time, off the eve
 what is not removed when the node ends is found at its next start. Kafka: `LogManager.deleteLogs`.
 """
 
-import asyncio
 import logging
 import math
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from typing import NamedTuple
 
 from rayka.errors import StorageError
 from rayka.log.log_directory import LogDirectory
+from rayka.node.clock import now_s
 from rayka.node.signal import Signal
 from rayka.node.storage.data_directories import DataDirectories
 
@@ -48,7 +48,7 @@ class DeletedLogs:
     def add(self, directory: LogDirectory, paths: tuple[str, ...], delay_ms: int) -> None:
         """These are removed after the delay."""
         self._count += 1
-        heappush(self._waiting, _Deleted(_now_s() + delay_ms / 1000, self._count, directory, paths))
+        heappush(self._waiting, _Deleted(now_s() + delay_ms / 1000, self._count, directory, paths))
         self._news.notify()
 
     async def run(self) -> None:
@@ -57,12 +57,12 @@ class DeletedLogs:
             for directory, paths in self._take_due().items():
                 await self._remove(directory, paths)
             next_s = self._waiting[0].due_s if self._waiting else math.inf
-            if next_s > _now_s():
+            if next_s > now_s():
                 await self._news.wait(next_s)
 
     def _take_due(self) -> dict[LogDirectory, list[str]]:
         due: dict[LogDirectory, list[str]] = {}
-        while self._waiting and self._waiting[0].due_s <= _now_s():
+        while self._waiting and self._waiting[0].due_s <= now_s():
             each = heappop(self._waiting)
             due.setdefault(each.directory, []).extend(each.paths)
         return due
@@ -80,7 +80,3 @@ class DeletedLogs:
                 directory.path,
                 len(paths),
             )
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()

@@ -4,7 +4,6 @@ Invariant: when a directory was taken back, no metadata that are still to be rea
 `AssignmentsManager` (KIP-858).
 """
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
@@ -12,6 +11,7 @@ from typing import NamedTuple
 from rayka.errors import ApiError, ErrorCode, RetriableApiError, error_for
 from rayka.ids import NO_OFFSET, TopicIdPartition
 from rayka.log.log_directory import LogDirectory
+from rayka.node.clock import now_s
 from rayka.node.controller_link import ControllerLink, Pauses
 from rayka.node.replication.replica import Replica, ReplicaOwner, key_of
 from rayka.node.replication.truncations import Truncations
@@ -62,7 +62,7 @@ class DirectoryAssignment:
 
     async def wait_for_metadata(self) -> None:
         """Until there may be others; not for long, because a copy is to keep up."""
-        await self._parts.metadata.wait(asyncio.get_running_loop().time() + _LOOK_S)
+        await self._parts.metadata.wait(now_s() + _LOOK_S)
 
     async def tell(self, directory: LogDirectory, check: Callable[[], object]) -> int:
         """Returns, when the controller knows the directory, the metadata offset from which on it is named. Raises the

@@ -84,7 +84,7 @@ class LogRetention:
         wait_s = min(_FIRST_LOOK_S, self._interval_s())
         while True:
             if not self._is_wanted:
-                await self._wanted.wait(asyncio.get_running_loop().time() + wait_s)
+                await self._wanted.wait(clock.now_s() + wait_s)
             self._is_wanted = False
             await self.look()
             wait_s = self._interval_s()

@@ -362,4 +362,4 @@ def names_epoch(request: FetchRequest) -> bool:
 def quorum_of(machine: Machine) -> Quorum | None:
     """The quorum core on a machine; None when there is none just now."""
     observed = machine.controller.observed if machine.controller is not None else None
-    return observed.quorum if observed is not None else None
+    return observed.driver.quorum if observed is not None else None

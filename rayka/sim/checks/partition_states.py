@@ -187,7 +187,7 @@ class PartitionStates:
         """
         broker = self._cluster.machines[broker_id].broker
         observed = broker.observed if broker is not None else None
-        return observed is not None and observed.broker_epoch == NO_EPOCH
+        return observed is not None and observed.lifecycle.broker_epoch == NO_EPOCH
 
     def _is_unclean_allowed(self, change: Change) -> bool:
         config = self._cluster.config.topic_config(change.images[0].topic_configs(change.topic))

@@ -79,14 +79,14 @@ class ControllerWatch:
             self._on_log_start(quorum)
         if self._leads:
             self._look_at_leader(quorum)
-        if observed.replayed_offset != self._replayed_offset:
+        if observed.shard.replayed_offset != self._replayed_offset:
             self._on_replayed(observed)
 
     def _report(self, checker: str, evidence: str) -> None:
         self._checkers.report(checker, self._node_id, evidence)
 
     def _begin(self, observed: ControllerParts) -> None:
-        self._observed, self._quorum = observed, observed.quorum
+        self._observed, self._quorum = observed, observed.driver.quorum
         self._log = self._quorum.log
         self._high_watermark, self._compared = -1, 0
         self._role, self._leads = None, False
@@ -215,8 +215,8 @@ class ControllerWatch:
 
     def _on_replayed(self, controller: ControllerParts) -> None:
         """What a standby has replayed is what is committed."""
-        offset = self._replayed_offset = controller.replayed_offset
-        if controller.takes_requests:  # it is ahead of what is committed, and may turn out to be wrong
+        offset = self._replayed_offset = controller.shard.replayed_offset
+        if controller.shard.takes_requests:  # it is ahead of what is committed, and may turn out to be wrong
             if self._leads and offset <= self._high_watermark:
                 self._compare_image(controller.image())
         elif offset <= self._checkers.ledger.end:
@@ -255,10 +255,10 @@ class BrokerWatch:
         if observed is not self._observed:
             self._observed = observed
             check_directory(self._checkers, self._machine)
-        if observed.image is not self._image:
-            self._image = image = observed.image
+        if observed.follower.image is not self._image:
+            self._image = image = observed.follower.image
             self._compared = check_image(self._checkers, self._machine.node_id, image, self._compared)
-        partitions = observed.partitions
+        partitions = observed.replicas.partitions
         if partitions is not self._partitions:
             self._open(partitions)
         for view in self._looked_at:

@@ -94,8 +94,8 @@ class Machine:
         """
         observed = self._observed_broker
         if observed is not None:
-            failures = [each.log.failure for each in observed.partitions]
-            if observed.offline_directories or any(
+            failures = [each.log.failure for each in observed.replicas.partitions]
+            if observed.directories.offline_paths() or any(
                 not isinstance(each, DiskFull | None) for each in failures
             ):
                 return True
@@ -113,7 +113,7 @@ class Machine:
         return "; ".join(str(each) for each in self._unusable() if not isinstance(each, DamagedLog))
 
     def _unusable(self) -> Sequence[StorageError]:
-        return self._observed_broker.unusable if self._observed_broker is not None else ()
+        return self._observed_broker.replicas.unusable if self._observed_broker is not None else ()
 
     @property
     def _observed_broker(self) -> BrokerParts | None:
