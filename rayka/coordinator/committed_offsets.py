@@ -113,14 +113,8 @@ class CommittedOffsets:
             message = f"metadata: expected at most {most} characters, found {found}"
             code = ErrorCode.OFFSET_METADATA_TOO_LARGE
             return PartitionResult(committed.topic, committed.partition, code, message)
-        value = OffsetValue(
-            VERSION,
-            committed.offset,
-            committed.leader_epoch,
-            committed.metadata,
-            timestamp_ms,
-            committed.topic_id.bytes,
-        )
+        epoch, metadata, topic_id = committed.leader_epoch, committed.metadata, committed.topic_id.bytes
+        value = OffsetValue(VERSION, committed.offset, epoch, metadata, timestamp_ms, topic_id)
         key = OffsetKey(group_id, committed.topic, committed.partition)
         effects.records.append(GroupRecord(key, value))
         return PartitionResult(committed.topic, committed.partition)

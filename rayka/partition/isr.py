@@ -43,7 +43,8 @@ class Outcome(Enum):
     RETRIED = auto()
 
 
-_OUTCOMES = {
+# B12. An error that is not known says nothing about what was done: the same is proposed again (RETRIED).
+OUTCOMES = {
     ErrorCode.NONE: Outcome.ACCEPTED,
     ErrorCode.OPERATION_NOT_ATTEMPTED: Outcome.REVERTED,
     ErrorCode.INELIGIBLE_REPLICA: Outcome.REVERTED,
@@ -54,8 +55,3 @@ _OUTCOMES = {
     ErrorCode.INVALID_REQUEST: Outcome.AWAITS_METADATA,
     ErrorCode.NEW_LEADER_ELECTED: Outcome.AWAITS_METADATA,
 }
-
-
-def outcome_of(error_code: ErrorCode) -> Outcome:
-    """B12. An error that is not known says nothing about what was done, so the same is proposed again."""
-    return _OUTCOMES.get(error_code, Outcome.RETRIED)

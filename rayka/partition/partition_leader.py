@@ -27,7 +27,7 @@ from rayka.errors import (
 from rayka.ids import NO_NODE, NO_OFFSET, NO_TIMESTAMP
 from rayka.metadata.image import PartitionImage
 from rayka.partition.follower_states import FollowerFetch, FollowerState, FollowerStates
-from rayka.partition.isr import IsrState, Outcome, outcome_of
+from rayka.partition.isr import OUTCOMES, IsrState, Outcome
 from rayka.partition.replica_log import ReplicaLog
 from rayka.partition.validation import is_stamped_by_broker, own_batch, validate_batches
 from rayka.ports import Buffer
@@ -367,7 +367,7 @@ class PartitionLeader:
         """
         if self.isr.proposal != item:
             return None
-        outcome = outcome_of(result.error_code)
+        outcome = OUTCOMES.get(result.error_code, Outcome.RETRIED)
         if outcome is Outcome.RETRIED:
             return item
         if outcome is Outcome.REVERTED:

@@ -227,7 +227,11 @@ class FetchSessions:
         session.epoch = next_session_epoch(session.epoch)
         session.watch.release()  # an older request that still waits is answered
         self._want(session, request.partitions)
-        self._forget(session, [(each.topic_id, each.partition) for each in request.forgotten])
+        for each in request.forgotten:
+            key = (each.topic_id, each.partition)
+            if session.partitions.pop(key, None) is not None:
+                self._parked.remove(session.watch, (key,))
+                session.watch.due.pop(key, None)
         session.used_ms = now_ms
         self._sessions[session.session_id] = self._sessions.pop(session.session_id)
         return FetchContext(session, is_full=False)
@@ -242,12 +246,6 @@ class FetchSessions:
                 session.partitions[key] = SessionPartition(fetch)
                 self._parked.add(session.watch, (key,))
             session.watch.due.setdefault(key)
-
-    def _forget(self, session: FetchSession, keys: Iterable[PartitionKey]) -> None:
-        for key in keys:
-            if session.partitions.pop(key, None) is not None:
-                self._parked.remove(session.watch, (key,))
-                session.watch.due.pop(key, None)
 
     # ---- Room ----------------------------------------------------------------------------------------------
 

@@ -66,7 +66,7 @@ class ReplicaChanges:
         await self._on_updated(updated, new_leaders)
         if before is None:
             self._replicas.moves.resume(self._replicas.hosted)
-        self._replicas.moves.on_metadata()
+        self._replicas.moves.metadata.notify()
         await log_leadership(self._node_id, changed, before, image)
 
     async def _on_updated(self, updated: Sequence[Replica], new_leaders: Sequence[Replica]) -> None:

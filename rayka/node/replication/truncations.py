@@ -43,12 +43,8 @@ class Truncations:
                 except StorageError:
                     if is_wanted():
                         raise
-            if copied is not None:
-                self._remove(copied.target)
+            # When the log is opened the next time the copy is removed, too; that may be much later.
+            if copied is not None and self._disk.exists(copied.target):
+                with suppress(StorageError):
+                    self._disk.unlink(copied.target)
             return False
-
-    def _remove(self, path: str) -> None:
-        """When the log is opened the next time it is removed, too; that may be much later."""
-        if self._disk.exists(path):
-            with suppress(StorageError):
-                self._disk.unlink(path)

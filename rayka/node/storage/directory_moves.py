@@ -50,10 +50,10 @@ class DirectoryMoves:
         self._news = Signal()
         self._free_ms = 0.0
         self.config: BrokerConfig = settings.config
-        self._metadata = Signal()
+        self.metadata = Signal()  # to be notified at another image
         logs.cleaner.is_paused = self.has_copy
         self._parts = MoveParts(
-            settings, directories, owner, logs, link, self._metadata, self._spend, Truncations(settings.disk)
+            settings, directories, owner, logs, link, self.metadata, self._spend, Truncations(settings.disk)
         )
 
     def __repr__(self) -> str:
@@ -115,10 +115,6 @@ class DirectoryMoves:
         """
         key = key_of(replica.partition)
         return key in self.running or key in self._right_below
-
-    def on_metadata(self) -> None:
-        """There is another image."""
-        self._metadata.notify()
 
     def on_gone(self, key: PartitionKey) -> None:
         """The replica is not here any more."""

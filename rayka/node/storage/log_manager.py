@@ -188,7 +188,15 @@ class LogManager:
 
         Mostly such a topic was deleted meanwhile; but metadata that was lost must not take the records along.
         """
-        moved, strays = self._unwanted(image)
+        known = [
+            (directory, topic_partition, _state_of(image, topic_partition, topic_id))
+            for directory in self._directories.all
+            for topic_partition, topic_id in directory.partitions.all().items()
+        ]
+        strays = [(each, name) for each, name, state in known if state is None]
+        moved = [
+            (each, name) for each, name, state in known if state and self._is_elsewhere(name, state, each)
+        ]
         await self.forget([*moved, *strays])
         for directory, topic_partition in moved:
             _logger.info("%s is elsewhere now: its log in %s is deleted", topic_partition, directory.path)
@@ -200,20 +208,6 @@ class LogManager:
                     topic_partition,
                     directory.set_aside_log(topic_partition),
                 )
-
-    def _unwanted(
-        self, image: MetadataImage
-    ) -> tuple[list[tuple[LogDirectory, TopicPartition]], list[tuple[LogDirectory, TopicPartition]]]:
-        """What was moved, and what is not in the metadata."""
-        moved, strays = [], []
-        for directory in self._directories.all:
-            for topic_partition, topic_id in directory.partitions.all().items():
-                state = _state_of(image, topic_partition, topic_id)
-                if state is None:
-                    strays.append((directory, topic_partition))
-                elif self._is_elsewhere(topic_partition, state, directory):
-                    moved.append((directory, topic_partition))
-        return moved, strays
 
     def _is_elsewhere(
         self, topic_partition: TopicPartition, state: PartitionImage, directory: LogDirectory
