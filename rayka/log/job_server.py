@@ -1,7 +1,8 @@
 """The process in which jobs of the real disk run; `job_process` is the node's end.
 
-It has a lower priority than its node, and ends with it, however that ends: it finds the socket closed, and on Linux the
-kernel kills it, so that none writes any more when the node's next process begins.
+It has a lower priority than its node, offers its processor to others all the time, and ends with its node, however
+that ends: it finds the socket closed, and on Linux the kernel kills it, so that none writes any more when the node's
+next process begins.
 """
 
 import ctypes
@@ -9,8 +10,8 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Generator
-from contextlib import suppress
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -20,6 +21,9 @@ from rayka.log.local_disk import LocalDisk
 from rayka.ports import Job, Slice
 
 _NICENESS = 15  # above the node's: with 10 a node that wakes still waits a whole slice for its processor
+# A process of a low priority still gets its share, and Linux lets it go on for up to one tick, 4 ms, once it has begun:
+# a node or client that wakes meanwhile waits for that.
+_GIVES_WAY_EVERY_S = 0.0003
 _IDLE_S = 60.0
 _TOLD_SLICES = 8  # as one: each that is told takes a turn of the node
 _TOLD_BYTES = 8 << 20
@@ -32,10 +36,23 @@ def serve(descriptor: int, parent_id: int) -> None:
         os.nice(_NICENESS)
     _die_with(parent_id)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the node, which ends this
+    signal.signal(signal.SIGALRM, lambda *_: os.sched_yield())
     connection = Connection(descriptor)
     with suppress(EOFError, ConnectionError):
         while connection.poll(_IDLE_S):
-            connection.send(_outcome(connection.recv(), connection))
+            with _giving_way():  # the first job imports what it needs
+                job = connection.recv()
+            connection.send(_outcome(job, connection))
+
+
+@contextmanager
+def _giving_way() -> Iterator[None]:
+    """In the block others have their turn on this processor every now and then, between two bytecodes."""
+    signal.setitimer(signal.ITIMER_REAL, _GIVES_WAY_EVERY_S, _GIVES_WAY_EVERY_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _die_with(parent_id: int) -> None:
@@ -64,7 +81,9 @@ def _run(steps: Generator[Any, Any, None], connection: Connection) -> None:
     answer = None
     with suppress(StopIteration):
         while True:
-            connection.send((Word.STEP, steps.send(answer)))
+            with _giving_way():
+                step = steps.send(answer)
+            connection.send((Word.STEP, step))
             answer = connection.recv()
 
 

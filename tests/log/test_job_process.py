@@ -41,6 +41,24 @@ class Failing:
         raise DiskFull("cannot append to /x: disk full")
 
 
+class Working:
+    """Counts how often its process gives way: until that has happened three times, and after an answer once more."""
+
+    def run(self, _: Disk) -> Generator[Any, Any, None]:
+        count = 0
+
+        def give_way() -> None:
+            nonlocal count
+            count += 1
+
+        os.sched_yield = give_way
+        end_s = time.process_time() + 60
+        while count < 3 and time.process_time() < end_s:
+            pass
+        yield count
+        yield count
+
+
 class Slow:
     """Has a second step that takes for ever."""
 
@@ -58,7 +76,7 @@ def disk() -> Iterator[LocalDisk]:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 1
     while not condition():
         assert time.monotonic() < deadline, condition
         time.sleep(0.01)
@@ -114,6 +132,20 @@ def test_jobs_run_one_after_another_in_one_process_of_a_lower_priority(
         assert other not in (pid, os.getpid())
         await job.next("end")
         assert await pid_of(disk, tmp_path / "c") in (pid, other)
+
+    asyncio.run(use())
+
+
+def test_a_process_gives_way_while_its_job_works_and_not_while_it_waits(
+    disk: LocalDisk, tmp_path: Path
+) -> None:
+    async def use() -> None:
+        job = disk.start(Working())
+        before = await job.next(None)
+        assert before >= 3
+        await pid_of(disk, tmp_path / "a")  # in another process, whose start takes hundreds of milliseconds
+        assert await job.next(None) <= before + 2  # at the end of one step and at the begin of the next
+        await job.end()
 
     asyncio.run(use())
 
