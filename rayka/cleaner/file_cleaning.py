@@ -92,9 +92,15 @@ class FileCleaning:
     def run(self, disk: Disk) -> Steps:
         """All of it. Raises CleaningAborted, CorruptRecord and what the disk fails with."""
         plan, settings = self._plan, self._settings
-        files = LogFiles(disk, plan.directory)
-        hasher = KeyHasher(settings.secret)
         offsets = OffsetMap(settings.map_bytes, plan.end_offset - plan.first_dirty_offset)
+        try:
+            yield from self._clean(LogFiles(disk, plan.directory), offsets)
+        finally:
+            offsets.release()
+
+    def _clean(self, files: LogFiles, offsets: OffsetMap) -> Steps:
+        plan, settings = self._plan, self._settings
+        hasher = KeyHasher(settings.secret)
         end_offset = yield from self._build_map(files, MapBuilder(hasher, offsets, plan.first_dirty_offset))
         offsets.seal()
         group = yield MapBuilt(end_offset, offsets.key_count)

@@ -4,9 +4,9 @@ A slot holds the hash of a key, 16 bytes, and an offset, 8 bytes: open addressin
 ten in use. Hashes and offsets are columns of their own, because a key that is known already, the usual case, costs one
 look at its hash and one write of its offset. Whole columns are put and looked up at once.
 
-A map is filled first, then sealed and asked. Sealed, it has the newest offsets in their order, so a record that was put
-is the newest of its key when its own offset is among them: the copy needs no hash of it, nor its key. Only records
-before the first that was put are looked up by their hashes.
+A map is filled first, then sealed and asked, then released. Sealed, it has the newest offsets in their order, so a
+record that was put is the newest of its key when its own offset is among them: the copy needs no hash of it, nor its
+key. Only records before the first that was put are looked up by their hashes.
 
 Offsets are put in rising order, so the last one put of a key is its newest. Invariants: a key that was put is found;
 when there is no room left, `put` says how far it got; sealed, there are as many offsets as keys. Kafka:
@@ -15,6 +15,7 @@ when there is no room left, `put` says how far it got; sealed, there are as many
 
 import numpy as np
 
+from rayka.cleaner.map_memory import MEMORY
 from rayka.errors import InvariantBroken
 
 SLOT_BYTES = 24
@@ -34,11 +35,13 @@ class OffsetMap:
     """
 
     def __init__(self, size_bytes: int, keys_max: int) -> None:
-        slot_count = max(2, min(size_bytes // SLOT_BYTES, int(keys_max / _LOAD_WANTED) + 2))
-        self._hashes = np.zeros((slot_count, 2), np.uint64)
+        slots_max = max(2, size_bytes // SLOT_BYTES)
+        slot_count = min(slots_max, int(keys_max / _LOAD_WANTED) + 2)
+        self._slots = MEMORY.take(slot_count, slots_max)
+        self._hashes = self._slots.hashes[:slot_count]
         self._whole_hashes = self._hashes.view(_ONE_MOVE).ravel()
         self._slot_count = slot_count
-        self._offsets = np.zeros(slot_count + 1, np.int64)  # the last is no slot's
+        self._offsets = self._slots.offsets[: slot_count + 1]  # the last is no slot's
         self._newest: np.ndarray | None = None
         self.capacity = int(slot_count * _LOAD_MAX)
         self.key_count = 0
@@ -49,6 +52,11 @@ class OffsetMap:
     @property
     def size_bytes(self) -> int:
         return self._slot_count * SLOT_BYTES
+
+    def release(self) -> None:
+        """Leaves its memory to the next map of this process. Nothing is asked of it afterwards."""
+        MEMORY.give_back(self._slots)
+        self._newest = None
 
     # ---- Filling it ----------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayka.cleaner.key_hashes import EXACT_BYTES_MAX, SHORT_BYTES_MAX, KeyHasher
+from rayka.cleaner.map_memory import MapMemory
 from rayka.cleaner.offset_map import SLOT_BYTES, OffsetMap
 from rayka.errors import InvariantBroken
 
@@ -142,3 +143,30 @@ def test_a_large_map_is_sealed_in_its_own_memory() -> None:
     offsets.seal()
     assert (offsets.newest_in(0, count) == np.arange(count)).all()
     assert offsets.size_bytes == before
+
+
+def test_a_map_in_the_memory_of_another_has_none_of_its_keys() -> None:
+    """The first one is full, so that the second has all of its slots for its own."""
+    keys = [b"%d" % number for number in range(900)]
+    first = OffsetMap(1000 * SLOT_BYTES, 1 << 40)
+    assert first.put(hashes(keys), np.arange(900)) == 900
+    first.seal()
+    first.release()
+    second = OffsetMap(1000 * SLOT_BYTES, 1 << 40)
+    assert np.shares_memory(first._hashes, second._hashes)
+    assert second.put(hashes(keys[:10]), np.arange(10)) == 10
+    second.seal()
+    assert second.has(hashes(keys)).tolist() == [True] * 10 + [False] * 890
+    assert second.newest_in(0, 1000).tolist() == list(range(10))
+
+
+def test_memory_is_one_map_s_at_a_time_and_no_larger_than_a_map_may_be() -> None:
+    memory = MapMemory()
+    large, other = memory.take(100, 100), memory.take(100, 100)
+    assert not np.shares_memory(large.hashes, other.hashes)
+    memory.give_back(large)
+    small = memory.take(10, 100)
+    assert np.shares_memory(small.hashes, large.hashes)
+    memory.give_back(small)
+    assert len(memory.take(10, 99)) == 10  # a smaller buffer was configured meanwhile
+    assert len(memory.take(50, 100)) == 50  # and what was kept is gone
