@@ -9,9 +9,11 @@ cut off is not dead. Reports name the incarnation, so that one which comes late 
 import asyncio
 import logging
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
+from rayka.actors.lane_watch import LaneWatch
 from rayka.actors.launch import find, process_of
 from rayka.actors.names import actor_name
 from rayka.actors.ray_network import RayNetwork
@@ -22,6 +24,9 @@ from rayka.ids import node_name
 from rayka.node.controller_link import ControllerLink
 from rayka.protocol.membership import NodeState, StatusRequest
 from rayka.protocol.replica_reports import ReportExitRequest
+from rayka.protocol.wire import decode
+from rayka.transport.greeting import LaneOffer
+from rayka.transport.lane import Lane, open_lane
 
 if TYPE_CHECKING:
     from rayka.actors.shell import NodeProcess
@@ -34,8 +39,9 @@ _logger = logging.getLogger(__name__)
 
 
 class _Serving(NamedTuple):
-    """One process that serves as a broker."""
+    """One process that serves as a broker, of this actor."""
 
+    handle: Any
     process: "NodeProcess"
     incarnation_id: UUID
 
@@ -83,18 +89,21 @@ class ExitWatch:
             elif process.worker_id != before.process.worker_id:
                 _logger.info("%s runs again as %s; it was %s", name, found, before)
             before = found
-            await self._until_left(process.worker_id)
+            await self._until_left(broker_id, found)
             if await asyncio.to_thread(has_exited, process.worker_id, process.ray_node_id):
                 await self._report(broker_id, found)
             else:
                 _logger.info("%s of %s has gone: it was told to end, or its Ray node is lost", found, name)
             await asyncio.sleep(_ASK_AGAIN_S)  # no other node follows sooner
 
-    async def _until_left(self, worker_id: str) -> None:
-        while True:
-            if await asyncio.to_thread(has_left, worker_id):
-                return
-            await asyncio.sleep(max(_LOOK_S, _LOOK_COST_S * len(self._watches)))
+    async def _until_left(self, broker_id: int, found: _Serving) -> None:
+        """Ray is asked from time to time, and as soon as the lane to the process ends."""
+        lane = LaneWatch(partial(_open_lane, broker_id, found.handle))
+        try:
+            while not await asyncio.to_thread(has_left, found.process.worker_id):
+                await lane.until_look(max(_LOOK_S, _LOOK_COST_S * len(self._watches)))
+        finally:
+            lane.close()
 
     async def _until_serving(self, broker_id: int) -> _Serving:
         """The process that is this broker, once it serves: only then it can lead, and its incarnation stays."""
@@ -115,7 +124,7 @@ class ExitWatch:
             return None
         if status.state is not NodeState.RUNNING or status.pid != process.pid:
             return None
-        return _Serving(process, status.incarnation_id)
+        return _Serving(handle, process, status.incarnation_id)
 
     async def _report(self, broker_id: int, found: _Serving) -> None:
         """Until the controller knows of it, or would have found out by itself."""
@@ -131,3 +140,10 @@ class ExitWatch:
         else:
             outcome = "is fenced" if response.is_fenced else "has been succeeded already"
             _logger.info("process %d of %s has exited; it %s", pid, name, outcome)
+
+
+async def _open_lane(broker_id: int, handle: Any) -> Lane | None:
+    """A lane to the process that the actor is now; None while it serves none."""
+    async with asyncio.timeout(_CALL_TIMEOUT_MS / 1000):
+        offer = decode(LaneOffer, await handle.open_lane.remote())
+        return await open_lane(broker_id, offer) if offer.ticket else None

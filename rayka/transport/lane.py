@@ -6,6 +6,7 @@ forgotten, and its answer dropped. Whether a call that the lane's end cut off wa
 
 import asyncio
 import socket
+from contextlib import suppress
 from functools import partial
 
 from rayka.errors import NetworkException
@@ -36,6 +37,7 @@ class Lane:
         self._waiting: dict[int, Later[Answer]] = {}
         self._next_id = 0
         self._end = ""
+        self._closed = asyncio.Event()
         reader = FrameReader(memory, head_bytes_max=ANSWER_BYTES_MAX, payload_bytes_max=ANSWER_BYTES_MAX)
         self._stream = Stream(connection, reader, self)
 
@@ -87,10 +89,18 @@ class Lane:
     def on_closed(self, reason: End, detail: str) -> None:
         """What waits for an answer fails."""
         self._end = f"{reason}: {detail}" if detail else str(reason)
+        self._closed.set()
         cut_off = list(self._waiting.values())
         self._waiting.clear()
         for each in cut_off:
             each.end(self._broken())
+
+    async def wait_closed(self, at_most_s: float) -> bool:
+        """Waits for the end of the lane, for so long at most; whether it has ended."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(at_most_s):
+                await self._closed.wait()
+        return not self.is_open
 
     def close(self) -> None:
         """Ends the lane."""

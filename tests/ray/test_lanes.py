@@ -1,5 +1,7 @@
 """Direct lanes between real processes: used for hot calls, cut at random, and done without."""
 
+import asyncio
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,10 +13,15 @@ import pytest
 import ray
 
 import rayka
+from rayka.actors import exit_watch, supervise
+from rayka.actors.exit_watch import ExitWatch
+from rayka.actors.names import actor_name
+from rayka.client import io_thread
 from rayka.cluster import Cluster
 from rayka.options import Transport
 from rayka.spark.source import RangePartition, RaykaReader
 from rayka.spark.source_options import ReadOptions
+from rayka.transport.lane import Lane
 from rayka.transport.stream import End
 from tests.ray.lane_sockets import (
     calls_by_ray,
@@ -32,7 +39,7 @@ pytestmark = [pytest.mark.lane, pytest.mark.ray]
 BROKERS = (1, 2, 3)
 CONFIG = {"default.replication.factor": 3, "min.insync.replicas": 2}
 ONLY_DIRECT = pytest.mark.parametrize("lanes", ["auto"], indirect=True)
-ROUNDS, LARGE = 3, b"x" * 900_000
+ROUNDS, LARGE, WAIT_S = 3, b"x" * 900_000, 60.0
 
 
 @dataclass(frozen=True)
@@ -171,6 +178,41 @@ def test_a_broker_that_is_killed_is_called_by_a_lane_again(lanes: Lanes) -> None
         running(lanes.cluster)
         wait_until(lambda: goes_by_lanes(lanes.cluster, [broker], send))
         assert connected_to(lanes.cluster, broker) > 0
+
+
+@ONLY_DIRECT
+def test_the_end_of_a_brokers_process_is_noticed_by_its_lane(
+    lanes: Lanes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ray is not asked by time here."""
+    monkeypatch.setattr(exit_watch, "_LOOK_S", 3600.0)
+    broker, opened, open_lane = BROKERS[-1], asyncio.Event(), exit_watch._open_lane
+    killed = pid_of(lanes.cluster, broker)
+
+    async def opening(broker_id: int, handle: Any) -> Lane | None:
+        lane = await open_lane(broker_id, handle)
+        opened.set()
+        return lane
+
+    monkeypatch.setattr(exit_watch, "_open_lane", opening)
+
+    async def noticed() -> None:
+        record = await supervise.kept_record(lanes.cluster.name, WAIT_S)
+        assert record is not None
+        watching = asyncio.create_task(ExitWatch(record.spec).run(lambda: [broker]))
+        async with asyncio.timeout(WAIT_S):
+            await opened.wait()
+            kill(killed)
+            await logged(f"process {killed} of {actor_name(lanes.cluster.name, broker)} has exited")
+        watching.cancel()
+
+    async def logged(text: str) -> None:
+        while text not in caplog.text:  # noqa: ASYNC110  # there is no event for what is logged
+            await asyncio.sleep(0.05)
+
+    with caplog.at_level(logging.INFO, logger=exit_watch.__name__):
+        io_thread.run(noticed, 2 * WAIT_S)
+    running(lanes.cluster)
 
 
 def test_a_client_beside_one_with_the_other_transport_is_not_disturbed(lanes: Lanes) -> None:
