@@ -38,6 +38,7 @@ from rayka.sim.clients.group_clients import GroupClients
 from rayka.sim.clients.machine_drains import MachineDrains
 from rayka.sim.clients.operations import PartitionOperator
 from rayka.sim.clients.register_clients import RegisterClients
+from rayka.sim.clients.register_hosts import PartitionHosts
 from rayka.sim.clients.topic_growth import TopicGrowth
 from rayka.sim.clients.workload import Workload
 from rayka.sim.loop import START_US, Livelock, VirtualLoop
@@ -117,7 +118,8 @@ class Simulation:
         self.checkers.on_produced = partial(self._replica_checkers.on_produced, self.states.min_isr_floor)
         self.data = DataClients(self.cluster, self.checkers, self.data_history, self.replication)
         self.operator = PartitionOperator(self.cluster, self.replication, self.states)
-        self.registers = RegisterClients(self.cluster, self.checkers, self.replication)
+        self.register_hosts = PartitionHosts(self.cluster, self.replication)
+        self.registers = RegisterClients(self.cluster, self.checkers, self.register_hosts)
         self.groups = GroupClients(self.data)
         self.growth = TopicGrowth(self.cluster, self.replication)
         self.growth.on_added = self._on_added

@@ -92,15 +92,12 @@ class CounterNode:
         self.log: QuorumLog[int]
         self.shard: ReplicatedShard[Counter, int]
 
-    async def open_log(self) -> None:
-        self.driver = await QuorumDriver.open(self.settings, self.tasks)
-        self.requests = QuorumRequests(self.driver, self.settings.config)
-
     def handle(self, request: Request[Any]) -> Coroutine[Any, Any, Any]:
         return self.requests.handle(request)
 
     async def start(self) -> None:
-        await self.open_log()
+        self.driver = await QuorumDriver.open(self.settings, self.tasks)
+        self.requests = QuorumRequests(self.driver, self.settings.config)
         self.log = QuorumLog(self.driver, CODEC)
         self.shard = ReplicatedShard(self.settings.node_id, self.log, Counter)
         self.tasks.start("quorum", self.driver.run())
@@ -129,9 +126,6 @@ class Silence:
 class Counters:
     """Three replicas on memory disks, plugged into one switch."""
 
-    node_type = CounterNode
-    config = CONFIG
-
     def __init__(self, disks: dict[int, MemoryDisk] | None = None) -> None:
         self.disks = disks or {each: MemoryDisk() for each in IDS}
         self.switch = Switch(IDS, Random(1))
@@ -140,7 +134,7 @@ class Counters:
     async def start(self, *node_ids: int) -> None:
         """These replicas, all by default, on what they have on disk."""
         for each in node_ids or IDS:
-            node = self.node_type(self.disks[each], self.switch.network(each), each, config=self.config)
+            node = CounterNode(self.disks[each], self.switch.network(each), each)
             if not self.disks[each].exists(node.settings.data_dirs[0]):
                 await format_voter(node.settings)
             await node.start()

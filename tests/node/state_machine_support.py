@@ -4,20 +4,16 @@ from collections.abc import Coroutine
 from typing import Any, Protocol, TypeVar
 
 from rayka.errors import ApiError
-from rayka.node.hosting.replicated_shard import ReplicatedShard
-from rayka.node.hosting.snapshot_generator import SnapshotGenerator
-from rayka.node.quorum.quorum_log import QuorumLog
 from rayka.partition.partition import Partition
 from rayka.protocol.topics import DeleteTopicsRequest
-from rayka.sim.clients.register_clients import shard_on
-from rayka.sim.loop import VirtualLoop
-from rayka.sim.registers import CHANGES, Change, Registers, registers_type
+from rayka.sim.clients.register_hosts import RegisterHosts, RegistersShard
+from rayka.sim.registers import registers_type
 from rayka.sim.run_options import SimOptions
 from rayka.sim.simulation import Quiet, Simulation
-from tests.node.log_support import CONFIG, IDS, CounterNode, Counters, until
+from tests.node.log_support import CONFIG, until
+from tests.sim.registers_on_quorum import VOTERS, QuorumRun, RegistersNode
 
 ResultT = TypeVar("ResultT")
-RegistersShard = ReplicatedShard[Registers, Change]
 
 
 class Cluster(Protocol):
@@ -67,66 +63,12 @@ async def ask(cluster: Cluster, request: Any) -> Any:
                 raise
 
 
-# ---- A quorum --------------------------------------------------------------------------------------------------------
+class Simulated:
+    """A simulated cluster without faults, whose clients the tests are."""
 
-
-class RegistersNode(CounterNode):
-    """A replica of the registers on a quorum's log, with snapshots."""
-
-    registers: RegistersShard
-
-    async def start(self) -> None:
-        await self.open_log()
-        log: QuorumLog[Change] = QuorumLog(self.driver, CHANGES)
-        self.registers = ReplicatedShard(self.settings.node_id, log, Registers)
-        self.log, self.shard = log, self.registers  # type: ignore[assignment]
-        snapshots = SnapshotGenerator(self.settings, self.driver, self.registers, CHANGES)
-        self.tasks.start("quorum", self.driver.run())
-        self.tasks.start("shard", self.registers.run())
-        self.tasks.start("snapshots", snapshots.run())
-
-
-class OnQuorum(Counters):
-    """Registers on the log of a quorum."""
-
-    node_type = RegistersNode
-    config = CONFIG.model_copy(update={"metadata_log_max_record_bytes_between_snapshots": 600})
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._loop = VirtualLoop()
-
-    def run(self, scenario: Coroutine[Any, Any, ResultT]) -> ResultT:
-        result: ResultT = self._loop.run_until_complete(scenario)
-        return result
-
-    def shards(self) -> dict[int, RegistersShard]:
-        nodes = {key: node for key, node in self.nodes.items() if isinstance(node, RegistersNode)}
-        return {key: node.registers for key, node in nodes.items()}
-
-    async def restart(self, node_id: int) -> None:
-        await self.start(node_id)
-
-    @property
-    def snapshot_ends(self) -> list[int]:
-        """Where the newest snapshots end."""
-        return [self.nodes[each].log.start_offset for each in IDS if each in self.nodes]
-
-    def close(self) -> None:
-        self._loop.cancel_all()
-        self._loop.close()
-
-
-# ---- A partition -----------------------------------------------------------------------------------------------------
-
-
-class OnPartition:
-    """Registers on the partition of an internal topic, in a whole cluster."""
-
-    def __init__(self) -> None:
-        options = SimOptions(seed=1, faults_per_minute=0, ops_per_second=0.1, registers=1)
-        self.simulation = Simulation(options)
-        self.simulation.registers.start = lambda: None  # type: ignore[method-assign]
+    def __init__(self, simulation: Simulation | QuorumRun) -> None:
+        self.simulation = simulation
+        self.hosts: RegisterHosts = simulation.register_hosts
         self._quiet = Quiet()
         self._quiet.__enter__()
 
@@ -141,18 +83,56 @@ class OnPartition:
         return results[0]
 
     async def start(self) -> None:
-        simulation = self.simulation
-        await simulation.cluster.format()
-        for node_id in simulation.cluster.machines:
-            simulation.cluster.start(node_id)
-        brokers = simulation.cluster.brokers
-        await until(lambda: all(each.is_serving for each in brokers))
-        assert brokers[0].broker is not None
-        await brokers[0].broker.create_internal_topic(registers_type().topic)
+        cluster = self.simulation.cluster
+        await cluster.format()
+        for node_id in cluster.machines:
+            cluster.start(node_id)
+        await until(lambda: all(each.is_serving for each in self.hosts.machines))
 
     def shards(self) -> dict[int, RegistersShard]:
-        found = {each.node_id: shard_on(each, 0) for each in self.simulation.cluster.brokers}
+        found = {each.node_id: self.hosts.shard_on(each, 0) for each in self.hosts.machines}
         return {node_id: shard for node_id, shard in found.items() if shard is not None}
+
+    def kill(self, node_id: int) -> None:
+        self.simulation.cluster.kill(node_id)
+
+    async def restart(self, node_id: int) -> None:
+        self.simulation.cluster.start(node_id)
+        await until(lambda: self.simulation.cluster.machines[node_id].is_serving)
+
+    def close(self) -> None:
+        self._quiet.__exit__()
+        self.simulation.close()
+
+
+class OnQuorum(Simulated):
+    """Registers on the log of a quorum, with snapshots."""
+
+    def __init__(self) -> None:
+        config = CONFIG.model_dump(exclude_unset=True) | {
+            "metadata_log_max_record_bytes_between_snapshots": 600
+        }
+        super().__init__(QuorumRun(SimOptions(seed=1, faults_per_minute=0, config=config, **VOTERS)))
+
+    @property
+    def snapshot_ends(self) -> list[int]:
+        """Where the newest snapshots end."""
+        nodes = [each.node for each in self.hosts.machines]
+        drivers = [each.driver for each in nodes if isinstance(each, RegistersNode)]
+        return [each.quorum.log.snapshot_end_offset for each in drivers if each is not None]
+
+
+class OnPartition(Simulated):
+    """Registers on the partition of an internal topic, in a whole cluster."""
+
+    def __init__(self) -> None:
+        super().__init__(Simulation(SimOptions(seed=1, faults_per_minute=0, ops_per_second=0.1, registers=1)))
+
+    async def start(self) -> None:
+        await super().start()
+        broker = self.simulation.cluster.brokers[0].broker
+        assert broker is not None
+        await broker.create_internal_topic(registers_type().topic)
 
     def partition_on(self, node_id: int) -> Partition:
         """The replica of one broker."""
@@ -162,20 +142,8 @@ class OnPartition:
         (found,) = broker.observed.replicas.partitions
         return found
 
-    def kill(self, node_id: int) -> None:
-        self.simulation.cluster.kill(node_id)
-
     async def delete_topic(self, name: str) -> None:
         """A client asks the active controller."""
         controllers = [each.controller for each in self.simulation.cluster.controllers]
         (leader,) = [each for each in controllers if each is not None and each.is_active]
         await leader.handle(DeleteTopicsRequest((name,)))
-
-    async def restart(self, node_id: int) -> None:
-        machine = self.simulation.cluster.machines[node_id]
-        self.simulation.cluster.start(node_id)
-        await until(lambda: machine.is_serving)
-
-    def close(self) -> None:
-        self._quiet.__exit__()
-        self.simulation.close()

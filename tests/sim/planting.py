@@ -11,7 +11,7 @@ from rayka.sim.simulation import Outcome, Simulation
 
 SECONDS = 20.0
 SHORT = 6.0  # where a bug shows soon, and a run without it, or until all is well, would only be longer
-_PLAIN: dict[str, Any] = {
+PLAIN: dict[str, Any] = {
     "topics": (),
     "combined": False,
     "steps_per_turn": STEPS_PER_TURN,
@@ -28,7 +28,9 @@ SEARCHED_MAX = 60
 
 @dataclass(frozen=True)
 class PlantedBug:
-    """`plant` changes the code for as long as its context lasts; `chosen` are options that are not drawn."""
+    """`plant` changes the code for as long as its context lasts; `chosen` are options that are not drawn; `simulate`
+    makes a run of options.
+    """
 
     name: str
     checker: str
@@ -36,6 +38,7 @@ class PlantedBug:
     seed: int
     chosen: dict[str, Any] = field(default_factory=dict)
     seconds: float = SECONDS
+    simulate: Callable[[SimOptions], Outcome] = lambda options: Simulation(options).run()
 
     def run(self, seed: int) -> Outcome:
         """One run of a cluster with the bug."""
@@ -44,11 +47,11 @@ class PlantedBug:
 
     def run_without(self, seed: int) -> Outcome:
         """The same run of the code as it is."""
-        return Simulation(self.options(seed)).run()
+        return self.simulate(self.options(seed))
 
     def options(self, seed: int) -> SimOptions:
         """Those of its run with that seed."""
-        return swarm(seed, seconds=self.seconds, **{**_PLAIN, **self.chosen})
+        return swarm(seed, seconds=self.seconds, **{**PLAIN, **self.chosen})
 
 
 @contextmanager

@@ -49,7 +49,15 @@ def test_a_planted_bug_is_caught(bug: PlantedBug, record_property: Callable[[str
 @pytest.mark.parametrize(
     "bug",
     [
-        *(PLANTED_BUGS[0], PLANTED_BUGS[-1], REPLICATION_BUGS[0], SHARD_BUGS[0], LANE_BUGS[0], GROUP_BUGS[0]),
+        *(
+            PLANTED_BUGS[0],
+            PLANTED_BUGS[-1],
+            REPLICATION_BUGS[0],
+            SHARD_BUGS[0],
+            SHARD_BUGS[-1],
+            LANE_BUGS[0],
+            GROUP_BUGS[0],
+        ),
         *(COMPACTION_BUGS[0], COMPACTION_BUGS[-1], RETENTION_BUGS[0], ELASTIC_BUGS[0]),
     ],
     ids=lambda bug: bug.name,

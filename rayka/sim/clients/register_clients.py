@@ -1,9 +1,9 @@
-"""Clients of the registers (`sim.registers`), which brokers host on an internal topic, and what must hold of them.
+"""Clients of the registers (`sim.registers`), on whatever logs nodes host them, and what must hold of them.
 
-A client asks one broker after another until one answers; it runs its request in the broker's process, so a process that
-is paused or gone does not answer. Checked: what a broker acknowledged is never lost, so no version is given twice
+A client asks one node after another until one answers; it runs its request in the node's process, so a process that is
+paused or gone does not answer. Checked: what a node acknowledged is never lost, so no version is given twice
 (`register-lost`); in the end every replica has made the same of the same records (`register-standby`). After a legal
-loss of a partition nothing is asked of its registers any more.
+loss of a log nothing is asked of its registers any more.
 """
 
 import asyncio
@@ -14,32 +14,28 @@ from random import Random
 from typing import Any
 
 from rayka.errors import ApiError, RequestTimedOut
-from rayka.node.hosting.replicated_shard import ReplicatedShard
 from rayka.sim.checks.checkers import Checkers
-from rayka.sim.checks.partition_truth import PartitionTruth
-from rayka.sim.checks.replica_views import Replication
 from rayka.sim.clients.acting import Acting
+from rayka.sim.clients.register_hosts import RegisterHosts
 from rayka.sim.process import PROCESS
-from rayka.sim.registers import REGISTERS_TOPIC, Get, Put, Register, Registers, registers_type
+from rayka.sim.registers import Get, Put, Register
 from rayka.sim.run_options import REGISTER_CLIENT_ID
 from rayka.sim.world.machines import Machine, SimCluster
 
-PARTITION_COUNT = 2
 _KEYS = 6
 _LEASED_KEYS = 2
 _LEASE_MS = 700
 _TIMEOUT_S = 3.0
 _PAUSE_S = 0.05
-_Shard = ReplicatedShard[Registers, Any]
 
 
 class RegisterClients(Acting):
     """All clients of one run, and what they were told."""
 
-    def __init__(self, cluster: SimCluster, checkers: Checkers, replication: Replication) -> None:
+    def __init__(self, cluster: SimCluster, checkers: Checkers, hosts: RegisterHosts) -> None:
         super().__init__(cluster, REGISTER_CLIENT_ID)
         self._checkers = checkers
-        self._replication = replication
+        self._hosts = hosts
         self._random = Random(f"registers {cluster.options.seed}")
         self._acknowledged: dict[str, Register] = {}  # by key: the newest
         self._given: dict[tuple[str, int], str] = {}  # by key and version: the value
@@ -58,14 +54,13 @@ class RegisterClients(Acting):
     # ---- Asking ------------------------------------------------------------------------------------------------------
 
     async def _create(self) -> None:
-        """Some broker creates the topic, as the first use of a coordinator does."""
-        topic = registers_type(PARTITION_COUNT, min(3, self.options.brokers)).topic
+        """Some node creates the logs, as the first use of a coordinator does."""
         while True:
-            machine = self._random.choice(self.cluster.brokers)
+            machine = self._random.choice(self._hosts.machines)
             try:
-                broker = machine.broker
-                if broker is not None:
-                    await self._call(machine, partial(broker.create_internal_topic, topic))
+                create = self._hosts.creation_on(machine)
+                if create is not None:
+                    await self._call(machine, create)
                     return
             except ApiError as error:
                 self.tell("create", f"failed: {error.code.name}")
@@ -100,10 +95,11 @@ class RegisterClients(Acting):
         return True
 
     async def _try(self, request: Put | Get) -> Any:
-        """The answer; None when no broker gave one."""
-        number = _partition_of(request.key)
-        for machine in self._random.sample(self.cluster.brokers, len(self.cluster.brokers)):
-            shard = shard_on(machine, number)
+        """The answer; None when no node gave one."""
+        number = self._log_of(request.key)
+        machines = self._hosts.machines
+        for machine in self._random.sample(machines, len(machines)):
+            shard = self._hosts.shard_on(machine, number)
             if shard is None:
                 continue
             try:
@@ -147,12 +143,11 @@ class RegisterClients(Acting):
     def _report(self, checker: str, evidence: str) -> None:
         self._checkers.report(checker, REGISTER_CLIENT_ID, evidence)
 
-    def _truth(self, key: str) -> PartitionTruth | None:
-        return self._replication.truth_named(REGISTERS_TOPIC, _partition_of(key))
+    def _log_of(self, key: str) -> int:
+        return int(key.rpartition("-")[2]) % self._hosts.log_count
 
     def _has_lost(self, key: str) -> bool:
-        truth = self._truth(key)
-        return truth is not None and bool(truth.losses or truth.awaits_loss)
+        return self._hosts.has_lost(self._log_of(key))
 
     # ---- The end -----------------------------------------------------------------------------------------------------
 
@@ -164,42 +159,34 @@ class RegisterClients(Acting):
 
     async def _prove(self, key: str) -> None:
         is_proven = False
-        while not is_proven and self._truth_is_usable(key):
+        while not is_proven and self._hosts.is_usable(self._log_of(key)):
             is_proven = await self._put(key)
-
-    def _truth_is_usable(self, key: str) -> bool:
-        """Not when every replica of the partition was lost with its disk."""
-        truth = self._truth(key)
-        state = None if truth is None else self._replication.state_of(truth)
-        rotten = self._replication.rotten
-        return state is None or state.has_leader or not all(each in rotten for each in state.replicas)
 
     def waiting(self) -> list[str]:
         """What has not ended, or not caught up."""
         found = [f"{each.get_name()} of the registers" for each in self._asking if not each.done()]
         found += ["a register takes no change" for each in self._proofs if not each.done()]
         if not found and self._proofs:
-            found += [each for number in range(PARTITION_COUNT) for each in self._standbys(number)]
+            found += [each for number in range(self._hosts.log_count) for each in self._standbys(number)]
         return found
 
     def _standbys(self, number: int) -> list[str]:
         """The replicas that have not made the same of the records as the others yet, when no lease is left."""
-        shards = [shard for each in self.cluster.brokers if (shard := shard_on(each, number)) is not None]
+        shards = self._hosts.shards(number)
         if any(key.startswith("lease") for each in shards for key in each.shard.registers):
-            return [f"a lease of partition {number} goes on"]
-        behind = {each.replayed_offset for each in shards}
-        return [f"{shards} have not replayed as much"] if len(behind) > 1 else []
+            return [f"a lease of log {number} goes on"]
+        standbys = {each.replayed_offset for each in shards if not each.takes_requests}
+        is_behind = any(each.replayed_offset > end for each in shards for end in standbys)
+        return [f"{shards} have not replayed as much"] if len(standbys) > 1 or is_behind else []
 
     def check_final(self) -> str:
         """The registers of the replicas are the same, and hold what was acknowledged."""
-        for number in range(PARTITION_COUNT) if self.options.registers else ():
-            states = [
-                shard.shard.registers for each in self.cluster.brokers if (shard := shard_on(each, number))
-            ]
+        for number in range(self._hosts.log_count) if self.options.registers else ():
+            states = [each.shard.registers for each in self._hosts.shards(number)]
             if any(each != states[0] for each in states):
-                return f"partition {number}: {states}"
+                return f"log {number}: {states}"
             for key, register in self._acknowledged.items():
-                if states and _partition_of(key) == number and not self._has_lost(key):
+                if states and self._log_of(key) == number and not self._has_lost(key):
                     found = states[0].get(key)
                     if found is None or found.version < register.version:
                         return f"{key}: {register} was acknowledged, found {found}"
@@ -209,21 +196,6 @@ class RegisterClients(Acting):
         """Ends what still waits."""
         for task in self.tasks:
             task.cancel()
-
-
-def shard_on(machine: Machine, number: int) -> _Shard | None:
-    """The registers of a partition on a machine, active or standing by."""
-    broker = machine.broker
-    if broker is None or not machine.is_serving:
-        return None
-    for shard_key, shard in broker.shards.shards.items():
-        if shard_key[1] == number and isinstance(shard.shard, Registers):
-            return shard
-    return None
-
-
-def _partition_of(key: str) -> int:
-    return int(key.rpartition("-")[2]) % PARTITION_COUNT
 
 
 async def _outcome(

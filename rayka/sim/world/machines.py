@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Context
 from dataclasses import replace
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
 from rayka.config import BrokerConfig
 from rayka.errors import ApiError, DamagedLog, DiskFull, RaykaError, StorageError
@@ -19,6 +19,7 @@ from rayka.ids import node_name, random_uuid, role_of
 from rayka.node.broker_node import BrokerNode, BrokerParts
 from rayka.node.combined_node import CombinedNode
 from rayka.node.controller_node import ControllerNode
+from rayka.node.inbox import Node
 from rayka.node.quorum.format import format_controller, format_first_voters, metadata_directory
 from rayka.node.settings import NodeSettings, combined_controller_directory, controller_settings
 from rayka.node.storage.data_directories import DataDirectories
@@ -33,7 +34,16 @@ from rayka.sim.world.simulated_network import SimNetwork
 
 _RESTART_S = 1.0
 _STOP_TIMEOUT_S = 30.0
-SimNode = ControllerNode | BrokerNode | CombinedNode
+
+
+class SimNode(Node, Protocol):
+    """What a machine can run: a controller, a broker, both, or a node that hosts another state machine."""
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    def kill(self) -> None: ...
 
 
 class Machine:
