@@ -26,7 +26,8 @@ from rayka.metadata.metadata_records import (
     decode_record,
     encode_record,
 )
-from rayka.raft.snapshot import decode_snapshot, encode_data, encode_snapshot
+from rayka.protocol.batch_encode import encode_batch
+from rayka.raft.snapshot import decode_snapshot, encode_snapshot
 
 TOPICS, PARTITIONS = 100, 100
 RECORDS_PER_BATCH = 1_000
@@ -53,7 +54,7 @@ def _snapshot() -> bytes:
     chance = random.Random(1)
     values = [encode_record(each) for each in _records(chance)]
     data = (
-        encode_data(values[start : start + RECORDS_PER_BATCH], timestamp_ms=1)
+        encode_batch(values[start : start + RECORDS_PER_BATCH], timestamps_ms=1)
         for start in range(0, len(values), RECORDS_PER_BATCH)
     )
     parts = encode_snapshot(OffsetAndEpoch(len(values), 1), None, data, timestamp_ms=1)

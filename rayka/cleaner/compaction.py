@@ -25,7 +25,7 @@ from rayka.cleaner.segment_groups import grouped
 from rayka.errors import ApiError, InvariantBroken, StorageError
 from rayka.log.log import Log
 from rayka.log.segment import Segment
-from rayka.log.swap import CLEANED_SUFFIX, remove_cleaned
+from rayka.log.swap import remove_cleaned
 from rayka.ports import JobDied, Slice
 
 
@@ -132,9 +132,7 @@ class Compaction:
             return None
         self._check(group)
         self._current = group
-        self._aside = self._log.swaps.new_segment(
-            group[0], CLEANED_SUFFIX, self._log.config.index_interval_bytes
-        )
+        self._aside = self._log.swaps.new_segment(group[0], self._log.config.index_interval_bytes)
         return GroupPlan(_plans(group), _needed_ends(self._log, group))
 
     # ---- Checks --------------------------------------------------------------------------------------------

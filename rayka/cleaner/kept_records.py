@@ -36,7 +36,6 @@ class CleaningCounts:
     kept_records: int = 0
     invalid_records: int = 0  # without a key
     tombstones: int = 0  # kept
-    copied_batches: int = 0  # as they were
 
 
 class Horizon(NamedTuple):
@@ -86,7 +85,6 @@ class KeptRecords:
             if each is not None:
                 kept.append(each)
                 self._counts.kept_records += each.record_count
-                self._counts.copied_batches += each is batch
         self._counts.input_bytes += sum(each.size_bytes for each in batches)
         self._counts.output_bytes += sum(each.size_bytes for each in kept)
         return kept

@@ -25,14 +25,12 @@ def wait_for(
         raise _late(work, timeout_ms, caller) from error
 
 
-async def await_for(
-    work: Work[ResultT], timeout_ms: float, *, caller: object, slack_s: float = SLACK_S
-) -> ResultT:
+async def await_for(work: Work[ResultT], timeout_ms: float, *, caller: object) -> ResultT:
     """As `wait_for`, in the event loop of the caller, which goes on meanwhile; when its task is cancelled, so is the
     work.
     """
     try:
-        async with asyncio.timeout(timeout_ms / 1000 + slack_s):
+        async with asyncio.timeout(timeout_ms / 1000 + SLACK_S):
             return await asyncio.wrap_future(io_thread.submit(work))
     except TimeoutError as error:
         raise _late(work, timeout_ms, caller) from error

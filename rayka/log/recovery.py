@@ -97,7 +97,6 @@ class Recovery(NamedTuple):
 
     scanned_bytes: int = 0
     cut: Cut | None = None
-    removed_paths: tuple[str, ...] = ()
     damaged: tuple[DamagedBatch, ...] = ()
     kept_paths: tuple[str, ...] = ()
 
@@ -183,8 +182,8 @@ class _Scan:
             is_whole = yield from self._scan(number, view)
             self._unsynced.file_replaced(segment.path)
             if not is_whole:
-                cut, removed, kept = self._cut(number, view)
-                return Recovery(scanned_bytes, cut, removed, tuple(self._damaged), kept)
+                cut, kept = self._cut(number, view)
+                return Recovery(scanned_bytes, cut, tuple(self._damaged), kept)
             if number + 1 < len(self._segments):
                 segment.next_offset = self._segments[number + 1].base_offset
                 segment.indexes.write()
@@ -286,18 +285,17 @@ class _Scan:
             )
         )
 
-    def _cut(self, number: int, view: memoryview) -> tuple[Cut, tuple[str, ...], tuple[str, ...]]:
+    def _cut(self, number: int, view: memoryview) -> tuple[Cut, tuple[str, ...]]:
         """Takes off everything from the segment's end on: later segments first, so that the log on disk never
         has a hole.
         """
-        segment, removed, kept = self._segments[number], [], []
+        segment, kept = self._segments[number], list[str]()
         while len(self._segments) > number + 1:
             later = self._segments.pop()
             content = self._disk.map(later.path)
             if find_batch(content, 0, len(content), later.base_offset) is not None:
                 kept.append(later.file.set_aside())
             later.delete()
-            removed.append(later.path)
             _logger.warning("removed %s: a batch before it is broken", later.path)
         if _whole_behind(segment, view) is not None:
             kept.append(segment.file.copy_aside(view[segment.size_bytes :]))
@@ -308,7 +306,7 @@ class _Scan:
             cut.cut_bytes, cut.path, cut.offset, cut.position,
             f"; whole batches behind it are kept in {', '.join(kept)}" if kept else "",
         )  # fmt: skip
-        return cut, tuple(removed), tuple(kept)
+        return cut, tuple(kept)
 
 
 def _whole_behind(segment: Segment, view: memoryview) -> int | None:

@@ -11,7 +11,7 @@ from rayka.log.log_files import LogFiles
 from rayka.log.producer_snapshots import ProducerSnapshots
 from rayka.log.segment import Segment
 from rayka.log.segments import Segments
-from rayka.log.swap import Swap
+from rayka.log.swap import CLEANED_SUFFIX, Swap
 
 
 class Swaps:
@@ -34,14 +34,14 @@ class Swaps:
     def __repr__(self) -> str:
         return f"<Swaps count={self.count} current={self._current!r}>"
 
-    def new_segment(self, first: Segment, suffix: str, index_interval_bytes: int) -> Segment:
-        """A segment that begins where this one does, in files of its own with the suffix, not yet part of the log."""
+    def new_segment(self, first: Segment, index_interval_bytes: int) -> Segment:
+        """A segment that begins where this one does, in files of its own, not yet part of the log."""
         return Segment(
             self._files,
             first.base_offset,
             created_ms=first.created_ms,
             index_interval_bytes=index_interval_bytes,
-            suffix=suffix,
+            suffix=CLEANED_SUFFIX,
         )
 
     def swap_in(self, old: Sequence[Segment], new: Segment) -> None:

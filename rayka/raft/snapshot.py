@@ -7,7 +7,7 @@ never fetched (A48). Kafka: `RecordsSnapshotWriter`, `RecordsSnapshotReader`, `S
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import NamedTuple
 
@@ -15,7 +15,6 @@ from rayka.errors import ApiError, CorruptRecord, StorageError
 from rayka.ids import NO_TIMESTAMP, OffsetAndEpoch
 from rayka.ports import Buffer
 from rayka.protocol.batch_decode import decode
-from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_header import RecordBatch, split_batches
 from rayka.raft.control_records import (
     ControlRecord,
@@ -56,7 +55,7 @@ def encode_snapshot(
     timestamp_ms: int,
     last_contained_log_timestamp_ms: int = NO_TIMESTAMP,
 ) -> Iterator[Buffer]:
-    """The content of a snapshot, part after part. `data` is the state's batches, made by `encode_data` as they are
+    """The content of a snapshot, part after part. `data` is the state's batches, made by `encode_batch` as they are
     asked for.
     """
     known: list[ControlRecord] = [KRaftVersionRecord(), VotersRecord(voters)] if voters else []
@@ -70,13 +69,6 @@ def encode_snapshot(
     for batch in map(RecordBatch, batches):
         yield from batch.stamped(base_offset=offset, leader_epoch=snapshot_id.epoch)
         offset += batch.record_count
-
-
-def encode_data(
-    values: Sequence[bytes | None], keys: Sequence[bytes | None] | None = None, *, timestamp_ms: int
-) -> Buffer:
-    """Records of the state, by their values and keys, as one batch for `encode_snapshot`."""
-    return encode_batch(values, keys=keys, timestamps_ms=timestamp_ms)
 
 
 # ---- Reading -------------------------------------------------------------------------------------------------------

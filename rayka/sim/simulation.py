@@ -221,7 +221,7 @@ class Simulation:
             each.stop_asking()
         self.repairs.heal()
         proof = self.loop.create_task(
-            self.workload.create_until_acknowledged("alive"), name="proof", context=Context()
+            self.workload.create_until_acknowledged(), name="proof", context=Context()
         )
         patience = Patience(self.loop.now_us)
         waiting = ["everything"]

@@ -48,11 +48,10 @@ def test_a_batch_that_keeps_everything_is_copied_byte_by_byte() -> None:  # F22
     put(log, (b"a", b"2"), (b"c", b"2"))
     put(log, (b"d", b"3"), (b"e", b"3"))
     before = read_batches(log)
-    compaction = clean(disk, log)
+    clean(disk, log)
     after = read_batches(log)
     assert [bytes(each.view) for each in after[1:]] == [bytes(each.view) for each in before[1:]]
     assert after[0].record_count == 1
-    assert compaction.counts.copied_batches == 2
 
 
 def test_a_control_batch_stays_as_it_is_however_often_its_log_is_cleaned() -> None:  # F22

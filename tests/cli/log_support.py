@@ -20,7 +20,7 @@ from rayka.protocol.batch_header import Codec, ProducerSequence, RecordBatch
 from rayka.protocol.configs import ResourceType
 from rayka.raft.control_records import LeaderChangeRecord, encode_control_batch
 from rayka.raft.election_state import ElectionState, encode_election
-from rayka.raft.snapshot import encode_data, encode_snapshot
+from rayka.raft.snapshot import encode_snapshot
 from rayka.raft.snapshot_store import SnapshotStore
 from rayka.raft.voters import VoterSet
 from tests.cleaner.support import COMPACTED, SETTINGS, Record, clean, keyed
@@ -110,7 +110,7 @@ def write_metadata(data_dir: Path) -> Path:
 def _write_snapshot(disk: LocalDisk, directory: Path, records: list[MetadataRecord]) -> None:
     snapshot_id = OffsetAndEpoch(6, 1)
     values = [encode_record(record) for record in image_records(image_of(records))]
-    data = [encode_data(values, timestamp_ms=TIME_MS)]
+    data = [encode_batch(values, timestamps_ms=TIME_MS)]
     parts = encode_snapshot(snapshot_id, VoterSet((VOTER,)), data, timestamp_ms=TIME_MS)
     asyncio.run(SnapshotStore(disk, str(directory)).write(snapshot_id, parts))
 

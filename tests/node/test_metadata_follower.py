@@ -26,10 +26,11 @@ from rayka.node.controller_link import ControllerLink
 from rayka.node.metadata_follower import MetadataFollower
 from rayka.node.signal import Signal
 from rayka.ports import Request
+from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.fetch import FetchRequest, FetchResponse
 from rayka.protocol.membership import NodeState, StatusRequest, StatusResponse
 from rayka.protocol.quorum_messages import FetchSnapshotRequest, FetchSnapshotResponse
-from rayka.raft.snapshot import encode_data, encode_snapshot
+from rayka.raft.snapshot import encode_snapshot
 from rayka.testing.memory_disk import MemoryDisk
 from tests.metadata.support import ORDERS, active, partition, topic
 from tests.node.controller_support import settings
@@ -77,7 +78,7 @@ class Controller:
         snapshot_id = OffsetAndEpoch(offset, self.node.quorum.log.epoch_of(offset - 1))
         assert self.node.quorum.create_snapshot_allowed(snapshot_id)
         batches = [
-            encode_data([value], timestamp_ms=1) for value in map(encode_record, image_records(self.image))
+            encode_batch([value], timestamps_ms=1) for value in map(encode_record, image_records(self.image))
         ]
         parts = encode_snapshot(
             snapshot_id, self.node.quorum.log.history.voters_at(offset), batches, timestamp_ms=1

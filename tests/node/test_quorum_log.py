@@ -15,6 +15,7 @@ import pytest
 from rayka.errors import InconsistentClusterId, NotController, StorageError
 from rayka.ids import METADATA_TOPIC_ID, OffsetAndEpoch, ReplicaKey
 from rayka.node.quorum.format import format_controller
+from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_header import RecordBatch, split_batches
 from rayka.protocol.caller import Caller
 from rayka.protocol.fetch import FetchPartition, FetchPartitionResult, FetchRequest, FetchResponse
@@ -25,7 +26,7 @@ from rayka.protocol.quorum_messages import (
 )
 from rayka.raft.control_records import LeaderChangeRecord, encode_control_batch
 from rayka.raft.election_state import ElectionState, decode_election
-from rayka.raft.snapshot import encode_data, encode_snapshot
+from rayka.raft.snapshot import encode_snapshot
 from rayka.testing.in_process_network import InProcessNetwork
 from rayka.testing.memory_disk import MemoryDisk
 from tests.node.controller_support import Crashes, HeldDisk
@@ -314,7 +315,7 @@ def test_a_new_leader_begins_with_the_snapshot_and_what_follows_it() -> None:  #
             last = node.shard.shard.offsets[-2] + 1
             snapshot_id = OffsetAndEpoch(last, node.driver.quorum.log.epoch_of(last - 1))
             data = [
-                encode_data([b"900"], timestamp_ms=1)
+                encode_batch([b"900"], timestamps_ms=1)
             ]  # not the sum, so that it is seen where it came from
             parts = encode_snapshot(snapshot_id, VOTERS, data, timestamp_ms=1)
             await node.driver.directory.snapshots.write(snapshot_id, parts)
@@ -366,7 +367,7 @@ def test_a_record_that_cannot_be_replayed_ends_the_node_at_every_start(is_in_sna
                 log.high_watermark, driver.quorum.log.epoch_of(log.high_watermark - 1)
             )
             parts = encode_snapshot(
-                snapshot_id, VOTERS, [encode_data([b"13"], timestamp_ms=1)], timestamp_ms=1
+                snapshot_id, VOTERS, [encode_batch([b"13"], timestamps_ms=1)], timestamp_ms=1
             )
             await driver.directory.snapshots.write(snapshot_id, parts)
         else:

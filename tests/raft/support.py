@@ -17,6 +17,7 @@ from rayka.log.log_opening import Left
 from rayka.log.recovery import Tearing
 from rayka.ports import Request
 from rayka.protocol.batch_decode import decode
+from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_header import RecordBatch, split_batches
 from rayka.protocol.fetch import FetchPartition, FetchPartitionResult, FetchRequest, FetchResponse
 from rayka.protocol.quorum_messages import (
@@ -32,7 +33,7 @@ from rayka.raft.control_records import ControlRecord, decode_control_batch
 from rayka.raft.election_state import ElectionState
 from rayka.raft.quorum import Quorum
 from rayka.raft.quorum_config import QuorumConfig
-from rayka.raft.snapshot import BOOTSTRAP_SNAPSHOT_ID, encode_data, encode_snapshot, snapshot_name
+from rayka.raft.snapshot import BOOTSTRAP_SNAPSHOT_ID, encode_snapshot, snapshot_name
 from rayka.raft.snapshot_store import SnapshotStore
 from rayka.raft.voters import VoterSet
 from rayka.testing.memory_disk import MemoryDisk
@@ -131,7 +132,7 @@ class Node:
     def write_snapshot(self, snapshot_id: OffsetAndEpoch, *values: bytes) -> None:
         """What the driver does when the state is due for a snapshot."""
         voters = self.quorum.log.history.voters_at(snapshot_id.offset)
-        data = [encode_data(values, timestamp_ms=1)] if values else []
+        data = [encode_batch(values, timestamps_ms=1)] if values else []
         run(self.snapshots.write(snapshot_id, encode_snapshot(snapshot_id, voters, data, timestamp_ms=1)))
 
     def settle(self, now_ms: int = 0, *, is_stalled: bool = False) -> list[tuple[int, Request[Any]]]:
@@ -229,7 +230,7 @@ def write_snapshot(
 ) -> None:
     """Puts a snapshot's file where a store will find it, durably."""
     snapshot_id = OffsetAndEpoch(offset, epoch)
-    data = [encode_data(values, timestamp_ms=1)] if values else []
+    data = [encode_batch(values, timestamps_ms=1)] if values else []
     path = f"{DIRECTORY}/{snapshot_name(snapshot_id)}"
     disk.make_directory(DIRECTORY)
     disk.append(path, list(encode_snapshot(snapshot_id, voters, data, timestamp_ms=1)))

@@ -6,11 +6,11 @@ import pytest
 
 from rayka.errors import StorageError
 from rayka.ids import NO_TIMESTAMP, OffsetAndEpoch, ReplicaKey
+from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_header import split_batches
 from rayka.raft.snapshot import (
     BOOTSTRAP_SNAPSHOT_ID,
     decode_snapshot,
-    encode_data,
     encode_snapshot,
     last_contained_timestamp_ms,
     parse_snapshot_name,
@@ -23,7 +23,7 @@ ID = OffsetAndEpoch(120, 4)
 
 
 def content(voters: VoterSet | None = VOTERS, *values: list[bytes]) -> bytes:
-    data = (encode_data(each, timestamp_ms=1) for each in values)
+    data = (encode_batch(each, timestamps_ms=1) for each in values)
     parts = encode_snapshot(ID, voters, data, timestamp_ms=1, last_contained_log_timestamp_ms=77)
     return b"".join(map(bytes, parts))
 

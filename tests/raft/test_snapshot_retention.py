@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from rayka.ids import NO_TIMESTAMP, OffsetAndEpoch
-from rayka.raft.snapshot import encode_data, encode_snapshot
+from rayka.protocol.batch_encode import encode_batch
+from rayka.raft.snapshot import encode_snapshot
 from rayka.raft.snapshot_retention import earliest_to_keep
 from rayka.raft.snapshot_store import SnapshotStore
 from rayka.testing.memory_disk import MemoryDisk
@@ -17,7 +18,7 @@ def _store(*newest_ms: int) -> SnapshotStore:
     """Snapshots whose newest records have these timestamps."""
     store = SnapshotStore(MemoryDisk(), "/data")
     for snapshot_id, timestamp_ms in zip(IDS, newest_ms, strict=False):
-        data = [encode_data([b"x" * 1000], timestamp_ms=1)]
+        data = [encode_batch([b"x" * 1000], timestamps_ms=1)]
         parts = encode_snapshot(
             snapshot_id, None, data, timestamp_ms=1, last_contained_log_timestamp_ms=timestamp_ms
         )

@@ -27,8 +27,9 @@ from rayka.node.hosting.replicated_shard import ReplicatedShard
 from rayka.node.quorum.quorum_driver import QuorumDriver
 from rayka.node.settings import NodeSettings
 from rayka.ports import Buffer
+from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_header import split_batches
-from rayka.raft.snapshot import encode_data, encode_snapshot
+from rayka.raft.snapshot import encode_snapshot
 from rayka.shard.shard import RecordT, SnapshotShard
 from rayka.shard.shard_records import RecordCodec
 
@@ -198,4 +199,5 @@ def data_batches(
     """The records as the batches of a snapshot, small enough for others to have their turn in between."""
     remaining = iter(records)
     while batch := list(islice(remaining, _RECORDS_PER_BATCH)):
-        yield encode_data(*codec.columns(batch), timestamp_ms=timestamp_ms)
+        columns = codec.columns(batch)
+        yield encode_batch(columns.values, keys=columns.keys, timestamps_ms=timestamp_ms)

@@ -46,7 +46,6 @@ class Send:
 class Session:
     """One consumer's reading of one partition from a position on."""
 
-    consumer_id: int
     topic: str
     partition: int
     next_offset: int = -1  # nothing was given yet

@@ -229,9 +229,7 @@ class _Consumer(DataClient):
             fetcher = Fetcher(SimHandle(self.cluster.network, self.process), config, self.random)
             delivery = Delivery(check_crcs=True)
             partitions = list(self.partitions)  # others may be added meanwhile
-            self._sessions = {
-                each: Session(self.process.node_id, each.topic, each.partition) for each in partitions
-            }
+            self._sessions = {each: Session(each.topic, each.partition) for each in partitions}
             try:
                 await fetcher.assign(partitions)
                 await self._read(fetcher, delivery, self.random.randint(20, _POLLS_MAX))

@@ -73,11 +73,11 @@ class Workload:
         for task in self._asking:
             task.cancel()
 
-    async def create_until_acknowledged(self, name: str) -> None:
+    async def create_until_acknowledged(self) -> None:
         """The last proof of life: a topic is created, however many attempts that takes."""
         attempt = 0
         while True:
-            operation = await self.clients[0].attempt(Kind.CREATE, f"{name}-{attempt}")
+            operation = await self.clients[0].attempt(Kind.CREATE, f"alive-{attempt}")
             if operation.outcome is Outcome.ACKNOWLEDGED:
                 return
             attempt += 1
