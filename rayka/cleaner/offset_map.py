@@ -24,6 +24,7 @@ _LOAD_WANTED = 0.6  # where there is memory for it
 _HALF = np.uint64(32)
 _MIXER = np.uint64(0x9E37_79B9_7F4A_7C15)  # odd, its bits in no order
 _ONE_MOVE = np.complex128  # 16 bytes that numpy moves at once; never computed with
+_BOTH = np.uint16(0x0101)  # two bools that are true
 _SEALED_AT_ONCE = 1 << 16  # slots
 
 
@@ -82,14 +83,15 @@ class OffsetMap:
         while len(others):
             positions, offsets = positions.take(others), offsets.take(others)
             hashes, found = _rows(hashes, others), _rows(found, others)
-            is_empty = found[:, 1] == 0
-            self._claim(positions[is_empty], hashes[is_empty], offsets[is_empty])
-            positions = (
-                positions + ~is_empty
-            ) % self._slot_count  # what has claimed a slot looks at it again
+            is_used = found[:, 1] != 0
+            empty = np.flatnonzero(~is_used)
+            self._claim(positions.take(empty), _rows(hashes, empty), offsets.take(empty))
+            positions = positions + is_used  # what has claimed a slot looks at it again
+            positions[positions == self._slot_count] = 0
             found = self._at(positions)
             is_own = _same(found, hashes)
-            self._offsets[positions[is_own]] = offsets[is_own]
+            own = np.flatnonzero(is_own)
+            self._offsets[positions.take(own)] = offsets.take(own)
             others = np.flatnonzero(~is_own)
 
     def _claim(self, positions: np.ndarray, hashes: np.ndarray, offsets: np.ndarray) -> None:
@@ -142,7 +144,10 @@ class OffsetMap:
         Mixed, because hashes of keys in a row lie at equal distances, of which many can be in the same few places.
         """
         mixed = hashes[:, 0] * _MIXER
-        first: np.ndarray = (((mixed >> _HALF) * np.uint64(self._slot_count)) >> _HALF).astype(np.int64)
+        mixed >>= _HALF
+        mixed *= np.uint64(self._slot_count)
+        mixed >>= _HALF
+        first: np.ndarray = mixed.view(np.int64)
         return first
 
     def _at(self, positions: np.ndarray) -> np.ndarray:
@@ -152,7 +157,7 @@ class OffsetMap:
 
 def _same(found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """Whether each slot is of that hash; one that is empty is of none."""
-    same: np.ndarray = (found[:, 0] == wanted[:, 0]) & (found[:, 1] == wanted[:, 1])
+    same: np.ndarray = (found == wanted).view(np.uint16).ravel() == _BOTH
     return same
 
 
