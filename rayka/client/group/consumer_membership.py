@@ -18,7 +18,7 @@ from rayka.client.group.consumer_commits import ConsumerCommits
 from rayka.client.group.group_face import GroupFace
 from rayka.client.group.group_member import GroupMember
 from rayka.client.group.handover_stages import Listener
-from rayka.client.group.member_requests import GroupMetadata, MemberOptions
+from rayka.client.group.member_requests import GroupMetadata
 from rayka.client.io_thread import BlockingWork
 from rayka.errors import ClosedError, ConfigError, UnknownTopicOrPartition
 from rayka.ids import TopicPartition
@@ -112,14 +112,7 @@ class ConsumerMembership(ConsumerCommits, ConsumerPositions):
         return GroupFace(member, self._delivery, run=self._run, commit=self._commit_before_handover)
 
     async def _member(self) -> GroupMember:
-        config = self._config
-        return GroupMember(
-            MemberOptions.of(config),
-            self._fetcher.coordinators,
-            self._fetcher,
-            metadata_max_age_ms=config.metadata_max_age_ms,
-            timeout_ms=config.default_api_timeout_ms,
-        )
+        return GroupMember(self._config, self._fetcher)
 
     def _check_not_subscribed(self) -> None:
         if self._group is not None:

@@ -13,12 +13,12 @@ from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from rayka.client.consumer.fetcher import Fetcher
-from rayka.client.coordinator_calls import CoordinatorCalls
 from rayka.client.group.group_membership import Handover, LookUpTopics, Membership, MemberState, Step
 from rayka.client.group.handover_offer import HandoverOffer
-from rayka.client.group.member_requests import GroupMetadata, MemberOptions
+from rayka.client.group.member_requests import GroupMetadata
 from rayka.client.group.topic_watch import TopicWatch
 from rayka.client.loop_time import now_s
+from rayka.config import ConsumerConfig
 from rayka.errors import RaykaError
 from rayka.protocol.groups import (
     GroupHeartbeatRequest,
@@ -39,26 +39,17 @@ class GroupMember:
     it may read, and `polled_s` and `is_polling`, which it sets.
     """
 
-    def __init__(
-        self,
-        options: MemberOptions,
-        calls: CoordinatorCalls,
-        fetcher: Fetcher,
-        *,
-        metadata_max_age_ms: int,
-        timeout_ms: int,
-    ) -> None:
+    def __init__(self, config: ConsumerConfig, fetcher: Fetcher) -> None:
         self.polled_s = now_s()
         self.is_polling = False
-        self._core = Membership(options)
-        self._options = options
-        self._calls = calls
+        self._core = Membership(config)
+        self._config = config
+        self._group_id = self._core.metadata.group_id
         self._fetcher = fetcher
         self._metadata = fetcher.metadata
-        self._topics = TopicWatch(fetcher.metadata, timeout_ms)
+        self._topics = TopicWatch(fetcher.metadata, config.default_api_timeout_ms)
         self._pattern: re.Pattern[str] | None = None
-        self._max_age_s = metadata_max_age_ms / 1000
-        self._offer = HandoverOffer(options, self._topics, spawn=self._spawn, interrupt=fetcher.interrupt)
+        self._offer = HandoverOffer(config, self._topics, spawn=self._spawn, interrupt=fetcher.interrupt)
         self._tasks: dict[asyncio.Task[None], Step | None] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._last: Handover | None = None
@@ -169,13 +160,13 @@ class GroupMember:
     def _look_at_polls(self) -> None:
         if self._core.state is MemberState.UNJOINED or self.is_polling:
             return
-        if now_s() - self.polled_s >= self._options.rebalance_timeout_ms / 1000:
+        if now_s() - self.polled_s >= self._config.max_poll_interval_ms / 1000:
             logger.warning(
                 "group %r: the application has not polled for max_poll_interval_ms=%d: the consumer leaves the group,"
                 " and joins again with the next poll; poll more often, take fewer records (max_poll_records), or raise"
                 " the limit",
-                self._options.group_id,
-                self._options.rebalance_timeout_ms,
+                self._group_id,
+                self._config.max_poll_interval_ms,
             )
             self._core.expire()
 
@@ -185,7 +176,7 @@ class GroupMember:
             due_s.append(due_ms / 1000)
         if self._core.state is not MemberState.UNJOINED:
             polled_s = now_s() if self.is_polling else self.polled_s
-            due_s.append(polled_s + self._options.rebalance_timeout_ms / 1000)
+            due_s.append(polled_s + self._config.max_poll_interval_ms / 1000)
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_at(min(due_s), self._advance) if due_s else None
@@ -200,8 +191,8 @@ class GroupMember:
         """An exception of ours must not end a member in silence."""
         del self._tasks[task]
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("a member of group %r failed", self._options.group_id, exc_info=error)
-            self._core.fail(RaykaError(f"a member of group {self._options.group_id!r} failed: {error!r}"))
+            logger.error("a member of group %r failed", self._group_id, exc_info=error)
+            self._core.fail(RaykaError(f"a member of group {self._group_id!r} failed: {error!r}"))
             self._advance()
 
     async def _take(self, step: Step) -> None:
@@ -215,15 +206,15 @@ class GroupMember:
         self._advance()
 
     async def _answer(self, step: Step) -> Any:
-        group_id, options = self._options.group_id, self._options
+        call, config = self._fetcher.coordinators.call, self._config
         if isinstance(step, LookUpTopics):
             return await self._topics.partitions(step.topics, has_racks=step.has_racks)
         if isinstance(step, (JoinGroupRequest, SyncGroupRequest)):
-            timeout_ms = options.rebalance_timeout_ms + _PARKED_SLACK_MS
-            return await self._calls.call(group_id, step, timeout_ms, may_park=True)
+            timeout_ms = config.max_poll_interval_ms + _PARKED_SLACK_MS
+            return await call(self._group_id, step, timeout_ms, may_park=True)
         is_heartbeat = isinstance(step, GroupHeartbeatRequest)
-        timeout_ms = options.session_timeout_ms if is_heartbeat else _LEAVE_TIMEOUT_MS
-        return await self._calls.call(group_id, step, timeout_ms)
+        timeout_ms = config.session_timeout_ms if is_heartbeat else _LEAVE_TIMEOUT_MS
+        return await call(self._group_id, step, timeout_ms)
 
     # ---- Topics ------------------------------------------------------------------------------------------------------
 
@@ -257,17 +248,17 @@ class GroupMember:
         if gone:
             logger.warning(
                 "group %r: %s: there is no such partition any more",
-                self._options.group_id,
+                self._group_id,
                 ", ".join(f"{tp}" for tp in gone),
             )
 
     async def _keep_up(self) -> None:
         while True:
-            await asyncio.sleep(self._max_age_s)
+            await asyncio.sleep(self._config.metadata_max_age_ms / 1000)
             try:
                 await self.look_at_topics()
             except RaykaError as error:
-                logger.debug("group %r: its topics: %s", self._options.group_id, error)
+                logger.debug("group %r: its topics: %s", self._group_id, error)
 
     def _on_topic(self, topic: MetadataTopic) -> None:
         """The leader need not wait for the next look."""

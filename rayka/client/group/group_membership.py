@@ -20,13 +20,14 @@ from typing import Any
 from rayka.client.group.member_requests import (
     Claim,
     GroupMetadata,
-    MemberOptions,
     assigned_counts,
     assignments_of,
+    is_cooperative,
     join_request,
     subscribers_of,
     sync_request,
 )
+from rayka.config import ConsumerConfig
 from rayka.coordinator.assignors.assignor import RacksByTopic, Subscriber
 from rayka.errors import (
     ErrorCode,
@@ -92,10 +93,12 @@ Step = Request[Any] | LookUpTopics
 class Membership:
     """See the module. Time comes in; the owner asks for the next step after each input and when `next_due_ms` comes."""
 
-    def __init__(self, options: MemberOptions) -> None:
-        self.options = options
+    def __init__(self, config: ConsumerConfig) -> None:
+        self._config = config
+        self._is_cooperative = is_cooperative(config)
         self.state = MemberState.UNJOINED
-        self.metadata = GroupMetadata(options.group_id, group_instance_id=options.group_instance_id)
+        instance_id = config.group_instance_id or ""
+        self.metadata = GroupMetadata(config.group_id or "", group_instance_id=instance_id)
         self.topics: tuple[str, ...] = ()
         self.owned: dict[TopicPartition, None] = {}
         self.leader_topics: RacksByTopic | None = None  # what it has assigned by; None: it does not lead
@@ -166,7 +169,7 @@ class Membership:
 
     def _keeps(self, topic_partition: TopicPartition) -> bool:
         """Whether it is read during the rebalance too."""
-        return self.options.is_cooperative and topic_partition.topic in self.topics
+        return self._is_cooperative and topic_partition.topic in self.topics
 
     def on_handed_over(self, handover: Handover) -> None:
         """The application was told, and reads what it says."""
@@ -180,14 +183,13 @@ class Membership:
             self._is_lost, self._is_prepared, self._claim = False, self.failure is None, Claim()
         elif handover.added is None:
             self._is_prepared = True
-            if self.options.is_cooperative:
+            if self._is_cooperative:
                 self._claim = self._claim._replace(partitions=tuple(self.owned))
         else:
             self._assigned = None
             self._claim = Claim(tuple(self.owned), self.metadata.generation_id)
-            self._must_join |= self.options.is_cooperative and bool(
-                handover.revoked
-            )  # for those to be assigned
+            # For those to be assigned.
+            self._must_join |= self._is_cooperative and bool(handover.revoked)
 
     # ---- What is sent ------------------------------------------------------------------------------------------------
 
@@ -224,7 +226,7 @@ class Membership:
     def _next_of_rebalance(self) -> Step | None:
         if self.state is not MemberState.SYNCING:
             self.state, self._must_join, self._heartbeat = MemberState.JOINING, False, None
-            return join_request(self.options, self.metadata.member_id, self.topics, self._claim)
+            return join_request(self._config, self.metadata, self.topics, self._claim)
         if self._subscribers is not None:
             topics = {topic: None for each in self._subscribers for topic in each.subscription.topics}
             return LookUpTopics(tuple(topics), self.has_racks)
@@ -257,7 +259,7 @@ class Membership:
 
     def on_error(self, step: Step, error: RaykaError, now_ms: int) -> None:
         """What a request was refused with, or why it was not answered."""
-        due_ms = now_ms + self.options.retry_backoff_ms
+        due_ms = now_ms + self._config.retry_backoff_ms
         if step is self._heartbeat:
             self._heartbeat, self._heartbeat_due_ms = None, due_ms
         elif step is self._out:
@@ -269,7 +271,7 @@ class Membership:
         if isinstance(error, RebalanceInProgress):  # the generation that was to begin has ended already
             self.state, self._retry_ms = MemberState.JOINING, now_ms
         elif isinstance(error, (UnknownMemberId, IllegalGeneration)):
-            logger.info("group %r: %s; the member joins again", self.options.group_id, error)
+            logger.info("group %r: %s; the member joins again", self.metadata.group_id, error)
             self._forget(keeps_id=isinstance(error, IllegalGeneration))
         elif not (isinstance(error, UnavailableError) or error.retriable):
             self.fail(error)
@@ -285,7 +287,7 @@ class Membership:
     def _on_heartbeat(self, response: GroupHeartbeatResponse, now_ms: int) -> None:
         """One rebalance is often followed by another, so the first heartbeats of a generation come soon."""
         self._heartbeat_due_ms = now_ms + self._pause_ms
-        self._pause_ms = min(2 * self._pause_ms, self.options.heartbeat_interval_ms)
+        self._pause_ms = min(2 * self._pause_ms, self._config.heartbeat_interval_ms)
         is_over = response.error_code is ErrorCode.REBALANCE_IN_PROGRESS
         self._must_join |= is_over and self.state is MemberState.STABLE
 
@@ -295,7 +297,7 @@ class Membership:
             return
         self.metadata = self.metadata._replace(generation_id=response.generation_id)
         self.state, self.leader_topics = MemberState.SYNCING, None
-        self._pause_ms = min(_FIRST_PAUSE_MS, self.options.heartbeat_interval_ms)
+        self._pause_ms = min(_FIRST_PAUSE_MS, self._config.heartbeat_interval_ms)
         self._heartbeat_due_ms = now_ms + self._pause_ms
         self._sync = sync_request(self.metadata, response.protocol_name)
         if response.leader_id == response.member_id:

@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from rayka.client.group.group_membership import Handover
-from rayka.client.group.member_requests import MemberOptions
 from rayka.client.group.topic_watch import TopicWatch
+from rayka.config import ConsumerConfig
 from rayka.errors import RaykaError
 
 logger = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ class HandoverOffer:
 
     def __init__(
         self,
-        options: MemberOptions,
+        config: ConsumerConfig,
         topics: TopicWatch,
         *,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
@@ -32,7 +32,7 @@ class HandoverOffer:
     ) -> None:
         self.ready: Handover | None = None
         self._offered: Handover | None = None
-        self._options = options
+        self._config = config
         self._topics = topics
         self._spawn = spawn
         self._interrupt = interrupt
@@ -58,10 +58,10 @@ class HandoverOffer:
         """Learns the topics of what is added, until they are known or the core wants something else."""
         while handover is self._offered:
             try:
-                added = await self._topics.learn(handover.added or (), self._options.group_id)
+                added = await self._topics.learn(handover.added or (), self._config.group_id or "")
             except RaykaError as error:
-                logger.debug("group %r: topics: %s", self._options.group_id, error)
-                await asyncio.sleep(self._options.retry_backoff_ms / 1000)
+                logger.debug("group %r: topics: %s", self._config.group_id, error)
+                await asyncio.sleep(self._config.retry_backoff_ms / 1000)
                 continue
             if handover is self._offered:
                 self._set_ready(replace(handover, added=added))

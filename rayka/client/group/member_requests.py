@@ -6,7 +6,7 @@ the partitions that the member has, or had in its last generation where it gives
 """
 
 from collections.abc import Iterable
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from rayka.config import ConsumerConfig
 from rayka.coordinator.assignors.assignor import RacksByTopic, Subscriber
@@ -31,40 +31,6 @@ from rayka.protocol.groups import (
 _FORGETFUL = ("range", "roundrobin")  # claims change nothing, so a restarted member says what it said before
 
 
-class MemberOptions(NamedTuple):
-    """What of a consumer's options concerns its group. `rebalance_timeout_ms` is `max_poll_interval_ms`."""
-
-    group_id: str
-    session_timeout_ms: int
-    rebalance_timeout_ms: int
-    heartbeat_interval_ms: int
-    retry_backoff_ms: int
-    assignors: tuple[str, ...]
-    group_instance_id: str = ""
-    client_id: str = ""
-    rack: str = ""
-
-    @classmethod
-    def of(cls, config: ConsumerConfig) -> Self:
-        """Those of a consumer with a group."""
-        return cls(
-            config.group_id or "",
-            config.session_timeout_ms,
-            config.max_poll_interval_ms,
-            config.heartbeat_interval_ms,
-            config.retry_backoff_ms,
-            tuple(config.partition_assignment_strategy),
-            config.group_instance_id or "",
-            config.client_id,
-            config.client_rack,
-        )
-
-    @property
-    def is_cooperative(self) -> bool:
-        """One assignor that is not makes the member eager, so that members can change from one to the other."""
-        return all(ASSIGNORS[each].is_cooperative for each in self.assignors)
-
-
 class GroupMetadata(NamedTuple):
     """Which member of which generation speaks. Kafka: ConsumerGroupMetadata."""
 
@@ -81,32 +47,36 @@ class Claim(NamedTuple):
     generation_id: int = NO_GENERATION
 
 
+def is_cooperative(config: ConsumerConfig) -> bool:
+    """One assignor that is not makes the member eager, so that members can change from one to the other."""
+    return all(ASSIGNORS[each].is_cooperative for each in config.partition_assignment_strategy)
+
+
 def join_request(
-    options: MemberOptions, member_id: str, topics: tuple[str, ...], claim: Claim
+    config: ConsumerConfig, metadata: GroupMetadata, topics: tuple[str, ...], claim: Claim
 ) -> JoinGroupRequest:
     """A join with all assignors of the member, in its order."""
-    protocols = tuple(
-        GroupProtocol(name, _subscription(options, name, topics, claim)) for name in options.assignors
-    )
+    names = config.partition_assignment_strategy
+    protocols = tuple(GroupProtocol(name, _subscription(config, name, topics, claim)) for name in names)
     return JoinGroupRequest(
-        options.group_id,
-        options.session_timeout_ms,
-        options.rebalance_timeout_ms,
-        member_id,
+        metadata.group_id,
+        config.session_timeout_ms,
+        config.max_poll_interval_ms,
+        metadata.member_id,
         CONSUMER_PROTOCOL_TYPE,
         protocols,
-        options.group_instance_id,
-        options.client_id,
+        metadata.group_instance_id,
+        config.client_id,
     )
 
 
-def _subscription(options: MemberOptions, name: str, topics: tuple[str, ...], claim: Claim) -> bytes:
+def _subscription(config: ConsumerConfig, name: str, topics: tuple[str, ...], claim: Claim) -> bytes:
     """A member that gives up everything before it joins claims nothing from a cooperative assignor, which would keep it
     from the others.
     """
-    has_claim = name not in _FORGETFUL and ASSIGNORS[name].is_cooperative == options.is_cooperative
+    has_claim = name not in _FORGETFUL and ASSIGNORS[name].is_cooperative == is_cooperative(config)
     said = claim if has_claim else Claim()
-    return encode_said(ConsumerSubscription(topics, said.partitions, said.generation_id, options.rack))
+    return encode_said(ConsumerSubscription(topics, said.partitions, said.generation_id, config.client_rack))
 
 
 def sync_request(

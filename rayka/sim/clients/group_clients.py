@@ -16,7 +16,7 @@ from rayka.client.consumer.fetcher import Fetcher
 from rayka.client.group.committing import Problems, first_problem
 from rayka.client.group.group_member import GroupMember
 from rayka.client.group.handover_stages import HandoverStages, Listener, Stage
-from rayka.client.group.member_requests import GroupMetadata, MemberOptions
+from rayka.client.group.member_requests import GroupMetadata
 from rayka.client.group.offset_values import OffsetAndMetadata
 from rayka.client.loop_time import now_s
 from rayka.config import ConsumerConfig
@@ -157,13 +157,7 @@ class _Member(DataClient):
             self.life = Life(self.life.node_id, self.life.number + 1, self.life.instance_id)
             config = ConsumerConfig.parse(self._options(), what="simulated member")
             fetcher = Fetcher(SimHandle(self.cluster.network, self.process), config, self.random)
-            member = self._member = GroupMember(
-                MemberOptions.of(config),
-                fetcher.coordinators,
-                fetcher,
-                metadata_max_age_ms=config.metadata_max_age_ms,
-                timeout_ms=_TIMEOUT_MS,
-            )
+            member = self._member = GroupMember(config, fetcher)
             reading = _Reading(fetcher, member)
             try:
                 await self._live(reading)

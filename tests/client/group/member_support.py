@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rayka.client.group.group_membership import Handover, LookUpTopics, Membership, Step
-from rayka.client.group.member_requests import MemberOptions
+from rayka.config import ConsumerConfig
 from rayka.coordinator.assignors.assignor import PartitionRacks
 from rayka.ids import TopicPartition
 from rayka.shard.kept_back import Pending
@@ -13,9 +13,21 @@ from tests.coordinator.group_support import REBALANCE_MS, SESSION_MS, Coordinato
 BEAT_MS, BACKOFF_MS = 1_000, 100
 
 
-def options(**fields: Any) -> MemberOptions:
-    given = {"assignors": ("range",), "group_instance_id": "", **fields}
-    return MemberOptions("g", SESSION_MS, REBALANCE_MS, BEAT_MS, BACKOFF_MS, client_id="c", **given)
+def config_of(
+    *, assignors: Sequence[str] = ("range",), group_instance_id: str = "", rack: str = ""
+) -> ConsumerConfig:
+    given = {
+        "group_id": "g",
+        "group_instance_id": group_instance_id or None,
+        "session_timeout_ms": SESSION_MS,
+        "max_poll_interval_ms": REBALANCE_MS,
+        "heartbeat_interval_ms": BEAT_MS,
+        "retry_backoff_ms": BACKOFF_MS,
+        "client_id": "c",
+        "partition_assignment_strategy": assignors,
+        "client_rack": rack,
+    }
+    return ConsumerConfig.parse(given, what="member")
 
 
 class CoreMember:
@@ -29,7 +41,7 @@ class CoreMember:
         topics: Sequence[str] = ("t",),
         **fields: Any,
     ) -> None:
-        self.core = Membership(options(**fields))
+        self.core = Membership(config_of(**fields))
         self.told: list[str] = []
         self.sent: list[Step] = []
         self.is_cut_off = False

@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 
 from rayka.client.consumer.fetcher import Fetcher
-from rayka.client.coordinator_calls import CoordinatorCalls
 from rayka.client.group.group_member import GroupMember
-from rayka.client.group.member_requests import MemberOptions
 from rayka.config import ConsumerConfig
 from rayka.coordinator.group_shard import OFFSETS_TOPIC, partition_of_group
 from rayka.ids import TopicIdPartition
@@ -32,13 +30,17 @@ class VirtualMember:
         self.task = cluster.start(self._run())
 
     async def _run(self) -> None:
-        config = ConsumerConfig.parse({"local_reads": False}, what="consumer")
+        options = {
+            "group_id": "g",
+            "session_timeout_ms": SESSION_MS,
+            "max_poll_interval_ms": POLL_MS,
+            "heartbeat_interval_ms": INTERVAL_MS,
+            "partition_assignment_strategy": "range",
+            "local_reads": False,
+        }
+        config = ConsumerConfig.parse(options, what="consumer")
         fetcher = Fetcher(self._cluster, config, Random(1))
-        options = MemberOptions("g", SESSION_MS, POLL_MS, INTERVAL_MS, 100, ("range",))
-        calls = CoordinatorCalls(fetcher.metadata.nodes)
-        member = self.member = GroupMember(
-            options, calls, fetcher, metadata_max_age_ms=300_000, timeout_ms=60_000
-        )
+        member = self.member = GroupMember(config, fetcher)
         await member.subscribe((TOPIC,))
         while not self.is_dead:
             if not self.is_idle:

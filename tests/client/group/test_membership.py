@@ -184,7 +184,7 @@ def test_a_leader_that_came_back_leaves_the_assignment_as_it_was(groups: Groups)
         groups.member(group_instance_id=name, assignors=("roundrobin",))
     groups.wait(3 * DELAY_MS)
     leader, _ = groups.by_lead()
-    owned, instance_id = leader.owned, leader.core.options.group_instance_id
+    owned, instance_id = leader.owned, leader.core.metadata.group_instance_id
     leader.core.begin_leaving()
     groups.wait(BEAT_MS)
     again = groups.member(group_instance_id=instance_id, assignors=("roundrobin",))
@@ -203,7 +203,7 @@ def test_a_leader_that_came_back_shares_out_what_its_topic_got_meanwhile(groups:
     leader.core.begin_leaving()
     groups.wait(BEAT_MS)
     groups.counts["t"] = 6
-    again = groups.member(group_instance_id=leader.core.options.group_instance_id, assignors=("roundrobin",))
+    again = groups.member(group_instance_id=leader.core.metadata.group_instance_id, assignors=("roundrobin",))
     groups.wait(3 * BEAT_MS)
     owned = [tp for each in groups.members if each is not leader for tp in each.owned.split()]
     assert sorted(owned) == [f"t-{number}" for number in range(6)]
