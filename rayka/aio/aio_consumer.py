@@ -107,9 +107,9 @@ class _Core(consumer.Consumer):
         if wait is not None:
             self.give_up(wait)
 
-    def take(self, count_max: int) -> list[Record]:
+    def take(self, count_max: int) -> list[Record] | None:
         self._check_open()
-        return self._in_turn(lambda: self._delivery.next_records(count_max)) or []
+        return self._in_turn(lambda: self._delivery.next_records(count_max))
 
     def take_arrow(self, count_max: int) -> pa.RecordBatch | None:
         self._check_open()
@@ -198,14 +198,7 @@ class Consumer(AioClient, Generic[ValueT]):
         Raises as `rayka.Consumer.poll`.
         """
         count_max = consumer.record_count(max_records, self._config.max_poll_records)
-        began_s, left_ms = time.monotonic(), timeout_ms
-        while True:
-            core = await self._until_there_are_records(left_ms)
-            records = core.take(count_max)
-            left_ms = timeout_ms - (time.monotonic() - began_s) * 1000
-            # Interceptors may have left none of those that were here, or a call of another task came between.
-            if records or left_ms <= 0:
-                return records
+        return await self._taken(timeout_ms, lambda core: core.take(count_max)) or []
 
     async def poll_arrow(
         self, timeout_ms: float = 1000, max_records: int | None = None
@@ -214,13 +207,7 @@ class Consumer(AioClient, Generic[ValueT]):
         `rayka.Consumer.poll_arrow`.
         """
         count_max = consumer.record_count(max_records, sys.maxsize)
-        began_s, left_ms = time.monotonic(), timeout_ms
-        while True:
-            core = await self._until_there_are_records(left_ms)
-            batch = core.take_arrow(count_max)
-            left_ms = timeout_ms - (time.monotonic() - began_s) * 1000
-            if batch is not None or left_ms <= 0:  # a call of another task may have come between
-                return batch
+        return await self._taken(timeout_ms, lambda core: core.take_arrow(count_max))
 
     async def __aiter__(self) -> AsyncIterator[Record[ValueT]]:
         """Records one after another, until the consumer is closed. As a loop over a `rayka.Consumer`."""
@@ -287,9 +274,19 @@ class Consumer(AioClient, Generic[ValueT]):
     async def _open(self) -> _Core:
         core = await self._opening.core()
         if self._core is None and self._interceptors is not None:
-            core.report_commits(self._reports.to_loop(self._interceptors.await_committed, "interceptors"))
+            core.report_commits(self._reports.to_loop(self._interceptors.await_tell, "interceptors"))
         self._core = core
         return core
+
+    async def _taken(self, timeout_ms: float, take: Callable[[_Core], ResultT | None]) -> ResultT | None:
+        """What `take` gives, once it gives something; what it has given last, after timeout_ms."""
+        began_s, left_ms = time.monotonic(), timeout_ms
+        while True:
+            taken = take(await self._until_there_are_records(left_ms))
+            left_ms = timeout_ms - (time.monotonic() - began_s) * 1000
+            # Interceptors may have left none of those that were here, or a call of another task came between.
+            if taken or left_ms <= 0:
+                return taken
 
     async def _until_there_are_records(self, timeout_ms: float) -> _Core:
         """Returns, too, when there are none after timeout_ms."""

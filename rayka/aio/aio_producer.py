@@ -6,6 +6,7 @@ aiokafka's runs on the loop of its user.
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar, Unpack
 
@@ -14,7 +15,7 @@ from rayka.aio.reports import Reports
 from rayka.client import io_thread
 from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle
 from rayka.client.bounded_wait import await_for
-from rayka.client.other_loops import signal
+from rayka.client.other_loops import called
 from rayka.client.producer import producer
 from rayka.client.producer.acknowledgement import RecordMetadata
 from rayka.client.producer.arrow_input import Data
@@ -192,15 +193,13 @@ class Producer(AioClient):
         if interceptors is None:
             return await self._append(outbox, topic, row, partition, reported)
         given = OutgoingRecord(topic, row.value, row.key, row.headers, partition, row.timestamp_ms)
-        sent = await interceptors.await_sent(given)
+        sent = await interceptors.await_changed(given)
         row = Row(sent.value, sent.key, sent.headers, sent.timestamp_ms)
         try:
-            reported = reported_to(
-                self._reports.to_loop(interceptors.await_acknowledged, "interceptors"), reported
-            )
+            reported = reported_to(self._reports.to_loop(interceptors.await_tell, "interceptors"), reported)
             return await self._append(outbox, sent.topic, row, sent.partition, reported)
         except Exception as error:
-            await interceptors.await_acknowledged(error, None)
+            await interceptors.await_tell(None, error)
             raise
 
     async def _append(
@@ -232,9 +231,7 @@ class Producer(AioClient):
                     added = attempt()
                     if added is not None:
                         return added
-                    freed, free = signal()
-                    if accumulator.call_when_freed(freed_count, free):
-                        await freed
+                    await called(partial(accumulator.call_when_freed, freed_count))
                     outbox.check_usable()
         except TimeoutError as error:
             raise outbox.exhausted() from error
@@ -245,9 +242,7 @@ class Producer(AioClient):
         if timeout_s is None:
             timeout_s = self._config.delivery_timeout_ms / 1000 + producer.CLOSE_SLACK_S
         await await_done(pending, timeout_s)
-        over, end = signal()
-        io_thread.call_soon(end)  # behind the callbacks that it is in
-        await over
+        await called(io_thread.call_soon)  # behind the callbacks that it is in
         await self._reports.join()
         error = outbox.take_callback_error() or self._reports.take_error()
         if error is not None:
@@ -255,11 +250,7 @@ class Producer(AioClient):
 
 
 async def _let_send(outbox: Outbox) -> None:
-    """As `Sender.let_send`: the loop of the caller has its turn meanwhile."""
-    sent, end = signal()
-    outbox.sender.call_when_sent(end)
-    try:
+    """As the sync producer does: the loop of the caller has its turn meanwhile."""
+    with suppress(TimeoutError):
         async with asyncio.timeout(_LET_SEND_S):
-            await sent
-    except TimeoutError:
-        pass
+            await called(outbox.sender.call_when_sent)

@@ -11,10 +11,12 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from rayka import forks
+from rayka.client import io_thread
 
 ResultT = TypeVar("ResultT")
 _Job = Callable[[], object] | None
@@ -40,12 +42,7 @@ class CallThread:
         """Makes the call when those before are over. Raises UnavailableError in a forked child."""
         forks.refuse()
         future: Future[ResultT] = Future()
-
-        def job() -> None:
-            if future.set_running_or_notify_cancel():
-                _fulfil(future, call)
-
-        self._jobs.put(job)
+        self._jobs.put(partial(io_thread.fulfil, future, call))
         return future
 
     def in_loop(self, callback: Callable[..., Any]) -> Callable[..., Any]:
@@ -91,15 +88,6 @@ class CallThread:
 async def _result_of(callback: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     returned = callback(*arguments)
     return await returned if inspect.isawaitable(returned) else returned
-
-
-def _fulfil(future: "Future[ResultT]", call: Callable[[], ResultT]) -> None:
-    try:
-        result = call()
-    except BaseException as error:
-        future.set_exception(error)
-    else:
-        future.set_result(result)
 
 
 def _nothing() -> None:

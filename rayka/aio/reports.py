@@ -8,7 +8,8 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from rayka.client.other_loops import poster, signal
+from rayka.client.arguments import check_callback
+from rayka.client.other_loops import called, poster
 
 logger = logging.getLogger(__name__)
 
@@ -25,8 +26,7 @@ class Reports:
 
     def to_loop(self, callback: Callable[..., object], name: str) -> Callable[..., None]:
         """What has the callback called in the running loop, from any thread. Raises TypeError that names it."""
-        if not callable(callback):
-            raise TypeError(f"{name}: expected a callable, found {type(callback).__name__}")
+        check_callback(callback, name)
         post = poster()
 
         def report(*arguments: object) -> None:
@@ -36,9 +36,7 @@ class Reports:
 
     async def join(self) -> None:
         """Returns when all callbacks are over whose time had come, but for the one that awaits this."""
-        over, end = signal()
-        end()  # behind those that wait
-        await over
+        await called(lambda end: end())  # behind those that wait
         current = asyncio.current_task()
         tasks = [each for each in self._tasks if each is not current]
         if tasks:

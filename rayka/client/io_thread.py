@@ -43,12 +43,13 @@ class _Executor(ThreadPoolExecutor):
             return super().submit(job, *arguments, **options)
         except RuntimeError:
             future: Future[ResultT] = Future()
-            work = partial(_fulfil, future, partial(job, *arguments, **options))
+            work = partial(fulfil, future, partial(job, *arguments, **options))
             threading.Thread(target=work, name="rayka-late", daemon=True).start()
             return future
 
 
-def _fulfil(future: "Future[ResultT]", job: Callable[[], ResultT]) -> None:
+def fulfil(future: "Future[ResultT]", job: Callable[[], ResultT]) -> None:
+    """Runs the job, unless the future was cancelled before, which ends as it does."""
     if future.set_running_or_notify_cancel():
         try:
             future.set_result(job())
@@ -181,10 +182,7 @@ def wait_for_turn(timeout_s: float) -> None:
     Raises TimeoutError, and RuntimeError on the IO thread itself.
     """
     refuse("waiting for the IO thread")
-    over = threading.Lock()
-    over.acquire()
-    call_soon(over.release)
-    if not acquire_within(over, timeout_s):
+    if not wait_for_call(call_soon, timeout_s):
         raise TimeoutError(f"rayka's IO thread was busy for {timeout_s} s; does a callback block it?")
 
 
@@ -268,6 +266,14 @@ def submit(work: Work[ResultT]) -> "Future[ResultT]":
     """
     own_loop = _loop_for(work)
     return asyncio.run_coroutine_threadsafe(work(), own_loop)
+
+
+def wait_for_call(begin: Callable[[Callable[[], None]], object], timeout_s: float | None) -> bool:
+    """Blocks the thread until what `begin` is given was called, from any thread; False after timeout_s."""
+    called = threading.Lock()
+    called.acquire()
+    begin(called.release)
+    return acquire_within(called, timeout_s)
 
 
 def acquire_within(lock: threading.Lock, timeout_s: float | None) -> bool:

@@ -66,10 +66,11 @@ def poster() -> Callable[[Call], None]:
     return mailbox.post
 
 
-def signal() -> "tuple[asyncio.Future[None], Call]":
-    """A future of the running loop, and what ends it, from any thread."""
+async def called(begin: Callable[[Call], object]) -> None:
+    """Returns when what `begin` is given was called, from any thread."""
     over = asyncio.get_running_loop().create_future()
-    return over, partial(poster(), partial(_set, over))
+    begin(partial(poster(), partial(_set, over)))
+    await over
 
 
 def _set(over: "asyncio.Future[None]") -> None:

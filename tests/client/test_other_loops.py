@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rayka.client.other_loops import poster, signal
+from rayka.client.other_loops import called, poster
 
 
 def test_calls_are_made_in_order_in_the_loop_with_one_wake_up(monkeypatch: pytest.MonkeyPatch):
@@ -23,9 +23,7 @@ def test_calls_are_made_in_order_in_the_loop_with_one_wake_up(monkeypatch: pytes
         made: list[tuple[int, int]] = []
         for number in range(500):
             post(lambda number=number: made.append((number, threading.get_ident())))
-        over, end = signal()
-        end()
-        await over
+        await called(lambda end: end())
         assert made == [(number, threading.get_ident()) for number in range(500)]
         assert len(wakes) == 1
 
@@ -59,9 +57,7 @@ def test_calls_of_several_threads_are_all_made():
             await asyncio.gather(
                 *(loop.run_in_executor(threads, post_many, part * 2_000) for part in range(4))
             )
-        over, end = signal()
-        end()
-        await over
+        await called(lambda end: end())
         assert sorted(made) == list(range(8_000))
 
     asyncio.run(work())
@@ -75,10 +71,8 @@ def test_a_call_that_raises_costs_the_others_nothing():
         raised: list[dict[str, object]] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: raised.append(context))
         post = poster()
-        over, end = signal()
         post(broken)
-        end()
-        await over
+        await called(lambda end: end())
         assert [type(each["exception"]) for each in raised] == [LookupError]
 
     asyncio.run(work())

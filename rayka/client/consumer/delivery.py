@@ -187,7 +187,7 @@ class Delivery:
         """Up to count_max records as the interceptors leave them; empty when nothing is left."""
         interceptors = self.interceptors
         while records := self._stored_records(count_max):
-            if interceptors is None or (records := interceptors.consumed(records)):
+            if interceptors is None or (records := interceptors.changed(records)):
                 break
         return records
 
@@ -208,7 +208,7 @@ class Delivery:
         if not self._advance() or self._current is None:
             return None
         records = self._current.records(self._deserializers)
-        return records if self.interceptors is None else self.interceptors.each_consumed(records)
+        return records if self.interceptors is None else self.interceptors.each_changed(records)
 
     def next_arrow(self, count_max: int = sys.maxsize) -> pa.RecordBatch | None:
         """The next batch, or its first count_max records; small ones are merged. None when nothing is left."""

@@ -40,7 +40,7 @@ class ConsumerCommits(ConsumerPart):
         super().__init__(cluster, config)
         is_automatic = config.group_id is not None and config.enable_auto_commit
         interceptors = self._delivery.interceptors
-        self._on_commit: Callable[[Offsets], object] = interceptors.committed if interceptors else _ignore
+        self._on_commit: Callable[[Offsets], object] = interceptors.tell if interceptors else _ignore
         self._commit_due_s = time.monotonic() + config.auto_commit_interval_ms / 1000
         if not is_automatic:
             self._commit_due_s = _NEVER_S

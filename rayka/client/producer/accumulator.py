@@ -19,7 +19,6 @@ from typing import Any
 
 import msgspec
 
-from rayka.client import io_thread
 from rayka.client.producer.agenda import APPENDING_MS, Agenda
 from rayka.client.producer.delivery_future import DeliveryFuture, OnDelivery
 from rayka.client.producer.dispatch import Dispatch
@@ -161,16 +160,16 @@ class Accumulator:
         self._wake_ups.wake_in_time(self.agenda.soonest_ms)
         return added
 
-    def call_when_freed(self, freed_count: int, callback: Callable[[], object]) -> bool:
-        """Sends what is here, and calls back, on the IO thread, once memory was freed more than `freed_count` times;
-        False when it was already.
+    def call_when_freed(self, freed_count: int, callback: Callable[[], object]) -> None:
+        """Sends what is here, and calls back once memory was freed more than `freed_count` times: on the IO thread, or
+        at once when it was already.
         """
         self.end_linger()
         with self._lock:
-            is_to_come = self.freed_count == freed_count
-            if is_to_come:
+            if self.freed_count == freed_count:
                 self._when_freed.append(callback)
-            return is_to_come
+                return
+        callback()
 
     def _check_open(self) -> None:
         """Under the lock: behind a `close` in another thread a record would never end."""
@@ -353,11 +352,3 @@ def _future(batch: ProducerBatch, slot: Any, key: bytes | None) -> DeliveryFutur
     if key is not None:
         batch.has_keys = True
     return DeliveryFuture(batch, slot, key)
-
-
-def wait_for_memory(accumulator: Accumulator, freed_count: int, timeout_s: float) -> None:
-    """Sends what is here, and blocks the thread until memory was freed more than `freed_count` times."""
-    freed = threading.Lock()
-    freed.acquire()
-    if accumulator.call_when_freed(freed_count, freed.release):
-        io_thread.acquire_within(freed, timeout_s)

@@ -3,7 +3,6 @@ nothing of their own: a waiting thread registers with the batch. Kafka: FutureRe
 """
 
 import asyncio
-import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from typing import Any, Self, TypeAlias
@@ -11,7 +10,7 @@ from typing import Any, Self, TypeAlias
 import msgspec
 
 from rayka.client import io_thread
-from rayka.client.other_loops import signal
+from rayka.client.other_loops import called
 from rayka.client.producer.acknowledgement import BatchMetadata, RecordMetadata
 from rayka.client.producer.producer_batch import Callback, ProducerBatch
 
@@ -138,10 +137,7 @@ def wait_until_done(batches: Sequence[ProducerBatch], timeout: float | None) -> 
     if not pending:
         return
     io_thread.refuse("waiting for a delivery")
-    over = threading.Lock()
-    over.acquire()
-    when_done(iter(pending), over.release)
-    if not io_thread.acquire_within(over, timeout):
+    if not io_thread.wait_for_call(partial(when_done, iter(pending)), timeout):
         raise _late(pending, timeout)
 
 
@@ -150,11 +146,9 @@ async def await_done(batches: Sequence[ProducerBatch], timeout_s: float | None =
     pending = [each for each in batches if not each.is_done]
     if not pending:
         return
-    over, end = signal()
-    when_done(iter(pending), end)
     try:
         async with asyncio.timeout(timeout_s):
-            await over
+            await called(partial(when_done, iter(pending)))
     except TimeoutError as error:
         raise _late(pending, timeout_s) from error
 

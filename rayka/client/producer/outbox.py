@@ -18,7 +18,7 @@ from rayka.client.metadata import NoSuchTopic
 from rayka.client.producer.accumulator import Moment
 from rayka.client.producer.arrow_input import Data, Input, Piece, inputs_of, pieces_of
 from rayka.client.producer.delivery_future import DeliveryFuture, OnDelivery
-from rayka.client.producer.interceptors import Interceptors
+from rayka.client.producer.interceptors import ProducerInterceptors
 from rayka.client.producer.partitioning import Partitioning
 from rayka.client.producer.producer_batch import BATCH_OVERHEAD_BYTES, ProducerBatch
 from rayka.client.producer.producer_metrics import ProducerMetrics
@@ -41,7 +41,7 @@ class Outbox:
         self.value_serializer = serializer(config.value_serializer, "value_serializer")
         self.sender = Sender(handle, config, Random())
         self.accumulator = self.sender.accumulator
-        self.interceptors = Interceptors.of(config.interceptors)
+        self.interceptors = ProducerInterceptors.of(config.interceptors)
         self._partitioning = _partitioning(config.partitioner, self.sender)
         # Where a value is not ready as it comes, or placed by its batch, the quick way of `send` must find nothing.
         is_plain = not (self.value_serializer or self._partitioning or self.interceptors)

@@ -18,7 +18,6 @@ from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle, resolve
 from rayka.client.bounded_wait import wait_for
 from rayka.client.process_bound import ProcessBound
 from rayka.client.producer import at_exit
-from rayka.client.producer.accumulator import wait_for_memory
 from rayka.client.producer.arrow_input import Data
 from rayka.client.producer.delivery_future import BatchFuture, DeliveryFuture, OnDelivery, wait_until_done
 from rayka.client.producer.interceptors import OutgoingRecord, reported_to
@@ -254,13 +253,13 @@ class Producer(ProcessBound):
         if interceptors is None:
             return self._append(topic, row, partition, on_delivery)
         given = OutgoingRecord(topic, row.value, row.key, row.headers, partition, row.timestamp_ms)
-        sent = interceptors.sent(given)
+        sent = interceptors.changed(given)
         row = Row(sent.value, sent.key, sent.headers, sent.timestamp_ms)
         try:
-            reported = reported_to(interceptors.acknowledged, on_delivery)
+            reported = reported_to(interceptors.tell, on_delivery)
             return self._append(sent.topic, row, sent.partition, reported)
         except Exception as error:
-            interceptors.acknowledged(error, None)
+            interceptors.tell(None, error)
             raise
 
     def _append(
@@ -272,7 +271,7 @@ class Producer(ProcessBound):
         filled_count = topics.filled_count
         future = append() or self._when_there_is_memory(append)
         if topics.filled_count != filled_count and not io_thread.is_current():
-            self._outbox.sender.let_send(_LET_SEND_S)
+            io_thread.wait_for_call(self._outbox.sender.call_when_sent, _LET_SEND_S)
         return future
 
     def _learn(self, topic: str, partition: int | None = None) -> None:
@@ -295,7 +294,7 @@ class Producer(ProcessBound):
             added = attempt()
             if added is not None:
                 return added
-            wait_for_memory(accumulator, freed_count, left_ms / 1000)
+            io_thread.wait_for_call(partial(accumulator.call_when_freed, freed_count), left_ms / 1000)
             outbox.check_usable()
         raise outbox.exhausted()
 

@@ -7,7 +7,6 @@ batch goes. Invariant: a batch that was started ends exactly once, also when the
 
 import asyncio
 import logging
-import threading
 from collections.abc import Callable, Coroutine
 from functools import partial
 from random import Random
@@ -115,19 +114,13 @@ class Sender:
         """Looks soon what is ready; from any thread."""
         self._loop.call_soon_threadsafe(self._pump)
 
-    def let_send(self, timeout_s: float) -> None:
-        """Waits while the IO thread sends what is ready, from any other thread.
-
-        A loop of `send` never lets go of the interpreter's lock by itself, and would hand it over only after 5 ms each
-        time that the IO thread needs it for a moment: a request would take longer than to fill the next.
-        """
-        sent = threading.Lock()
-        sent.acquire()
-        self.call_when_sent(sent.release)
-        sent.acquire(timeout=timeout_s)
-
     def call_when_sent(self, callback: Callable[[], object]) -> None:
-        """Sends what is ready, then calls back, both on the IO thread; from any thread."""
+        """Sends what is ready, then calls back, both on the IO thread; from any thread.
+
+        A loop of `send` that does not wait for it never lets go of the interpreter's lock by itself, and would hand it
+        over only after 5 ms each time that the IO thread needs it for a moment: a request would take longer than to
+        fill the next.
+        """
 
         def pump() -> None:
             self._pump()
