@@ -2,6 +2,7 @@
 or a text that no request can carry a ValueError.
 """
 
+from collections.abc import Mapping
 from typing import Any, TypeGuard
 
 from rayka.ids import TopicPartition
@@ -49,6 +50,13 @@ def partition_of(value: Any) -> TopicPartition:
         raise TypeError(f"expected TopicPartition(str, int), found {tuple(value.__rich_repr__())!r}")
     text_of(value.topic, "topic")
     int_of(value.partition, "partition")
+    return value
+
+
+def mapping_of(value: Any, what: str) -> Mapping[Any, Any]:
+    """A mapping by partition."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{what}: expected a mapping by rayka.TopicPartition, found {type(value).__name__}")
     return value
 
 

@@ -38,14 +38,9 @@ def resolve(cluster: "str | ClusterHandle") -> ClusterHandle:
     """
     forks.refuse()
     if isinstance(cluster, str):
-        return _find(cluster)
+        from rayka.cluster import find
+
+        return find(cluster)
     if isinstance(cluster, ClusterHandle):
         return cluster
     raise TypeError(f"cluster: expected a name or a rayka.Cluster, found {type(cluster).__name__}")
-
-
-def _find(name: str) -> ClusterHandle:
-    from rayka.cluster import find
-
-    handle: ClusterHandle = find(name)
-    return handle

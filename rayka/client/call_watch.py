@@ -16,6 +16,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
+import msgspec
+
 from rayka.client.loop_time import LoopClock
 from rayka.errors import NetworkException
 from rayka.ids import node_name
@@ -38,18 +40,13 @@ class Patience(NamedTuple):
     often_s: float = 0.1
 
 
-class _OpenCall(Generic[SubjectT]):
+class _OpenCall(msgspec.Struct, Generic[SubjectT], eq=False):
     """A call without an answer."""
 
-    __slots__ = ("answer", "began_s", "node", "subject")
-
-    def __init__(
-        self, node: "_AskedNode[SubjectT]", subject: SubjectT, began_s: float, answer: Later[Any]
-    ) -> None:
-        self.node = node
-        self.subject = subject
-        self.began_s = began_s
-        self.answer = answer
+    node: "_AskedNode[SubjectT]"
+    subject: SubjectT
+    began_s: float
+    answer: Later[Any]
 
     def on_end(self, outcome: object) -> None:
         """It was answered, broke off, or was given up."""

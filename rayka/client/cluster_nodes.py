@@ -9,7 +9,6 @@ is asked after the others. Kafka: NetworkClient, ControllerNodeProvider (G18).
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
 from random import Random
 from typing import TypeVar
 
@@ -122,32 +121,24 @@ class ClusterNodes:
 
     async def ask_any(self, names: tuple[str, ...]) -> tuple[int, MetadataResponse]:
         """The first node that answers, and what it knows of these topics."""
-        return await self._first_answer(MetadataRequest(names), (self._trusted, self._all))
+        return await self._first_answer(MetadataRequest(names))
 
     async def ask_any_broker(self, request: Request[ResponseT], *, last_id: int = NO_NODE) -> ResponseT:
         """The answer of the first node that does so and is no controller; this one is asked after the others.
 
         Raises UnavailableError, CoordinatorNotAvailable as a broker says it, or an ApiError that no retry mends.
         """
-
-        async def others() -> list[int]:
-            return [each for each in _brokers(await self._trusted()) if each != last_id]
-
-        async def all_of_them() -> list[int]:
-            return sorted(
-                _brokers(await self._all()), key=lambda each: (each in self._unanswered, each == last_id)
-            )
-
-        return (await self._first_answer(request, (others, all_of_them)))[1]
+        return (await self._first_answer(request, last_id=last_id, asks_controllers=False))[1]
 
     async def _first_answer(
-        self, request: Request[ResponseT], candidates: tuple[Callable[[], Awaitable[list[int]]], ...]
+        self, request: Request[ResponseT], *, last_id: int = NO_NODE, asks_controllers: bool = True
     ) -> tuple[int, ResponseT]:
+        """Of those known that have not failed since they answered; then of all, the ones that failed last."""
         problem: RaykaError | None = None
         tried: list[int] = []
-        for node_ids in candidates:
-            for node_id in await node_ids():
-                if node_id in tried:
+        for find in (self._trusted, self._all):
+            for node_id in await find(last_id):
+                if node_id in tried or not (asks_controllers or role_of(node_id) is not Role.CONTROLLER):
                     continue
                 tried.append(node_id)
                 try:
@@ -165,14 +156,13 @@ class ClusterNodes:
         asked = ", ".join(node_name(each) for each in tried) or "no node (none is known)"
         raise self.unavailable(f"asked {asked}; last error: {problem}", problem) from problem
 
-    async def _trusted(self) -> list[int]:
-        """Of those known the ones that have not failed since they answered."""
-        return [each for each in self._known() if each not in self._unanswered]
+    async def _trusted(self, last_id: int) -> list[int]:
+        return [each for each in self._known() if each not in self._unanswered and each != last_id]
 
-    async def _all(self) -> list[int]:
-        """Those known and those the network knows, the ones that failed last. To ask the network costs a call."""
+    async def _all(self, last_id: int) -> list[int]:
+        """Those known and those the network knows. To ask the network costs a call."""
         found = dict.fromkeys([*self._known(), *await self.network.node_ids()])
-        return sorted(found, key=lambda each: each in self._unanswered)
+        return sorted(found, key=lambda each: (each in self._unanswered, each == last_id))
 
     def _known(self) -> list[int]:
         """The node that answered last, then the brokers."""
@@ -240,10 +230,6 @@ class ClusterNodes:
         """The message of a client that has waited for seconds."""
         still = f"cluster {self.cluster_name!r}: still waiting for {what}"
         return still + (f" ({problem})" if problem else "")
-
-
-def _brokers(node_ids: Iterable[int]) -> list[int]:
-    return [each for each in node_ids if role_of(each) is not Role.CONTROLLER]
 
 
 def _no_controller(problem: RaykaError) -> str:

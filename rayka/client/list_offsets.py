@@ -1,8 +1,10 @@
 """What leaders are asked for offsets: earliest, latest, or the first at or after a time. Kafka: OffsetFetcher (G12)."""
 
+from collections.abc import Iterable, Mapping
 from typing import Any
+from uuid import UUID
 
-from rayka.client.leader_calls import LeaderRequest
+from rayka.client.leader_calls import LeaderCalls, LeaderRequest
 from rayka.errors import (
     ApiError,
     BrokerNotAvailable,
@@ -12,6 +14,7 @@ from rayka.errors import (
     RequestTimedOut,
     UnavailableError,
 )
+from rayka.ids import TopicPartition
 from rayka.protocol.fetch import ListOffsetsPartition, ListOffsetsPartitionResult, ListOffsetsRequest
 from rayka.protocol.membership import MetadataPartition, MetadataTopic
 
@@ -39,3 +42,16 @@ class ListOffsets(LeaderRequest[int, ListOffsetsPartitionResult]):
 
 
 LIST_OFFSETS = ListOffsets()
+
+
+async def offsets_at(
+    leaders: LeaderCalls,
+    partitions: Iterable[TopicPartition],
+    timestamp_ms: int,
+    timeout_ms: int,
+    topic_ids: Mapping[str, UUID] | None = None,
+) -> dict[TopicPartition, int]:
+    """The offset of each partition at a time, in their order. Raises as `LeaderCalls.call`."""
+    wanted = dict.fromkeys(partitions, timestamp_ms)
+    found = await leaders.call(LIST_OFFSETS, wanted, timeout_ms, topic_ids=topic_ids)
+    return {tp: found[tp].offset for tp in wanted}

@@ -26,7 +26,7 @@ from rayka.errors import (
     UnknownTopicOrPartition,
     error_for,
 )
-from rayka.ids import NO_NODE
+from rayka.ids import NO_NODE, TopicPartition
 from rayka.ports import Network
 from rayka.protocol.current_leader import NamesLeader
 from rayka.protocol.membership import MetadataPartition, MetadataRequest, MetadataResponse, MetadataTopic
@@ -52,21 +52,12 @@ class TopicRecreated(InconsistentTopicId):
 class ClusterMetadata:
     """The metadata cache of one client. All methods belong to the loop that the client runs on."""
 
-    def __init__(
-        self,
-        network: Network,
-        cluster_name: str,
-        config: ClientConfig,
-        random: Random,
-        *,
-        on_topic: Callable[[MetadataTopic], None] | None = None,
-    ) -> None:
-        """`on_topic` is called with each topic that is newer than what was known, before anything uses it."""
+    def __init__(self, network: Network, cluster_name: str, config: ClientConfig, random: Random) -> None:
         self.nodes = ClusterNodes(network, cluster_name, config, random)
         self.cluster_name = cluster_name
         self._clock = LoopClock()
         self.version = 0  # grows with each response
-        self._listeners = [on_topic] if on_topic is not None else []
+        self._listeners: list[Callable[[MetadataTopic], None]] = []
         self._max_age_s = config.metadata_max_age_ms / 1000
         self._cluster_id = ""
         self._topics: dict[str, KnownTopic] = {}
@@ -81,7 +72,7 @@ class ClusterMetadata:
         return f"<ClusterMetadata of {self.cluster_name} topics={sorted(self._topics)}>"
 
     def listen(self, on_topic: Callable[[MetadataTopic], None]) -> None:
-        """Calls it from now on like the `on_topic` of the constructor."""
+        """Calls it from now on with each topic that is newer than what was known, before anything uses that."""
         self._listeners.append(on_topic)
 
     def unlisten(self, on_topic: Callable[[MetadataTopic], None]) -> None:
@@ -316,6 +307,14 @@ def no_such_topic(name: str, cluster_name: str, known: Sequence[str], *, advice:
     return NoSuchTopic(
         f"cluster {cluster_name!r} has no topic {name!r}: {hint}" + (f"; {advice}" if advice else "")
     )
+
+
+def last_partitions(partitions: Iterable[TopicPartition]) -> dict[str, int]:
+    """The highest number of each topic."""
+    last: dict[str, int] = {}
+    for tp in partitions:
+        last[tp.topic] = max(tp.partition, last.get(tp.topic, 0))
+    return last
 
 
 def check_partition(topic: MetadataTopic, partition: int) -> None:

@@ -5,7 +5,8 @@ Kafka: ExponentialBackoff (G18): 100 ms, doubling up to 1000 ms, 20 % jitter.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from random import Random
 
 from rayka.client.bootstrap import ClientConfig
@@ -72,21 +73,11 @@ class Retry:
         return True
 
 
-class telling:  # noqa: N801 - read as what a `with` does
+@contextmanager
+def telling(awaited: Callable[[], str]) -> Iterator[None]:
     """Warns once, in the log (in a command: on stderr), when what happens inside takes seconds; `awaited` says why."""
-
-    __slots__ = ("_awaited", "_timer")
-
-    def __init__(self, awaited: Callable[[], str]) -> None:
-        self._awaited = awaited
-        self._timer: asyncio.TimerHandle | None = None
-
-    def __enter__(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(TELL_AFTER_S, self._tell)
-
-    def __exit__(self, *_: object) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _tell(self) -> None:
-        logger.warning("%s", self._awaited())
+    timer = asyncio.get_running_loop().call_later(TELL_AFTER_S, lambda: logger.warning("%s", awaited()))
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -4,7 +4,7 @@ Invariants: None (a tombstone) never reaches a serializer; whatever one raises a
 cause attached. A pydantic model is used by its methods, so pydantic is not imported. Kafka: Serializer, Deserializer.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgpack
@@ -24,45 +24,33 @@ def serializer(given: Any, name: str) -> Serializer | None:
     model, an object with `serialize(topic, headers, data)`, or a callable of the data. `name` is the option's, for
     errors. Raises ConfigError when it is none of these.
     """
-    method = None if isinstance(given, type) else getattr(given, "serialize", None)
-    return _placed(method, name) if callable(method) else _guarded(_serialize_with(given, name), name)
+    named = {"string": _encode_text, "json": msgspec.json.encode, "msgpack": msgpack.packb}
+    is_model = isinstance(given, type) and hasattr(given, "model_dump_json")
+    return _converter(_model_encoder(given) if is_model else given, name, "serialize", named)
 
 
 def deserializer(given: Any, name: str = "deserializer") -> Deserializer | None:
     """What turns bytes into objects, from the same choices as `serializer`, the method being `deserialize`; None where
     bytes stay bytes.
     """
-    method = None if isinstance(given, type) else getattr(given, "deserialize", None)
-    return _placed(method, name) if callable(method) else _guarded(_deserialize_with(given, name), name)
-
-
-def _serialize_with(given: Any, name: str) -> Callable[[Any], Any] | None:
-    named = {"string": _encode_text, "json": msgspec.json.encode, "msgpack": msgpack.packb}
-    if given is None or given == "bytes":
-        return None
-    if isinstance(given, str):
-        return named.get(given) or _unknown(given, name)
-    if isinstance(given, type) and hasattr(given, "model_dump_json"):
-        return _model_encoder(given)
-    return given if callable(given) else _unknown(given, name)
-
-
-def _deserialize_with(given: Any, name: str) -> Callable[[Any], Any] | None:
     named = {"string": bytes.decode, "json": msgspec.json.decode, "msgpack": msgpack.unpackb}
+    is_model = isinstance(given, type) and hasattr(given, "model_validate_json")
+    return _converter(given.model_validate_json if is_model else given, name, "deserialize", named)
+
+
+def _converter(given: Any, name: str, method_name: str, named: Mapping[str, Callable[..., Any]]) -> Any:
+    method = None if isinstance(given, type) else getattr(given, method_name, None)
+    if callable(method):
+        return _placed(method, name)
     if given is None or given == "bytes":
         return None
-    if isinstance(given, str):
-        return named.get(given) or _unknown(given, name)
-    if isinstance(given, type) and hasattr(given, "model_validate_json"):
-        return given.model_validate_json  # type: ignore[no-any-return]
-    return given if callable(given) else _unknown(given, name)
-
-
-def _unknown(given: Any, name: str) -> Callable[[Any], Any]:
-    raise ConfigError(
-        f"{name}: expected one of {', '.join(_NAMES)}, a callable, a pydantic model or an object with "
-        f"`{'de' * name.endswith('deserializer')}serialize`, found {given!r}"
-    )
+    convert = named.get(given) if isinstance(given, str) else given
+    if not callable(convert):
+        raise ConfigError(
+            f"{name}: expected one of {', '.join(_NAMES)}, a callable, a pydantic model or an object with "
+            f"`{method_name}`, found {given!r}"
+        )
+    return _guarded(convert, name)
 
 
 def _encode_text(value: Any) -> bytes:
@@ -81,10 +69,7 @@ def _model_encoder(model: type) -> Callable[[Any], bytes]:
     return encode
 
 
-def _guarded(convert: Callable[[Any], Any] | None, name: str) -> Callable[[Any], Any] | None:
-    if convert is None:
-        return None
-
+def _guarded(convert: Callable[[Any], Any], name: str) -> Callable[..., Any]:
     def guarded(value: Any, topic: str = "", headers: Any = ()) -> Any:
         try:
             return convert(value)

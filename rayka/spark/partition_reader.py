@@ -104,7 +104,7 @@ def _batches(
         return
     client = connect()
     left = msgspec.structs.replace(wanted, start_offset=next_offset)
-    next_offset = yield from _mapped_part(left, _locate(client, left))
+    next_offset = yield from _mapped_part(left, io_thread.run(partial(client.locate, left), _TIMEOUT_SECONDS))
     if next_offset < wanted.end_offset:
         yield from _fetched_batches(client, wanted, next_offset, options)
 
@@ -121,14 +121,6 @@ def _mapped_part(
             next_offset = batch.next_offset
             yield batch
     return min(next_offset, wanted.end_offset)
-
-
-def _locate(client: "TopicClient", wanted: OffsetRange) -> tuple[FileRange, ...]:
-    """The files on this machine that hold the range; none when it is not there (any more): fetching says why."""
-    try:
-        return io_thread.run(partial(client.locate, wanted), _TIMEOUT_SECONDS)
-    except OffsetOutOfRange:
-        return ()
 
 
 def _mapped_batches(wanted: OffsetRange, file_ranges: tuple[FileRange, ...]) -> Iterator[RecordBatch]:
@@ -151,10 +143,8 @@ def _fetched_batches(
             try:
                 result = pending.result(_TIMEOUT_SECONDS)
             except OffsetOutOfRange:
-                asked, there = (
-                    (offset, end_offset),
-                    io_thread.run(partial(client.available_of, wanted), _TIMEOUT_SECONDS),
-                )
+                there = io_thread.run(partial(client.available_of, wanted), _TIMEOUT_SECONDS)
+                asked = (offset, end_offset)
                 offset, end_offset = available_part(options, wanted.topic_partition, asked, there)
                 pending = _fetch(client, wanted, offset)
                 continue

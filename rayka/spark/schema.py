@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rayka.client.consumer.record import constant
 from rayka.ids import TopicPartition
 from rayka.protocol.batch_decode import DecodedBatch
-from rayka.protocol.batch_header import TimestampType
 
 HEADERS_COLUMN = "headers"
 _MILLISECONDS = pa.timestamp("ms", tz="UTC")
@@ -59,9 +59,7 @@ class BatchBuilder:
     def __init__(self, columns: tuple[str, ...], topic_partition: TopicPartition) -> None:
         self.schema = arrow_schema(columns)
         self._columns = columns
-        self._topic = _Constant(topic_partition.topic, pa.string())
-        self._partition = _Constant(topic_partition.partition, pa.int32())
-        self._timestamp_types = {each: _Constant(int(each), pa.int32()) for each in TimestampType}
+        self._topic_partition = topic_partition
 
     def build(self, decoded: DecodedBatch, *, start_offset: int, end_offset: int) -> pa.RecordBatch:
         """The batch's records with offsets in [start_offset, end_offset)."""
@@ -79,32 +77,17 @@ class BatchBuilder:
             case "value":
                 return decoded.values
             case "topic":
-                return self._topic.repeated(len(decoded))
+                return constant(self._topic_partition.topic, pa.string(), len(decoded))
             case "partition":
-                return self._partition.repeated(len(decoded))
+                return constant(self._topic_partition.partition, pa.int32(), len(decoded))
             case "offset":
                 return pa.array(decoded.offsets)
             case "timestamp":
                 return pa.array(decoded.timestamps_ms).view(_MILLISECONDS).cast(_ALL[name].arrow)
             case "timestampType":
-                return self._timestamp_types[decoded.batch.timestamp_type].repeated(len(decoded))
+                return constant(int(decoded.batch.timestamp_type), pa.int32(), len(decoded))
             case _:
                 return _headers(decoded)
-
-
-class _Constant:
-    """One value, as often as asked for: an array that grows, handed out in slices."""
-
-    __slots__ = ("_array", "_scalar")
-
-    def __init__(self, value: str | int, kind: pa.DataType) -> None:
-        self._scalar = pa.scalar(value, kind)
-        self._array = pa.repeat(self._scalar, 0)
-
-    def repeated(self, count: int) -> pa.Array:
-        if len(self._array) < count:
-            self._array = pa.repeat(self._scalar, count)
-        return self._array.slice(0, count)
 
 
 def _headers(decoded: DecodedBatch) -> pa.Array:

@@ -14,7 +14,7 @@ from uuid import UUID
 from rayka.client.bootstrap import ClusterHandle
 from rayka.client.call_watch import Patience
 from rayka.client.leader_calls import LeaderCalls, LeaderRequest
-from rayka.client.list_offsets import LIST_OFFSETS
+from rayka.client.list_offsets import offsets_at
 from rayka.client.metadata import ClusterMetadata, NoSuchTopic, TopicRecreated
 from rayka.client.retry import Retry
 from rayka.config import AdminConfig
@@ -81,17 +81,12 @@ class TopicClient:
         ]
         try:
             starts, ends = [
-                await self._leaders.call(
-                    LIST_OFFSETS, dict.fromkeys(partitions, timestamp), TIMEOUT_MS, topic_ids=ids
-                )
-                for timestamp in (EARLIEST_TIMESTAMP, LATEST_TIMESTAMP)
+                await offsets_at(self._leaders, partitions, each, TIMEOUT_MS, ids)
+                for each in (EARLIEST_TIMESTAMP, LATEST_TIMESTAMP)
             ]
         except NoSuchTopic as error:
             raise TopicDeleted(f"a topic was deleted while its offsets were looked up: {error}") from error
-        return {
-            each: AvailableRange(ids[each.topic], starts[each].offset, ends[each].offset)
-            for each in partitions
-        }
+        return {tp: AvailableRange(ids[tp.topic], start, ends[tp]) for tp, start in starts.items()}
 
     async def available_of(self, wanted: OffsetRange) -> AvailableRange:
         """What the partition of a range holds now. Raises as `available`, for another topic of that name as well."""
@@ -106,12 +101,16 @@ class TopicClient:
 
     async def locate(self, wanted: OffsetRange) -> tuple[FileRange, ...]:
         """The segment files that hold a range, if this machine can open those of its leader or of a replica in sync;
-        none, or not all, if it cannot, or if that replica does not know yet how far the log is committed.
+        none, or not all, if it cannot, or if that replica does not know yet how far the log is committed; none where
+        records of it are gone, of which fetching says what is left.
         """
         found: list[FileRange] = []
         offset = wanted.start_offset
         while offset < wanted.end_offset:
-            result = await self._locate_next(wanted, offset)
+            try:
+                result = await self._locate_next(wanted, offset)
+            except OffsetOutOfRange:
+                return ()
             if result is None or not result.file_ranges:
                 break
             found += result.file_ranges
@@ -250,15 +249,12 @@ async def _available_of(
 
 
 async def located(wanted: OffsetRange, options: ReadOptions, client: TopicClient) -> tuple[FileRange, ...]:
-    """The files of a range as `TopicClient.locate` finds them; none where records went away since it was planned, of
-    which the task will say what is left.
+    """The files of a range as `TopicClient.locate` finds them; none of a topic that was deleted.
 
     Raises TopicDeleted and TopicRecreated when data loss is to fail the query.
     """
     try:
         return await client.locate(wanted)
-    except OffsetOutOfRange:
-        return ()
     except (TopicDeleted, TopicRecreated) as error:
         on_topic_lost(options, error)
         return ()

@@ -7,6 +7,7 @@ here, and committed as any caller may while the group has no members. Kafka: Kaf
 
 import asyncio
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 from rayka.client.admin.admin_group_results import GroupDescription, GroupListing, GroupOffset, OffsetReset
 from rayka.client.admin.admin_part import AdminPart
@@ -16,7 +17,7 @@ from rayka.client.group.committing import GroupOffsets
 from rayka.client.group.member_requests import GroupMetadata
 from rayka.client.group.offset_values import OffsetAndMetadata
 from rayka.client.leader_calls import LeaderCalls
-from rayka.client.list_offsets import LIST_OFFSETS
+from rayka.client.list_offsets import LIST_OFFSETS, offsets_at
 from rayka.client.metadata import ClusterMetadata
 from rayka.client.retry import Retry
 from rayka.errors import (
@@ -44,7 +45,6 @@ from rayka.protocol.membership import MetadataRequest
 
 _NODE_TIMEOUT_MS = 3_000  # one that hangs must not use up the whole budget
 _WITHOUT_MEMBERS = (GroupState.EMPTY, GroupState.DEAD)
-Offsets = dict[TopicPartition, int]
 
 
 class AsyncGroupAdmin(AdminPart):
@@ -61,10 +61,8 @@ class AsyncGroupAdmin(AdminPart):
         """Of all brokers that are in use; asks again while one of them does not answer, or has yet to load groups."""
         retry = Retry(self.timeout_ms, self._nodes.backoff)
         while True:
-            brokers = [
-                each.node_id for each in (await self._ask(MetadataRequest(()))).brokers if not each.is_fenced
-            ]
-            asking = (self._listed(each, states) for each in brokers)
+            brokers = (await self._ask(MetadataRequest(()))).brokers
+            asking = (self._listed(each.node_id, states) for each in brokers if not each.is_fenced)
             answers = await asyncio.gather(*asking)
             problems = [each for each in answers if isinstance(each, RaykaError)]
             if not problems:
@@ -132,15 +130,13 @@ class AsyncGroupAdmin(AdminPart):
     async def offsets(self, group_id: str) -> list[GroupOffset]:
         """Where a partition ends is not known when it is gone, or its leader does not answer."""
         committed = await self._committed(group_id)
-        ends: Offsets = {}
-        await self._leaders.call(
-            LIST_OFFSETS,
+        wanted, timeout_ms = (
             dict.fromkeys(committed, LATEST_TIMESTAMP),
             min(self.timeout_ms, _NODE_TIMEOUT_MS),
-            on_found=lambda found: ends.update({tp: each.offset for tp, each in found.items()}),
-            on_refused=lambda tp, error: None,
         )
-        return [GroupOffset.of(each, ends.get(tp)) for tp, each in sorted(committed.items())]
+        ends = await self._leaders.call(LIST_OFFSETS, wanted, timeout_ms, on_refused=lambda tp, error: None)
+        known = {tp: each.offset for tp, each in ends.items()}
+        return [GroupOffset.of(each, known.get(tp)) for tp, each in sorted(committed.items())]
 
     async def _committed(self, group_id: str) -> dict[TopicPartition, FetchedOffset]:
         def check(response: OffsetFetchResponse) -> None:
@@ -201,11 +197,9 @@ class AsyncGroupAdmin(AdminPart):
         partitions: list[TopicPartition],
         committed: Mapping[TopicPartition, FetchedOffset],
     ) -> list[OffsetReset]:
-        first = await self._look_up(partitions, EARLIEST_TIMESTAMP)
-        end = await self._look_up(partitions, LATEST_TIMESTAMP)
-        by_time = (
-            first if target.timestamp_ms is None else await self._look_up(partitions, target.timestamp_ms)
-        )
+        look_up = partial(offsets_at, self._leaders, partitions, timeout_ms=self.timeout_ms)
+        first, end = await look_up(EARLIEST_TIMESTAMP), await look_up(LATEST_TIMESTAMP)
+        by_time = first if target.timestamp_ms is None else await look_up(target.timestamp_ms)
         resets = []
         for tp in partitions:
             before = committed[tp].offset if tp in committed else None
@@ -213,8 +207,3 @@ class AsyncGroupAdmin(AdminPart):
             wanted = target.offset_of(tp, before, first=first[tp], end=end[tp], by_time=at_time)
             resets.append(OffsetReset(tp, before, min(max(wanted, first[tp]), end[tp])))
         return resets
-
-    async def _look_up(self, partitions: list[TopicPartition], timestamp_ms: int) -> Offsets:
-        wanted = dict.fromkeys(partitions, timestamp_ms)
-        found = await self._leaders.call(LIST_OFFSETS, wanted, self.timeout_ms)
-        return {tp: each.offset for tp, each in found.items()}

@@ -1,12 +1,11 @@
 """Where the offsets of a group are to be reset to. Kafka: ConsumerGroupCommand's `--reset-offsets`."""
 
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Any, NamedTuple
 
 from rayka.client.admin.admin_arguments import offsets_of
 from rayka.client.arguments import int_of
-from rayka.client.timestamps import timestamp_ms_of
+from rayka.client.timestamps import given_timestamp_ms
 from rayka.errors import InvalidRequest
 from rayka.ids import TopicPartition
 
@@ -51,11 +50,7 @@ def target_of(to: Any, timestamp: Any, shift_by: Any) -> ResetTarget:
     if shift_by is not None:
         return ResetTarget(shift_by=int_of(shift_by, "shift_by"))
     if timestamp is not None:
-        is_moment = isinstance(timestamp, datetime)
-        at_ms = timestamp_ms_of(timestamp) if is_moment else int_of(timestamp, "timestamp")
-        if at_ms < 0:
-            raise ValueError(f"timestamp: expected a time since 1970, found {timestamp}")
-        return ResetTarget(timestamp_ms=at_ms)
+        return ResetTarget(timestamp_ms=given_timestamp_ms(timestamp, "timestamp"))
     if isinstance(to, str):
         if to not in ("earliest", "latest"):
             raise ValueError(f"to: expected 'earliest', 'latest', an offset or offsets, found {to!r}")

@@ -10,27 +10,18 @@ from itertools import islice
 from rayka.ids import TopicPartition
 
 
-class ChangedPartitions:
-    """See the module. True while there are any."""
-
-    def __init__(self) -> None:
-        self._partitions: dict[TopicPartition, None] = {}
-
-    def __repr__(self) -> str:
-        return f"<ChangedPartitions {len(self._partitions)}>"
-
-    def __bool__(self) -> bool:
-        return bool(self._partitions)
+class ChangedPartitions(dict[TopicPartition, None]):
+    """See the module."""
 
     def add(self, topic_partition: TopicPartition) -> None:
-        self._partitions[topic_partition] = None
+        self[topic_partition] = None
 
     def add_all(self, partitions: Iterable[TopicPartition]) -> None:
-        self._partitions.update(dict.fromkeys(partitions))
+        self.update(dict.fromkeys(partitions))
 
     def take(self, count_max: int | None = None) -> list[TopicPartition]:
         """The first ones, so many at most; they are not here any more."""
-        taken = list(islice(self._partitions, count_max))
+        taken = list(islice(self, count_max))
         for tp in taken:
-            del self._partitions[tp]
+            del self[tp]
         return taken

@@ -106,7 +106,7 @@ class Consumer(ConsumerMembership, Generic[ValueT]):
         **options: Unpack[ConsumerOptions],
     ) -> None:
         names = topic_names(*topics)
-        super().__init__(cluster, parse_options(config, options))
+        super().__init__(cluster, ConsumerConfig.given(config, options, what="consumer"))
         if names:
             try:
                 self.subscribe(names)
@@ -209,7 +209,7 @@ class Consumer(ConsumerMembership, Generic[ValueT]):
             raise TypeError(f"timeout_ms: expected a number, found {type(timeout_ms).__name__}")
         if not timeout_ms / 1000 < threading.TIMEOUT_MAX:  # a NaN neither
             raise ValueError(f"timeout_ms: expected a time that ends, found {timeout_ms}")
-        deadline_s = time.monotonic() + timeout_ms / 1000
+        deadline_s, silence_ms_max = time.monotonic() + timeout_ms / 1000, self._config.default_api_timeout_ms
         self._maybe_auto_commit(late_s=COMMIT_LATE_S)
         with self._polling():
             while True:
@@ -218,10 +218,7 @@ class Consumer(ConsumerMembership, Generic[ValueT]):
                     return taken
                 self._maybe_auto_commit()
                 remaining_ms = max(0.0, (deadline_s - time.monotonic()) * 1000)
-                silence_ms_max = self._config.default_api_timeout_ms
-                poll = partial(
-                    self._fetcher.poll, remaining_ms, self._delivery.add, silence_ms_max=silence_ms_max
-                )
+                poll = partial(self._fetcher.poll, remaining_ms, self._delivery.add, silence_ms_max)
                 if not self._polls(poll, remaining_ms):
                     self._check_open()
                     if not self._has_handover and time.monotonic() >= deadline_s:
@@ -236,8 +233,3 @@ def record_count(max_records: int | None, default: int) -> int:
     if int_of(max_records, "max_records") < 1:
         raise ValueError(f"max_records: expected 1 or more, found {max_records}")
     return max_records
-
-
-def parse_options(config: Mapping[str, Any] | None, options: Mapping[str, Any]) -> ConsumerConfig:
-    """Options of a consumer from keywords and a dict of dotted names."""
-    return ConsumerConfig.given(config, options, what="consumer")

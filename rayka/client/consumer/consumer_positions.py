@@ -6,11 +6,11 @@ The part of `Consumer` that says from where records are read. Kafka: KafkaConsum
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 
-from rayka.client.arguments import int_of, partition_of
+from rayka.client.arguments import int_of, mapping_of, partition_of
 from rayka.client.consumer.consumer_part import ConsumerPart, partitions_of
 from rayka.client.group.offset_values import OffsetAndTimestamp
 from rayka.client.list_offsets import LIST_OFFSETS
-from rayka.client.timestamps import timestamp_ms_of
+from rayka.client.timestamps import given_timestamp_ms
 from rayka.ids import NO_OFFSET, TopicPartition
 from rayka.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, ListOffsetsPartitionResult
 
@@ -45,7 +45,7 @@ class ConsumerPositions(ConsumerPart):
         """Goes to the first record at or after a moment, or a timestamp in ms, and behind the last record where there
         is none; of all assigned partitions if none is named. A `datetime` without a time zone is local time.
         """
-        self._seek_to_timestamp(partitions, _timestamp_ms(timestamp, "timestamp"))
+        self._seek_to_timestamp(partitions, given_timestamp_ms(timestamp, "timestamp"))
 
     # ---- Pausing ---------------------------------------------------------------------------------------------------
 
@@ -102,17 +102,13 @@ class ConsumerPositions(ConsumerPart):
 
         Raises UnknownTopicOrPartition, UnavailableError, TypeError, ValueError for a negative timestamp.
         """
-        if not isinstance(timestamps, Mapping):
-            raise TypeError(
-                f"timestamps: expected a mapping by rayka.TopicPartition, found {type(timestamps).__name__}"
-            )
-        wanted = {partition_of(tp): _timestamp_ms(given, f"{tp}") for tp, given in timestamps.items()}
-        found = self._look_up(wanted)
+        given = mapping_of(timestamps, "timestamps").items()
+        found = self._look_up({partition_of(tp): given_timestamp_ms(each, f"{tp}") for tp, each in given})
         return {
             tp: None
-            if found[tp].offset == NO_OFFSET
-            else OffsetAndTimestamp(found[tp].offset, found[tp].timestamp_ms, found[tp].leader_epoch)
-            for tp in wanted
+            if each.offset == NO_OFFSET
+            else OffsetAndTimestamp(each.offset, each.timestamp_ms, each.leader_epoch)
+            for tp, each in found.items()
         }
 
     def lag(self, *partitions: TopicPartition) -> dict[TopicPartition, int]:
@@ -133,23 +129,14 @@ class ConsumerPositions(ConsumerPart):
                 self._delivery.drop(tp)
 
     def _offsets(self, partitions: Iterable[TopicPartition], timestamp_ms: int) -> dict[TopicPartition, int]:
-        wanted = dict.fromkeys(partitions_of(partitions), timestamp_ms)
-        found = self._look_up(wanted)
-        return {tp: found[tp].offset for tp in wanted}
+        found = self._look_up(dict.fromkeys(partitions_of(partitions), timestamp_ms))
+        return {tp: each.offset for tp, each in found.items()}
 
     def _look_up(
         self, wanted: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, ListOffsetsPartitionResult]:
+        """In the order of those wanted."""
         self._check_open()
         timeout_ms = self._config.default_api_timeout_ms
-        found: dict[TopicPartition, ListOffsetsPartitionResult] = self._run(
-            self._fetcher.leaders.call, LIST_OFFSETS, wanted, timeout_ms
-        )
-        return found
-
-
-def _timestamp_ms(given: datetime | int, what: str) -> int:
-    timestamp_ms = timestamp_ms_of(given) if isinstance(given, datetime) else int_of(given, what)
-    if not 0 <= timestamp_ms < 2**63:
-        raise ValueError(f"{what}: expected a time since 1970, found {given}")
-    return timestamp_ms
+        found = self._run(self._fetcher.leaders.call, LIST_OFFSETS, wanted, timeout_ms)
+        return {tp: found[tp] for tp in wanted}

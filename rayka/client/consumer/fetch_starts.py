@@ -70,9 +70,13 @@ class FetchStarts:
 
     async def _look_up(self, starts: _Starts) -> None:
         committed = {tp: each for tp, each in starts.items() if each.is_committed}
-        if committed:
-            await self._look_up_committed(committed)
-        await self._look_up_timestamps({tp: each for tp, each in starts.items() if not each.is_committed})
+        try:
+            if committed:
+                await self._look_up_committed(committed)
+            await self._look_up_timestamps({tp: each for tp, each in starts.items() if tp not in committed})
+        finally:
+            for each in starts.values():
+                self._end(each)
 
     async def _look_up_committed(self, starts: _Starts) -> None:
         """Partitions of which nothing is committed are looked up anew, by the reset policy."""
@@ -83,10 +87,8 @@ class FetchStarts:
             for each in starts.values():
                 self._on_refused(each, error)
             return
-        finally:
-            for each in starts.values():
-                self._end(each)
         for tp, start in starts.items():
+            self._end(start)
             value = found[tp]
             if value is None:
                 self._state.on_nothing_committed(start)
@@ -96,17 +98,13 @@ class FetchStarts:
 
     async def _look_up_timestamps(self, starts: _Starts) -> None:
         timestamps = {tp: each.timestamp_ms for tp, each in starts.items() if each.timestamp_ms is not None}
-        try:
-            await self._leaders.call(
-                LIST_OFFSETS,
-                timestamps,
-                self._timeout_ms,
-                on_found=lambda found: self._on_found(starts, found),
-                on_refused=lambda tp, error: self._on_refused(starts[tp], error),
-            )
-        finally:
-            for each in starts.values():
-                self._end(each)
+        await self._leaders.call(
+            LIST_OFFSETS,
+            timestamps,
+            self._timeout_ms,
+            on_found=lambda found: self._on_found(starts, found),
+            on_refused=lambda tp, error: self._on_refused(starts[tp], error),
+        )
 
     def _on_found(self, starts: _Starts, found: Mapping[TopicPartition, ListOffsetsPartitionResult]) -> None:
         for tp, result in found.items():

@@ -24,7 +24,7 @@ from rayka.client.coordinator_calls import CoordinatorCalls
 from rayka.client.group.committing import GroupOffsets
 from rayka.client.group.offset_values import OffsetAndMetadata
 from rayka.client.leader_calls import LeaderCalls
-from rayka.client.metadata import ClusterMetadata, check_partition, topic_recreated
+from rayka.client.metadata import ClusterMetadata, check_partition, last_partitions, topic_recreated
 from rayka.client.silence import SilenceWatch
 from rayka.config import ConsumerConfig
 from rayka.errors import UnavailableError
@@ -55,7 +55,10 @@ class Fetcher:
             has_group=config.group_id is not None,
         )
         self.coordinators = CoordinatorCalls(self.metadata.nodes)
-        self.group_offsets = self._group_offsets(config)
+        self.group_offsets: GroupOffsets | None = None
+        if (group_id := config.group_id) is not None:
+            timeout_ms = config.default_api_timeout_ms
+            self.group_offsets = GroupOffsets(self.coordinators, self.metadata, group_id, timeout_ms)
         self.subscription = Subscription(self.state, handle.name)
         self.metadata.listen(self._on_topic)
         self._config = config
@@ -74,11 +77,6 @@ class Fetcher:
         self._is_keeping_up = False
         self.is_in_group = False  # so that the coordinator is asked, also while nothing is assigned
 
-    def _group_offsets(self, config: ConsumerConfig) -> GroupOffsets | None:
-        if config.group_id is None:
-            return None
-        return GroupOffsets(self.coordinators, self.metadata, config.group_id, config.default_api_timeout_ms)
-
     async def assign(
         self, partitions: Sequence[TopicPartition], topic_ids: Mapping[str, UUID] | None = None
     ) -> None:
@@ -86,17 +84,22 @@ class Fetcher:
 
         Raises UnknownTopicOrPartition for one that does not exist, TopicRecreated for one of another topic.
         """
-        topics = await self._topics(_last_partitions(partitions))
+        topics = await self._topics(last_partitions(partitions))
         for tp in partitions:
             check_partition(topics[tp.topic], tp.partition)
         known_ids = {name: topic.topic_id for name, topic in topics.items()}
         for name, topic in topics.items():
             if topic_ids is not None and topic_ids[name] != topic.topic_id:
                 raise topic_recreated(topic, topic_ids[name], self.metadata.cluster_name)
+        self._assign(partitions, known_ids, is_bounded=topic_ids is not None)
+        self._loop.wake()
+
+    def _assign(
+        self, partitions: Sequence[TopicPartition], topic_ids: Mapping[str, UUID], *, is_bounded: bool
+    ) -> None:
         if not self.state.by_topic:
             self._network.forget()
-        self.subscription.assign(partitions, known_ids, is_bounded=topic_ids is not None)
-        self._loop.wake()
+        self.subscription.assign(partitions, topic_ids, is_bounded=is_bounded)
 
     async def follow(self, topics: Iterable[str]) -> None:
         """Reads all partitions of these topics from now on, and those that will be added. Raises as `assign`."""
@@ -122,9 +125,7 @@ class Fetcher:
         """
         topics = [self.metadata.cached(name) for name in dict.fromkeys(tp.topic for tp in partitions)]
         known_ids = {topic.name: topic.topic_id for topic in topics if topic is not None}
-        if not self.state.by_topic:
-            self._network.forget()
-        self.subscription.assign(partitions, known_ids, is_bounded=False)
+        self._assign(partitions, known_ids, is_bounded=False)
         for tp in newer:
             self.state.seek_to_timestamp(tp, EARLIEST_TIMESTAMP, is_committed=True)
         self._loop.wake()
@@ -203,7 +204,6 @@ class Fetcher:
         self,
         timeout_ms: float,
         deliver: Callable[[Sequence[Fetched]], object],
-        *,
         silence_ms_max: float = math.inf,
     ) -> Later[bool]:
         """Delivers everything fetched; waits up to timeout_ms for something, False when nothing came.
@@ -287,11 +287,3 @@ def _delivered(buffer: FetchBuffer, deliver: Callable[[Sequence[Fetched]], objec
     except Exception as error:
         return error
     return True
-
-
-def _last_partitions(partitions: Iterable[TopicPartition]) -> dict[str, int]:
-    """The highest number of each topic."""
-    last: dict[str, int] = {}
-    for tp in partitions:
-        last[tp.topic] = max(tp.partition, last.get(tp.topic, 0))
-    return last

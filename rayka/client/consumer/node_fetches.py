@@ -8,6 +8,8 @@ partition; without anything wanted nothing is asked. Kafka: FetchSessionHandler,
 
 from collections.abc import Iterable
 
+import msgspec
+
 from rayka.client.consumer.fetch_state import FetchTicket
 from rayka.ids import NO_EPOCH, node_name
 from rayka.protocol.fetch import FIRST_SESSION_EPOCH, FetchPartition, FetchPartitionResult
@@ -19,14 +21,11 @@ _NOT_ASKED = 1 << 62
 _PARTITIONS_MAX = 500
 
 
-class _Asked:
+class _Asked(msgspec.Struct, eq=False):
     """One partition. `asked_in`: the number of the request that asked from this position."""
 
-    __slots__ = ("asked_in", "ticket")
-
-    def __init__(self, ticket: FetchTicket) -> None:
-        self.ticket = ticket
-        self.asked_in = _NOT_ASKED
+    ticket: FetchTicket
+    asked_in: int = _NOT_ASKED
 
 
 class NodeFetches:

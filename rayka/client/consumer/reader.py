@@ -11,7 +11,7 @@ from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from random import Random
-from typing import Any, ParamSpec, TypeVar, Unpack
+from typing import Any, NamedTuple, ParamSpec, TypeVar, Unpack
 from uuid import UUID
 
 import pyarrow as pa
@@ -20,15 +20,15 @@ from rayka.client import io_thread
 from rayka.client.arguments import int_of, is_int
 from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle, resolve
 from rayka.client.bounded_wait import wait_for
-from rayka.client.consumer.consumer import parse_options
 from rayka.client.consumer.consumer_part import topic_names
 from rayka.client.consumer.delivery import Delivery
 from rayka.client.consumer.fetcher import Fetcher
 from rayka.client.consumer.record import Record
 from rayka.client.leader_calls import LeaderCalls
-from rayka.client.list_offsets import LIST_OFFSETS
+from rayka.client.list_offsets import offsets_at
 from rayka.client.metadata import ClusterMetadata, TopicRecreated
 from rayka.client.timestamps import timestamp_ms_of
+from rayka.config import ConsumerConfig
 from rayka.errors import ConfigError, OffsetOutOfRange, UnavailableError
 from rayka.ids import NO_OFFSET, TopicPartition
 from rayka.options import ConsumerOptions
@@ -60,7 +60,7 @@ def read(
     while iterating UnavailableError when nothing arrives for `default_api_timeout_ms`, and InconsistentTopicId when a
     topic was deleted and created again since the call: the range is one of the topic that there was.
     """
-    parsed = parse_options(config, {"auto_offset_reset": "none", **options})
+    parsed = ConsumerConfig.given(config, {"auto_offset_reset": "none", **options}, what="consumer")
     if parsed.group_id is not None:
         raise ConfigError(
             "read: expected no group_id: a bounded range is read without a group; use a Consumer"
@@ -158,9 +158,8 @@ class Reader:
         leaders = LeaderCalls(network, metadata)
 
         async def lookup(timestamp_ms: int) -> dict[TopicPartition, int]:
-            timeout_ms, wanted = config.default_api_timeout_ms, dict.fromkeys(partitions, timestamp_ms)
-            found = await leaders.call(LIST_OFFSETS, wanted, timeout_ms, topic_ids=self._topic_ids)
-            return {tp: found[tp].offset for tp in partitions}
+            timeout_ms = config.default_api_timeout_ms
+            return await offsets_at(leaders, partitions, timestamp_ms, timeout_ms, self._topic_ids)
 
         while True:
             partitions = await self._partitions(metadata, topics)
@@ -173,8 +172,8 @@ class Reader:
             bound = timestamp_ms_of(given) if isinstance(given, datetime) else given
             if isinstance(bound, Mapping):
                 bounds.append(available.named(name, bound))
-            elif isinstance(bound, str) and bound in available.by_word:
-                bounds.append(available.by_word[bound])
+            elif isinstance(bound, str) and bound in available._fields:
+                bounds.append(getattr(available, bound))
             elif is_int(bound) and 0 <= bound < 2**63:
                 bounds.append(available.clamped(await lookup(bound)))
             else:
@@ -201,32 +200,28 @@ class Reader:
         )
 
 
-class _Available:
+class _Available(NamedTuple):
     """The offsets that there are at the call; records that arrive meanwhile are not among them."""
 
-    def __init__(self, earliest: dict[TopicPartition, int], latest: dict[TopicPartition, int]) -> None:
-        self._earliest = earliest
-        self._latest = latest
-        self.by_word = {"earliest": earliest, "latest": latest}
+    earliest: dict[TopicPartition, int]
+    latest: dict[TopicPartition, int]
 
     def named(self, name: str, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """The offsets that a bound names, and the whole range of the partitions that it does not name."""
         for tp, offset in offsets.items():
-            if tp not in self._latest:
-                raise ConfigError(f"read: {tp} is not a partition of {', '.join(self._topics())}")
-            if not self._earliest[tp] <= int_of(offset, f"read: {name} offset of {tp}") <= self._latest[tp]:
+            if tp not in self.latest:
+                topics = dict.fromkeys(each.topic for each in self.latest)
+                raise ConfigError(f"read: {tp} is not a partition of {', '.join(topics)}")
+            if not self.earliest[tp] <= int_of(offset, f"read: {name} offset of {tp}") <= self.latest[tp]:
                 raise OffsetOutOfRange(
                     f"read: {name} offset {offset} of {tp} does not exist; "
-                    f"available: [{self._earliest[tp]}, {self._latest[tp]}]"
+                    f"available: [{self.earliest[tp]}, {self.latest[tp]}]"
                 )
-        return {**(self._earliest if name == "start" else self._latest), **offsets}
+        return {**(self.earliest if name == "start" else self.latest), **offsets}
 
     def clamped(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Offsets by time; where there is no record so late, the end."""
         return {
-            tp: self._latest[tp] if offset == NO_OFFSET else min(offset, self._latest[tp])
+            tp: self.latest[tp] if offset == NO_OFFSET else min(offset, self.latest[tp])
             for tp, offset in offsets.items()
         }
-
-    def _topics(self) -> list[str]:
-        return list(dict.fromkeys(tp.topic for tp in self._latest))

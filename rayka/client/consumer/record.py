@@ -120,11 +120,11 @@ def arrow_of(batch: DecodedBatch, rows: slice, tp: TopicPartition) -> pa.RecordB
     count = rows.stop - rows.start
     keys, headers = batch.keys, batch.headers
     columns = [
-        _constant(tp.topic, pa.string(), count),
-        _constant(tp.partition, pa.int32(), count),
+        constant(tp.topic, pa.string(), count),
+        constant(tp.partition, pa.int32(), count),
         int64_array(batch.offsets[rows]),
         int64_array(batch.timestamps_ms[rows]).view(pa.timestamp("ms", tz="UTC")),
-        _constant(int(batch.batch.timestamp_type), pa.int32(), count),
+        constant(int(batch.batch.timestamp_type), pa.int32(), count),
         keys.slice(rows.start, count),
         batch.values.slice(rows.start, count),
         headers.slice(rows.start, count) if headers is not None else nulls(HEADERS_TYPE, count),
@@ -142,7 +142,7 @@ def rows_between(batch: DecodedBatch, start_offset: int, end_offset: int | None)
     return slice(start, stop)
 
 
-def _constant(value: str | int, data_type: pa.DataType, count: int) -> pa.Array:
+def constant(value: str | int, data_type: pa.DataType, count: int) -> pa.Array:
     """`count` times the same value; short ones are views of one array that is kept."""
     if count > _CONSTANT_ROWS:
         return pa.repeat(pa.scalar(value, data_type), count)

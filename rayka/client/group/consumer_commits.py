@@ -15,8 +15,6 @@ from rayka.client import io_thread
 from rayka.client.arguments import check_callback
 from rayka.client.bootstrap import ClusterHandle
 from rayka.client.consumer.consumer_part import ConsumerPart, partitions_of
-from rayka.client.consumer.delivery import Position
-from rayka.client.consumer.fetcher import Fetcher
 from rayka.client.group.committing import GroupOffsets, Problems, first_problem
 from rayka.client.group.member_requests import GroupMetadata
 from rayka.client.group.offset_values import CommittableOffsets, OffsetAndMetadata, committable
@@ -155,43 +153,39 @@ class ConsumerCommits(ConsumerPart):
         return found
 
     def _ask(self, what: str, offsets: Offsets | None = None) -> "_Ask":
-        group_offsets = self._of_group(what)
-        group, read = self.group_metadata(), self._delivery.read() if offsets is None else {}
-        is_member, on_commit = self._is_subscribed, self._on_commit
-        return _Ask(self._fetcher, group_offsets, group, read, offsets, is_member, on_commit)
+        group_offsets, group = self._of_group(what), self.group_metadata()
+        read = self._delivery.read() if offsets is None else {}
+        chosen = partial(self._fetcher.consumed, read) if offsets is None else lambda: offsets
+        return _Ask(group_offsets, group, chosen, self._is_subscribed, self._on_commit)
 
 
 class _Ask(NamedTuple):
-    """A commit as the caller's thread asks for it; of all positions, or of the offsets given."""
+    """A commit as the caller's thread asks for it. `chosen`: of all positions, or of the offsets given."""
 
-    fetcher: Fetcher
     group_offsets: GroupOffsets
     group: GroupMetadata
-    read: Mapping[TopicPartition, Position]
-    offsets: Offsets | None
+    chosen: Callable[[], Offsets]
     is_member: bool
     on_commit: Callable[[Offsets], object]
 
     async def commit(self) -> None:
-        offsets = self._chosen()
+        offsets = self.chosen()
         await self.group_offsets.commit(offsets, self.group, is_member=self.is_member)
         if offsets:
             self.on_commit(offsets)
 
     def commit_and_tell(self, callback: OnCommit) -> None:
         """Begins it, on the IO thread, without a task of its own: ten thousand a second are asked for."""
-        offsets = self._chosen()
+        offsets = self.chosen()
+        if not offsets:
+            _tell(callback, offsets, None)
+            return
         try:
-            ended = (
-                self.group_offsets.begin(offsets, self.group, is_member=self.is_member) if offsets else None
-            )
+            ended = self.group_offsets.begin(offsets, self.group, is_member=self.is_member)
         except RaykaError as error:
             _tell(callback, offsets, error)
         else:
-            if ended is None:
-                _tell(callback, offsets, None)
-            else:
-                ended.observe(partial(self._on_ended, callback, offsets))
+            ended.observe(partial(self._on_ended, callback, offsets))
 
     def _on_ended(self, callback: OnCommit, offsets: Offsets, ended: Problems | BaseException) -> None:
         if isinstance(ended, BaseException):  # the consumer was closed first
@@ -200,9 +194,6 @@ class _Ask(NamedTuple):
         if error is None:
             self.on_commit(offsets)
         _tell(callback, offsets, error)
-
-    def _chosen(self) -> Offsets:
-        return self.fetcher.consumed(self.read) if self.offsets is None else self.offsets
 
 
 def _tell(callback: OnCommit, offsets: Offsets, error: RaykaError | None) -> None:

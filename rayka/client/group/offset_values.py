@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rayka.client.arguments import int_of, partition_of, text_of
+from rayka.client.arguments import int_of, mapping_of, partition_of, text_of
 from rayka.ids import NO_EPOCH, TopicPartition
 
 
@@ -35,12 +35,8 @@ CommittableOffsets = Mapping[TopicPartition, int | OffsetAndMetadata]
 
 def committable(offsets: Any) -> dict[TopicPartition, OffsetAndMetadata]:
     """What a caller gave to be committed. Raises TypeError, and ValueError of an offset below 0."""
-    if not isinstance(offsets, Mapping):
-        raise TypeError(
-            f"offsets: expected a mapping by rayka.TopicPartition, found {type(offsets).__name__}"
-        )
     found: dict[TopicPartition, OffsetAndMetadata] = {}
-    for tp, given in offsets.items():
+    for tp, given in mapping_of(offsets, "offsets").items():
         each = given if isinstance(given, OffsetAndMetadata) else OffsetAndMetadata(int_of(given, f"{tp}"))
         if not 0 <= int_of(each.offset, f"the offset of {tp}") < 2**63:
             raise ValueError(f"the offset of {tp}: expected 0 or more, below 2**63, found {each.offset}")

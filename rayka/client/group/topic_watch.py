@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from uuid import UUID
 
-from rayka.client.metadata import ClusterMetadata
+from rayka.client.metadata import ClusterMetadata, last_partitions
 from rayka.coordinator.assignors.assignor import PartitionRacks
 from rayka.errors import ErrorCode, UnknownTopicOrPartition
 from rayka.ids import ZERO_ID, TopicPartition, is_internal
@@ -89,10 +89,7 @@ class TopicWatch:
         """Those of an assignment, once their topics are known here; without those whose topic is gone by now: the
         leader of the group will assign anew.
         """
-        last: dict[str, int] = {}
-        for tp in partitions:
-            last[tp.topic] = max(tp.partition, last.get(tp.topic, 0))
-        for name, partition in last.items():
+        for name, partition in last_partitions(partitions).items():
             try:
                 await self._metadata.topic_with(name, partition, self._timeout_ms)
             except UnknownTopicOrPartition as error:

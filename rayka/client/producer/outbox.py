@@ -12,7 +12,7 @@ from typing import Any
 
 from rayka import forks
 from rayka.client import io_thread
-from rayka.client.arguments import text_of
+from rayka.client.arguments import check_callback, text_of
 from rayka.client.bootstrap import ClusterHandle
 from rayka.client.metadata import NoSuchTopic
 from rayka.client.producer.accumulator import Moment
@@ -83,7 +83,7 @@ class Outbox:
             text_of(topic, "topic")
             await self.sender.learn_topic(topic)
         if not self.knows(topic, partition):
-            await self.sender.renew_topic(topic)
+            await self.sender.metadata.renew((topic,), self.config.max_block_ms)
             self.check_partition(topic, partition)
 
     def check_partition(self, topic: str, partition: int | None) -> None:
@@ -113,8 +113,8 @@ class Outbox:
             if known is None:
                 raise NoSuchTopic(f"topic {topic!r} was deleted")
             partition = accumulator.topics.hash_of[row.key] % len(known.queues)
-        if on_delivery is not None and not callable(on_delivery):
-            raise TypeError(f"on_delivery: expected a callable, found {type(on_delivery).__name__}")
+        if on_delivery is not None:
+            check_callback(on_delivery, "on_delivery")
         is_plain = row.key is None and not row.headers and row.timestamp_ms is None
         slot = row.value if is_plain else row
         size_bytes = size_of(slot)
@@ -206,7 +206,7 @@ def _partitioning(given: Any, sender: Sender) -> Partitioning | None:
         return None
     if callable(given):
         partitioner: Any = given
-        return Partitioning(partitioner, sender.known_topic)
+        return Partitioning(partitioner, sender.metadata.last_known)
     raise ConfigError(
         "partitioner: expected a callable of (key, all partitions, those with a leader), "
         f"found {type(given).__name__}"

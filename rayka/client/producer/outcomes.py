@@ -52,10 +52,10 @@ class Outcomes:
         *,
         cluster_name: str,
         codec: Codec,
-        counts: Counts,
     ) -> None:
         self.callback_error: BaseException | None = None
         self.logs_failures = True
+        self.counts = Counts()
         self._to_call_back: list[tuple[ProducerBatch, Sequence[Callback]]] = []
         self._accumulator = accumulator
         self._leaders = leaders
@@ -63,7 +63,6 @@ class Outcomes:
         self._now_ms = now_ms
         self._cluster_name = cluster_name
         self._codec = codec
-        self._counts = counts
 
     def on_answers(
         self, node_id: int, batches: Sequence[ProducerBatch], results: Sequence[ProducePartitionResult]
@@ -75,8 +74,8 @@ class Outcomes:
         for batch, result in zip(batches, results, strict=True):
             if result.error_code in _IN_LOG:
                 self._leaders.on_settled(batch)
-                self._counts.batches += 1
-                self._counts.records += batch.part_count
+                self.counts.batches += 1
+                self.counts.records += batch.part_count
                 if not batch.has_more_parts or not self._go_on(batch, result):
                     appended.append((batch, result))
         self._accumulator.finish([batch for batch, _ in appended], is_acknowledged=True)
@@ -116,7 +115,7 @@ class Outcomes:
         if not may_retry or not self._accumulator.defer(batch, error, retry_ms):
             self.end(batch, error)
             return
-        self._counts.retries += 1
+        self.counts.retries += 1
         if is_soon or not isinstance(error, NO_LEADER_ERRORS):
             return
         if self._leaders.leader_of(batch) in (node_id, NO_NODE):
@@ -131,11 +130,11 @@ class Outcomes:
             if batch.may_be_in_log and batch.sequence is not None:
                 return False
             batch.split(self._codec)
-            self._counts.splits += 1
+            self.counts.splits += 1
             is_going_on = self._accumulator.go_on(batch, None)
         else:
             is_going_on = batch.has_more_parts and self._accumulator.go_on(batch, PartEnd(error=error))
-            self._counts.errors += is_going_on
+            self.counts.errors += is_going_on
             if is_going_on and self.logs_failures:
                 logger.warning("1 record for %s failed: %s", batch.topic_partition, error)
         self._leaders.refresh(batch.topic)  # the limit has changed: batches to come are made for it
@@ -163,7 +162,7 @@ class Outcomes:
 
     def end(self, batch: ProducerBatch, error: Exception) -> None:
         """It has failed for good."""
-        self._counts.errors += batch.left_count if batch.is_sealed else len(batch)
+        self.counts.errors += batch.left_count if batch.is_sealed else len(batch)
         callbacks = batch.fail(error)
         self._leaders.on_settled(batch)
         self._accumulator.finish((batch,), is_acknowledged=False)

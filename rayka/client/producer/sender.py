@@ -21,7 +21,6 @@ from rayka.client.producer.outcomes import NO_LEADER_ERRORS, Outcomes
 from rayka.client.producer.partition_leaders import PartitionLeaders
 from rayka.client.producer.partition_queue import NEVER, Limits
 from rayka.client.producer.producer_batch import ProducerBatch
-from rayka.client.producer.producer_metrics import Counts
 from rayka.client.retry import Backoff
 from rayka.config import ProducerConfig, TopicConfig
 from rayka.errors import (
@@ -74,21 +73,21 @@ class Sender:
         self._backoff = Backoff.of(config, random)
         self._loop = loop or io_thread.loop()
         self._network = handle.network(config.transport)
-        self._metadata = ClusterMetadata(self._network, handle.name, config, random, on_topic=self._set_topic)
+        self.metadata = ClusterMetadata(self._network, handle.name, config, random)
+        self.metadata.listen(self._set_topic)
         self._dispatch = Dispatch(
-            self._metadata,
+            self.metadata,
             config.max_in_flight_requests_per_connection,
             self._on_no_leader,
             self._on_no_producer_id,
         )
         self._leaders = PartitionLeaders(
-            self._metadata,
+            self.metadata,
             self.accumulator,
             config.retry_backoff_ms,
             self._run,
             lambda batches, error: self.outcomes.fail(batches, error),  # noqa: PLW0108  made below
         )
-        self.counts = Counts()
         self.outcomes = Outcomes(
             self.accumulator,
             self._leaders,
@@ -96,8 +95,8 @@ class Sender:
             self.now_ms,
             cluster_name=self.cluster_name,
             codec=self._codec,
-            counts=self.counts,
         )
+        self.counts = self.outcomes.counts
         self._timer: asyncio.TimerHandle | None = None
         self._is_asking_for_id = False
         self._tasks: dict[asyncio.Task[None], None] = {}
@@ -152,15 +151,7 @@ class Sender:
 
     async def learn_topic(self, name: str) -> None:
         """Makes the topic known to the accumulator. Raises UnknownTopicOrPartition, InvalidTopic, UnavailableError."""
-        self._set_topic(await self._metadata.topic(name, self._config.max_block_ms))
-
-    def known_topic(self, name: str) -> MetadataTopic | None:
-        """The topic as it is known; from any thread."""
-        return self._metadata.last_known(name)
-
-    async def renew_topic(self, name: str) -> None:
-        """Makes the topic known as the active controller has it now. Raises UnavailableError."""
-        await self._metadata.renew((name,), self._config.max_block_ms)
+        self._set_topic(await self.metadata.topic(name, self._config.max_block_ms))
 
     def _set_topic(self, topic: MetadataTopic) -> None:
         """New records go to the partitions that the topic has now; those that wait stay where they are."""
@@ -199,14 +190,14 @@ class Sender:
         """Any broker gives one; this one leads what is to be sent first. One that is cut off from the controller has
         none to give: what is ready waits for another try, or fails.
         """
-        node_id = self._metadata.nodes.trusted_broker(leader_id)
+        node_id = self.metadata.nodes.trusted_broker(leader_id)
         timeout_ms = self._config.request_timeout_ms
         try:
             response = await self._network.call(node_id, InitProducerIdRequest(), timeout_ms)
             self.accumulator.identity.producer_id = response.producer_id
         except ApiError as error:
             if isinstance(error, (NetworkException, RequestTimedOut, BrokerNotAvailable)):
-                self._metadata.nodes.on_unanswered(node_id)
+                self.metadata.nodes.on_unanswered(node_id)
             if isinstance(error, NO_LEADER_ERRORS):
                 self._leaders.refresh(topic)
             for batch in self.accumulator.ready(self.now_ms()):
@@ -250,7 +241,7 @@ class Sender:
             self.outcomes.on_answers(node_id, batches, outcome.partitions)
         elif isinstance(outcome, ApiError):
             if isinstance(outcome, (NetworkException, RequestTimedOut)):
-                self._metadata.nodes.on_unanswered(node_id)
+                self.metadata.nodes.on_unanswered(node_id)
             for batch in batches:
                 self.outcomes.on_error(batch, outcome, node_id)
         elif isinstance(outcome, Exception):
@@ -278,7 +269,7 @@ class Sender:
     def _encoded(self, started: list[ProducerBatch]) -> tuple[list[ProducerBatch], list[ProducePartition]]:
         """Those that can be encoded, and what the request has for each; the others fail."""
         batches, parts = [], []
-        topics = {name: self._metadata.cached(name) for name in {each.topic: None for each in started}}
+        topics = {name: self.metadata.cached(name) for name in {each.topic: None for each in started}}
         for batch in started:
             topic, known = topics[batch.topic], self.accumulator.topics.get(batch.topic)
             try:

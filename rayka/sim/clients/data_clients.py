@@ -168,7 +168,7 @@ class _Producer(DataClient):
             if (known := topics.get(target.topic)) is None:
                 await sender.learn_topic(target.topic)
             elif target.partition >= len(known.queues):
-                await sender.renew_topic(target.topic)
+                await sender.metadata.renew((target.topic,), self._config.max_block_ms)
         except RaykaError as error:
             self.tell("blocked", str(error)[:80])
             return False
