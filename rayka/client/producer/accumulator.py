@@ -310,7 +310,7 @@ class Accumulator:
                 return False
             queue = self.topics.queue_of(batch)
             if end is not None:
-                self.identity.on_part_over(queue, batch, is_acknowledged=end.error is None)
+                self.identity.on_over(queue, batch, batch.part_count, is_acknowledged=end.error is None)
                 batch.end_part(end)
             batch.is_in_flight = False
             self._settle(queue)
@@ -334,7 +334,7 @@ class Accumulator:
         queue = self.topics.queue_of(batch)
         queue.remove(batch)
         self.topics.pool.release(batch)
-        self.identity.on_over(queue, batch, is_acknowledged=is_acknowledged)
+        self.identity.on_over(queue, batch, batch.left_count, is_acknowledged=is_acknowledged)
         self._settle(queue)
 
     def _settle(self, queue: PartitionQueue) -> None:

@@ -168,14 +168,17 @@ def _sizes(columns: Columns) -> np.ndarray:
 
 def _lengths(array: pa.Array) -> np.ndarray:
     if array.type in (pa.binary(), pa.string()) and len(array) and not array.null_count:
-        offsets = np.frombuffer(array.buffers()[1], np.int32, len(array) + 1, array.offset * 4)
-        return np.diff(offsets).astype(
-            np.int64
-        )  # `to_numpy` and `fill_null` import pandas, in up to a second
+        # `to_numpy` and `fill_null` import pandas, in up to a second.
+        return _offset_steps(array).astype(np.int64)
     lengths = pc.binary_length(array)
     if lengths.null_count:
         lengths = lengths.fill_null(0)
     return np.asarray(lengths.to_numpy(zero_copy_only=False), np.int64)
+
+
+def _offset_steps(array: pa.Array) -> np.ndarray:
+    """How long each is, of an array without nulls whose offsets are of 32 bits."""
+    return np.diff(np.frombuffer(array.buffers()[1], np.int32, len(array) + 1, array.offset * 4))
 
 
 def _header_sizes(headers: pa.Array) -> np.ndarray:
@@ -189,7 +192,7 @@ def _header_sizes(headers: pa.Array) -> np.ndarray:
 
 def _counts(headers: pa.Array) -> np.ndarray:
     if pa.types.is_list(headers.type) and not headers.null_count:
-        return np.diff(np.frombuffer(headers.buffers()[1], np.int32, len(headers) + 1, headers.offset * 4))
+        return _offset_steps(headers)
     return np.asarray(headers.value_lengths().fill_null(0).to_numpy(zero_copy_only=False))
 
 
@@ -263,12 +266,7 @@ def _header_array(headers: Sequence[Any]) -> pa.Array:
     fields = [pa.field("key", pa.string()), pa.field("value", pa.binary())]
     offsets = np.zeros(len(headers) + 1, np.int32)
     np.cumsum([len(each) if each else 0 for each in headers], out=offsets[1:])
-    return pa.Array.from_buffers(
-        pa.list_(pa.struct(fields)),
-        len(headers),
-        [None, pa.py_buffer(offsets)],
-        children=[pa.StructArray.from_arrays([keys, values], fields=fields)],
-    )
+    return pa.ListArray.from_arrays(offsets, pa.StructArray.from_arrays([keys, values], fields=fields))
 
 
 def _checked_headers(array: pa.Array) -> pa.Array:

@@ -7,6 +7,8 @@ meanwhile. On the IO thread only. Kafka: Sender.sendProducerData, RecordAccumula
 
 from collections.abc import Callable
 
+import msgspec
+
 from rayka.client.metadata import ClusterMetadata
 from rayka.client.producer.producer_batch import ProducerBatch
 from rayka.errors import RaykaError
@@ -16,20 +18,18 @@ from rayka.protocol.membership import MetadataTopic
 REQUEST_BYTES_MAX = 4 << 20
 REQUEST_BATCHES_MAX = 300  # small ones take a loop's time by their number, here and on the broker
 _BACKLOG_MS_MAX = 2_000.0  # how long a backlog may fill
-LEADER_BATCHES_MAX = (
-    2 * REQUEST_BATCHES_MAX
-)  # on their way to one: it is busy, and what waits here still fills
+# On their way to one: it is busy, and what waits here still fills.
+LEADER_BATCHES_MAX = 2 * REQUEST_BATCHES_MAX
 
 
-class _Load:
+class _Load(msgspec.Struct, eq=False):
     """What is on its way to one leader; `filling` is the request that takes more batches now."""
 
-    def __init__(self) -> None:
-        self.request_count = 0
-        self.batch_count = 0
-        self.full_request_ms = 0.0  # how long the last full request took
-        self.filling: list[ProducerBatch] = []
-        self.filling_bytes = 0
+    request_count: int = 0
+    batch_count: int = 0
+    full_request_ms: float = 0.0  # how long the last full request took
+    filling: list[ProducerBatch] = []
+    filling_bytes: int = 0
 
 
 class Dispatch:

@@ -10,7 +10,6 @@ Kafka: KafkaProducer (C7, C11, G10, G18). Left out: transactions.
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from rayka.client import io_thread
@@ -105,9 +104,7 @@ class Producer(ProcessBound):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:

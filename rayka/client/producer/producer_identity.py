@@ -52,13 +52,14 @@ class ProducerIdentity:
         if queue.batches[0] is batch and batch.went_first:
             queue.sequences.needs_new_epoch = True
 
-    def on_over(self, queue: PartitionQueue, batch: ProducerBatch, *, is_acknowledged: bool) -> None:
-        """The log has what was left of the batch, or it is given up and the log may have it."""
-        _tell(queue, batch, batch.left_count, is_acknowledged=is_acknowledged)
-
-    def on_part_over(self, queue: PartitionQueue, batch: ProducerBatch, *, is_acknowledged: bool) -> None:
-        """As `on_over`, of the part that is next."""
-        _tell(queue, batch, batch.part_count, is_acknowledged=is_acknowledged)
+    def on_over(
+        self, queue: PartitionQueue, batch: ProducerBatch, count: int, *, is_acknowledged: bool
+    ) -> None:
+        """The log has so many records of the batch that were left, or they are given up and the log may have them."""
+        if batch.sequence is not None:
+            sequences = queue.sequences
+            on_over = sequences.on_acknowledged if is_acknowledged else sequences.on_failed
+            on_over(batch.sequence.base_sequence, count)
 
     def settle(self, queue: PartitionQueue) -> None:
         """Something of the partition is not in flight any more: begins the next epoch if it is needed, and possible."""
@@ -74,10 +75,3 @@ class ProducerIdentity:
             sequences.begin_next_epoch()
             for batch in sent:
                 batch.sequence = None
-
-
-def _tell(queue: PartitionQueue, batch: ProducerBatch, count: int, *, is_acknowledged: bool) -> None:
-    if batch.sequence is not None:
-        sequences = queue.sequences
-        on_over = sequences.on_acknowledged if is_acknowledged else sequences.on_failed
-        on_over(batch.sequence.base_sequence, count)
