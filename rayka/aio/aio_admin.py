@@ -4,7 +4,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 
-from rayka.aio.opening import AioClient, Opening
+from rayka.aio.opening import AioClient
 from rayka.client.admin import admin
 from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle
 from rayka.client.bounded_wait import await_for
@@ -37,7 +37,7 @@ def _awaited(
     return call
 
 
-class Admin(AioClient):
+class Admin(AioClient[_Core]):
     """Manages topics, partitions, brokers, groups and the quorum, from an event loop. `async with` closes it.
 
     Options, arguments, results and errors are those of `rayka.Admin`. It looks for its cluster when it is first
@@ -54,10 +54,10 @@ class Admin(AioClient):
         **options: Unpack[AdminOptions],
     ) -> None:
         AdminConfig.given(config, options, what="admin")
-        self._opening = Opening(partial(_Core, cluster, config=config, **options), "aio.Admin")
+        super().__init__(partial(_Core, cluster, config=config, **options), "aio.Admin")
 
     def __repr__(self) -> str:
-        return repr(self._opening)
+        return f"<aio.Admin{' closed' * self._is_closed}>"
 
     create_topic = _awaited(admin.Admin.create_topic)
     delete_topic = _awaited(admin.Admin.delete_topic)
@@ -92,9 +92,6 @@ class Admin(AioClient):
 
     async def close(self) -> None:
         """Ends; closing again does nothing."""
-        core = await self._opening.close()
+        core = await self._to_close()
         if core is not None:
             core.close()
-
-    async def _open(self) -> _Core:
-        return await self._opening.core()

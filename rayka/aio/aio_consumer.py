@@ -19,7 +19,7 @@ from weakref import finalize
 import pyarrow as pa
 
 from rayka.aio.call_thread import CallThread
-from rayka.aio.opening import AioClient, Opening
+from rayka.aio.opening import AioClient
 from rayka.aio.reports import Reports
 from rayka.client import io_thread
 from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle
@@ -157,7 +157,7 @@ def _awaited(
     return call
 
 
-class Consumer(AioClient, Generic[ValueT]):
+class Consumer(AioClient[_Core], Generic[ValueT]):
     """Reads records of topics in order per partition, from an event loop. `async with` closes it.
 
     Arguments, options, guarantees and errors are those of `rayka.Consumer`. It looks for its cluster when it is first
@@ -180,15 +180,11 @@ class Consumer(AioClient, Generic[ValueT]):
         config: Mapping[str, Any] | None = None,
         **options: Unpack[ConsumerOptions],
     ) -> None:
-        self._config: ConsumerConfig = consumer.parse_options(config, options)
+        self._config = ConsumerConfig.given(config, options, what="consumer")
         given = {"cluster": cluster, "config": config, **options}
-        self._opening = Opening(partial(_Core, topics, given), "aio.Consumer")
-        self._core: _Core | None = None
+        super().__init__(partial(_Core, topics, given), "aio.Consumer")
         self._reports = Reports()
         self._interceptors = ConsumerInterceptors.of(self._config.interceptors)
-
-    def __repr__(self) -> str:
-        return repr(self._core or self._opening)
 
     # ---- Reading ---------------------------------------------------------------------------------------------------
 
@@ -212,7 +208,7 @@ class Consumer(AioClient, Generic[ValueT]):
     async def __aiter__(self) -> AsyncIterator[Record[ValueT]]:
         """Records one after another, until the consumer is closed. As a loop over a `rayka.Consumer`."""
         await self._open()
-        while not self._opening.is_closed:
+        while not self._is_closed:
             try:
                 core = await self._until_there_are_records(_ITERATION_POLL_MS)
             except ClosedError:  # meanwhile, by another task
@@ -259,7 +255,7 @@ class Consumer(AioClient, Generic[ValueT]):
         """Stops fetching, and leaves the group at once; other tasks' calls raise ClosedError from then on, and their
         loops end. Closing again does nothing.
         """
-        core = await self._opening.close()
+        core = await self._to_close()
         if core is None:
             return
         core.end_wait()
@@ -272,10 +268,9 @@ class Consumer(AioClient, Generic[ValueT]):
     # ---- Within ----------------------------------------------------------------------------------------------------
 
     async def _open(self) -> _Core:
-        core = await self._opening.core()
-        if self._core is None and self._interceptors is not None:
+        was_open, core = self._core is not None, await super()._open()
+        if not was_open and self._interceptors is not None:
             core.report_commits(self._reports.to_loop(self._interceptors.await_tell, "interceptors"))
-        self._core = core
         return core
 
     async def _taken(self, timeout_ms: float, take: Callable[[_Core], ResultT | None]) -> ResultT | None:
@@ -291,7 +286,7 @@ class Consumer(AioClient, Generic[ValueT]):
     async def _until_there_are_records(self, timeout_ms: float) -> _Core:
         """Returns, too, when there are none after timeout_ms."""
         core = self._core
-        if core is None or self._opening.is_closed:
+        if core is None or self._is_closed:
             core = await self._open()
         if core.is_at_hand():
             core.poll_at_hand()

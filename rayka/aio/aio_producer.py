@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar, Unpack
 
-from rayka.aio.opening import AioClient, Opening
+from rayka.aio.opening import AioClient
 from rayka.aio.reports import Reports
 from rayka.client import io_thread
 from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle
@@ -52,7 +52,7 @@ class _Core(producer.Producer):
         return self._accumulator.close()
 
 
-class Producer(AioClient):
+class Producer(AioClient[_Core]):
     """Sends records to topics, from an event loop. `async with` closes it.
 
     Arguments, options and guarantees are those of `rayka.Producer`. It looks for its cluster when it is first awaited,
@@ -75,12 +75,8 @@ class Producer(AioClient):
         **options: Unpack[ProducerOptions],
     ) -> None:
         self._config = ProducerConfig.given(config, options, what="producer")
-        self._opening = Opening(partial(_Core, cluster, config=config, **options), "aio.Producer")
-        self._core: _Core | None = None
+        super().__init__(partial(_Core, cluster, config=config, **options), "aio.Producer")
         self._reports = Reports()
-
-    def __repr__(self) -> str:
-        return repr(self._core or self._opening)
 
     async def send(
         self,
@@ -161,7 +157,7 @@ class Producer(AioClient):
 
         Cancelled, it ends at once: what is not over fails with ClosedError.
         """
-        core = await self._opening.close()
+        core = await self._to_close()
         if core is None:
             return
         try:
@@ -177,10 +173,6 @@ class Producer(AioClient):
         return self._core.metrics()
 
     # ---- Within ----
-
-    async def _open(self) -> _Core:
-        self._core = await self._opening.core()
-        return self._core
 
     async def _send(
         self, outbox: Outbox, topic: str, row: Row, partition: int | None, on_delivery: OnDelivery | None

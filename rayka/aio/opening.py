@@ -15,33 +15,45 @@ from rayka.errors import ClosedError
 CoreT = TypeVar("CoreT")
 
 
-class Opening(Generic[CoreT]):
-    """The core of an async client, which is a sync client, once it is there."""
+class AioClient(ProcessBound, Generic[CoreT]):
+    """What all async clients have: a core, which is a sync client, once they are open; and `async with`."""
 
     def __init__(self, make: Callable[[], CoreT], name: str) -> None:
         self._make = make
         self._name = name
         self._look: asyncio.Future[CoreT] | None = None
-        self.is_closed = False
+        self._core: CoreT | None = None
+        self._is_closed = False
 
     def __repr__(self) -> str:
-        return f"<{self._name}{' closed' * self.is_closed}>"
+        return f"<{self._name}{' closed' * self._is_closed}>" if self._core is None else repr(self._core)
 
-    async def core(self) -> CoreT:
-        """Raises what making it raises, and ClosedError."""
+    async def close(self) -> Any:
+        """Ends."""
+
+    async def __aenter__(self) -> Self:
+        await self._open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _open(self) -> CoreT:
+        """The core. Raises what making it raises, and ClosedError."""
         io_thread.refuse(self._name)
-        if self.is_closed:
-            raise ClosedError(f"{self!r}: make a new one")
-        return await self._core()
+        if self._is_closed:
+            raise ClosedError(f"<{self._name} closed>: make a new one")
+        self._core = await self._found()
+        return self._core
 
-    async def close(self) -> CoreT | None:
-        """What is to be closed: None if it was closed before, or never opened."""
-        if self.is_closed or io_thread.is_lost():
+    async def _to_close(self) -> CoreT | None:
+        """The core: None if it was closed before, or never opened."""
+        if self._is_closed or io_thread.is_lost():
             return None
-        self.is_closed = True
-        return None if self._look is None else await self._core()
+        self._is_closed = True
+        return None if self._look is None else await self._found()
 
-    async def _core(self) -> CoreT:
+    async def _found(self) -> CoreT:
         look = self._look
         if look is not None and look.done() and not look.cancelled() and look.exception() is None:
             return look.result()  # a shield for each poll would cost as much as twenty records
@@ -62,20 +74,3 @@ async def _made(make: Callable[[], CoreT]) -> CoreT:
     made: list[CoreT] = []
     await asyncio.to_thread(lambda: made.append(make()))
     return made.pop()
-
-
-class AioClient(ProcessBound):
-    """What all async clients have: `async with`."""
-
-    async def close(self) -> Any:
-        """Ends."""
-
-    async def __aenter__(self) -> Self:
-        await self._open()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def _open(self) -> Any:
-        """The core."""
