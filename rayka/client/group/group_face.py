@@ -65,9 +65,9 @@ class GroupFace:
     def hand_over(self) -> None:
         """Does all that is to be done now, and raises what the member has failed with."""
         while self._has_handover:
-            if not self._stages:
-                ready = self.member.ready
-                self._stages = HandoverStages(ready) if ready is not None else None
+            ready = self.member.ready
+            if not self._stages and ready is not None:
+                self._stages = HandoverStages(ready)
             self._go_on()
         if self.member.failure is not None:
             failure = self._run(self.member.take_failure)
@@ -85,16 +85,16 @@ class GroupFace:
     def _go_on(self) -> None:
         stages = self._stages
         while stages:
-            stage = stages.next()
+            stage = stages.left[0]
             if stage is Stage.COMMIT:
                 self._commit()
-                stages.done()
+                stages.left.popleft()
             elif stage is Stage.READ:
                 if not self._run(self.member.read, stages.handover):
-                    stages.give_up()
+                    stages.left.clear()
                     return
-                self._delivery.keep_only(dict.fromkeys(stages.partitions))
-                stages.done()
+                self._delivery.keep_only(dict.fromkeys(stages.handover.read))
+                stages.left.popleft()
             else:
                 self._tell(stages.callback(self.listener))
 

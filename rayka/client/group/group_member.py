@@ -107,10 +107,9 @@ class GroupMember:
             return True
         if ready is not self.ready:
             return False
-        self._last, added = ready, ready.added or ()
-        self._fetcher.read(
-            (*ready.kept, *added), newer=[each for each in added if self._topics.is_newer(each)]
-        )
+        self._last = ready
+        newer = [each for each in ready.added or () if self._topics.is_newer(each)]
+        self._fetcher.read(ready.read, newer=newer)
         self._core.on_handed_over(ready)
         self._advance()
         return True

@@ -76,6 +76,11 @@ class Handover:
     added: tuple[TopicPartition, ...] | None = None
     is_lost: bool = False
 
+    @property
+    def read(self) -> tuple[TopicPartition, ...]:
+        """What is read from then on."""
+        return (*self.kept, *(self.added or ()))
+
 
 @dataclass(frozen=True, slots=True)
 class LookUpTopics:
@@ -173,7 +178,7 @@ class Membership:
 
     def on_handed_over(self, handover: Handover) -> None:
         """The application was told, and reads what it says."""
-        self.owned = dict.fromkeys((*handover.kept, *(handover.added or ())))
+        self.owned = dict.fromkeys(handover.read)
         if self._is_leaving:
             self._leave_group("the consumer was closed or has unsubscribed")
             self._forget()

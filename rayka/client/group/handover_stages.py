@@ -37,43 +37,29 @@ class Listener(NamedTuple):
 
 
 class HandoverStages:
-    """The stages of a handover that are left. True while there are any."""
+    """The stages of a handover that are `left`, the one to be done now first; true while there are any. What is done is
+    taken out, and all where the member is to do something else by now.
+    """
 
     def __init__(self, handover: Handover) -> None:
         self.handover = handover
-        self._left = deque([Stage.READ])
+        self.left = deque([Stage.READ])
         if handover.revoked:
-            self._left.appendleft(Stage.TELL_LOST if handover.is_lost else Stage.TELL_REVOKED)
+            self.left.appendleft(Stage.TELL_LOST if handover.is_lost else Stage.TELL_REVOKED)
         if not handover.is_lost:
-            self._left.appendleft(Stage.COMMIT)
+            self.left.appendleft(Stage.COMMIT)
         if handover.added is not None:
-            self._left.append(Stage.TELL_ADDED)
+            self.left.append(Stage.TELL_ADDED)
 
     def __repr__(self) -> str:
-        return f"<HandoverStages {[each.name for each in self._left]} of {self.handover}>"
+        return f"<HandoverStages {[each.name for each in self.left]} of {self.handover}>"
 
     def __bool__(self) -> bool:
-        return bool(self._left)
-
-    @property
-    def partitions(self) -> tuple[TopicPartition, ...]:
-        """What is read from the stage READ on."""
-        return (*self.handover.kept, *(self.handover.added or ()))
-
-    def next(self) -> Stage:
-        """What is to be done now; `done` when it is."""
-        return self._left[0]
-
-    def done(self) -> None:
-        self._left.popleft()
-
-    def give_up(self) -> None:
-        """The member is to do something else by now."""
-        self._left.clear()
+        return bool(self.left)
 
     def callback(self, listener: Listener) -> Callable[[], Any] | None:
         """The callback of a telling stage, which is done with that; None where the application has none."""
-        stage, handover = self._left.popleft(), self.handover
+        stage, handover = self.left.popleft(), self.handover
         if stage is Stage.TELL_ADDED:
             told, partitions = listener.on_assign, handover.added or ()
         elif stage is Stage.TELL_LOST:

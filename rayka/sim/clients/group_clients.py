@@ -270,10 +270,10 @@ class _Member(DataClient):
         while (ready := reading.member.ready) is not None:
             stages, is_committed = HandoverStages(ready), False
             while stages:
-                stage = stages.next()
+                stage = stages.left[0]
                 if stage is Stage.COMMIT:
                     is_committed = await self._commit(reading)
-                    stages.done()
+                    stages.left.popleft()
                 elif stage is Stage.READ:
                     await self._read(reading, stages, is_committed=is_committed)
                 else:
@@ -287,17 +287,17 @@ class _Member(DataClient):
         generation_id = reading.member.metadata.generation_id
         added = {each: (generation_id, history.committed_end(each)) for each in handover.added or ()}
         if not await reading.member.read(handover):
-            stages.give_up()
+            stages.left.clear()
             return
-        reading.delivery.keep_only(dict.fromkeys(stages.partitions))
-        revoked = [each for each in self.owned if each not in stages.partitions]
-        self.owned = stages.partitions
+        reading.delivery.keep_only(dict.fromkeys(handover.read))
+        revoked = [each for each in self.owned if each not in handover.read]
+        self.owned = handover.read
         self.tell("owns", f"{list(self.owned)} in generation {generation_id}")
         self._added = {tp: self._added[tp] for tp in self.owned if tp in self._added} | added
         history.on_released(self.life, revoked, is_committed=is_committed)
         if handover.added is not None:
             history.on_owned(self.life, generation_id, self.owned, handover.added)
-        stages.done()
+        stages.left.popleft()
 
     # ---- Commits -----------------------------------------------------------------------------------------------------
 
