@@ -163,14 +163,13 @@ class WorkerPool:
         for _ in range(self._wanted - sum(not each.is_draining for each in self._running.values())):
             worker_id = next(self._ids)
             actor = self._make_actor.remote(worker_id, self._plan)
-            status = WorkerStatus(worker_id, 0, 0, 0, 0, 0, 0.0, is_ready=False)
+            status = WorkerStatus(worker_id, is_ready=False)
             self._running[worker_id] = _Running(actor, actor.run.remote(), status)
 
     def _reap(self) -> None:
         """Takes out workers that have ended; the first that cannot go on ends the pool."""
         ends = {each.end: worker_id for worker_id, each in self._running.items()}
-        done, _ = ray.wait(list(ends), num_returns=len(ends), timeout=0) if ends else ([], [])
-        for each in done:
+        for each in _ended(list(ends), 0):
             worker_id = ends[each]
             try:
                 end: WorkerEnd = ray.get(each)
@@ -237,9 +236,7 @@ class WorkerPool:
 
     def _ask_all(self) -> None:
         asked = {worker_id: each.actor.status.remote() for worker_id, each in self._running.items()}
-        done, _ = (
-            ray.wait(list(asked.values()), num_returns=len(asked), timeout=_LOOK_S) if asked else ([], [])
-        )
+        done = _ended(list(asked.values()), _LOOK_S)
         for worker_id, each in asked.items():
             if each in done:
                 running = self._running[worker_id]
@@ -284,6 +281,11 @@ class WorkerPool:
     def _kill_all(self) -> None:
         for each in list(self._running.values()):
             ray.kill(each.actor)
+
+
+def _ended(calls: list[Any], timeout_s: float) -> list[Any]:
+    """Those that have ended after timeout_s, or all before."""
+    return ray.wait(calls, num_returns=len(calls), timeout=timeout_s)[0] if calls else []
 
 
 def workers(

@@ -29,12 +29,12 @@ class WorkerStatus:
     """What one worker has done since it began."""
 
     worker_id: int
-    partitions: int
-    records: int
-    batches: int
-    retries: int
-    poison: int
-    busy_s: float
+    partitions: int = 0
+    records: int = 0
+    batches: int = 0
+    retries: int = 0
+    poison: int = 0
+    busy_s: float = 0.0
     is_ready: bool = True
 
 
@@ -158,9 +158,8 @@ class Worker:
     def _commit(self) -> None:
         try:
             self._consumer.commit()
-        except (
-            ApiError
-        ) as error:  # its partitions are another member's by now, which is given the batch again
+        except ApiError as error:
+            # Its partitions are another member's by now, which is given the batch again.
             logger.warning("%r could not commit: %s", self, error)
 
 

@@ -63,11 +63,7 @@ class WorkerActor:
 
     def status(self) -> WorkerStatus:
         worker = self._worker
-        return (
-            worker.status()
-            if worker is not None
-            else WorkerStatus(self._id, 0, 0, 0, 0, 0, 0.0, is_ready=False)
-        )
+        return worker.status() if worker is not None else WorkerStatus(self._id, is_ready=False)
 
     def drain(self) -> None:
         """`run` returns soon."""
