@@ -1,4 +1,4 @@
-"""The brain of an `Admin`, on the IO thread: topics and the cluster; the other parts are objects of their own.
+"""The brain of an `Admin`, on the IO thread: topics, the cluster and its load; the rest are objects of their own.
 
 A request that is repeated after a lost answer recognises its own work. Kafka: KafkaAdminClient.
 """
@@ -7,9 +7,11 @@ import logging
 from contextlib import suppress
 from random import Random
 
+import msgspec
+
 from rayka.client.admin.admin_configs import AsyncConfigAdmin
 from rayka.client.admin.admin_groups import AsyncGroupAdmin
-from rayka.client.admin.admin_load import AsyncLoadAdmin
+from rayka.client.admin.admin_load_results import BalancePlan, BalanceStatus, ClusterLoad, EventInfo
 from rayka.client.admin.admin_part import AdminPart
 from rayka.client.admin.admin_partitions import AsyncPartitionAdmin
 from rayka.client.admin.admin_quorum import AsyncQuorumAdmin
@@ -22,6 +24,8 @@ from rayka.client.retry import Retry
 from rayka.config import AdminConfig
 from rayka.errors import BrokerIdNotRegistered, ErrorCode
 from rayka.ids import TopicPartition
+from rayka.protocol.balance import BalanceRequest, CancelBalanceRequest, DescribeBalanceRequest
+from rayka.protocol.events import DescribeEventsRequest
 from rayka.protocol.load import DescribeLoadRequest
 from rayka.protocol.membership import MetadataRequest, MetadataTopic
 from rayka.protocol.partition_admin import CreatePartitionsRequest, NewPartitions, UnregisterBrokerRequest
@@ -41,7 +45,6 @@ class AsyncAdmin(AdminPart):
         self.partitions = AsyncPartitionAdmin(metadata, self.timeout_ms)
         self.groups = AsyncGroupAdmin(metadata, self.timeout_ms)
         self.configs = AsyncConfigAdmin(metadata, self.timeout_ms)
-        self.load = AsyncLoadAdmin(metadata, self.timeout_ms)
 
     async def create_topic(self, topic: NewTopic, *, if_not_exists: bool = False) -> TopicDescription:
         retry = Retry(self.timeout_ms, self._nodes.backoff)
@@ -96,8 +99,8 @@ class AsyncAdmin(AdminPart):
 
     async def describe_topics(self, names: tuple[str, ...] | None) -> list[TopicDescription]:
         topics = await self._topics(names)
-        looks = await self.partitions.look_at_replicas(topics)
-        return [TopicDescription.of(each, looks) for each in topics]
+        held = await self.partitions.held(topics)
+        return [TopicDescription.of(each, held) for each in topics]
 
     async def describe_cluster(self) -> ClusterSummary:
         return ClusterSummary.of(self.cluster_name, await self._ask(MetadataRequest()))
@@ -123,6 +126,41 @@ class AsyncAdmin(AdminPart):
         await self._registered((broker_id,))
         with suppress(BrokerIdNotRegistered):  # an earlier try, whose answer was lost, has done it
             await self._ask(UnregisterBrokerRequest(broker_id))
+
+    # ---- Load and what the cluster decides by itself ----
+
+    async def describe_load(self, topics: tuple[str, ...] | None) -> ClusterLoad:
+        """What the active controller knows; with topics, only partitions of these, which have to exist."""
+        wanted = None if topics is None else tuple(dict.fromkeys(topics))
+        if wanted:
+            await self._topics(wanted)
+        return ClusterLoad.of(await self._ask(DescribeLoadRequest(wanted or None)), names=wanted)
+
+    async def balance(self, moves: int) -> BalancePlan:
+        """The plan, once every usable broker knows of the moves that have begun."""
+        response = await self._ask(BalanceRequest(moves))
+        if response.begun_count:
+            await self._until_applied(response.metadata_offset)
+        return msgspec.convert(response, BalancePlan, from_attributes=True)
+
+    async def describe_balance(self) -> BalanceStatus:
+        """How far the balance is."""
+        return BalanceStatus.taken_from(await self._ask(DescribeBalanceRequest()))
+
+    async def cancel_balance(self) -> bool:
+        """Whether one was under way; then every usable broker knows that it is not any more."""
+        request = CancelBalanceRequest()
+        response, may_have_run = await self._nodes.call_controller_again(request, self.timeout_ms)
+        if response.is_cancelled:
+            await self._until_applied(response.metadata_offset)
+        return response.is_cancelled or may_have_run
+
+    async def events(self, since: int, count: int) -> list[EventInfo]:
+        """The newest events of those after one, the oldest first."""
+        response = await self._ask(DescribeEventsRequest(since, count))
+        return [EventInfo.taken_from(each) for each in response.events]
+
+    # ---- Within ----
 
     async def _described(self, name: str) -> TopicDescription:
         """The topic as the controller knows it."""

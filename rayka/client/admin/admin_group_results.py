@@ -1,7 +1,7 @@
 """What an `Admin` answers about groups: frozen values, plain enough for JSON."""
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 from rayka.client.admin.admin_results import Result
 from rayka.errors import CorruptRecord
@@ -30,15 +30,6 @@ class GroupMember(Result):
     client_host: str
     assignment: tuple[TopicPartition, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, fit for JSON."""
-        plain = {
-            each: getattr(self, each)
-            for each in ("member_id", "group_instance_id", "client_id", "client_host")
-        }
-        assignment = [{"topic": each.topic, "partition": each.partition} for each in self.assignment]
-        return {**plain, "assignment": assignment}
-
     @classmethod
     def of(cls, member: DescribedMember, protocol_type: str) -> Self:
         assignment = _assignment(member.assignment) if protocol_type == CONSUMER_PROTOCOL_TYPE else ()
@@ -57,10 +48,6 @@ class GroupDescription(Result):
     protocol_name: str
     coordinator_id: int
     members: tuple[GroupMember, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, fit for JSON."""
-        return {**super().to_dict(), "members": [each.to_dict() for each in self.members]}
 
     @classmethod
     def of(cls, group: DescribedGroup, coordinator_id: int) -> Self:
@@ -81,10 +68,6 @@ class GroupOffset(Result):
     end_offset: int | None
     lag: int | None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, fit for JSON."""
-        return _by_name(super().to_dict())
-
     @classmethod
     def of(cls, fetched: FetchedOffset, end_offset: int | None) -> Self:
         lag = (
@@ -101,15 +84,6 @@ class OffsetReset(Result):
     topic_partition: TopicPartition
     former_offset: int | None
     offset: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, fit for JSON."""
-        return _by_name(super().to_dict())
-
-
-def _by_name(plain: dict[str, Any]) -> dict[str, Any]:
-    tp = plain.pop("topic_partition")
-    return {"topic": tp.topic, "partition": tp.partition, **plain}
 
 
 def _assignment(data: bytes) -> tuple[TopicPartition, ...]:

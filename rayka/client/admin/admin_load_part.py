@@ -1,4 +1,4 @@
-"""The part of an `Admin` that is about load, balance and events: the sync face of `AsyncLoadAdmin`. Rayka's own."""
+"""The part of an `Admin` that is about load, balance and events: a sync face of `AsyncAdmin`. Rayka's own."""
 
 from collections.abc import Iterable
 
@@ -21,7 +21,7 @@ class LoadAdmin(AdminFace):
         over up to twelve reports; after a change of controller a broker is unknown until its next report. Each broker
         names up to eight partitions. Raises UnknownTopicOrPartition.
         """
-        return self._run(self._brain.load.describe, names_of(topics))
+        return self._run(self._brain.describe_load, names_of(topics))
 
     def balance(self, *, dry_run: bool = False, moves: int | None = None) -> BalancePlan:
         """Plans how replicas and preferred leaders should move so that every broker has its share, and has the cluster
@@ -37,17 +37,17 @@ class LoadAdmin(AdminFace):
         """
         if moves is not None and not 1 <= int_of(moves, "moves") <= MOVES_AT_ONCE_MAX:
             raise ValueError(f"moves: expected 1 to {MOVES_AT_ONCE_MAX}, found {moves}")
-        return self._run(self._brain.load.balance, 0 if dry_run else moves or MOVES_AS_CONFIGURED)
+        return self._run(self._brain.balance, 0 if dry_run else moves or MOVES_AS_CONFIGURED)
 
     def describe_balance(self) -> BalanceStatus:
         """How far the balance is that is under way, or what came of the last one."""
-        return self._run(self._brain.load.describe_balance)
+        return self._run(self._brain.describe_balance)
 
     def cancel_balance(self) -> bool:
         """Ends the balance that is under way, whether it was asked for or began by itself: nothing more begins, and
         partitions on their way go back. Returns whether there was one.
         """
-        return self._run(self._brain.load.cancel_balance)
+        return self._run(self._brain.cancel_balance)
 
     def events(self, *, since: int | None = None, count: int = EVENTS_MAX) -> list[EventInfo]:
         """What the cluster decided by itself, and why: the newest `count` events, the oldest of them first.
@@ -60,4 +60,4 @@ class LoadAdmin(AdminFace):
             raise ValueError(f"since: expected the number of an event, found {since}")
         if not 1 <= int_of(count, "count") <= EVENTS_MAX:
             raise ValueError(f"count: expected 1 to {EVENTS_MAX}, found {count}")
-        return self._run(self._brain.load.events, after, count)
+        return self._run(self._brain.events, after, count)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from rayka.client.admin.admin_results import Result
-from rayka.protocol.balance import BalanceResponse, BalanceState
+from rayka.protocol.balance import BalanceState
 from rayka.protocol.load import BrokerLoad, DescribeLoadResponse
 
 
@@ -123,15 +123,6 @@ class BalancePlan(Result):
     is_whole: bool
     begun_count: int
     is_joined: bool = False
-
-    @classmethod
-    def of(cls, response: BalanceResponse) -> Self:
-        return cls.taken_from(
-            response,
-            moves=tuple(map(BalanceMoveInfo.taken_from, response.moves)),
-            before=tuple(map(BrokerShareInfo.taken_from, response.before)),
-            after=tuple(map(BrokerShareInfo.taken_from, response.after)),
-        )
 
 
 @dataclass(frozen=True)

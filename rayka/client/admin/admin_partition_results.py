@@ -50,9 +50,7 @@ class PartitionReassignment(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, fit for JSON."""
-        plain = super().to_dict()
-        tp = plain.pop("topic_partition")
-        return {"topic": tp.topic, "partition": tp.partition, **plain, "target": self.target}
+        return {**super().to_dict(), "target": self.target}
 
     @classmethod
     def of(cls, ongoing: OngoingReassignment) -> Self:

@@ -8,7 +8,6 @@ alterReplicaLogDirs (B45, B46, G11).
 import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
-from uuid import UUID
 
 from rayka.client.admin.admin_part import AdminPart
 from rayka.client.admin.admin_partition_results import (
@@ -16,9 +15,8 @@ from rayka.client.admin.admin_partition_results import (
     ElectionOutcome,
     LogDir,
     PartitionReassignment,
-    ReplicaLogInfo,
 )
-from rayka.client.admin.admin_results import Looks, ReplicaLook
+from rayka.client.admin.admin_results import Held
 from rayka.client.leader_calls import LeaderCalls, LeaderRequest
 from rayka.client.metadata import check_partition
 from rayka.errors import ApiError, ErrorCode
@@ -40,7 +38,6 @@ from rayka.protocol.partition_admin import (
 )
 
 Assignment = Mapping[TopicPartition, tuple[int, ...] | None]
-_Held = Mapping[tuple[UUID, int, int], tuple[LogDir, ReplicaLogInfo]]  # by topic id, partition and broker
 _NODE_TIMEOUT_MS = 3_000  # one that hangs must not hold up what the others say
 
 
@@ -61,15 +58,8 @@ class AsyncPartitionAdmin(AdminPart):
         wanted = tuple(Reassignment(tp.topic, tp.partition, to) for tp, to in sorted(assignment.items()))
         request = AlterPartitionReassignmentsRequest(wanted)
         response, may_have_run = await self._nodes.call_controller_again(request, self.timeout_ms)
-        refused = []
-        for asked, result in zip(wanted, response.partitions, strict=True):
-            is_gone = result.error_code is ErrorCode.NO_REASSIGNMENT_IN_PROGRESS
-            if result.error_code is not ErrorCode.NONE and not (may_have_run and is_gone):
-                assert (asked.topic, asked.partition) == (result.topic, result.partition), result
-                refused.append(result)
-        if refused:
-            rest = f"; {len(refused)} of {len(wanted)} partitions were refused, the others are under way"
-            raise self._refused(refused[0], rest * (len(wanted) > 1))
+        done = ErrorCode.NO_REASSIGNMENT_IN_PROGRESS if may_have_run else ErrorCode.NONE
+        self._check_all(response.partitions, "partitions", passing=(ErrorCode.NONE, done))
         await self._until_applied(response.metadata_offset)
 
     async def elect_leaders(
@@ -85,6 +75,18 @@ class AsyncPartitionAdmin(AdminPart):
             )
             for each in response.partitions
         ]
+
+    def _check_all(
+        self,
+        results: Sequence[PartitionResult],
+        what: str,
+        passing: tuple[ErrorCode, ...] = (ErrorCode.NONE,),
+    ) -> None:
+        """Raises the first refusal; the others are under way."""
+        refused = [each for each in results if each.error_code not in passing]
+        if refused:
+            rest = f"; {len(refused)} of {len(results)} {what} were refused, the others are under way"
+            raise self._refused(refused[0], rest * (len(results) > 1))
 
     def _refused(self, result: PartitionResult, rest: str = "") -> ApiError:
         said = (result.error_message or result.error_code.name) + rest
@@ -105,27 +107,18 @@ class AsyncPartitionAdmin(AdminPart):
         response = await self._nodes.network.call(
             broker_id, AlterReplicaLogDirsRequest(wanted), self.timeout_ms
         )
-        refused = [each for each in response.partitions if each.error_code is not ErrorCode.NONE]
-        if refused:
-            rest = f"; {len(refused)} of {len(wanted)} replicas were refused, the others are under way"
-            raise self._refused(refused[0], rest * (len(wanted) > 1))
+        self._check_all(response.partitions, "replicas")
 
-    async def look_at_replicas(self, topics: Sequence[MetadataTopic]) -> Looks:
-        """How far each replica is behind its leader's log end, and its log, None for one that is not known (see the
-        results), and which of them are on a disk that is full or has failed.
-        """
-        partitions = [(topic, partition) for topic in topics for partition in topic.partitions]
-        holders = dict.fromkeys(broker_id for _, partition in partitions for broker_id in partition.replicas)
-        held = {
+    async def held(self, topics: Sequence[MetadataTopic]) -> Held:
+        """The replicas of these topics, as far as their brokers answer."""
+        partitions = [partition for topic in topics for partition in topic.partitions]
+        holders = dict.fromkeys(broker_id for each in partitions for broker_id in each.replicas)
+        return {
             (log.topic_id, log.partition, answer.broker_id): (directory, log)
             for answer in await self._ask_log_dirs(tuple(holders), tuple(each.name for each in topics))
             for directory in answer.directories
             for log in directory.replicas
             if not log.is_future
-        }
-        return {
-            TopicPartition(topic.name, partition.partition): _look(held, topic.topic_id, partition)
-            for topic, partition in partitions
         }
 
     async def _ask_log_dirs(
@@ -166,22 +159,3 @@ class _DeleteRecords(LeaderRequest[int, DeleteRecordsResult]):
 
     def refusal(self, where: TopicPartition, node_id: int, message: str, cluster_name: str) -> str:
         return f"{where!r} of cluster {cluster_name!r}: {node_name(node_id)}: {message}"
-
-
-def _look(held: _Held, topic_id: UUID, partition: MetadataPartition) -> ReplicaLook:
-    keys = {each: (topic_id, partition.partition, each) for each in partition.replicas}
-    known = {each: held[key] for each, key in keys.items() if key in held}
-    ends = {each: log.log_end_offset for each, (_, log) in known.items()}
-    leader_end = ends.get(partition.leader_id)
-    bad = {each: directory for each, (directory, _) in known.items() if directory.is_full or directory.error}
-    return ReplicaLook(
-        lags=tuple(_lag(leader_end, ends.get(each)) for each in partition.replicas),
-        logs=tuple(known[each][1] if each in known else None for each in partition.replicas),
-        full_replicas=tuple(each for each, directory in bad.items() if directory.is_full),
-        offline_replicas=tuple(each for each, directory in bad.items() if not directory.is_full),
-    )
-
-
-def _lag(leader_end: int | None, replica_end: int | None) -> int | None:
-    """Never below 0: the replica may have answered later than its leader."""
-    return None if leader_end is None or replica_end is None else max(0, leader_end - replica_end)

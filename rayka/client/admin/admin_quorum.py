@@ -64,11 +64,9 @@ async def ask_quorum(
 class AsyncQuorumAdmin(AdminPart):
     """The part of an `Admin`'s brain that is about the quorum."""
 
-    async def describe(self) -> QuorumInfo:
+    async def describe(self, retry: Retry | None = None) -> QuorumInfo:
         """The quorum as its leader sees it. Raises UnavailableError saying what each controller answered instead."""
-        return await self._describe(Retry(self.timeout_ms, self._nodes.backoff))
-
-    async def _describe(self, retry: Retry) -> QuorumInfo:
+        retry = retry or Retry(self.timeout_ms, self._nodes.backoff)
         while True:
             node_ids = await self._nodes.network.node_ids()
             timeout_ms = min(_NODE_TIMEOUT_MS, retry.remaining_ms)
@@ -104,7 +102,7 @@ class AsyncQuorumAdmin(AdminPart):
         retry = Retry(self.timeout_ms, self._nodes.backoff)
         first_fetch = Retry(min(_NODE_TIMEOUT_MS, self.timeout_ms), self._nodes.backoff)
         while True:
-            info = await self._describe(retry)
+            info = await self.describe(retry)
             try:
                 key = ReplicaKey(node_id, directory_id or choose(info, node_id).directory_id)
             except UnavailableError:  # a leader that was just elected has yet to see its followers

@@ -1,9 +1,10 @@
 """What an `Admin` answers: frozen values with designed reprs, and `to_dict` for programs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Self
 from uuid import UUID
 
 from rayka.ids import BROKER_ONLY, NO_EPOCH, NO_NODE, Role, TopicPartition
@@ -13,7 +14,7 @@ from rayka.protocol.quorum_messages import DescribeQuorumResponse, QuorumReplica
 from rayka.protocol.topics import DEFAULT_COUNT, NewTopic
 
 if TYPE_CHECKING:
-    from rayka.client.admin.admin_partition_results import ReplicaLogInfo
+    from rayka.client.admin.admin_partition_results import LogDir, ReplicaLogInfo
 
 
 @dataclass(frozen=True)
@@ -21,8 +22,13 @@ class Result:
     """What an answer of the cluster says, for programs."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, fit for JSON; ids of topics and directories are text."""
-        return asdict(self, dict_factory=_plain)
+        """Plain values, fit for JSON; ids are text, and a partition is its topic and its number."""
+        plain: dict[str, Any] = {}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            is_partition = isinstance(value, TopicPartition)
+            plain |= _plain(value) if is_partition else {each.name: _plain(value)}
+        return plain
 
     @classmethod
     def taken_from(cls, message: Message, **others: Any) -> Self:
@@ -31,20 +37,21 @@ class Result:
         return cls(**{each: getattr(message, each) for each in names}, **others)
 
 
-def _plain(values: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    return {name: str(value) if isinstance(value, UUID) else value for name, value in values}
+def _plain(value: Any) -> Any:
+    match value:
+        case Result():
+            return value.to_dict()
+        case TopicPartition():
+            return {"topic": value.topic, "partition": value.partition}
+        case tuple():
+            return tuple(map(_plain, value))
+        case dict():
+            return dict(value)
+    return str(value) if isinstance(value, UUID) else value
 
 
-class ReplicaLook(NamedTuple):
-    """What brokers say of the replicas of one partition, as `PartitionDescription` has it."""
-
-    lags: tuple[int | None, ...]
-    logs: "tuple[ReplicaLogInfo | None, ...]"
-    full_replicas: tuple[int, ...] = ()
-    offline_replicas: tuple[int, ...] = ()
-
-
-Looks = Mapping[TopicPartition, ReplicaLook]
+# What brokers say of the replicas on their disks, by topic id, partition and broker.
+Held = Mapping[tuple[UUID, int, int], "tuple[LogDir, ReplicaLogInfo]"]
 
 
 @dataclass(frozen=True)
@@ -85,18 +92,36 @@ class PartitionDescription(Result):
     @property
     def leader_log(self) -> "ReplicaLogInfo | None":
         """What the leader has on its disk; None where that is not known."""
-        known = dict(zip(self.replicas, self.logs, strict=False))
-        return known.get(self.leader_id)
+        return self.log_of(self.leader_id)
+
+    def log_of(self, broker_id: int) -> "ReplicaLogInfo | None":
+        """What the broker has of it on its disk; None where that is not known."""
+        return dict(zip(self.replicas, self.logs, strict=False)).get(broker_id)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, fit for JSON."""
         return {**super().to_dict(), "is_under_replicated": self.is_under_replicated}
 
     @classmethod
-    def of(cls, partition: MetadataPartition, look: ReplicaLook | None = None) -> Self:
-        unknown = (None,) * len(partition.replicas)
-        look = look or ReplicaLook(unknown, unknown)
-        return cls.taken_from(partition, **look._asdict())
+    def of(cls, topic_id: UUID, partition: MetadataPartition, held: Held) -> Self:
+        keys = {each: (topic_id, partition.partition, each) for each in partition.replicas}
+        known = {each: held[key] for each, key in keys.items() if key in held}
+        ends = {each: log.log_end_offset for each, (_, log) in known.items()}
+        end = ends.get(partition.leader_id)
+        bad = {
+            each: directory for each, (directory, _) in known.items() if directory.is_full or directory.error
+        }
+        return cls.taken_from(
+            partition,
+            # Never below 0: the replica may have answered later than its leader.
+            lags=tuple(
+                None if end is None or each not in ends else max(0, end - ends[each])
+                for each in partition.replicas
+            ),
+            logs=tuple(known[each][1] if each in known else None for each in partition.replicas),
+            full_replicas=tuple(each for each, directory in bad.items() if directory.is_full),
+            offline_replicas=tuple(each for each, directory in bad.items() if not directory.is_full),
+        )
 
 
 @dataclass(frozen=True)
@@ -110,10 +135,6 @@ class TopicDescription(Result):
 
     def __repr__(self) -> str:
         return f"<TopicDescription {self.name} partitions={len(self.partitions)} configs={self.configs}>"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, fit for JSON."""
-        return {**super().to_dict(), "partitions": [each.to_dict() for each in self.partitions]}
 
     def is_as_asked(self, topic: NewTopic) -> bool:
         """Whether a request for that topic may have made this one."""
@@ -137,12 +158,9 @@ class TopicDescription(Result):
         return ", ".join(differences)
 
     @classmethod
-    def of(cls, topic: MetadataTopic, looks: Looks | None = None) -> Self:
-        known = looks or {}
-        partitions = tuple(
-            PartitionDescription.of(each, known.get(TopicPartition(topic.name, each.partition)))
-            for each in topic.partitions
-        )
+    def of(cls, topic: MetadataTopic, held: Held = MappingProxyType({})) -> Self:
+        """Without `held` nothing is known of what is on the disks."""
+        partitions = tuple(PartitionDescription.of(topic.topic_id, each, held) for each in topic.partitions)
         return cls(topic.name, topic.topic_id, partitions, dict(topic.configs))
 
 

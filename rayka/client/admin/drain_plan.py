@@ -7,7 +7,7 @@ from rayka.client.admin.admin_results import BrokerDescription, PartitionDescrip
 from rayka.client.admin.reported_disks import NO_REPORTS, ReportedDisks
 from rayka.errors import BrokerIdNotRegistered, InvalidReplicationFactor, NoDiskRoom
 from rayka.ids import Role, TopicPartition, is_internal, role_of
-from rayka.protocol.disk_room import DISK_USE_MAX, room_bytes
+from rayka.protocol.disk_room import DISK_USE_MAX, capacities, room_bytes
 
 Plan = dict[TopicPartition, tuple[int, ...]]
 _UNKNOWN_BYTES = float("inf")
@@ -93,10 +93,10 @@ class Successors:
         }
         self._may_fill = may_fill
         hosts = {each.node_id: each.host for each in brokers}
-        capacities = disks.capacities(hosts)
         held = {each: report.size_bytes for each, report in disks.reports.items()}
         free = {each: report.free_bytes for each, report in disks.reports.items()}
-        self._bytes_to_bound = {each: room_bytes(capacities[each], held.get(each, 0)) for each in hosts}
+        known = capacities(disks.reports, hosts)
+        self._bytes_to_bound = {each: room_bytes(known[each], held.get(each, 0)) for each in hosts}
         self._free_bytes = {each: float(free.get(each, _UNKNOWN_BYTES)) for each in hosts}
         self._beside = {each: [other for other in hosts if hosts[other] == hosts[each]] for each in hosts}
 
@@ -150,7 +150,7 @@ def target_replicas(partition: PartitionDescription) -> tuple[int, ...]:
 
 def _size_bytes(topic: str, partition: PartitionDescription, broker_id: int, disks: ReportedDisks) -> int:
     """Of the broker's replica: as the broker says, or as its load report has it."""
-    log = dict(zip(partition.replicas, partition.logs, strict=False)).get(broker_id)
+    log = partition.log_of(broker_id)
     tp = TopicPartition(topic, partition.partition)
     return disks.replica_bytes(broker_id, tp) if log is None else log.size_bytes
 

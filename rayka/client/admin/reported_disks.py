@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 from rayka.ids import TopicPartition
-from rayka.protocol.disk_room import capacities
 from rayka.protocol.load import DescribeLoadResponse, LoadReport
 
 
@@ -23,10 +22,6 @@ class ReportedDisks:
 
     def __repr__(self) -> str:
         return f"<ReportedDisks of {list(self.reports)}>"
-
-    def capacities(self, hosts: Mapping[int, str]) -> dict[int, int]:
-        """See `disk_room.capacities`."""
-        return capacities(self.reports, hosts)
 
     def replica_bytes(self, broker_id: int, topic_partition: TopicPartition) -> int:
         """What a replica on the broker takes: as the broker has named it, or the average of those that it has not."""

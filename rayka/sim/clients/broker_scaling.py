@@ -90,10 +90,10 @@ class Scaling(Acting):
 
     async def _balance(self, admin: AsyncAdmin) -> None:
         """Half of them are cancelled soon."""
-        await self._try("balance", admin.load.balance(MOVES_AS_CONFIGURED))
+        await self._try("balance", admin.balance(MOVES_AS_CONFIGURED))
         if self._random.random() < 0.5:
             await asyncio.sleep(self._random.random())
-            await self._try("cancel the balance", admin.load.cancel_balance())
+            await self._try("cancel the balance", admin.cancel_balance())
 
     async def _try(self, what: str, asked: Coroutine[Any, Any, object]) -> RaykaError | None:
         self._machines.tell(what)
