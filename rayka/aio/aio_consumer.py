@@ -60,14 +60,6 @@ class _Core(consumer.Consumer):
     def __repr__(self) -> str:
         return super().__repr__().replace("<_Core", "<aio.Consumer", 1)
 
-    @property
-    def records_max(self) -> int:
-        return self._config.max_poll_records
-
-    @property
-    def is_in_group(self) -> bool:
-        return self._group is not None
-
     def is_at_hand(self) -> bool:
         """Whether there is something to take, and nothing to wait for before: no other call, no change of the group."""
         is_settled = self._group is None or self._group.member.failure is None
@@ -118,7 +110,7 @@ class _Core(consumer.Consumer):
     def iterator(self) -> Iterator[Record]:
         """The records that are here, one after another; none is taken before it is asked for."""
         found = self._in_turn(self._delivery.iterator) or iter(())
-        return islice(found, self.records_max) if self.is_in_group else found
+        return found if self._group is None else islice(found, self._config.max_poll_records)
 
     def _in_turn(self, take: Callable[[], ResultT]) -> ResultT | None:
         """What it gives, in the loop; None while the thread makes a call, which may move what is to be taken."""

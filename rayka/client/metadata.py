@@ -269,15 +269,11 @@ class ClusterMetadata:
             if topic.error_code is ErrorCode.NONE:
                 assert all(each.partition == index for index, each in enumerate(topic.partitions)), topic
                 self._missing.pop(topic.name, None)
-                known = self._topics.get(topic.name)
-                if known is not None and not known.is_news(offset):
+                known = self._topics.get(topic.name, KnownTopic(topic, at_s, offset))
+                if not known.is_news(offset):
                     self._topics[topic.name] = known._replace(fetched_at_s=at_s)
                     continue
-                self._topics[topic.name] = (
-                    known.updated(topic, at_s, offset)
-                    if known is not None
-                    else KnownTopic(topic, at_s, offset)
-                )
+                self._topics[topic.name] = known.updated(topic, at_s, offset)
                 for listener in self._listeners:
                     listener(self._topics[topic.name].topic)
             elif not _is_unknown(topic):

@@ -38,7 +38,7 @@ def deserializer(given: Any, name: str = "deserializer") -> Deserializer | None:
     return _converter(given.model_validate_json if is_model else given, name, "deserialize", named)
 
 
-def _converter(given: Any, name: str, method_name: str, named: Mapping[str, Callable[..., Any]]) -> Any:
+def _converter(given: Any, name: str, method_name: str, named: Mapping[str, Serializer]) -> Serializer | None:
     method = None if isinstance(given, type) else getattr(given, method_name, None)
     if callable(method):
         return _placed(method, name)

@@ -24,6 +24,9 @@ from rayka.sim.loop import VirtualLoop
 A, B, CONTROLLER = 1, 2, 3001
 AT_A, AT_B = TopicPartition("orders", 0), TopicPartition("orders", 1)
 OLD_ID, NEW_ID = UUID(int=1), UUID(int=2)
+SMALL_FETCHES = ConsumerConfig(
+    auto_offset_reset="earliest", max_partition_fetch_bytes=100, fetch_max_bytes=1_000, local_reads=False
+)
 
 
 class Brokers:

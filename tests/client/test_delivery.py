@@ -7,7 +7,7 @@ import pytest
 
 from rayka.client.consumer.delivery import Delivery
 from rayka.client.consumer.fetch_buffer import Fetched
-from rayka.client.serializers import deserializer
+from rayka.config import ConsumerConfig
 from rayka.errors import CorruptRecord
 from rayka.ids import TopicPartition
 from rayka.protocol.batch_encode import encode_batch
@@ -115,7 +115,7 @@ def test_a_batch_with_a_wrong_offset_is_an_error_that_names_the_offset_right_beh
 
 
 def test_values_are_deserialized_but_not_tombstones():
-    delivery = Delivery(deserializers=(None, deserializer(json.loads, "value_deserializer")))
+    delivery = Delivery(ConsumerConfig(value_deserializer=json.loads))
     delivery.add([fetched(0, 2, batch_at(0, [b'{"a": 1}', None]))])
     assert [record.value for record in delivery.next_records(2)] == [{"a": 1}, None]
 

@@ -15,6 +15,7 @@ from rayka.errors import ErrorCode
 from rayka.ids import ZERO_ID, TopicPartition
 from rayka.protocol.fetch import FetchPartition, FetchPartitionResult, FetchResponse
 from rayka.sim.loop import VirtualLoop
+from tests.client.offset_support import SMALL_FETCHES
 from tests.client.support import BROKER
 
 LATE, OTHER = TopicPartition("orders", 0), TopicPartition("orders", 1)
@@ -40,7 +41,7 @@ def test_the_pauses_of_a_partition_grow_whatever_the_broker_answers_for_others()
 
     async def main() -> None:
         config, network = ConsumerConfig(local_reads=False), OneBroker()
-        state = FetchState(auto_offset_reset="earliest", partition_bytes_max=100, total_bytes_max=1_000)
+        state = FetchState(SMALL_FETCHES)
         state.assign([LATE, OTHER])
         for each in (LATE, OTHER):
             state.seek(each, 0)

@@ -24,6 +24,7 @@ from rayka.protocol.fetch import (
 )
 from rayka.protocol.later import Later
 from rayka.sim.loop import VirtualLoop
+from tests.client.offset_support import SMALL_FETCHES
 
 ORDERS = TopicPartition("orders", 0)
 SESSION, FOLLOWER, OFFSET = 77, 2, 10
@@ -38,7 +39,7 @@ class Exchanged:
         self.answers: deque[FetchResponse | ApiError] = deque()
         self.sent: list[tuple[int, FetchRequest]] = []
         config = ConsumerConfig(local_reads=False)
-        self.state = FetchState(auto_offset_reset="earliest", partition_bytes_max=100, total_bytes_max=1_000)
+        self.state = FetchState(SMALL_FETCHES)
         self.state.assign([ORDERS])
         self.state.seek(ORDERS, OFFSET)
         metadata = ClusterMetadata(self, "scripted", config, Random(1))

@@ -12,7 +12,7 @@ from rayka.config import ConsumerConfig
 from rayka.ids import TopicPartition
 from rayka.protocol.membership import MetadataBroker, MetadataPartition, MetadataResponse, MetadataTopic
 from rayka.sim.loop import VirtualLoop
-from tests.client.offset_support import CONTROLLER, OLD_ID, A, B, Brokers
+from tests.client.offset_support import CONTROLLER, OLD_ID, SMALL_FETCHES, A, B, Brokers
 
 ORDERS = TopicPartition("orders", 0)
 AT_ONCE = 500
@@ -43,7 +43,7 @@ class Planned:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.metadata = ClusterMetadata(cluster, "scripted", ConsumerConfig(), Random(1))
-        self.state = FetchState(auto_offset_reset="earliest", partition_bytes_max=100, total_bytes_max=1_000)
+        self.state = FetchState(SMALL_FETCHES)
         self.planner = FetchPlanner(self.state, self.metadata, 100)
 
     async def begin(self) -> None:

@@ -11,7 +11,7 @@ from rayka.client.consumer.fetch_state import FetchState
 from rayka.client.leader_calls import LeaderCalls
 from rayka.errors import ErrorCode
 from rayka.ids import NO_OFFSET, TopicPartition
-from tests.client.offset_support import AT_A, AT_B, A, Brokers, play
+from tests.client.offset_support import AT_A, AT_B, SMALL_FETCHES, A, Brokers, play
 
 SOUGHT = 77
 TIMEOUT_MS = 60_000
@@ -22,7 +22,7 @@ class Starting:
 
     def __init__(self, brokers: Brokers, leaders: LeaderCalls) -> None:
         self.brokers = brokers
-        self.state = FetchState(auto_offset_reset="earliest", partition_bytes_max=100, total_bytes_max=1_000)
+        self.state = FetchState(SMALL_FETCHES)
         self.state.assign([AT_A, AT_B])
         self.woken_count = 0
         self.starts = FetchStarts(

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from rayka.client.consumer.fetch_state import FetchStart, FetchState, FetchTicket
+from rayka.config import ConsumerConfig
 from rayka.errors import LogTruncation, OffsetOutOfRange
 from rayka.ids import NO_EPOCH, OffsetAndEpoch, TopicPartition
 
@@ -15,9 +16,8 @@ EPOCH = 3
 def state(
     *, reset: str = "earliest", partition_bytes_max: int = 100, total_bytes_max: int = 1_000
 ) -> FetchState:
-    made = FetchState(
-        auto_offset_reset=reset, partition_bytes_max=partition_bytes_max, total_bytes_max=total_bytes_max
-    )
+    options = {"max_partition_fetch_bytes": partition_bytes_max, "fetch_max_bytes": total_bytes_max}
+    made = FetchState(ConsumerConfig.parse({"auto_offset_reset": reset, **options}, what="consumer"))
     made.assign([FIRST, SECOND])
     return made
 

@@ -8,6 +8,7 @@ import pytest
 
 from rayka.client.consumer.fetch_state import FetchStart, FetchState
 from rayka.client.consumer.subscription import Subscription
+from rayka.config import ConsumerConfig
 from rayka.errors import InconsistentTopicId, RaykaError
 from rayka.ids import TopicPartition
 from rayka.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
@@ -23,7 +24,7 @@ class Reading:
     """A subscription and the state that it changes; `errors`: the errors that wait for the application."""
 
     def __init__(self, reset: str = "latest") -> None:
-        self.state = FetchState(auto_offset_reset=reset, partition_bytes_max=1_000, total_bytes_max=1_000)
+        self.state = FetchState(ConsumerConfig.parse({"auto_offset_reset": reset}, what="consumer"))
         self.subscription = Subscription(self.state, "scripted")
 
     def assign(self, *, is_bounded: bool = False) -> None:

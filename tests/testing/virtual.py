@@ -210,7 +210,7 @@ class VirtualConsumer:
         self._task = cluster.start(self._read(config))
 
     async def _read(self, config: ConsumerConfig) -> None:
-        fetcher, delivery = Fetcher(self._cluster, config, Random(1)), Delivery(check_crcs=True)
+        fetcher, delivery = Fetcher(self._cluster, config, Random(1)), Delivery()
         await fetcher.follow([TOPIC])
         while True:
             try:

@@ -34,7 +34,7 @@ class ConsumerPart(ProcessBound):
 
     def __init__(self, cluster: str | ClusterHandle, config: ConsumerConfig) -> None:
         self._config = config
-        self._delivery = Delivery.of(config)
+        self._delivery = Delivery(config)
         handle = resolve(cluster)
         self._cluster_name = handle.name
         self._in_use = threading.Lock()

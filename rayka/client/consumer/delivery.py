@@ -10,9 +10,9 @@ import sys
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
-from itertools import chain, compress, islice
+from itertools import chain, islice
 from operator import length_hint
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -51,35 +51,21 @@ class Delivery:
     """Fetched data on its way to the application."""
 
     def __init__(
-        self,
-        *,
-        check_crcs: bool = True,
-        deserializers: Deserializers = (None, None),
-        end_offsets: Mapping[TopicPartition, int] | None = None,
-        interceptors: ConsumerInterceptors | None = None,
+        self, config: ConsumerConfig | None = None, end_offsets: Mapping[TopicPartition, int] | None = None
     ) -> None:
-        self.interceptors = interceptors
+        """Without `config`, as the options of a consumer are by default."""
+        config = config or ConsumerConfig()
+        self.interceptors = ConsumerInterceptors.of(config.interceptors)
         self.positions: dict[TopicPartition, int] = {}
-        self._check_crcs = check_crcs
-        self._deserializers = deserializers
+        self._check_crcs = config.check_crcs
+        key = deserializer(config.key_deserializer, "key_deserializer")
+        self._deserializers = key, deserializer(config.value_deserializer, "value_deserializer")
         self._ends = end_offsets or {}
         self._fetched: deque[Fetched] = deque()
         self._generations: dict[TopicPartition, int] = {}  # of the positions
         self._epochs: dict[TopicPartition, int] = {}  # of the last batches that were handed over
         self._current: _Current | None = None
         self._paused: dict[TopicPartition, deque[Fetched]] = {}  # with what is not handed over meanwhile
-
-    @classmethod
-    def of(cls, config: ConsumerConfig, end_offsets: Mapping[TopicPartition, int] | None = None) -> Self:
-        """As the options of a consumer say."""
-        key = deserializer(config.key_deserializer, "key_deserializer")
-        value = deserializer(config.value_deserializer, "value_deserializer")
-        return cls(
-            check_crcs=config.check_crcs,
-            deserializers=(key, value),
-            end_offsets=end_offsets,
-            interceptors=ConsumerInterceptors.of(config.interceptors),
-        )
 
     def add(self, fetched: Sequence[Fetched]) -> None:
         """Takes what was fetched; the one method that is called on the IO thread."""
@@ -100,9 +86,9 @@ class Delivery:
             self._fetched[0] = current.fetched  # to be begun again, at the position
             current.empty()
             self._current = None
-        is_of_it = [each.topic_partition == topic_partition for each in self._fetched]
-        self._paused[topic_partition] = deque(compress(self._fetched, is_of_it))
-        self._fetched = deque(compress(self._fetched, (not each for each in is_of_it)))
+        fetched, self._fetched = self._fetched, deque()
+        self._paused[topic_partition] = deque()
+        self.add(fetched)
 
     def resume(self, topic_partition: TopicPartition) -> None:
         """Hands over what was held back, and then the rest."""
@@ -293,18 +279,6 @@ class _Current:
     They are all that are left, up to `_end`, or those before one that cannot be deserialized.
     """
 
-    __slots__ = (
-        "_end",
-        "_first",
-        "_iterator",
-        "_records",
-        "_start",
-        "_stop",
-        "batch",
-        "fetched",
-        "topic_partition",
-    )
-
     def __init__(self, fetched: Fetched, batch: DecodedBatch, rows: slice) -> None:
         self.topic_partition = fetched.topic_partition
         self.fetched = fetched
@@ -345,7 +319,8 @@ class _Current:
         """
         while self._iterator is None:
             try:
-                self._records = self._rows_as_records(deserializers)
+                rows = slice(self._start, self._stop)
+                self._records = records_of(self.batch, rows, self.topic_partition, deserializers)
             except PoisonedRow as poisoned:
                 if poisoned.row == 0:
                     offset = int(self.batch.offsets[self._start])
@@ -355,10 +330,6 @@ class _Current:
             else:
                 self._iterator = iter(self._records)
         return self._iterator
-
-    def _rows_as_records(self, deserializers: Deserializers) -> list[Record]:
-        rows = slice(self._start, self._stop)
-        return records_of(self.batch, rows, self.topic_partition, deserializers)
 
     def empty(self) -> None:
         """An iterator that is in use ends with the list under it: that costs nothing for each record."""

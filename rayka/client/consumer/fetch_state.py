@@ -16,6 +16,7 @@ import numpy as np
 from rayka.client.consumer.changed_partitions import ChangedPartitions
 from rayka.client.consumer.fetch_buffer import FetchBuffer, Fetched
 from rayka.client.consumer.read_replicas import ReadReplicas
+from rayka.config import ConsumerConfig
 from rayka.errors import InvariantBroken, LogTruncation, RaykaError
 from rayka.ids import NO_EPOCH, OffsetAndEpoch, TopicPartition
 from rayka.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
@@ -50,20 +51,13 @@ Position = FetchTicket | FetchStart
 class FetchState:
     """The partitions of one consumer. Belongs to the loop that fetches."""
 
-    def __init__(
-        self,
-        *,
-        auto_offset_reset: str,
-        partition_bytes_max: int,
-        total_bytes_max: int,
-        has_group: bool = False,
-    ) -> None:
+    def __init__(self, config: ConsumerConfig) -> None:
         self.by_topic: Mapping[str, Sequence[TopicPartition]] = {}  # the assignment
         self.changed = ChangedPartitions()  # another broker or position may have to be asked, or none
         self.read_replicas = ReadReplicas(self.changed)
-        self.buffer = FetchBuffer(self.changed, partition_bytes_max, total_bytes_max)
-        self._reset_to = START_TIMESTAMPS.get(auto_offset_reset)
-        self._has_group = has_group  # which may have committed where its partitions are to be read
+        self.buffer = FetchBuffer(self.changed, config.max_partition_fetch_bytes, config.fetch_max_bytes)
+        self._reset_to = START_TIMESTAMPS.get(config.auto_offset_reset)
+        self._has_group = config.group_id is not None  # which may have committed where it is to be read
         self._paused: dict[TopicPartition, None] = {}
         self._generation = 0  # of the newest position; never used twice
         self._positions: dict[TopicPartition, Position] = {}

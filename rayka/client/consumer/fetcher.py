@@ -48,12 +48,7 @@ class Fetcher:
         network = self._network = SilenceWatch(handle.network(config.transport), handle.name)
         self.metadata = metadata or ClusterMetadata(network, handle.name, config, random)
         self.leaders = LeaderCalls(network, self.metadata)
-        self.state = FetchState(
-            auto_offset_reset=config.auto_offset_reset,
-            partition_bytes_max=config.max_partition_fetch_bytes,
-            total_bytes_max=config.fetch_max_bytes,
-            has_group=config.group_id is not None,
-        )
+        self.state = FetchState(config)
         self.coordinators = CoordinatorCalls(self.metadata.nodes)
         self.group_offsets: GroupOffsets | None = None
         if (group_id := config.group_id) is not None:

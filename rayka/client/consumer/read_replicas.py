@@ -4,15 +4,8 @@ Invariants: a partition without one here is read from its leader; every choice e
 the leader is asked again and may name another replica. Kafka: SubscriptionState.preferredReadReplica (G15).
 """
 
-from typing import NamedTuple
-
 from rayka.client.consumer.changed_partitions import ChangedPartitions
 from rayka.ids import TopicPartition
-
-
-class _Choice(NamedTuple):
-    node_id: int
-    until_ms: int
 
 
 class ReadReplicas:
@@ -20,20 +13,21 @@ class ReadReplicas:
 
     def __init__(self, changed: ChangedPartitions) -> None:
         self._changed = changed
-        self._choices: dict[TopicPartition, _Choice] = {}  # the one that ends first comes first
+        # The node, and until when; the one that ends first comes first.
+        self._choices: dict[TopicPartition, tuple[int, int]] = {}
 
     def __repr__(self) -> str:
-        return f"<ReadReplicas { ({tp: each.node_id for tp, each in self._choices.items()}) }>"
+        return f"<ReadReplicas { ({tp: node_id for tp, (node_id, _) in self._choices.items()}) }>"
 
     def node_id(self, topic_partition: TopicPartition, now_ms: int) -> int | None:
         """The follower to read from; None: the leader."""
-        choice = self._choices.get(topic_partition)
-        return choice.node_id if choice is not None and now_ms < choice.until_ms else None
+        node_id, until_ms = self._choices.get(topic_partition, (None, 0))
+        return node_id if now_ms < until_ms else None
 
     def choose(self, topic_partition: TopicPartition, node_id: int, until_ms: int) -> None:
         """Reads from this follower until then; no earlier choice may end later."""
         self.forget(topic_partition)
-        self._choices[topic_partition] = _Choice(node_id, until_ms)
+        self._choices[topic_partition] = (node_id, until_ms)
         self._changed.add(topic_partition)
 
     def read_from_leader(self, topic_partition: TopicPartition) -> None:
@@ -48,8 +42,8 @@ class ReadReplicas:
     def update(self, now_ms: int, *, have_brokers_changed: bool) -> None:
         """Ends the choices whose time is over. When the brokers have changed, all partitions here count as changed."""
         while self._choices:
-            tp, choice = next(iter(self._choices.items()))
-            if now_ms < choice.until_ms:
+            tp, (_, until_ms) = next(iter(self._choices.items()))
+            if now_ms < until_ms:
                 break
             self.read_from_leader(tp)
         if have_brokers_changed:

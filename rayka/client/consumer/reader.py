@@ -105,7 +105,7 @@ class Reader:
 
     def _read(self, take: Callable[[Delivery], _ItemT | None]) -> Iterator[_ItemT]:
         remaining = {tp: start for tp, start in self.start_offsets.items() if start < self.end_offsets[tp]}
-        delivery = Delivery.of(self._config, self.end_offsets)
+        delivery = Delivery(self._config, self.end_offsets)
         fetcher = self._wait_for(self._start, remaining)
         try:
             while remaining:

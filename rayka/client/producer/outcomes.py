@@ -74,8 +74,8 @@ class Outcomes:
         for batch, result in zip(batches, results, strict=True):
             if result.error_code in _IN_LOG:
                 self._leaders.on_settled(batch)
-                self.counts.batches += 1
-                self.counts.records += batch.part_count
+                self.counts.batches_total += 1
+                self.counts.records_total += batch.part_count
                 if not batch.has_more_parts or not self._go_on(batch, result):
                     appended.append((batch, result))
         self._accumulator.finish([batch for batch, _ in appended], is_acknowledged=True)
@@ -115,7 +115,7 @@ class Outcomes:
         if not may_retry or not self._accumulator.defer(batch, error, retry_ms):
             self.end(batch, error)
             return
-        self.counts.retries += 1
+        self.counts.retries_total += 1
         if is_soon or not isinstance(error, NO_LEADER_ERRORS):
             return
         if self._leaders.leader_of(batch) in (node_id, NO_NODE):
@@ -130,11 +130,11 @@ class Outcomes:
             if batch.may_be_in_log and batch.sequence is not None:
                 return False
             batch.split(self._codec)
-            self.counts.splits += 1
+            self.counts.splits_total += 1
             is_going_on = self._accumulator.go_on(batch, None)
         else:
             is_going_on = batch.has_more_parts and self._accumulator.go_on(batch, PartEnd(error=error))
-            self.counts.errors += is_going_on
+            self.counts.errors_total += is_going_on
             if is_going_on and self.logs_failures:
                 logger.warning("1 record for %s failed: %s", batch.topic_partition, error)
         self._leaders.refresh(batch.topic)  # the limit has changed: batches to come are made for it
@@ -162,7 +162,7 @@ class Outcomes:
 
     def end(self, batch: ProducerBatch, error: Exception) -> None:
         """It has failed for good."""
-        self.counts.errors += batch.left_count if batch.is_sealed else len(batch)
+        self.counts.errors_total += batch.left_count if batch.is_sealed else len(batch)
         callbacks = batch.fail(error)
         self._leaders.on_settled(batch)
         self._accumulator.finish((batch,), is_acknowledged=False)

@@ -5,6 +5,7 @@ Kafka: the metrics group `producer-metrics`.
 """
 
 from collections import deque
+from functools import partial
 
 import msgspec
 
@@ -15,8 +16,9 @@ class ProducerMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """A producer at one moment. Totals count from its beginning; a record counts as sent when it is acknowledged.
 
     `bytes_total` is encoded batches as they were handed to the network, repeats included. `retries_total` and
-    `splits_total` count batches. Latencies are of the last thousand produce requests that were answered, in ms, None
-    before the first. `records_waiting` and `batches_waiting` are not over yet; of `buffer_bytes` set aside for them.
+    `splits_total` count batches, `errors_total` records. Latencies are of the last thousand produce requests that were
+    answered, in ms, None before the first. `records_waiting` and `batches_waiting` are not over yet; of `buffer_bytes`
+    set aside for them.
     """
 
     records_total: int
@@ -33,38 +35,33 @@ class ProducerMetrics(msgspec.Struct, frozen=True, kw_only=True):
     request_latency_ms_p99: float | None
 
 
-class Counts:
+class Counts(msgspec.Struct, eq=False):
     """The counters; see the module."""
 
-    def __init__(self) -> None:
-        self.records = 0
-        self.bytes = 0
-        self.batches = 0
-        self.requests = 0
-        self.retries = 0
-        self.splits = 0
-        self.errors = 0  # records
-        self._latencies_ms: deque[float] = deque(maxlen=_KEPT_LATENCIES)
+    records_total: int = 0
+    bytes_total: int = 0
+    batches_total: int = 0
+    requests_total: int = 0
+    retries_total: int = 0
+    splits_total: int = 0
+    errors_total: int = 0
+    latencies_ms: deque[float] = msgspec.field(default_factory=partial(deque, maxlen=_KEPT_LATENCIES))
 
     def __repr__(self) -> str:
-        return f"<Counts records={self.records} batches={self.batches} errors={self.errors}>"
+        return (
+            f"<Counts records={self.records_total} batches={self.batches_total} errors={self.errors_total}>"
+        )
 
     def on_answer(self, took_ms: float) -> None:
         """A request was answered."""
-        self.requests += 1
-        self._latencies_ms.append(took_ms)
+        self.requests_total += 1
+        self.latencies_ms.append(took_ms)
 
     def snapshot(self, *, records_waiting: int, batches_waiting: int, buffer_bytes: int) -> ProducerMetrics:
         """All of it now, with what waits."""
-        latencies_ms = sorted(self._latencies_ms.copy())
+        latencies_ms = sorted(self.latencies_ms.copy())
         return ProducerMetrics(
-            records_total=self.records,
-            bytes_total=self.bytes,
-            batches_total=self.batches,
-            requests_total=self.requests,
-            retries_total=self.retries,
-            splits_total=self.splits,
-            errors_total=self.errors,
+            **{name: getattr(self, name) for name in self.__struct_fields__ if name.endswith("_total")},
             records_waiting=records_waiting,
             batches_waiting=batches_waiting,
             buffer_bytes=buffer_bytes,

@@ -279,7 +279,7 @@ class Sender:
             except RaykaError as error:
                 self.outcomes.end(batch, error)
             else:
-                self.counts.bytes += encoded.size
+                self.counts.bytes_total += encoded.size
                 batches.append(batch)
                 parts.append(ProducePartition(topic.topic_id, batch.partition, encoded))
         return batches, parts

@@ -227,7 +227,7 @@ class _Consumer(DataClient):
         while True:
             config = ConsumerConfig.parse(self._options(), what="simulated consumer")
             fetcher = Fetcher(SimHandle(self.cluster.network, self.process), config, self.random)
-            delivery = Delivery(check_crcs=True)
+            delivery = Delivery()
             partitions = list(self.partitions)  # others may be added meanwhile
             self._sessions = {each: Session(each.topic, each.partition) for each in partitions}
             try:

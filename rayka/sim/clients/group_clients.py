@@ -357,7 +357,7 @@ class _Reading:
     def __init__(self, fetcher: Fetcher, member: GroupMember) -> None:
         self.fetcher = fetcher
         self.member = member
-        self.delivery = Delivery(check_crcs=True)
+        self.delivery = Delivery()
 
     @contextmanager
     def polling(self) -> Iterator[None]:
