@@ -62,7 +62,7 @@ class _Core(consumer.Consumer):
 
     def is_at_hand(self) -> bool:
         """Whether there is something to take, and nothing to wait for before: no other call, no change of the group."""
-        is_settled = self._group is None or self._group.member.failure is None
+        is_settled = self._group is None or self._group.member.core.failure is None
         return is_settled and not self._has_handover and bool(self._in_turn(self._delivery.has_records))
 
     def poll_at_hand(self) -> None:

@@ -45,14 +45,13 @@ Problems = dict[TopicPartition, RaykaError]
 _TELL_AGAIN_S = 0.1  # no timer rings for the last microsecond of a wait again and again
 
 
-class _Commit:
+class _Commit(msgspec.Struct, eq=False):
     """What is committed together. `done` gives all that asked for it the partitions that were refused."""
 
-    def __init__(self, group: GroupMetadata) -> None:
-        self.group = group
-        self.deadline_s = 0.0
-        self.offsets: dict[TopicPartition, CommittedOffset] = {}
-        self.done: Later[Problems] = Later()
+    group: GroupMetadata
+    deadline_s: float = 0.0
+    offsets: dict[TopicPartition, CommittedOffset] = {}
+    done: Later[Problems] = msgspec.field(default_factory=Later)
 
 
 class GroupOffsets:
@@ -102,9 +101,6 @@ class GroupOffsets:
                 f"group {group.group_id!r} goes on without this consumer, which did not poll, or did not reach its"
                 " coordinator, in time; nothing is committed: poll to join again"
             )
-        return self._enqueue(offsets, group).done
-
-    def _enqueue(self, offsets: Offsets, group: GroupMetadata) -> _Commit:
         if not self._waiting or self._waiting[-1].group != group:
             self._waiting.append(_Commit(group))
         commit = self._waiting[-1]
@@ -115,7 +111,7 @@ class GroupOffsets:
             self._drop_waiting()
         elif self._current is None:
             self._begin_next()
-        return commit
+        return commit.done
 
     def _begin_next(self) -> None:
         commit = self._current = self._waiting.popleft() if self._waiting else None

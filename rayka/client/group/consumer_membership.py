@@ -95,7 +95,7 @@ class ConsumerMembership(ConsumerCommits, ConsumerPositions):
 
     def subscription(self) -> tuple[str, ...]:
         """The topics that are subscribed to, or that match the pattern as far as is known."""
-        return self._topics if self._group is None else self._group.member.topics
+        return self._topics if self._group is None else self._group.member.core.topics
 
     def group_metadata(self) -> GroupMetadata:
         """The group, the generation and the member's ids. Raises InvalidGroupId without a group."""

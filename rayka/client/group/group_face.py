@@ -56,7 +56,7 @@ class GroupFace:
     @property
     def is_waiting(self) -> bool:
         """Whether `hand_over` has something to do, or to raise."""
-        return self._has_handover or self.member.failure is not None
+        return self._has_handover or self.member.core.failure is not None
 
     @property
     def _has_handover(self) -> bool:
@@ -69,7 +69,7 @@ class GroupFace:
             if not self._stages and ready is not None:
                 self._stages = HandoverStages(ready)
             self._go_on()
-        if self.member.failure is not None:
+        if self.member.core.failure is not None:
             failure = self._run(self.member.take_failure)
             if failure is not None:
                 raise failure

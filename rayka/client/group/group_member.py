@@ -10,11 +10,11 @@ import asyncio
 import logging
 import re
 from collections.abc import Coroutine, Mapping
+from dataclasses import replace
 from typing import Any
 
 from rayka.client.consumer.fetcher import Fetcher
 from rayka.client.group.group_membership import Handover, LookUpTopics, Membership, MemberState, Step
-from rayka.client.group.handover_offer import HandoverOffer
 from rayka.client.group.member_requests import GroupMetadata
 from rayka.client.group.topic_watch import TopicWatch
 from rayka.client.loop_time import now_s
@@ -35,21 +35,24 @@ _LEAVE_TIMEOUT_MS = 5_000
 
 
 class GroupMember:
-    """See the module. On the loop, but for the attributes that are for the face: `ready`, `failure`, `metadata`, which
-    it may read, and `polled_s` and `is_polling`, which it sets.
+    """See the module. On the loop, but for what is for the face: `ready`, `metadata`, and `topics` and `failure` of the
+    core, which it may read, and `polled_s` and `is_polling`, which it sets.
     """
 
     def __init__(self, config: ConsumerConfig, fetcher: Fetcher) -> None:
         self.polled_s = now_s()
         self.is_polling = False
-        self._core = Membership(config)
+        self.core = Membership(config)
         self._config = config
-        self._group_id = self._core.metadata.group_id
+        self._group_id = self.core.metadata.group_id
         self._fetcher = fetcher
         self._metadata = fetcher.metadata
         self._topics = TopicWatch(fetcher.metadata, config.default_api_timeout_ms)
         self._pattern: re.Pattern[str] | None = None
-        self._offer = HandoverOffer(config, self._topics, spawn=self._spawn, interrupt=fetcher.interrupt)
+        # What the core wants. It is `ready` for the face once the topics of what is new are known, until the face has
+        # read it or the core wants something else.
+        self._offered: Handover | None = None
+        self.ready: Handover | None = None
         self._tasks: dict[asyncio.Task[None], Step | None] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._last: Handover | None = None
@@ -57,28 +60,18 @@ class GroupMember:
         self._metadata.listen(self._on_topic)
 
     def __repr__(self) -> str:
-        return f"<GroupMember {self._core!r} ready={self.ready is not None}>"
+        return f"<GroupMember {self.core!r} ready={self.ready is not None}>"
 
     # ---- For the face, from any thread -------------------------------------------------------------------------------
 
     @property
-    def ready(self) -> Handover | None:
-        """What the application is to be told next."""
-        return self._offer.ready
-
-    @property
     def metadata(self) -> GroupMetadata:
-        return self._core.metadata
-
-    @property
-    def failure(self) -> RaykaError | None:
-        """For the application; `take_failure`."""
-        return self._core.failure
+        return self.core.metadata
 
     @property
     def is_settled(self) -> bool:
         """Whether the member has its assignment, and nothing is to change."""
-        return self._core.state is MemberState.STABLE and self._core.handover is None
+        return self.core.state is MemberState.STABLE and self.core.handover is None
 
     # ---- For the face, on the loop -----------------------------------------------------------------------------------
 
@@ -89,13 +82,13 @@ class GroupMember:
         found = await (self._topics.named(topics) if pattern is None else self._topics.matching(pattern))
         self._pattern, self._fetcher.is_in_group = pattern, True
         self._topics.subscribe(found)
-        self._core.subscribe(tuple(each.name for each in found))
+        self.core.subscribe(tuple(each.name for each in found))
         if self._watching is None:
             self._watching = self._spawn(self._keep_up())
         self._advance()
 
     async def take_failure(self) -> RaykaError | None:
-        failure = self._core.take_failure()
+        failure = self.core.take_failure()
         self._advance()
         return failure
 
@@ -110,14 +103,14 @@ class GroupMember:
         self._last = ready
         newer = [each for each in ready.added or () if self._topics.is_newer(each)]
         self._fetcher.read(ready.read, newer=newer)
-        self._core.on_handed_over(ready)
+        self.core.on_handed_over(ready)
         self._advance()
         return True
 
     async def begin_leaving(self) -> None:
         """The next handover is the last one: what the member owns is revoked, and then it leaves."""
         self._pattern = None
-        self._core.begin_leaving()
+        self.core.begin_leaving()
         self._advance()
 
     async def close(self) -> None:
@@ -126,7 +119,7 @@ class GroupMember:
 
     def abandon(self) -> None:
         """The consumer is gone and was not closed: leaves if it can, and waits for nothing."""
-        self._core.expire()
+        self.core.expire()
         self._advance()
         self._end()
 
@@ -147,17 +140,42 @@ class GroupMember:
     def _advance(self) -> None:
         """After anything that the core was told, and when its time comes."""
         self._look_at_polls()
-        while (step := self._core.next_step(_now_ms())) is not None:
+        while (step := self.core.next_step(_now_ms())) is not None:
             if not isinstance(step, _BESIDE):
                 _end_abandoned(self._tasks)
             self._spawn(self._take(step), step)
-        self._offer.offer(self._core.handover)
-        if self._core.failure is not None:
+        self._offer(self.core.handover)
+        if self.core.failure is not None:
             self._fetcher.interrupt()
         self._arm()
 
+    def _offer(self, handover: Handover | None) -> None:
+        """What the core wants now takes the place of what it wanted before."""
+        if handover == self._offered:
+            return
+        self._offered, self.ready = handover, None
+        if handover is not None and handover.added:
+            self._spawn(self._learn_topics(handover))
+        elif handover is not None:
+            self.ready = handover
+            self._fetcher.interrupt()
+
+    async def _learn_topics(self, handover: Handover) -> None:
+        """Of what is added, until they are known or the core wants something else."""
+        while handover is self._offered:
+            try:
+                added = await self._topics.learn(handover.added or (), self._group_id)
+            except RaykaError as error:
+                logger.debug("group %r: topics: %s", self._group_id, error)
+                await asyncio.sleep(self._config.retry_backoff_ms / 1000)
+                continue
+            if handover is self._offered:
+                self.ready = replace(handover, added=added)
+                self._fetcher.interrupt()
+            return
+
     def _look_at_polls(self) -> None:
-        if self._core.state is MemberState.UNJOINED or self.is_polling:
+        if self.core.state is MemberState.UNJOINED or self.is_polling:
             return
         if now_s() - self.polled_s >= self._config.max_poll_interval_ms / 1000:
             logger.warning(
@@ -167,13 +185,13 @@ class GroupMember:
                 self._group_id,
                 self._config.max_poll_interval_ms,
             )
-            self._core.expire()
+            self.core.expire()
 
     def _arm(self) -> None:
         due_s = []
-        if (due_ms := self._core.next_due_ms()) is not None:
+        if (due_ms := self.core.next_due_ms()) is not None:
             due_s.append(due_ms / 1000)
-        if self._core.state is not MemberState.UNJOINED:
+        if self.core.state is not MemberState.UNJOINED:
             polled_s = now_s() if self.is_polling else self.polled_s
             due_s.append(polled_s + self._config.max_poll_interval_ms / 1000)
         if self._timer is not None:
@@ -191,7 +209,7 @@ class GroupMember:
         del self._tasks[task]
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("a member of group %r failed", self._group_id, exc_info=error)
-            self._core.fail(RaykaError(f"a member of group {self._group_id!r} failed: {error!r}"))
+            self.core.fail(RaykaError(f"a member of group {self._group_id!r} failed: {error!r}"))
             self._advance()
 
     async def _take(self, step: Step) -> None:
@@ -199,9 +217,9 @@ class GroupMember:
             response = await self._answer(step)
         except RaykaError as error:
             logger.debug("%r: %s", self, error)
-            self._core.on_error(step, error, _now_ms())
+            self.core.on_error(step, error, _now_ms())
         else:
-            self._core.on_response(step, response, _now_ms())
+            self.core.on_response(step, response, _now_ms())
         self._advance()
 
     async def _answer(self, step: Step) -> Any:
@@ -217,30 +235,25 @@ class GroupMember:
 
     # ---- Topics ------------------------------------------------------------------------------------------------------
 
-    @property
-    def topics(self) -> tuple[str, ...]:
-        """Those that are subscribed to, or that match."""
-        return self._core.topics
-
     async def look_at_topics(self) -> None:
         """Asks for the topics that concern the group: the member may subscribe to others now, the leader may have to
         assign anew, and what is gone is not read, nor asked for, until it is there again.
         """
-        pattern, led = self._pattern, self._core.leader_topics or {}
-        owned = {tp.topic: None for tp in self._core.owned}
-        found = await self._topics.partitions({**owned, **led}, has_racks=self._core.has_racks)
+        pattern, led = self._pattern, self.core.leader_topics or {}
+        owned = {tp.topic: None for tp in self.core.owned}
+        found = await self._topics.partitions({**owned, **led}, has_racks=self.core.has_racks)
         if pattern is not None:
             matching = await self._topics.matching(pattern)
             if pattern is self._pattern:
                 self._topics.match(matching)
-                self._core.subscribe(tuple(each.name for each in matching))
-        self._core.on_topics({name: found[name] for name in led})
+                self.core.subscribe(tuple(each.name for each in matching))
+        self.core.on_topics({name: found[name] for name in led})
         self._read_existing()
         self._advance()
 
     def _read_existing(self) -> None:
         former = self._fetcher.subscription.partitions
-        existing = self._topics.existing(self._core.owned)
+        existing = self._topics.existing(self.core.owned)
         gone = [tp for tp in former if tp not in existing]
         if gone or len(existing) > len(former):
             self._fetcher.read(existing)
@@ -261,10 +274,10 @@ class GroupMember:
 
     def _on_topic(self, topic: MetadataTopic) -> None:
         """The leader need not wait for the next look."""
-        led = self._core.leader_topics
+        led = self.core.leader_topics
         if led is not None and topic.name in led:
-            racks = self._topics.racks_of(topic, has_racks=self._core.has_racks)
-            self._core.on_topics({**led, topic.name: racks})
+            racks = self._topics.racks_of(topic, has_racks=self.core.has_racks)
+            self.core.on_topics({**led, topic.name: racks})
             self._advance()
 
 
