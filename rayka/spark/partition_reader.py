@@ -27,7 +27,7 @@ from rayka.spark.plan import (
     is_topic_lost,
     on_topic_lost,
 )
-from rayka.spark.schema import BatchBuilder
+from rayka.spark.schema import spark_batch
 from rayka.spark.source_options import ReadOptions
 
 if TYPE_CHECKING:
@@ -45,9 +45,9 @@ def read_range(
     connect: Callable[[], "TopicClient"],
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a range, in offset order. `connect` is called only if the files do not give them all."""
-    builder = BatchBuilder(options.columns, wanted.topic_partition)
+    tp, start_offset, end_offset = wanted.topic_partition, wanted.start_offset, wanted.end_offset
     rows = (
-        builder.build(_decode(batch, wanted), start_offset=wanted.start_offset, end_offset=wanted.end_offset)
+        spark_batch(options.columns, _decode(batch, wanted), tp, start_offset, end_offset)
         for batch in _while_topic_is_there(options, _batches(options, wanted, file_ranges, connect))
     )
     return coalesce(rows)

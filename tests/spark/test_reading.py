@@ -29,7 +29,7 @@ from rayka.protocol.batch_header import RecordBatch
 from rayka.protocol.fetch import FileRange
 from rayka.spark.partition_reader import coalesce, read_range
 from rayka.spark.plan import OffsetRange
-from rayka.spark.schema import COLUMNS, BatchBuilder, arrow_schema
+from rayka.spark.schema import COLUMNS, arrow_schema, spark_batch
 from rayka.spark.source_options import ReadOptions
 
 A0 = TopicPartition("a", 0)
@@ -87,9 +87,7 @@ def test_a_row_has_the_columns_of_the_kafka_connector():
         timestamps_ms=[1_000, 2_500],
         headers=[[("h", b"1"), ("h", None)], []],
     )
-    built = BatchBuilder(ALL_COLUMNS, TopicPartition("a", 3)).build(
-        decode(RecordBatch(encoded)), start_offset=0, end_offset=100
-    )
+    built = spark_batch(ALL_COLUMNS, decode(RecordBatch(encoded)), TopicPartition("a", 3), 0, 100)
     built.validate(full=True)
     second = datetime.datetime(1970, 1, 1, 0, 0, 1, tzinfo=datetime.UTC)
     headers = [{"key": "h", "value": b"1"}, {"key": "h", "value": None}]

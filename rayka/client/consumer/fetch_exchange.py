@@ -191,10 +191,8 @@ class FetchExchange:
         may have committed: until the former leader learns of it, its log is no evidence that anything was lost. Kafka:
         `ConsumerMetadata`, `updateLastSeenEpochIfNewer`.
         """
-        topic, number = self._metadata.cached(ticket.topic_partition.topic), ticket.topic_partition.partition
-        if topic is None or number >= len(topic.partitions):
-            return False
-        return topic.partitions[number].leader_epoch < ticket.last_fetched_epoch
+        known = self._metadata.partition(ticket.topic_partition.topic, ticket.topic_partition.partition)
+        return known is not None and known.leader_epoch < ticket.last_fetched_epoch
 
     def _on_leader_error(self, ticket: FetchTicket, result: FetchPartitionResult) -> ApiError | None:
         """An error of the leader, which alone decides about offsets and epochs."""

@@ -140,8 +140,6 @@ class FetchLoop:
 
     def _send_fetches(self) -> None:
         self._planner.update()
-        for tp, error in self._planner.take_gone().items():
-            self._state.fail(tp, error)
         for node in self._planner.nodes.values() if self._state.buffer.has_room else ():
             if node.may_send:
                 number, session = node.begin()

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from rayka.client.consumer.fetch_state import FetchState, FetchTicket
 from rayka.client.consumer.node_fetches import NodeFetches
 from rayka.client.loop_time import now_s
-from rayka.client.metadata import ClusterMetadata, NoSuchTopic, no_such_partition
+from rayka.client.metadata import ClusterMetadata, no_such_partition
 from rayka.ids import NO_NODE, TopicPartition
 from rayka.protocol.fetch import FetchPartition
 from rayka.protocol.fetch_session import PartitionKey
@@ -40,7 +40,6 @@ class FetchPlanner:
         self._topics: dict[str, MetadataTopic | None] = {}
         self._brokers: tuple[MetadataBroker, ...] = ()
         self._leaderless: dict[str, dict[TopicPartition, None]] = {}
-        self._gone: dict[TopicPartition, NoSuchTopic] = {}
         self._version = -1
         self._look_again_s = 0.0
 
@@ -51,11 +50,6 @@ class FetchPlanner:
     def stale_topics(self) -> tuple[str, ...]:
         """Topics with a wanted partition that has no known leader."""
         return tuple(self._leaderless)
-
-    def take_gone(self) -> dict[TopicPartition, NoSuchTopic]:
-        """Wanted partitions that their topic does not have; each is returned once."""
-        gone, self._gone = self._gone, {}
-        return gone
 
     @property
     def is_done(self) -> bool:
@@ -111,10 +105,10 @@ class FetchPlanner:
         node.want(self._fetch(topic, leader, ticket), ticket)
 
     def _known(self, topic_partition: TopicPartition) -> MetadataTopic | None:
-        """The topic, if the partition has a leader; else the partition is noted as gone or leaderless."""
+        """The topic, if the partition has a leader; else the partition is leaderless, or has failed as it is gone."""
         topic, number = self._topic(topic_partition.topic), topic_partition.partition
         if topic is not None and number >= len(topic.partitions):  # created anew, with fewer
-            self._gone[topic_partition] = no_such_partition(topic, number)
+            self._state.fail(topic_partition, no_such_partition(topic, number))
             return None
         if topic is None or topic.partitions[number].leader_id == NO_NODE:
             self._leaderless.setdefault(topic_partition.topic, {})[topic_partition] = None
