@@ -229,7 +229,7 @@ class WorkerPool:
             wanted=self._wanted,
             lag_records=look.lag_records,
             lag_seconds=look.lag_s,
-            records=self._done_records + sum(each.records for each in statuses),
+            records=self._progress[-1].records,
             poison=self._done_poison + sum(each.poison for each in statuses),
             replaced=self._replaced,
         )

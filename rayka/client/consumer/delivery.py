@@ -56,14 +56,12 @@ class Delivery:
         """Without `config`, as the options of a consumer are by default."""
         config = config or ConsumerConfig()
         self.interceptors = ConsumerInterceptors.of(config.interceptors)
-        self.positions: dict[TopicPartition, int] = {}
         self._check_crcs = config.check_crcs
         key = deserializer(config.key_deserializer, "key_deserializer")
         self._deserializers = key, deserializer(config.value_deserializer, "value_deserializer")
         self._ends = end_offsets or {}
         self._fetched: deque[Fetched] = deque()
-        self._generations: dict[TopicPartition, int] = {}  # of the positions
-        self._epochs: dict[TopicPartition, int] = {}  # of the last batches that were handed over
+        self._read: dict[TopicPartition, Position] = {}  # without what the current batch adds
         self._current: _Current | None = None
         self._paused: dict[TopicPartition, deque[Fetched]] = {}  # with what is not handed over meanwhile
 
@@ -81,8 +79,7 @@ class Delivery:
             return
         current = self._current
         if current is not None and current.topic_partition == topic_partition:
-            self._epochs[topic_partition] = self._epoch(topic_partition)
-            self.positions[topic_partition] = current.position()
+            self._read[topic_partition] = self._read_with(current)
             self._fetched[0] = current.fetched  # to be begun again, at the position
             current.empty()
             self._current = None
@@ -106,13 +103,12 @@ class Delivery:
         if self._current is not None and self._current.topic_partition == topic_partition:
             self._current.empty()
             self._current = None
-        self.positions.pop(topic_partition, None)
-        self._epochs.pop(topic_partition, None)
+        self._read.pop(topic_partition, None)
 
     def keep_only(self, partitions: Collection[TopicPartition]) -> None:
         """Forgets all other partitions."""
         waiting = dict.fromkeys(each.topic_partition for each in self._fetched)
-        for tp in {**self.positions, **waiting, **self._paused}:
+        for tp in {**self._read, **waiting, **self._paused}:
             if tp not in partitions:
                 self.drop(tp)
                 self._paused.pop(tp, None)
@@ -124,10 +120,8 @@ class Delivery:
 
     def position(self, topic_partition: TopicPartition) -> int | None:
         """The offset after the last record handed over; None when nothing of the partition was yet."""
-        current = self._current
-        if current is not None and current.topic_partition == topic_partition:
-            return current.position()
-        return self.positions.get(topic_partition)
+        at = self.read_up_to(topic_partition)
+        return None if at is None else at.offset
 
     def next_offset(self, topic_partition: TopicPartition) -> int | None:
         """Where what waits to be handed over goes on; None when nothing of the partition waits."""
@@ -143,27 +137,28 @@ class Delivery:
 
     def read_up_to(self, topic_partition: TopicPartition) -> Position | None:
         """What `position` is, and in which generation; None when nothing of the partition was handed over."""
-        offset = self.position(topic_partition)
-        if offset is None:
-            return None
-        return Position(offset, self._generations[topic_partition], self._epoch(topic_partition))
+        current = self._current
+        if current is not None and current.topic_partition == topic_partition:
+            return self._read_with(current)
+        return self._read.get(topic_partition)
+
+    def _read_with(self, current: "_Current") -> Position:
+        before = self._read.get(current.topic_partition)
+        epoch = NO_EPOCH if before is None else before.leader_epoch
+        if current.is_begun():
+            epoch = current.batch.batch.leader_epoch
+        return Position(current.position(), current.fetched.generation, epoch)
 
     def read(self) -> dict[TopicPartition, Position]:
         """What is known of each partition: up to where it was handed over, or where what waits begins."""
-        current = {} if self._current is None else {self._current.topic_partition: None}
-        known = {tp: self.read_up_to(tp) for tp in {**self.positions, **current}}
-        found = {tp: each for tp, each in known.items() if each is not None}
+        found = dict(self._read)
+        if self._current is not None:
+            found[self._current.topic_partition] = self._read_with(self._current)
         for fetched in (*chain.from_iterable(self._paused.values()), *self._fetched):
             at = found.get(fetched.topic_partition)
             if at is None or at.generation < fetched.generation:
                 found[fetched.topic_partition] = Position(fetched.fetch_offset, fetched.generation)
         return found
-
-    def _epoch(self, topic_partition: TopicPartition) -> int:
-        current = self._current
-        if current is not None and current.topic_partition == topic_partition and current.is_begun():
-            return current.batch.batch.leader_epoch
-        return self._epochs.get(topic_partition, NO_EPOCH)
 
     def has_records(self) -> bool:
         """Whether something is left to be handed over."""
@@ -237,22 +232,21 @@ class Delivery:
     def _start(self, fetched: Fetched) -> None:
         """Decodes the next batch of a fetch, or ends the fetch."""
         tp = fetched.topic_partition
-        if self._generations.setdefault(tp, fetched.generation) != fetched.generation:
-            self._generations[tp] = fetched.generation  # the position was reset, perhaps backwards
-            self.positions.pop(tp, None)
-            self._epochs.pop(tp, None)
-        start_offset = max(fetched.fetch_offset, self.positions.get(tp, 0))
+        at = self._read.get(tp)
+        if at is None or at.generation != fetched.generation:  # the position was reset, perhaps backwards
+            self._read.pop(tp, None)
+            at = Position(fetched.fetch_offset, fetched.generation)
+        start_offset = max(fetched.fetch_offset, at.offset)
         end_offset = self._ends.get(tp)
         remaining = fetched.buffers
         if not remaining or (end_offset is not None and start_offset >= end_offset):
             self._fetched.popleft()
-            self.positions[tp] = max(start_offset, fetched.next_offset)
+            self._read[tp] = at._replace(offset=max(start_offset, fetched.next_offset))
             return
         batch = _first_batch(fetched)
         if batch.next_offset <= start_offset or batch.is_control:
-            self.positions[tp] = max(start_offset, batch.next_offset)
-            if batch.is_control:
-                self._epochs[tp] = batch.leader_epoch
+            epoch = batch.leader_epoch if batch.is_control else at.leader_epoch
+            self._read[tp] = Position(max(start_offset, batch.next_offset), fetched.generation, epoch)
         else:
             decoded = self._decode(tp, batch)
             self._current = _Current(fetched, decoded, rows_between(decoded, start_offset, end_offset))
@@ -268,8 +262,9 @@ class Delivery:
             raise CorruptRecord(f"{topic_partition}: {error}; {hint}") from error
 
     def _finish(self, current: "_Current") -> None:
-        self.positions[current.topic_partition] = current.batch.batch.next_offset
-        self._epochs[current.topic_partition] = current.batch.batch.leader_epoch
+        batch = current.batch.batch
+        at = Position(batch.next_offset, current.fetched.generation, batch.leader_epoch)
+        self._read[current.topic_partition] = at
         self._current = None
 
 

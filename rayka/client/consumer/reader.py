@@ -114,7 +114,7 @@ class Reader:
                 while (item := take(delivery)) is not None:
                     yield item
                 behind = {
-                    tp: at for tp in remaining if (at := delivery.positions.get(tp, 0)) < self.end_offsets[tp]
+                    tp: at for tp in remaining if (at := delivery.position(tp) or 0) < self.end_offsets[tp]
                 }
                 if len(behind) < len(remaining):
                     self._wait_for(fetcher.assign, list(behind), self._topic_ids)

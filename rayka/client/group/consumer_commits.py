@@ -16,6 +16,7 @@ from rayka.client.arguments import check_callback
 from rayka.client.bootstrap import ClusterHandle
 from rayka.client.consumer.consumer_part import ConsumerPart, partitions_of
 from rayka.client.group.committing import GroupOffsets, Problems, first_problem
+from rayka.client.group.group_face import GroupFace
 from rayka.client.group.member_requests import GroupMetadata
 from rayka.client.group.offset_values import CommittableOffsets, OffsetAndMetadata, committable
 from rayka.client.io_thread import Work
@@ -33,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 class ConsumerCommits(ConsumerPart):
     """See the module; its methods are those of `Consumer`."""
+
+    _group: GroupFace | None = None  # which it is a member of, or is to be
 
     def __init__(self, cluster: str | ClusterHandle, config: ConsumerConfig) -> None:
         super().__init__(cluster, config)
@@ -91,8 +94,10 @@ class ConsumerCommits(ConsumerPart):
         return {tp: found[tp] for tp in wanted}
 
     def group_metadata(self) -> GroupMetadata:
-        """As what this consumer commits. Raises InvalidGroupId without `group_id`."""
+        """The group, the generation and the member's ids. Raises InvalidGroupId without `group_id`."""
         self._of_group("group_metadata")
+        if self._group is not None:
+            return self._group.member.metadata
         return GroupMetadata(
             self._config.group_id or "", group_instance_id=self._config.group_instance_id or ""
         )
@@ -128,7 +133,7 @@ class ConsumerCommits(ConsumerPart):
         if group_offsets is None or not self._takes_turn():
             return  # or another thread polls just now: what it gets is not processed
         try:
-            is_due = self._commit_due_s < _NEVER_S and not self._is_subscribed
+            is_due = self._commit_due_s < _NEVER_S and self._group is None
             self._commit_or_log(self._ask("commit").commit if is_due else group_offsets.settle)
         finally:
             self._in_use.release()
@@ -141,11 +146,6 @@ class ConsumerCommits(ConsumerPart):
 
     # ---- Within ------------------------------------------------------------------------------------------------------
 
-    @property
-    def _is_subscribed(self) -> bool:
-        """Whether it is, or is to be, a member of its group."""
-        return False
-
     def _of_group(self, what: str) -> GroupOffsets:
         found = self._fetcher.group_offsets
         if found is None:
@@ -156,7 +156,7 @@ class ConsumerCommits(ConsumerPart):
         group_offsets, group = self._of_group(what), self.group_metadata()
         read = self._delivery.read() if offsets is None else {}
         chosen = partial(self._fetcher.consumed, read) if offsets is None else lambda: offsets
-        return _Ask(group_offsets, group, chosen, self._is_subscribed, self._on_commit)
+        return _Ask(group_offsets, group, chosen, self._group is not None, self._on_commit)
 
 
 class _Ask(NamedTuple):

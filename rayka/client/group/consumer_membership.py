@@ -18,7 +18,6 @@ from rayka.client.group.consumer_commits import ConsumerCommits
 from rayka.client.group.group_face import GroupFace
 from rayka.client.group.group_member import GroupMember
 from rayka.client.group.handover_stages import Listener
-from rayka.client.group.member_requests import GroupMetadata
 from rayka.client.io_thread import BlockingWork
 from rayka.errors import ClosedError, ConfigError, UnknownTopicOrPartition
 from rayka.ids import TopicPartition
@@ -32,7 +31,6 @@ logger = logging.getLogger(__name__)
 class ConsumerMembership(ConsumerCommits, ConsumerPositions):
     """See the module; its methods are those of `Consumer`."""
 
-    _group: GroupFace | None = None
     _topics: tuple[str, ...] = ()
     _is_assigned = False
     _is_closing = False
@@ -97,15 +95,7 @@ class ConsumerMembership(ConsumerCommits, ConsumerPositions):
         """The topics that are subscribed to, or that match the pattern as far as is known."""
         return self._topics if self._group is None else self._group.member.core.topics
 
-    def group_metadata(self) -> GroupMetadata:
-        """The group, the generation and the member's ids. Raises InvalidGroupId without a group."""
-        return super().group_metadata() if self._group is None else self._group.member.metadata
-
     # ---- Within ----------------------------------------------------------------------------------------------------
-
-    @property
-    def _is_subscribed(self) -> bool:
-        return self._group is not None
 
     def _face(self) -> GroupFace:
         member = self._run(self._member)
