@@ -6,7 +6,6 @@ The order is Kafka's: commit, tell what is revoked or lost, read otherwise, tell
 ConsumerRebalanceListenerInvoker.
 """
 
-import logging
 from collections import deque
 from collections.abc import Callable
 from enum import Enum, auto
@@ -14,8 +13,6 @@ from typing import Any, NamedTuple
 
 from rayka.client.group.group_membership import Handover
 from rayka.ids import TopicPartition
-
-logger = logging.getLogger(__name__)
 
 
 class Stage(Enum):
