@@ -138,7 +138,7 @@ class ClusterNodes:
         tried: list[int] = []
         for find in (self._trusted, self._all):
             for node_id in await find(last_id):
-                if node_id in tried or not (asks_controllers or role_of(node_id) is not Role.CONTROLLER):
+                if node_id in tried or (role_of(node_id) is Role.CONTROLLER and not asks_controllers):
                     continue
                 tried.append(node_id)
                 try:

@@ -48,10 +48,6 @@ _NO_ANSWER = (NetworkException, RequestTimedOut)
 logger = logging.getLogger(__name__)
 
 
-def _accept(response: object) -> None:
-    pass
-
-
 def _what(group_id: str) -> str:
     return f"the coordinator of group {group_id!r}"
 
@@ -89,7 +85,7 @@ class CoordinatorCalls:
         timeout_ms: int,
         *,
         may_park: bool = False,
-        check: Callable[[ResponseT], object] = _accept,
+        check: Callable[[ResponseT], object] = lambda response: None,
     ) -> ResponseT:
         """The answer of the group's coordinator, which is found and asked again until timeout_ms.
 

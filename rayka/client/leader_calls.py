@@ -63,10 +63,6 @@ class LeaderRequest(ABC, Generic[WantedT, ResultT]):
         return problem
 
 
-def _ignore(found: Mapping[TopicPartition, Any]) -> None:
-    pass
-
-
 def _raise(topic_partition: TopicPartition, error: RaykaError) -> None:
     raise error
 
@@ -84,7 +80,7 @@ class LeaderCalls:
         wanted: Mapping[TopicPartition, WantedT],
         timeout_ms: int,
         *,
-        on_found: OnFound[ResultT] = _ignore,
+        on_found: OnFound[ResultT] = lambda found: None,
         on_refused: OnRefused = _raise,
         topic_ids: Mapping[str, UUID] | None = None,
     ) -> dict[TopicPartition, ResultT]:

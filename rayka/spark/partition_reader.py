@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from rayka.client import io_thread
 from rayka.errors import CorruptRecord, InconsistentTopicId, OffsetOutOfRange, UnknownTopicOrPartition
-from rayka.log.mapped_reader import MappedReader, topic_id_beside
+from rayka.log.mapped_reader import MappedReader
 from rayka.protocol.batch_decode import DecodedBatch, decode
 from rayka.protocol.batch_header import RecordBatch, split_batches
 from rayka.protocol.fetch import FetchPartitionResult, FileRange
@@ -127,8 +127,8 @@ def _mapped_batches(wanted: OffsetRange, file_ranges: tuple[FileRange, ...]) -> 
     """The batches in the files, up to the first file that is not the one, or not of the topic, that planning saw."""
     reader = MappedReader()
     for file_range in file_ranges:
-        mapped = reader.read(file_range)
-        if mapped is None or topic_id_beside(file_range.path) != wanted.topic_id:
+        mapped = reader.read(file_range, wanted.topic_id)
+        if mapped is None:
             return
         yield from split_batches(mapped)
 

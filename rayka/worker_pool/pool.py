@@ -90,7 +90,7 @@ class WorkerPool:
         self._done_busy_s = 0.0
         self._progress: deque[_Progress] = deque(maxlen=_SPEED_LOOKS + 1)
         self._failure: WorkerEnd | None = None
-        self._status: PoolStatus | None = None
+        self._status = PoolStatus((), config.min, 0, 0.0, 0, 0, 0)
         self._stopping, self._ended = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"rayka-workers {plan.topics}", daemon=True)
         self._thread.start()
@@ -102,8 +102,7 @@ class WorkerPool:
 
     def status(self) -> PoolStatus:
         """As of the last look, at most about a second ago."""
-        known = self._status
-        return known if known is not None else PoolStatus((), self._wanted, 0, 0.0, 0, 0, 0)
+        return self._status
 
     def wait(self, timeout: float | None = None) -> bool:
         """Until the pool has ended, by `stop` in another thread or by itself; False when timeout (seconds) is over

@@ -29,15 +29,11 @@ class Fetched(NamedTuple):
     buffers: tuple[np.ndarray, ...]
 
 
-def _nothing() -> None:
-    pass
-
-
 class FetchBuffer:
     """See the module. `on_error` is called behind each error; partitions that may be asked again are `changed`."""
 
     def __init__(self, changed: ChangedPartitions, partition_bytes_max: int, total_bytes_max: int) -> None:
-        self.on_error: Callable[[], object] = _nothing
+        self.on_error: Callable[[], object] = lambda: None
         self._changed = changed
         self._partition_bytes_max = partition_bytes_max
         self._total_bytes_max = total_bytes_max

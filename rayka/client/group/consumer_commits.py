@@ -41,7 +41,9 @@ class ConsumerCommits(ConsumerPart):
         super().__init__(cluster, config)
         is_automatic = config.group_id is not None and config.enable_auto_commit
         interceptors = self._delivery.interceptors
-        self._on_commit: Callable[[Offsets], object] = interceptors.tell if interceptors else _ignore
+        self._on_commit: Callable[[Offsets], object] = (
+            interceptors.tell if interceptors else lambda offsets: None
+        )
         self._commit_due_s = time.monotonic() + config.auto_commit_interval_ms / 1000
         if not is_automatic:
             self._commit_due_s = _NEVER_S
@@ -204,10 +206,6 @@ def _tell(callback: OnCommit, offsets: Offsets, error: RaykaError | None) -> Non
         callback(offsets, error)
     except BaseException:
         logger.exception("a callback of commit_async raised")
-
-
-def _ignore(_offsets: Offsets) -> None:
-    """Without interceptors a commit is followed by nothing."""
 
 
 def _log(offsets: Offsets, error: RaykaError | None) -> None:

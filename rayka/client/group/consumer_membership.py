@@ -176,10 +176,8 @@ class ConsumerMembership(ConsumerCommits, ConsumerPositions):
 
     def _abandons(self) -> list[Callable[[], object]]:
         """What ends the work on the loop without this object."""
-        found: list[Callable[[], object]] = [self._fetcher.abandon]
-        if self._group is not None:
-            found.insert(0, self._group.member.abandon)
-        return found
+        of_group = [] if self._group is None else [self._group.member.abandon]
+        return [*of_group, self._fetcher.abandon]
 
 
 def _compiled(pattern: str | re.Pattern[str] | None) -> re.Pattern[str] | None:

@@ -89,11 +89,6 @@ class PartitionLeaders:
             self._refreshing[topic] = None
             self._run(self._refresh(topic))
 
-    def _refresh_later(self, topic: str, pause_s: float) -> None:
-        self._cancel(topic)
-        loop = asyncio.get_running_loop()
-        self._next_refreshes[topic] = loop.call_later(pause_s, self.refresh, topic)
-
     def _cancel(self, topic: str) -> None:
         timer = self._next_refreshes.pop(topic, None)
         if timer is not None:
@@ -121,7 +116,9 @@ class PartitionLeaders:
         if self._watch.is_watched(topic):
             pause_s = min(self._pauses_s.get(topic, _FIRST_PAUSE_S), self._pause_s)
             self._pauses_s[topic] = 2 * pause_s
-            self._refresh_later(topic, pause_s)
+            self._cancel(topic)
+            loop = asyncio.get_running_loop()
+            self._next_refreshes[topic] = loop.call_later(pause_s, self.refresh, topic)
         else:
             self._pauses_s.pop(topic, None)
 

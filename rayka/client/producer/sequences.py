@@ -35,13 +35,6 @@ class Sequences(msgspec.Struct, eq=False, gc=False):
         gap = " gap?" if self.may_have_gap else ""
         return f"<Sequences producer={self.producer_id} epoch={self.producer_epoch} next={self._next}{gap}>"
 
-    def _begin_epoch(self) -> None:
-        self._next = 0
-        self._acknowledged_end = 0
-        self._failed_end = None
-        self.has_acknowledged = False
-        self.needs_new_epoch = False
-
     @property
     def may_have_gap(self) -> bool:
         """Whether a batch has failed that the log may or may not have, and nothing behind it is acknowledged."""
@@ -84,7 +77,9 @@ class Sequences(msgspec.Struct, eq=False, gc=False):
             self.producer_id, self.producer_epoch = NO_PRODUCER_ID, 0
         else:
             self.producer_epoch += 1
-        self._begin_epoch()
+        self._next = self._acknowledged_end = 0
+        self._failed_end = None
+        self.has_acknowledged = self.needs_new_epoch = False
 
 
 def _is_before(a: int, b: int) -> bool:
