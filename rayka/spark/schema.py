@@ -16,15 +16,16 @@ import pyarrow.compute as pc
 
 from rayka.client.consumer.record import constant, rows_between
 from rayka.ids import TopicPartition
+from rayka.protocol.batch_columns import int64_array
 from rayka.protocol.batch_decode import DecodedBatch
 
 HEADERS_COLUMN = "headers"
-_MICROSECONDS = pa.timestamp("us", tz="UTC")
+_MILLISECONDS, _MICROSECONDS = pa.timestamp("ms", tz="UTC"), pa.timestamp("us", tz="UTC")
 _HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 
 
 def _timestamps(decoded: DecodedBatch) -> pa.Array:
-    return pa.array(decoded.timestamps_ms).view(pa.timestamp("ms", tz="UTC")).cast(_MICROSECONDS)
+    return int64_array(decoded.timestamps_ms).view(_MILLISECONDS).cast(_MICROSECONDS)
 
 
 def _headers(decoded: DecodedBatch) -> pa.Array:
@@ -50,7 +51,7 @@ _ALL: Mapping[str, _Column] = MappingProxyType(
         "value": _Column("binary", pa.binary(), lambda decoded, _: decoded.values),
         "topic": _Column("string", pa.string(), lambda _, tp: tp.topic),
         "partition": _Column("int", pa.int32(), lambda _, tp: tp.partition),
-        "offset": _Column("bigint", pa.int64(), lambda decoded, _: pa.array(decoded.offsets)),
+        "offset": _Column("bigint", pa.int64(), lambda decoded, _: int64_array(decoded.offsets)),
         "timestamp": _Column("timestamp", _MICROSECONDS, lambda decoded, _: _timestamps(decoded)),
         "timestampType": _Column("int", pa.int32(), lambda decoded, _: int(decoded.batch.timestamp_type)),
         HEADERS_COLUMN: _Column(
@@ -80,10 +81,9 @@ def spark_batch(
     end_offset: int,
 ) -> pa.RecordBatch:
     """Of a decoded batch the records with offsets in [start_offset, end_offset), in the columns asked for."""
-    found = [(_ALL[name].arrow, _ALL[name].of(decoded, topic_partition)) for name in columns]
-    arrays = [
-        each if isinstance(each, pa.Array) else constant(each, kind, len(decoded)) for kind, each in found
-    ]
-    rows = rows_between(decoded, start_offset, end_offset)
+    found = [_ALL[name].of(decoded, topic_partition) for name in columns]
+    arrays = [constant(each, len(decoded)) if isinstance(each, (str, int)) else each for each in found]
     whole = pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(columns))
-    return whole.slice(rows.start, rows.stop - rows.start)
+    rows = rows_between(decoded, start_offset, end_offset)
+    size = rows.stop - rows.start
+    return whole if size == len(decoded) else whole.slice(rows.start, size)

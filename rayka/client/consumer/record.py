@@ -120,11 +120,11 @@ def arrow_of(batch: DecodedBatch, rows: slice, tp: TopicPartition) -> pa.RecordB
     count = rows.stop - rows.start
     keys, headers = batch.keys, batch.headers
     columns = [
-        constant(tp.topic, pa.string(), count),
-        constant(tp.partition, pa.int32(), count),
+        constant(tp.topic, count),
+        constant(tp.partition, count),
         int64_array(batch.offsets[rows]),
         int64_array(batch.timestamps_ms[rows]).view(pa.timestamp("ms", tz="UTC")),
-        constant(int(batch.batch.timestamp_type), pa.int32(), count),
+        constant(int(batch.batch.timestamp_type), count),
         keys.slice(rows.start, count),
         batch.values.slice(rows.start, count),
         headers.slice(rows.start, count) if headers is not None else nulls(HEADERS_TYPE, count),
@@ -142,13 +142,15 @@ def rows_between(batch: DecodedBatch, start_offset: int, end_offset: int | None)
     return slice(start, stop)
 
 
-def constant(value: str | int, data_type: pa.DataType, count: int) -> pa.Array:
-    """`count` times the same value; short ones are views of one array that is kept."""
-    if count > _CONSTANT_ROWS:
-        return pa.repeat(pa.scalar(value, data_type), count)
-    return _kept(value, data_type).slice(0, count)
+def constant(value: str | int, count: int) -> pa.Array:
+    """`count` times the same value, as string or int32; short ones are views of one array that is kept."""
+    return _repeated(value, count) if count > _CONSTANT_ROWS else _kept(value).slice(0, count)
 
 
 @lru_cache(maxsize=256)
-def _kept(value: str | int, data_type: pa.DataType) -> pa.Array:
-    return pa.repeat(pa.scalar(value, data_type), _CONSTANT_ROWS)
+def _kept(value: str | int) -> pa.Array:
+    return _repeated(value, _CONSTANT_ROWS)
+
+
+def _repeated(value: str | int, count: int) -> pa.Array:
+    return pa.repeat(pa.scalar(value, pa.string() if isinstance(value, str) else pa.int32()), count)
