@@ -46,13 +46,19 @@ class Worker:
     """See the module. `run` belongs to one thread; `drain` and `status` to any."""
 
     def __init__(
-        self, worker_id: int, consumer: Consumer, work: Callable[[Any], object], config: WorkersConfig
+        self,
+        worker_id: int,
+        consumer: Consumer,
+        work: Callable[[Any], object],
+        config: WorkersConfig,
+        draining: threading.Event | None = None,
     ) -> None:
+        """`draining`: what says that it is to drain, if that may be said before it is made."""
         self._id = worker_id
         self._consumer = consumer
         self._work = work
         self._config = config
-        self._draining = threading.Event()
+        self._draining = draining or threading.Event()
         self._records = self._batches = self._retries = self._poison = 0
         self._busy_s = 0.0
 
@@ -171,12 +177,9 @@ def _singles(batch: Batch) -> Iterator[Batch]:
 def _place(batch: Batch) -> str:
     """From the first record to the last."""
     if isinstance(batch, list):
-        first, last = batch[0], batch[-1]
-        places = [(each.topic, each.partition, each.offset) for each in (first, last)]
+        places = [(each.topic, each.partition, each.offset) for each in (batch[0], batch[-1])]
     else:
-        rows = [
-            {name: batch[name][row].as_py() for name in ("topic", "partition", "offset")} for row in (0, -1)
-        ]
-        places = [(each["topic"], each["partition"], each["offset"]) for each in rows]
+        columns = [batch[name] for name in ("topic", "partition", "offset")]
+        places = [tuple(each[row].as_py() for each in columns) for row in (0, -1)]
     begin, end = (f"{topic}-{partition} offset {offset}" for topic, partition, offset in places)
     return begin if begin == end else f"{begin} to {end}"

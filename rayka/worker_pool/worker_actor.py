@@ -36,8 +36,7 @@ class WorkerActor:
     def __init__(self, worker_id: int, plan: WorkerPlan) -> None:
         self._id = worker_id
         self._plan = plan
-        self._lock = threading.Lock()
-        self._is_draining = False
+        self._draining = threading.Event()
         self._worker: Worker | None = None
 
     def run(self) -> WorkerEnd:
@@ -55,11 +54,8 @@ class WorkerActor:
         connect()
         work = plan.work() if isinstance(plan.work, type) else plan.work
         consumer = Consumer(*plan.topics, cluster=plan.cluster, config=consumer_options(plan.config))
-        with self._lock:
-            self._worker = Worker(self._id, consumer, work, plan.config)
-            if self._is_draining:
-                self._worker.drain()
-            return self._worker
+        self._worker = Worker(self._id, consumer, work, plan.config, self._draining)
+        return self._worker
 
     def status(self) -> WorkerStatus:
         worker = self._worker
@@ -67,10 +63,7 @@ class WorkerActor:
 
     def drain(self) -> None:
         """`run` returns soon."""
-        with self._lock:
-            self._is_draining = True
-            if self._worker is not None:
-                self._worker.drain()
+        self._draining.set()
 
 
 def consumer_options(config: WorkersConfig) -> dict[str, Any]:
