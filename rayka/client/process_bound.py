@@ -1,6 +1,6 @@
 """What belongs to its process: a client has threads and connections that no pickle takes along."""
 
-from typing import NoReturn
+from typing import NoReturn, Self
 
 
 class ProcessBound:
@@ -11,3 +11,16 @@ class ProcessBound:
             f"{self!r} cannot be pickled, as it belongs to this process; make one where it is used, in the Ray task "
             "or actor itself, from the name of the cluster"
         )
+
+
+class SyncClient(ProcessBound):
+    """What all sync clients have: `with`, which closes them."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends."""

@@ -2,18 +2,18 @@
 
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from rayka.client.admin.admin_brain import AsyncAdmin
 from rayka.client.bounded_wait import wait_for
-from rayka.client.process_bound import ProcessBound
+from rayka.client.process_bound import SyncClient
 from rayka.errors import ClosedError
 
 P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
 
 
-class AdminFace(ProcessBound):
+class AdminFace(SyncClient):
     """See the module; its methods are those of `Admin`."""
 
     def __init__(self, brain: AsyncAdmin) -> None:
@@ -22,12 +22,6 @@ class AdminFace(ProcessBound):
 
     def __repr__(self) -> str:
         return f"<Admin cluster={self._brain.cluster_name}{' closed' * self._is_closed}>"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Ends; closing again does nothing."""

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
-from typing import Any, Generic, Self, Unpack
+from typing import Any, Generic, Unpack
 
 import pyarrow as pa
 
@@ -188,12 +188,6 @@ class Consumer(ConsumerMembership, Generic[ValueT]):
             self._closed = True
             self._delivery.end()
             self._run(self._fetcher.close)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __del__(self) -> None:
         if not self._closed and not io_thread.is_lost():

@@ -18,7 +18,7 @@ from rayka.client.bounded_wait import wait_for
 from rayka.client.consumer.delivery import Delivery
 from rayka.client.consumer.fetcher import Fetcher
 from rayka.client.io_thread import BlockingWork
-from rayka.client.process_bound import ProcessBound
+from rayka.client.process_bound import SyncClient
 from rayka.config import ConsumerConfig
 from rayka.errors import ClosedError
 from rayka.ids import TopicPartition
@@ -27,7 +27,7 @@ P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
 
 
-class ConsumerPart(ProcessBound):
+class ConsumerPart(SyncClient):
     """See the module. Open once `_closed` is False."""
 
     _closed = True  # until it is open: __del__ of a half-made one stays silent

@@ -10,12 +10,12 @@ Kafka: KafkaProducer (C7, C11, G10, G18). Left out: transactions.
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack
 
 from rayka.client import io_thread
 from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle, resolve
 from rayka.client.bounded_wait import wait_for
-from rayka.client.process_bound import ProcessBound
+from rayka.client.process_bound import SyncClient
 from rayka.client.producer import at_exit
 from rayka.client.producer.arrow_input import Data
 from rayka.client.producer.delivery_future import BatchFuture, DeliveryFuture, OnDelivery, wait_until_done
@@ -32,7 +32,7 @@ CLOSE_SLACK_S = 10.0  # for what the waits inside end by themselves, with a bett
 _LET_SEND_S = 0.1  # a courtesy to the IO thread, no promise
 
 
-class Producer(ProcessBound):
+class Producer(SyncClient):
     """Sends records to topics. Thread-safe; `with` closes it.
 
     Options are Kafka's, as keywords or dotted in the dict `config`; an unknown one is a ConfigError that names the
@@ -100,12 +100,6 @@ class Producer(ProcessBound):
 
     def __repr__(self) -> str:
         return f"<Producer cluster={self._outbox.sender.cluster_name}{' closed' * self._is_closed}>"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __del__(self) -> None:
         if not self._is_closed and not io_thread.is_lost():
