@@ -260,7 +260,8 @@ class Consumer(AioClient[_Core], Generic[ValueT]):
     # ---- Within ----------------------------------------------------------------------------------------------------
 
     async def _open(self) -> _Core:
-        was_open, core = self._core is not None, await super()._open()
+        was_open = self._core is not None
+        core = await super()._open()
         if not was_open and self._interceptors is not None:
             core.report_commits(self._reports.to_loop(self._interceptors.await_tell, "interceptors"))
         return core

@@ -45,9 +45,9 @@ def read_range(
     connect: Callable[[], "TopicClient"],
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a range, in offset order. `connect` is called only if the files do not give them all."""
-    tp, start_offset, end_offset = wanted.topic_partition, wanted.start_offset, wanted.end_offset
+    tp = wanted.topic_partition
     rows = (
-        spark_batch(options.columns, _decode(batch, wanted), tp, start_offset, end_offset)
+        spark_batch(options.columns, _decode(batch, wanted), tp, wanted.start_offset, wanted.end_offset)
         for batch in _while_topic_is_there(options, _batches(options, wanted, file_ranges, connect))
     )
     return coalesce(rows)

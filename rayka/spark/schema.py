@@ -20,7 +20,8 @@ from rayka.protocol.batch_columns import int64_array
 from rayka.protocol.batch_decode import DecodedBatch
 
 HEADERS_COLUMN = "headers"
-_MILLISECONDS, _MICROSECONDS = pa.timestamp("ms", tz="UTC"), pa.timestamp("us", tz="UTC")
+_MILLISECONDS = pa.timestamp("ms", tz="UTC")
+_MICROSECONDS = pa.timestamp("us", tz="UTC")
 _HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 
 

@@ -130,10 +130,8 @@ class AsyncGroupAdmin(AdminPart):
     async def offsets(self, group_id: str) -> list[GroupOffset]:
         """Where a partition ends is not known when it is gone, or its leader does not answer."""
         committed = await self._committed(group_id)
-        wanted, timeout_ms = (
-            dict.fromkeys(committed, LATEST_TIMESTAMP),
-            min(self.timeout_ms, _NODE_TIMEOUT_MS),
-        )
+        wanted = dict.fromkeys(committed, LATEST_TIMESTAMP)
+        timeout_ms = min(self.timeout_ms, _NODE_TIMEOUT_MS)
         ends = await self._leaders.call(LIST_OFFSETS, wanted, timeout_ms, on_refused=lambda tp, error: None)
         known = {tp: each.offset for tp, each in ends.items()}
         return [GroupOffset.of(each, known.get(tp)) for tp, each in sorted(committed.items())]
@@ -198,7 +196,8 @@ class AsyncGroupAdmin(AdminPart):
         committed: Mapping[TopicPartition, FetchedOffset],
     ) -> list[OffsetReset]:
         look_up = partial(offsets_at, self._leaders, partitions, timeout_ms=self.timeout_ms)
-        first, end = await look_up(EARLIEST_TIMESTAMP), await look_up(LATEST_TIMESTAMP)
+        first = await look_up(EARLIEST_TIMESTAMP)
+        end = await look_up(LATEST_TIMESTAMP)
         by_time = first if target.timestamp_ms is None else await look_up(target.timestamp_ms)
         resets = []
         for tp in partitions:

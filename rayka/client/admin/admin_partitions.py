@@ -58,6 +58,7 @@ class AsyncPartitionAdmin(AdminPart):
         wanted = tuple(Reassignment(tp.topic, tp.partition, to) for tp, to in sorted(assignment.items()))
         request = AlterPartitionReassignmentsRequest(wanted)
         response, may_have_run = await self._nodes.call_controller_again(request, self.timeout_ms)
+        assert len(response.partitions) == len(wanted), response
         done = ErrorCode.NO_REASSIGNMENT_IN_PROGRESS if may_have_run else ErrorCode.NONE
         self._check_all(response.partitions, "partitions", passing=(ErrorCode.NONE, done))
         await self._until_applied(response.metadata_offset)

@@ -203,7 +203,8 @@ class Consumer(ConsumerMembership, Generic[ValueT]):
             raise TypeError(f"timeout_ms: expected a number, found {type(timeout_ms).__name__}")
         if not timeout_ms / 1000 < threading.TIMEOUT_MAX:  # a NaN neither
             raise ValueError(f"timeout_ms: expected a time that ends, found {timeout_ms}")
-        deadline_s, silence_ms_max = time.monotonic() + timeout_ms / 1000, self._config.default_api_timeout_ms
+        deadline_s = time.monotonic() + timeout_ms / 1000
+        silence_ms_max = self._config.default_api_timeout_ms
         self._maybe_auto_commit(late_s=COMMIT_LATE_S)
         with self._polling():
             while True:

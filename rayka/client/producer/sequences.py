@@ -77,9 +77,11 @@ class Sequences(msgspec.Struct, eq=False, gc=False):
             self.producer_id, self.producer_epoch = NO_PRODUCER_ID, 0
         else:
             self.producer_epoch += 1
-        self._next = self._acknowledged_end = 0
+        self._next = 0
+        self._acknowledged_end = 0
         self._failed_end = None
-        self.has_acknowledged = self.needs_new_epoch = False
+        self.has_acknowledged = False
+        self.needs_new_epoch = False
 
 
 def _is_before(a: int, b: int) -> bool:
