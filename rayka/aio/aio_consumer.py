@@ -34,7 +34,6 @@ from rayka.options import ConsumerOptions
 
 P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
-_ITERATION_POLL_MS = 1_000.0
 
 
 class _Wait:
@@ -202,7 +201,7 @@ class Consumer(AioClient[_Core], Generic[ValueT]):
         await self._open()
         while not self._is_closed:
             try:
-                core = await self._until_there_are_records(_ITERATION_POLL_MS)
+                core = await self._until_there_are_records(consumer.ITERATION_POLL_MS)
             except ClosedError:  # meanwhile, by another task
                 return
             for record in core.iterator():

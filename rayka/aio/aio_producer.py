@@ -30,7 +30,6 @@ from rayka.errors import ClosedError
 from rayka.options import ProducerOptions
 
 AddedT = TypeVar("AddedT")
-_LET_SEND_S = 0.1  # a courtesy to the IO thread, no promise
 
 
 class _Core(producer.Producer):
@@ -244,5 +243,5 @@ class Producer(AioClient[_Core]):
 async def _let_send(outbox: Outbox) -> None:
     """As the sync producer does: the loop of the caller has its turn meanwhile."""
     with suppress(TimeoutError):
-        async with asyncio.timeout(_LET_SEND_S):
+        async with asyncio.timeout(producer.LET_SEND_S):
             await called(outbox.sender.call_when_sent)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 
 from rayka.client.admin.admin_group_results import GroupDescription, GroupListing, GroupOffset, OffsetReset
-from rayka.client.admin.admin_part import AdminPart
+from rayka.client.admin.admin_part import NODE_TIMEOUT_MS, AdminPart
 from rayka.client.admin.reset_target import ResetTarget
 from rayka.client.coordinator_calls import CoordinatorCalls
 from rayka.client.group.committing import GroupOffsets
@@ -43,7 +43,6 @@ from rayka.protocol.groups import (
 )
 from rayka.protocol.membership import MetadataRequest
 
-_NODE_TIMEOUT_MS = 3_000  # one that hangs must not use up the whole budget
 _WITHOUT_MEMBERS = (GroupState.EMPTY, GroupState.DEAD)
 
 
@@ -77,7 +76,7 @@ class AsyncGroupAdmin(AdminPart):
         self, broker_id: int, states: tuple[GroupState, ...] | None
     ) -> tuple[ListedGroup, ...] | RaykaError:
         try:
-            response = await self._nodes.network.call(broker_id, ListGroupsRequest(states), _NODE_TIMEOUT_MS)
+            response = await self._nodes.network.call(broker_id, ListGroupsRequest(states), NODE_TIMEOUT_MS)
         except ApiError as error:
             if not error.retriable:
                 raise
@@ -131,7 +130,7 @@ class AsyncGroupAdmin(AdminPart):
         """Where a partition ends is not known when it is gone, or its leader does not answer."""
         committed = await self._committed(group_id)
         wanted = dict.fromkeys(committed, LATEST_TIMESTAMP)
-        timeout_ms = min(self.timeout_ms, _NODE_TIMEOUT_MS)
+        timeout_ms = min(self.timeout_ms, NODE_TIMEOUT_MS)
         ends = await self._leaders.call(LIST_OFFSETS, wanted, timeout_ms, on_refused=lambda tp, error: None)
         known = {tp: each.offset for tp, each in ends.items()}
         return [GroupOffset.of(each, known.get(tp)) for tp, each in sorted(committed.items())]

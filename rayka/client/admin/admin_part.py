@@ -13,6 +13,7 @@ from rayka.ports import Request
 from rayka.protocol.membership import MetadataRequest
 
 ResponseT = TypeVar("ResponseT")
+NODE_TIMEOUT_MS = 3_000  # one that hangs must not use up the whole budget, nor hold up what the others say
 
 
 class AdminPart:

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rayka.client.admin.admin_part import AdminPart
+from rayka.client.admin.admin_part import NODE_TIMEOUT_MS, AdminPart
 from rayka.client.admin.admin_partition_results import (
     BrokerLogDirs,
     ElectionOutcome,
@@ -38,7 +38,6 @@ from rayka.protocol.partition_admin import (
 )
 
 Assignment = Mapping[TopicPartition, tuple[int, ...] | None]
-_NODE_TIMEOUT_MS = 3_000  # one that hangs must not hold up what the others say
 
 
 class AsyncPartitionAdmin(AdminPart):
@@ -128,7 +127,7 @@ class AsyncPartitionAdmin(AdminPart):
         return list(await asyncio.gather(*(self._log_dirs_of(each, topics) for each in broker_ids)))
 
     async def _log_dirs_of(self, broker_id: int, topics: tuple[str, ...] | None) -> BrokerLogDirs:
-        request, timeout_ms = DescribeLogDirsRequest(topics), min(self.timeout_ms, _NODE_TIMEOUT_MS)
+        request, timeout_ms = DescribeLogDirsRequest(topics), min(self.timeout_ms, NODE_TIMEOUT_MS)
         try:
             response = await self._nodes.network.call(broker_id, request, timeout_ms)
         except ApiError as error:
@@ -149,7 +148,7 @@ class AsyncPartitionAdmin(AdminPart):
 
 
 class _DeleteRecords(LeaderRequest[int, DeleteRecordsResult]):
-    grace_ms = _NODE_TIMEOUT_MS
+    grace_ms = NODE_TIMEOUT_MS
     final_codes = (ErrorCode.REQUEST_TIMED_OUT,)  # its leader has waited already, and has deleted the records
 
     def part(self, topic: MetadataTopic, partition: MetadataPartition, wanted: int) -> DeleteRecordsPartition:

@@ -8,7 +8,7 @@ describeMetadataQuorum, addRaftVoter, removeRaftVoter (A55-A57).
 from collections.abc import Callable, Iterable, Mapping
 from uuid import UUID
 
-from rayka.client.admin.admin_part import AdminPart
+from rayka.client.admin.admin_part import NODE_TIMEOUT_MS, AdminPart
 from rayka.client.admin.admin_results import QuorumInfo, ReplicaState
 from rayka.client.retry import Retry
 from rayka.errors import (
@@ -34,7 +34,6 @@ from rayka.protocol.quorum_messages import (
 )
 
 ChangeType = type[AddRaftVoterRequest] | type[RemoveRaftVoterRequest]
-_NODE_TIMEOUT_MS = 3_000  # one that hangs must not use up the whole budget
 _DONE, _ELSEWHERE = ErrorCode.NONE, (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.NOT_CONTROLLER)
 _PASSING = (*_ELSEWHERE, ErrorCode.NETWORK_EXCEPTION, ErrorCode.REQUEST_TIMED_OUT)
 
@@ -69,7 +68,7 @@ class AsyncQuorumAdmin(AdminPart):
         retry = retry or Retry(self.timeout_ms, self._nodes.backoff)
         while True:
             node_ids = await self._nodes.network.node_ids()
-            timeout_ms = min(_NODE_TIMEOUT_MS, retry.remaining_ms)
+            timeout_ms = min(NODE_TIMEOUT_MS, retry.remaining_ms)
             response, said = await ask_quorum(self._nodes.network, node_ids, timeout_ms)
             if response is not None:
                 return QuorumInfo.of(response)
@@ -100,7 +99,7 @@ class AsyncQuorumAdmin(AdminPart):
         has appended the change says so only when all the time is over.
         """
         retry = Retry(self.timeout_ms, self._nodes.backoff)
-        first_fetch = Retry(min(_NODE_TIMEOUT_MS, self.timeout_ms), self._nodes.backoff)
+        first_fetch = Retry(min(NODE_TIMEOUT_MS, self.timeout_ms), self._nodes.backoff)
         while True:
             info = await self.describe(retry)
             try:
@@ -121,10 +120,10 @@ class AsyncQuorumAdmin(AdminPart):
         self, request_type: ChangeType, leader_id: int, voter: ReplicaKey, timeout_ms: int
     ) -> None:
         """Raises the ApiError that the leader gave, UnavailableError when its answer was lost."""
-        status = await self._nodes.network.call(leader_id, StatusRequest(), min(_NODE_TIMEOUT_MS, timeout_ms))
+        status = await self._nodes.network.call(leader_id, StatusRequest(), min(NODE_TIMEOUT_MS, timeout_ms))
         request = request_type(cluster_id=status.cluster_id, voter=voter, timeout_ms=timeout_ms)
         try:
-            response = await self._nodes.network.call(leader_id, request, timeout_ms + _NODE_TIMEOUT_MS)
+            response = await self._nodes.network.call(leader_id, request, timeout_ms + NODE_TIMEOUT_MS)
         except (NetworkException, RequestTimedOut) as error:
             raise UnavailableError(
                 f"the answer of {node_name(leader_id)} was lost, so the change of {node_name(voter.node_id)} may or "

@@ -27,7 +27,7 @@ from rayka.errors import ClosedError
 from rayka.ids import TopicPartition
 from rayka.options import ConsumerOptions
 
-_ITERATION_POLL_MS = 1_000.0
+ITERATION_POLL_MS = 1_000.0
 # An automatic commit that is due waits so long for a poll that waits itself. While this thread works, each step of the
 # IO thread waits for the interpreter: 5 ms, and the next records as long.
 COMMIT_LATE_S = 0.1
@@ -166,7 +166,7 @@ class Consumer(ConsumerMembership, Generic[ValueT]):
         while not self._closed:
             try:
                 with self._exclusive():
-                    records = self._until(_ITERATION_POLL_MS, self._delivery.iterator)
+                    records = self._until(ITERATION_POLL_MS, self._delivery.iterator)
             except ClosedError:  # meanwhile, in another thread
                 return
             if records is not None and not self._closed:

@@ -7,7 +7,7 @@ ConsumerCoordinator (E10).
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from rayka.client import io_thread
 from rayka.client.arguments import check_callback
 from rayka.client.bootstrap import ClusterHandle
 from rayka.client.consumer.consumer_part import ConsumerPart, partitions_of
-from rayka.client.group.committing import GroupOffsets, Problems, first_problem
+from rayka.client.group.committing import GroupOffsets, Offsets, Problems, first_problem
 from rayka.client.group.group_face import GroupFace
 from rayka.client.group.member_requests import GroupMetadata
 from rayka.client.group.offset_values import CommittableOffsets, OffsetAndMetadata, committable
@@ -24,7 +24,6 @@ from rayka.config import ConsumerConfig
 from rayka.errors import InvalidGroupId, RaykaError
 from rayka.ids import TopicPartition
 
-Offsets = Mapping[TopicPartition, OffsetAndMetadata]
 OnCommit = Callable[[Offsets, RaykaError | None], object]
 _CLOSE_TIMEOUT_MS = 30_000
 _NEVER_S = float("inf")

@@ -29,7 +29,7 @@ from rayka.options import ProducerOptions
 
 AddedT = TypeVar("AddedT")
 CLOSE_SLACK_S = 10.0  # for what the waits inside end by themselves, with a better message
-_LET_SEND_S = 0.1  # a courtesy to the IO thread, no promise
+LET_SEND_S = 0.1  # a courtesy to the IO thread, no promise
 
 
 class Producer(SyncClient):
@@ -262,7 +262,7 @@ class Producer(SyncClient):
         filled_count = topics.filled_count
         future = append() or self._when_there_is_memory(append)
         if topics.filled_count != filled_count and not io_thread.is_current():
-            io_thread.wait_for_call(self._outbox.sender.call_when_sent, _LET_SEND_S)
+            io_thread.wait_for_call(self._outbox.sender.call_when_sent, LET_SEND_S)
         return future
 
     def _learn(self, topic: str, partition: int | None = None) -> None:
