@@ -41,7 +41,7 @@ class ClusterNodes:
     def __init__(self, network: Network, cluster_name: str, config: ClientConfig, random: Random) -> None:
         self.network = network
         self.cluster_name = cluster_name
-        self.backoff = Backoff.of(config, random)
+        self.backoff = Backoff(config, random)
         self.request_timeout_ms = config.request_timeout_ms
         self.node_timeout_ms = min(config.request_timeout_ms, _NODE_TIMEOUT_MS)
         self.brokers: tuple[MetadataBroker, ...] = ()

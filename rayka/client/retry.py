@@ -24,9 +24,9 @@ class Backoff:
 
     __slots__ = ("_first_ms", "_max_ms", "_random")
 
-    def __init__(self, first_ms: int, max_ms: int, random: Random) -> None:
-        self._first_ms = first_ms
-        self._max_ms = max_ms
+    def __init__(self, config: ClientConfig, random: Random) -> None:
+        self._first_ms = config.retry_backoff_ms
+        self._max_ms = config.retry_backoff_max_ms
         self._random = random
 
     def pause_ms(self, failure_count: int) -> float:
@@ -38,10 +38,6 @@ class Backoff:
         """A pause for a node that will soon know what the caller knows: 10 ms, doubling up to the first pause."""
         unjittered_ms = min(SOON_MS << min(failure_count - 1, 30), self._first_ms)
         return unjittered_ms * self._random.uniform(1 - JITTER, 1 + JITTER)
-
-    @classmethod
-    def of(cls, config: ClientConfig, random: Random) -> "Backoff":
-        return cls(config.retry_backoff_ms, config.retry_backoff_max_ms, random)
 
 
 class Retry:

@@ -315,7 +315,7 @@ def test_a_broker_that_does_not_answer_is_passed_over():
 
 
 def test_pauses_double_up_to_the_longest_with_a_fifth_of_jitter():  # G18
-    backoff = Backoff(100, 1_000, Random(1))
+    backoff = Backoff(AdminConfig(), Random(1))
     for count, expected_ms in enumerate([100, 200, 400, 800, 1_000, 1_000], start=1):
         pauses = [backoff.pause_ms(count) for _ in range(200)]
         assert 0.8 * expected_ms <= min(pauses) < 0.85 * expected_ms

@@ -160,10 +160,6 @@ class Delivery:
                 found[fetched.topic_partition] = Position(fetched.fetch_offset, fetched.generation)
         return found
 
-    def has_records(self) -> bool:
-        """Whether something is left to be handed over."""
-        return self._advance()
-
     def next_records(self, count_max: int) -> list[Record]:
         """Up to count_max records as the interceptors leave them; empty when nothing is left."""
         interceptors = self.interceptors
@@ -176,7 +172,7 @@ class Delivery:
         """In one piece as far as one batch has them."""
         records: list[Record] = []
         with self._raising_unless(records):
-            while len(records) < count_max and self._advance():
+            while len(records) < count_max and self.has_records():
                 assert self._current is not None
                 records += islice(self._current.records(self._deserializers), count_max - len(records))
         return records
@@ -186,7 +182,7 @@ class Delivery:
 
         Records that are not taken from it stay to be handed over. It ends when its partition is dropped.
         """
-        if not self._advance() or self._current is None:
+        if not self.has_records() or self._current is None:
             return None
         records = self._current.records(self._deserializers)
         return records if self.interceptors is None else self.interceptors.each_changed(records)
@@ -196,7 +192,7 @@ class Delivery:
         parts: list[pa.RecordBatch] = []
         rows, size_bytes = 0, 0
         with self._raising_unless(parts):
-            while rows < min(_MERGED_ROWS, count_max) and size_bytes < _MERGED_BYTES and self._advance():
+            while rows < min(_MERGED_ROWS, count_max) and size_bytes < _MERGED_BYTES and self.has_records():
                 assert self._current is not None
                 size_bytes += self._current.batch.batch.size_bytes
                 part = self._current.take_arrow(count_max - rows)
@@ -217,8 +213,8 @@ class Delivery:
 
     # ---- From fetch to fetch, from batch to batch ------------------------------------------------------------------
 
-    def _advance(self) -> bool:
-        """Makes `_current` a batch with rows left; False when there is none."""
+    def has_records(self) -> bool:
+        """Whether something is left to be handed over: `_current` is a batch with rows left then."""
         while self._current is None or self._current.is_empty():
             if self._current is not None:
                 if self._current.go_on():

@@ -50,7 +50,7 @@ class FetchLoop:
         self.starts = FetchStarts(state, leaders, timeout_ms, self.wake, group_offsets=group_offsets)
         self._state = state
         self._metadata = leaders.metadata
-        self._backoff = Backoff.of(config, random)
+        self._backoff = Backoff(config, random)
         self._planner = FetchPlanner(state, self._metadata, config.max_partition_fetch_bytes)
         self._on_arrived = on_arrived
         self._wake = asyncio.Event()

@@ -21,7 +21,6 @@ from rayka.client.producer.delivery_future import DeliveryFuture, OnDelivery
 from rayka.client.producer.interceptors import ProducerInterceptors
 from rayka.client.producer.partitioning import Partitioning
 from rayka.client.producer.producer_batch import BATCH_OVERHEAD_BYTES, ProducerBatch
-from rayka.client.producer.producer_metrics import ProducerMetrics
 from rayka.client.producer.record_columns import Row
 from rayka.client.producer.row_input import as_bytes, as_headers, as_timestamp, size_of
 from rayka.client.producer.sender import Sender
@@ -172,15 +171,6 @@ class Outbox:
         )
 
     # ---- The end ----
-
-    def metrics(self) -> ProducerMetrics:
-        """What was done, and what waits."""
-        waiting = self.accumulator.batches()
-        return self.sender.counts.snapshot(
-            records_waiting=sum(map(len, waiting)),
-            batches_waiting=len(waiting),
-            buffer_bytes=sum(each.granted_bytes for each in waiting),
-        )
 
     def take_callback_error(self) -> BaseException | None:
         """What one of the application's callbacks raised since the last time."""

@@ -190,7 +190,7 @@ class Producer(SyncClient):
 
     def metrics(self) -> ProducerMetrics:
         """What the producer has done so far, and what waits; as it is now, and not followed any further."""
-        return self._outbox.metrics()
+        return self._outbox.sender.outcomes.counts.snapshot(self._accumulator.batches())
 
     # ---- The quick way ----
 

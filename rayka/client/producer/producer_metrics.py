@@ -5,9 +5,12 @@ Kafka: the metrics group `producer-metrics`.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from functools import partial
 
 import msgspec
+
+from rayka.client.producer.producer_batch import ProducerBatch
 
 _KEPT_LATENCIES = 1_000
 
@@ -57,14 +60,14 @@ class Counts(msgspec.Struct, eq=False):
         self.requests_total += 1
         self.latencies_ms.append(took_ms)
 
-    def snapshot(self, *, records_waiting: int, batches_waiting: int, buffer_bytes: int) -> ProducerMetrics:
-        """All of it now, with what waits."""
+    def snapshot(self, waiting: Sequence[ProducerBatch]) -> ProducerMetrics:
+        """All of it now, with the batches that wait."""
         latencies_ms = sorted(self.latencies_ms.copy())
         return ProducerMetrics(
             **{name: getattr(self, name) for name in self.__struct_fields__ if name.endswith("_total")},
-            records_waiting=records_waiting,
-            batches_waiting=batches_waiting,
-            buffer_bytes=buffer_bytes,
+            records_waiting=sum(map(len, waiting)),
+            batches_waiting=len(waiting),
+            buffer_bytes=sum(each.granted_bytes for each in waiting),
             request_latency_ms_p50=_quantile(latencies_ms, 50),
             request_latency_ms_p99=_quantile(latencies_ms, 99),
         )

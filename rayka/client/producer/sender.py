@@ -70,7 +70,7 @@ class Sender:
         self.accumulator = Accumulator(_limits(config), self.wake)
         self._config = config
         self._codec = Codec[config.compression_type.upper()]
-        self._backoff = Backoff.of(config, random)
+        self._backoff = Backoff(config, random)
         self._loop = loop or io_thread.loop()
         self._network = handle.network(config.transport)
         self.metadata = ClusterMetadata(self._network, handle.name, config, random)
@@ -96,7 +96,6 @@ class Sender:
             cluster_name=self.cluster_name,
             codec=self._codec,
         )
-        self.counts = self.outcomes.counts
         self._timer: asyncio.TimerHandle | None = None
         self._is_asking_for_id = False
         self._tasks: dict[asyncio.Task[None], None] = {}
@@ -237,7 +236,7 @@ class Sender:
                 f"{node_name(node_id)} answered for {len(outcome.partitions)} of {len(batches)}"
             )
         if isinstance(outcome, ProduceResponse):
-            self.counts.on_answer(self.now_ms() - request.began_ms)
+            self.outcomes.counts.on_answer(self.now_ms() - request.began_ms)
             self.outcomes.on_answers(node_id, batches, outcome.partitions)
         elif isinstance(outcome, ApiError):
             if isinstance(outcome, (NetworkException, RequestTimedOut)):
@@ -279,7 +278,7 @@ class Sender:
             except RaykaError as error:
                 self.outcomes.end(batch, error)
             else:
-                self.counts.bytes_total += encoded.size
+                self.outcomes.counts.bytes_total += encoded.size
                 batches.append(batch)
                 parts.append(ProducePartition(topic.topic_id, batch.partition, encoded))
         return batches, parts
