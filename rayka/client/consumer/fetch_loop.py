@@ -84,7 +84,7 @@ class FetchLoop:
             self._send_fetches()
         except Exception as error:
             self._fail_all(error)
-        if not self._planner.is_done:
+        if self._state.changed:
             self.wake()
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
@@ -134,7 +134,7 @@ class FetchLoop:
     async def _plan(self) -> None:
         """In steps, between which other tasks run: there may be thousands of partitions."""
         self._send_fetches()
-        while not self._planner.is_done:
+        while self._state.changed:
             await asyncio.sleep(0)
             self._send_fetches()
 
@@ -144,7 +144,7 @@ class FetchLoop:
             if node.may_send:
                 number, session = node.begin()
                 self._follow(node, number, self._exchange.begin(node, session))
-        topics = tuple(each for each in self._planner.stale_topics if each not in self._refreshed)
+        topics = tuple(each for each in self._planner.leaderless if each not in self._refreshed)
         if topics:
             self._refreshed.update(dict.fromkeys(topics))
             self.spawn(self._refresh_later(topics))

@@ -29,36 +29,28 @@ class _Place(NamedTuple):
 
 
 class FetchPlanner:
-    """What one consumer fetches from which broker: `nodes`, by id. See the module."""
+    """What one consumer fetches from which broker: `nodes`, by id; `leaderless`: by topic, what is wanted and has no known
+    leader. See the module.
+    """
 
     def __init__(self, state: FetchState, metadata: ClusterMetadata, partition_bytes_max: int) -> None:
         self.nodes: dict[int, NodeFetches] = {}
+        self.leaderless: dict[str, dict[TopicPartition, None]] = {}
         self._state = state
         self._metadata = metadata
         self._partition_bytes_max = partition_bytes_max
         self._places: dict[TopicPartition, _Place] = {}
         self._topics: dict[str, MetadataTopic | None] = {}
         self._brokers: tuple[MetadataBroker, ...] = ()
-        self._leaderless: dict[str, dict[TopicPartition, None]] = {}
         self._version = -1
         self._look_again_s = 0.0
 
     def __repr__(self) -> str:
         return f"<FetchPlanner {list(self.nodes.values())}>"
 
-    @property
-    def stale_topics(self) -> tuple[str, ...]:
-        """Topics with a wanted partition that has no known leader."""
-        return tuple(self._leaderless)
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the last update has left nothing, and nothing has changed since."""
-        return not self._state.changed
-
     def update(self) -> None:
         """Brings the fetches in line with what is wanted and known now. When many partitions have changed, some of them
-        are left for the next update.
+        are left for the next update: the state has them among the `changed`.
         """
         at_s = now_s()
         if self._metadata.version != self._version or at_s >= self._look_again_s:
@@ -111,7 +103,7 @@ class FetchPlanner:
             self._state.fail(topic_partition, no_such_partition(topic, number))
             return None
         if topic is None or topic.partitions[number].leader_id == NO_NODE:
-            self._leaderless.setdefault(topic_partition.topic, {})[topic_partition] = None
+            self.leaderless.setdefault(topic_partition.topic, {})[topic_partition] = None
             return None
         return topic
 
@@ -145,11 +137,11 @@ class FetchPlanner:
             self._places[topic_partition] = place
 
     def _forget_leaderless(self, topic_partition: TopicPartition) -> None:
-        others = self._leaderless.get(topic_partition.topic)
+        others = self.leaderless.get(topic_partition.topic)
         if others is not None:
             others.pop(topic_partition, None)
             if not others:
-                del self._leaderless[topic_partition.topic]
+                del self.leaderless[topic_partition.topic]
 
 
 def _has_moved(
