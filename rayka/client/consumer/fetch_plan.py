@@ -29,8 +29,8 @@ class _Place(NamedTuple):
 
 
 class FetchPlanner:
-    """What one consumer fetches from which broker: `nodes`, by id; `leaderless`: by topic, what is wanted and has no known
-    leader. See the module.
+    """What one consumer fetches from which broker: `nodes`, by id; `leaderless`: by topic, what is wanted and has
+    no known leader. See the module.
     """
 
     def __init__(self, state: FetchState, metadata: ClusterMetadata, partition_bytes_max: int) -> None:
