@@ -10,6 +10,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from functools import partial
 from itertools import islice
 from typing import Any, Generic, Unpack
@@ -206,7 +207,7 @@ class Consumer(ConsumerMembership, Generic[ValueT]):
         deadline_s = time.monotonic() + timeout_ms / 1000
         silence_ms_max = self._config.default_api_timeout_ms
         self._maybe_auto_commit(late_s=COMMIT_LATE_S)
-        with self._polling():
+        with nullcontext() if self._group is None else self._group.polling():
             while True:
                 self._hand_over()
                 if taken := take():
@@ -217,7 +218,8 @@ class Consumer(ConsumerMembership, Generic[ValueT]):
                 if not self._polls(poll, remaining_ms):
                     self._check_open()
                     if not self._has_handover and time.monotonic() >= deadline_s:
-                        self._raise_of_callbacks()
+                        if self._group is not None:
+                            self._group.raise_error()
                         return None
 
 

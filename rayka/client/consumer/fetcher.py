@@ -264,7 +264,7 @@ class Fetcher:
     async def _keep_up(self) -> None:
         """Refreshes the metadata of topics that are followed at their maximum age, also while nothing else asks."""
         try:
-            while followed := self.subscription.followed:
+            while followed := tuple(self.subscription.followed):
                 await asyncio.sleep(self._config.metadata_max_age_ms / 1000)
                 await self._loop.refresh(followed)
         finally:

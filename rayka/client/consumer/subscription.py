@@ -25,32 +25,27 @@ class Subscription:
 
     def __init__(self, state: FetchState, cluster_name: str) -> None:
         self.partitions: Mapping[TopicPartition, None] = {}
+        self.followed: dict[str, int] = {}  # the topics that are read with all their partitions, and how many
         self._state = state
         self._cluster_name = cluster_name
         self._topic_ids: dict[str, UUID] = {}
-        self._partition_counts: dict[str, int] = {}  # of the topics that are followed
         self._is_bounded = False
 
     def __repr__(self) -> str:
         return f"<Subscription to {list(self._topic_ids)} partitions={len(self.partitions)}>"
 
-    @property
-    def followed(self) -> tuple[str, ...]:
-        """The topics that are read with all their partitions."""
-        return tuple(self._partition_counts)
-
     def assign(
         self, partitions: Sequence[TopicPartition], topic_ids: Mapping[str, UUID], *, is_bounded: bool
     ) -> None:
         """Reads exactly these. With `is_bounded`, a topic that has another id from then on is an error."""
-        self._topic_ids, self._partition_counts = dict(topic_ids), {}
+        self._topic_ids, self.followed = dict(topic_ids), {}
         self._is_bounded = is_bounded
         self._set(partitions)
 
     def follow(self, topics: Sequence[MetadataTopic]) -> None:
         """Reads all partitions of these topics, and those that are added."""
         self._topic_ids = {each.name: each.topic_id for each in topics}
-        self._partition_counts = {each.name: len(each.partitions) for each in topics}
+        self.followed = {each.name: len(each.partitions) for each in topics}
         self._is_bounded = False
         self._set([tp for each in topics for tp in _partitions(each)])
 
@@ -61,14 +56,14 @@ class Subscription:
             self._on_created_again(topic, former_id)
             return True
         count = len(topic.partitions)
-        former_count = self._partition_counts.get(topic.name, count)
+        former_count = self.followed.get(topic.name, count)
         if former_count < count:
             self._on_added(topic, former_count)
         return former_count < count
 
     def _on_added(self, topic: MetadataTopic, former_count: int) -> None:
         added = _partitions(topic)[former_count:]
-        self._partition_counts[topic.name] = len(topic.partitions)
+        self.followed[topic.name] = len(topic.partitions)
         self._set([*self.partitions, *added])
         for tp in added:
             self._state.seek_to_timestamp(tp, EARLIEST_TIMESTAMP)
@@ -84,8 +79,8 @@ class Subscription:
             return
         self._topic_ids[topic.name] = topic.topic_id
         former = tuple(self._state.by_topic.get(topic.name, ()))
-        if topic.name in self._partition_counts:
-            self._partition_counts[topic.name] = len(topic.partitions)
+        if topic.name in self.followed:
+            self.followed[topic.name] = len(topic.partitions)
             others = [tp for tp in self.partitions if tp.topic != topic.name]
             self._set([*others, *_partitions(topic)])
         for tp in former:

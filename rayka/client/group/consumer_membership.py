@@ -7,7 +7,6 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from rayka.client import io_thread
@@ -113,9 +112,6 @@ class ConsumerMembership(ConsumerCommits, ConsumerPositions):
 
     # ---- In poll -----------------------------------------------------------------------------------------------------
 
-    def _polling(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._group is None else self._group.polling()
-
     def _hand_over(self) -> None:
         """What changes in the group, before any record is given."""
         if self._is_closing:
@@ -136,10 +132,6 @@ class ConsumerMembership(ConsumerCommits, ConsumerPositions):
     @property
     def _has_handover(self) -> bool:
         return self._is_closing or (self._group is not None and self._group.is_waiting)
-
-    def _raise_of_callbacks(self) -> None:
-        if self._group is not None:
-            self._group.raise_error()
 
     # ---- The end -----------------------------------------------------------------------------------------------------
 

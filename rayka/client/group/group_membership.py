@@ -168,13 +168,10 @@ class Membership:
             added = tuple(each for each in self._assigned if each not in kept)
             return Handover(tuple(kept), tuple(each for each in owned if each not in kept), added)
         if self._must_join and not self._is_prepared and self.failure is None:
-            kept = {each: None for each in owned if self._keeps(each)}
+            # A cooperative member reads these during the rebalance too.
+            kept = {each: None for each in owned if self._is_cooperative and each.topic in self.topics}
             return Handover(tuple(kept), tuple(each for each in owned if each not in kept))
         return None
-
-    def _keeps(self, topic_partition: TopicPartition) -> bool:
-        """Whether it is read during the rebalance too."""
-        return self._is_cooperative and topic_partition.topic in self.topics
 
     def on_handed_over(self, handover: Handover) -> None:
         """The application was told, and reads what it says."""
