@@ -8,6 +8,7 @@ task is the application's. Kafka: ProducerInterceptors, ConsumerInterceptors.
 
 import inspect
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Generic, Self, TypeVar
@@ -21,7 +22,7 @@ Hook = Callable[..., Any]
 logger = logging.getLogger(__name__)
 
 
-class Interceptors(Generic[GivenT]):
+class Interceptors(ABC, Generic[GivenT]):
     """Those of one client, in their order. Each is an object with a hook that may change what passes through the
     client, with one that is told what became of it, or both: `names`.
     """
@@ -48,9 +49,9 @@ class Interceptors(Generic[GivenT]):
         return cls(given) if given else None
 
     @staticmethod
+    @abstractmethod
     def check(returned: Any) -> GivenT:
         """What a hook has made of what it was given. Raises TypeError where that is none."""
-        raise NotImplementedError
 
     def changed(self, given: GivenT) -> GivenT:
         """It as the interceptors want it, each given what the one before made of it."""
