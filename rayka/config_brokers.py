@@ -136,8 +136,9 @@ class BrokerConfig(ConfigModel):
     """Bytes a second that a broker fetches of the replicas that its topics name as throttled."""
 
     reassignment_replication_throttled_rate: Annotated[int, DYNAMIC] = Field(default=100_000_000, ge=0)
-    """Rayka's own: bytes a second that a broker sends, and that it fetches, of replicas that reassignments add: by
-    hand, by a drain, a balance or healing.
+    """Rayka's own: bytes a second that a broker sends, that it fetches, and that leave it, of replicas that
+    reassignments add: by hand, by a drain or a balance. Healing, and a machine that Ray drains, may send to several
+    brokers at that rate.
     """
 
     group_initial_rebalance_delay_ms: int = Field(default=3_000, ge=0)

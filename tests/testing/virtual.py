@@ -1,5 +1,5 @@
-"""Three brokers and their controller in virtual time, with a producer or a consumer of the real kind: for what is about
-time, and must not depend on the machine.
+"""Brokers and their controller in virtual time, with a producer or a consumer of the real kind: for what is about time,
+and must not depend on the machine.
 """
 
 import asyncio
@@ -43,10 +43,10 @@ class VirtualCluster:
 
     name = "virtual"
 
-    def __init__(self, *, coordinators: int = 0, voters: int = 1, **config: Any) -> None:
+    def __init__(self, *, brokers: int = 3, coordinators: int = 0, voters: int = 1, **config: Any) -> None:
         options = SimOptions(
-            seed=1, voters=voters, coordinators=coordinators, clients=1, ops_per_second=0.0, faults_per_minute=0.0,
-            latency_ms=1.0, jitter_ms=0.0, sync_ms=1.0, config=config,
+            seed=1, voters=voters, brokers=brokers, coordinators=coordinators, clients=1, ops_per_second=0.0,
+            faults_per_minute=0.0, latency_ms=1.0, jitter_ms=0.0, sync_ms=1.0, config=config,
         )  # fmt: skip
         self.sim = Simulation(options)
         self.loop = self.sim.loop
@@ -62,7 +62,11 @@ class VirtualCluster:
         self.go_on(500)
 
     def network(self, transport: str = "auto") -> "CountingNetwork":
-        return CountingNetwork(self, self.sim.network.port(self._process))
+        return CountingNetwork(self, self.port())
+
+    def port(self) -> Network:
+        """A network of the client's process that counts nothing."""
+        return self.sim.network.port(self._process)
 
     # ---- Time ----
 

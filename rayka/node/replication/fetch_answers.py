@@ -18,13 +18,13 @@ from rayka.log.mapped_reader import copy_range
 from rayka.node import clock
 from rayka.node.repeats import Repeats
 from rayka.node.replication.fetch_positions import FetchPositions, Followed, Hold
+from rayka.node.replication.follower_quotas import FollowerQuotas
 from rayka.node.replication.replica import ReplicaOwner
 from rayka.node.replication.truncations import Truncate, Truncations
 from rayka.node.settings import NodeSettings
 from rayka.node.storage.data_directories import DataDirectories
 from rayka.node.tasks import Tasks
 from rayka.node.turns import in_turns
-from rayka.partition.quota import ReplicationQuotas
 from rayka.protocol.fetch import (
     EARLIEST_TIMESTAMP,
     LATEST_TIMESTAMP,
@@ -47,7 +47,7 @@ class Shared(NamedTuple):
     directories: DataDirectories
     tasks: Tasks
     host: ReplicaOwner
-    quotas: ReplicationQuotas
+    quotas: FollowerQuotas
     truncations: Truncations
     local: LocalDirectories | None
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable
 from enum import Enum, auto
 
 from rayka.node import clock
+from rayka.node.replication.follower_quotas import FollowerQuotas
 from rayka.node.replication.replica import PartitionKey, Replica, key_of
 from rayka.partition.partition import Partition
 from rayka.partition.partition_follower import PartitionFollower
-from rayka.partition.quota import Quota, ReplicationQuotas
 from rayka.protocol.fetch import FetchPartition
 from rayka.protocol.fetch_session import SessionRequest
 from rayka.protocol.fetch_stream import FetchStream
@@ -75,10 +75,7 @@ class Followed:
 class FetchPositions:
     """All that is followed from one leader. `on_ready` is called when there is something to ask for."""
 
-    def __init__(
-        self, broker_id: int, max_bytes: int, quotas: ReplicationQuotas, on_ready: Callable[[], None]
-    ) -> None:
-        self._broker_id = broker_id
+    def __init__(self, max_bytes: int, quotas: FollowerQuotas, on_ready: Callable[[], None]) -> None:
         self._max_bytes = max_bytes
         self._quotas = quotas
         self._on_ready = on_ready
@@ -163,25 +160,15 @@ class FetchPositions:
             followed.hold = Hold.SYNC
             followed.replica.flusher.request(partition)
         elif followed.is_behind:
-            pause_ms = max((each.pause_ms(clock.now_ms()) for each in self._counting(partition)), default=0)
+            pause_ms = self._quotas.pause_ms(partition, clock.now_ms())
             if pause_ms:
                 followed.hold = Hold.QUOTA
                 self._release_later(pause_ms, (followed,), Hold.QUOTA)
 
-    def _counting(self, partition: Partition) -> tuple[Quota, ...]:
-        """The quotas that what is fetched of the partition counts for (G17)."""
-        return self._quotas.of(
-            partition.config.follower_replication_throttled_replicas,
-            partition.topic_partition.partition,
-            self._broker_id,
-            is_added=self._broker_id in partition.role.state.adding_replicas,
-        )
-
     def on_fetched(self, followed: Followed, size_bytes: int) -> None:
         """So much of it was fetched."""
         if size_bytes:
-            for each in self._counting(followed.partition):
-                each.record(size_bytes, clock.now_ms())
+            self._quotas.record(followed.partition, size_bytes, clock.now_ms())
 
     # ---- Holding and releasing -------------------------------------------------------------------------
 

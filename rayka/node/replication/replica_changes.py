@@ -62,6 +62,7 @@ class ReplicaChanges:
         if before is None:
             await self._logs.tidy(image)
         self._reconfigure(delta, image)
+        await self._share(delta, changed, image)
         updated, new_leaders = await self._update_all(local, image)
         await self._on_updated(updated, new_leaders)
         if before is None:
@@ -180,11 +181,10 @@ class ReplicaChanges:
         if delta.is_reconfigured(self._node_id):
             names = image.topics
             own = broker_config(image, settings.config, self._node_id)
-            leading, following = self._replicas.leader_quotas, self._replicas.follower_quotas
+            leading = self._replicas.leader_quotas
             leading.named.bytes_per_second = own.leader_replication_throttled_rate
-            following.named.bytes_per_second = own.follower_replication_throttled_rate
-            for each in (leading.added, following.added):
-                each.bytes_per_second = own.reassignment_replication_throttled_rate
+            leading.added.bytes_per_second = own.reassignment_replication_throttled_rate
+            self._replicas.follower_quotas.configure(own)
             self._logs.cleaner.config = self._replicas.moves.config = own
             self._logs.retention.configure(own)
         for topic in [image.topics[name] for name in names if name in image.topics]:
@@ -193,6 +193,14 @@ class ReplicaChanges:
                 replica = self._replicas.find((topic.topic_id, number))
                 if replica is not None:
                     replica.partition.update_config(config)
+
+    async def _share(self, delta: MetadataDelta, changed: Iterable[_Changed], image: MetadataImage) -> None:
+        """What leaves other brokers goes at the rate that is this broker's part from now on."""
+        departing = self._replicas.follower_quotas.departing
+        departing.forget(delta.deleted_topics())
+        async for each, state in in_turns(changed):
+            departing.put(each, state)
+        departing.share(image)
 
     # ---- Deletion --------------------------------------------------------------------------------------
 

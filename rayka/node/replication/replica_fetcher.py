@@ -33,9 +33,7 @@ class ReplicaFetcher:
         self._leader_id = leader_id
         self._shared = shared
         self._config = shared.settings.config
-        self.positions = FetchPositions(
-            shared.settings.node_id, self._config.replica_fetch_max_bytes, shared.quotas, self._on_ready
-        )
+        self.positions = FetchPositions(self._config.replica_fetch_max_bytes, shared.quotas, self._on_ready)
         self._results = FetchAnswers(leader_id, shared, self.positions)
         self._wake = asyncio.Event()
         self._has_news = False  # something to ask for that no request asks for yet

@@ -29,6 +29,7 @@ from rayka.node import clock
 from rayka.node.controller_link import ControllerLink
 from rayka.node.handlers.parked import News, Parked
 from rayka.node.replication.fetch_answers import Shared
+from rayka.node.replication.follower_quotas import FollowerQuotas
 from rayka.node.replication.isr_changes import IsrChanges
 from rayka.node.replication.replica import PartitionKey, Replica, Unusable, key_of
 from rayka.node.replication.replica_fetcher_manager import ReplicaFetcherManager
@@ -61,15 +62,11 @@ class ReplicaManager:
         self._partitions: tuple[Partition, ...] | None = None
         self.image: MetadataImage | None = None
         config = settings.config
-        added = config.reassignment_replication_throttled_rate
         self.leader_quotas = ReplicationQuotas(
             ReplicationQuota(config.leader_replication_throttled_rate),
-            PacedQuota(added),
+            PacedQuota(config.reassignment_replication_throttled_rate),
         )
-        self.follower_quotas = ReplicationQuotas(
-            ReplicationQuota(config.follower_replication_throttled_rate),
-            PacedQuota(added),
-        )
+        self.follower_quotas = FollowerQuotas(settings.node_id, config)
         local = LocalDirectories() if isinstance(settings.disk, LocalDisk) else None
         truncations = Truncations(settings.disk)
         self.fetchers = ReplicaFetcherManager(
