@@ -31,7 +31,6 @@ from rayka.controller.broker_loads import BrokerLoads
 from rayka.controller.configuration_control import alter_configs, bootstrap_configs, describe_configs
 from rayka.controller.controller_timers import ControllerTimers, WriteNoOp
 from rayka.controller.coordinator_shares import share_with_coordinators
-from rayka.controller.create_partitions import create_partitions
 from rayka.controller.decided_events import describe_events, record_event
 from rayka.controller.describe_load import describe_load
 from rayka.controller.directory_sizes import DirectorySizes
@@ -45,13 +44,12 @@ from rayka.controller.heartbeats import (
 )
 from rayka.controller.producer_id_blocks import allocate_producer_ids
 from rayka.controller.reassignment import alter_reassignments, list_reassignments
-from rayka.controller.registration import register
+from rayka.controller.registration import register, unregister_broker
 from rayka.controller.replica_index import ReplicaIndex
 from rayka.controller.request_context import RequestContext
 from rayka.controller.returned_brokers import ReturnedBrokers
 from rayka.controller.sessions import BrokerSessions
-from rayka.controller.topic_control import create_topics, delete_topics
-from rayka.controller.unregister import unregister_broker
+from rayka.controller.topic_control import create_partitions, create_topics, delete_topics
 from rayka.errors import ApiError, NotController, UnsupportedVersion
 from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import MetadataImage

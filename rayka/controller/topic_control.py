@@ -1,7 +1,10 @@
-"""Topics created and deleted. Kafka: `ReplicationControlManager.createTopics`, `Topic.validate`."""
+"""Topics created, extended and deleted. Kafka: `ReplicationControlManager.createTopics`, `createPartitions`,
+`Topic.validate`.
+"""
 
 import re
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 from rayka.config import TopicConfig
@@ -18,12 +21,13 @@ from rayka.errors import (
     InvalidRequest,
     InvalidTopic,
     TopicAlreadyExists,
+    UnknownTopicOrPartition,
 )
 from rayka.ids import INTERNAL_PREFIX, METADATA_TOPIC, NO_NODE, is_internal, random_uuid
 from rayka.metadata.image import TopicImage
 from rayka.metadata.metadata_records import MetadataRecord, RemoveTopicRecord, TopicRecord, config_record
 from rayka.protocol.configs import ResourceType
-from rayka.protocol.partition_admin import NewPartitions
+from rayka.protocol.partition_admin import CreatePartitionsRequest, CreatePartitionsResponse, NewPartitions
 from rayka.protocol.topics import (
     DEFAULT_COUNT,
     CreateTopicsRequest,
@@ -38,6 +42,8 @@ from rayka.shard.shard import RECORDS_PER_BATCH_MAX, Result, Steps
 TopicT = TypeVar("TopicT", NewTopic, NewPartitions)
 # Of one topic: with its own record they are committed as one batch.
 PARTITIONS_MAX = RECORDS_PER_BATCH_MAX - 1
+# Of one topic in all: their numbers have five digits, for which a topic's longest name leaves room.
+TOPIC_PARTITIONS_MAX = 100_000
 PARTITIONS_DELETED_PER_STEP = 10  # to forget one costs less than to write a record
 TOPIC_NAME_LENGTH_MAX = 249  # a file name of 255 bytes, less "-", five digits of a partition
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]+")
@@ -53,8 +59,8 @@ def create_topics(
     if is_of_cluster:
         registered_broker(context.image, request.broker_id, request.broker_epoch)
     check_name = check_internal_name if is_of_cluster else check_topic_name
-    creation = _Creation(context, check_name)
-    results, next_offset = yield from results_in_order(request.topics, creation.create)
+    creation = _Creation(context)
+    results, next_offset = yield from results_in_order(request.topics, partial(creation.create, check_name))
     response = CreateTopicsResponse(results, next_offset + len(creation.records))
     return Result(creation.records, response)
 
@@ -119,18 +125,19 @@ def _check_legal_name(name: str) -> None:
         raise InvalidTopic(f"a topic's name holds letters, digits, '.', '_' and '-' only, found {name!r}")
 
 
-class _Creation:
+class _Placing:
     """The topics of one request, one after another: each placed where those before it are counted."""
 
-    def __init__(self, context: RequestContext, check_name: Callable[[str], None]) -> None:
-        self._check_name = check_name
+    def __init__(self, context: RequestContext) -> None:
         self._context = context
         self._placer = context.placer()
         self.records: list[MetadataRecord] = []
 
-    def create(self, topic: NewTopic) -> Generator[None, int, TopicResult]:
+
+class _Creation(_Placing):
+    def create(self, check_name: Callable[[str], None], topic: NewTopic) -> Generator[None, int, TopicResult]:
         """A step for each partition. Raises the ApiError that refuses this topic."""
-        self._check_name(topic.name)
+        check_name(topic.name)
         if topic.name in self._context.image.topics:
             raise TopicAlreadyExists(f"topic {topic.name!r} exists already")
         configs = checked_configs(topic.name, topic.configs)
@@ -205,3 +212,60 @@ def _deleted(name: str, topic: TopicImage | None) -> TopicResult:
             name, error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, error_message=f"there is no topic {name!r}"
         )
     return TopicResult(name, topic.topic_id)
+
+
+# ---- More partitions of a topic that exists --------------------------------------------------------------------------
+
+
+def create_partitions(
+    context: RequestContext, request: CreatePartitionsRequest
+) -> Steps[MetadataRecord, CreatePartitionsResponse]:
+    """Extends what can be extended, together; every other topic has its error in the response."""
+    extension = _Extension(context)
+    results, next_offset = yield from results_in_order(request.topics, extension.extend)
+    response = CreatePartitionsResponse(results, next_offset + len(extension.records))
+    return Result(extension.records, response)
+
+
+class _Extension(_Placing):
+    def extend(self, wanted: NewPartitions) -> Generator[None, int, TopicResult]:
+        """A step for each partition. Raises the ApiError that refuses this topic."""
+        topic = self._context.image.topics.get(wanted.name)
+        if topic is None:
+            raise UnknownTopicOrPartition(f"there is no topic {wanted.name!r}")
+        self._check_count(topic, wanted.partition_count)
+        records: list[MetadataRecord] = []
+        for number, placement in enumerate(self._placements(topic, wanted), len(topic.partitions)):
+            records.append(new_partition(self._context.image, topic.topic_id, number, placement))
+            yield None
+        self.records += records
+        return TopicResult(topic.name, topic.topic_id)
+
+    def _check_count(self, topic: TopicImage, partition_count: int) -> None:
+        count = len(topic.partitions)
+        if not count < partition_count <= TOPIC_PARTITIONS_MAX:
+            raise InvalidPartitions(
+                f"topic {topic.name!r} has {count} partitions: expected more, up to {TOPIC_PARTITIONS_MAX:,}, "
+                f"found {partition_count}; partitions cannot be taken away"
+            )
+        record_count = len(self.records) + partition_count - count
+        if record_count > RECORDS_PER_BATCH_MAX:
+            raise InvalidPartitions(
+                f"topic {topic.name!r}: the request would add {record_count:,} partitions in all, expected at most "
+                f"{RECORDS_PER_BATCH_MAX:,}, which are committed together; make several requests of it"
+            )
+
+    def _placements(self, topic: TopicImage, wanted: NewPartitions) -> Iterable[Placement]:
+        added_count = wanted.partition_count - len(topic.partitions)
+        replication_factor = len(topic.partitions[0].target_replicas)
+        if wanted.assignments is None:
+            return self._placer.place(added_count, replication_factor, is_internal=is_internal(topic.name))
+        if len(wanted.assignments) != added_count:
+            raise InvalidReplicaAssignment(
+                f"topic {topic.name!r}: expected the replicas of {added_count} new partitions, found those of "
+                f"{len(wanted.assignments)}"
+            )
+        check_replica_counts(wanted.assignments, replication_factor)
+        return (
+            self._placer.place_on(each, is_internal=is_internal(topic.name)) for each in wanted.assignments
+        )

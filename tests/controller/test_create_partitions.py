@@ -2,7 +2,7 @@
 
 import pytest
 
-from rayka.controller.create_partitions import PARTITIONS_MAX
+from rayka.controller.topic_control import TOPIC_PARTITIONS_MAX
 from rayka.errors import ErrorCode
 from rayka.metadata.metadata_records import PartitionRecord
 from rayka.protocol.partition_admin import (
@@ -45,7 +45,7 @@ def test_the_response_says_from_which_offset_on_brokers_know_them(machine: Machi
     assert response.topics[0].topic_id == machine.image.topics["orders"].topic_id
 
 
-@pytest.mark.parametrize("count", [2, 1, 0, -1, PARTITIONS_MAX + 1])
+@pytest.mark.parametrize("count", [2, 1, 0, -1, TOPIC_PARTITIONS_MAX + 1])
 def test_partitions_are_only_added(machine: Machine, count: int) -> None:
     assert extend(machine, NewPartitions("orders", count)) == [ErrorCode.INVALID_PARTITIONS]
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from rayka.controller.balancer.balance_plan import Goal, Move
-from rayka.controller.balancer.due_moves import still_due
+from rayka.controller.balancer.planned_moves import still_due
 from rayka.ids import TopicPartition
 from rayka.protocol.partition_admin import AlterPartitionReassignmentsRequest, Reassignment
 from rayka.protocol.topics import DeleteTopicsRequest

@@ -13,7 +13,7 @@ from rayka.controller.balancer.badly_off import away_brokers
 from rayka.controller.balancer.balance_plan import Plan, plan_balance
 from rayka.controller.balancer.balance_run import BalanceRun, Cause
 from rayka.controller.balancer.cluster_shapes import ClusterShapes
-from rayka.controller.balancer.due_moves import still_due
+from rayka.controller.balancer.planned_moves import still_due
 from rayka.controller.decided_events import DecidedEvents, Decision, EventKind
 from rayka.controller.draining_brokers import draining_brokers
 from rayka.controller.partition_change import Election

@@ -15,9 +15,9 @@ from itertools import chain
 from rayka.config import BrokerConfig
 from rayka.controller.balancer.balance_plan import Move
 from rayka.controller.balancer.cluster_shapes import ClusterShapes
-from rayka.controller.balancer.due_moves import still_due
 from rayka.controller.balancer.gone_brokers import Gone
 from rayka.controller.balancer.heal_plan import Loss, plan_healing
+from rayka.controller.balancer.planned_moves import still_due
 from rayka.controller.decided_events import DecidedEvents, Decision
 from rayka.controller.reassignment import Reassigning
 from rayka.controller.request_context import RequestContext

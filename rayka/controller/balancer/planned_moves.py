@@ -12,8 +12,9 @@ from typing import NamedTuple, Self
 
 from rayka.controller.balancer.balance_plan import Move
 from rayka.controller.balancer.gone_brokers import Gone
+from rayka.errors import UnknownTopicOrPartition
 from rayka.ids import TopicIdPartition
-from rayka.metadata.image import MetadataImage, PartitionImage
+from rayka.metadata.image import MetadataImage, PartitionImage, named_partition
 
 REPLAN_INTERVAL_MS = 10_000
 UNPLANNED_INTERVAL_MS = 60_000  # when no move was found: a disk may have room since
@@ -117,3 +118,28 @@ class PlannedMoves:
     def is_declined(self, key: TopicIdPartition) -> bool:
         """Whether another caller has cancelled its move."""
         return key in self._declined
+
+
+class DueMove(NamedTuple):
+    """A move, and its partition."""
+
+    key: TopicIdPartition
+    move: Move
+    partition: PartitionImage
+
+
+def still_due(image: MetadataImage, move: Move) -> DueMove | None:
+    """The move, if its partition has a leader and is to have the replicas that it had when the move was planned, and
+    the brokers that it is to go to run.
+
+    Whether it is reassigned meanwhile is for the caller to know. Healing asks. A balance need not: it begins nothing
+    while a reassignment is under way that is not its own, and a plan has no partition twice.
+    """
+    try:
+        key, partition = named_partition(image, move.topic_partition)
+    except UnknownTopicOrPartition:
+        return None
+    added = [image.brokers.get(each) for each in move.after if each not in move.before]
+    is_there = all(each is not None and each.is_active for each in added)
+    is_same = partition.has_leader and partition.target_replicas == move.before
+    return DueMove(key, move, partition) if is_there and is_same else None
