@@ -46,6 +46,16 @@ class LogFiles:
             self.unsynced.name_changed(directory)
         self.directory = directory
 
+    def rename(self, source: str, target: str) -> None:
+        """Gives a file of the directory another name."""
+        self.disk.rename(source, target)
+        self.unsynced.name_changed(target)
+
+    def remove(self, path: str) -> None:
+        """Removes a file of the directory."""
+        self.disk.unlink(path)
+        self.unsynced.name_changed(path)
+
     def path(self, name: str) -> str:
         return posixpath.join(self.directory, name)
 

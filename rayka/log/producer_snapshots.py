@@ -135,8 +135,7 @@ class ProducerSnapshots:
         going = [each for each in self._offsets if each < first_offset]
         retired = [self._path(each) + DELETED_SUFFIX for each in going]
         for offset, path in zip(going, retired, strict=True):
-            self._disk.rename(self._path(offset), path)
-            self._files.unsynced.name_changed(path)
+            self._files.rename(self._path(offset), path)
         del self._offsets[: len(going)]
         return retired
 
@@ -156,8 +155,7 @@ class ProducerSnapshots:
 
     def _remove(self, offsets: Iterable[int]) -> None:
         for offset in offsets:
-            self._disk.unlink(self._path(offset))
-            self._files.unsynced.name_changed(self._path(offset))
+            self._files.remove(self._path(offset))
             self._offsets.remove(offset)
 
     def _load(self, segments: Segments, damaged: Container[tuple[str, int]]) -> Slices[None]:

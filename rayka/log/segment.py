@@ -240,7 +240,7 @@ class Segment:
 
     def on_moved(self) -> None:
         """The log's directory has another name."""
-        self.file.on_moved(self._files)
+        self.file.on_moved()
         self.indexes.on_moved()
         self.path = self.file.path
 
@@ -248,20 +248,17 @@ class Segment:
         """Takes the files out of the way by renaming, the log file first, and returns where they are; readers go on
         with what they have open or mapped. Its own paths lead nowhere then.
         """
-        retired, disk = [], self._files.disk
+        retired = []
         for path in (self.path, *self.indexes.paths):
-            if disk.exists(path):
+            if self._files.disk.exists(path):
                 retired.append(path + DELETED_SUFFIX)
-                disk.rename(path, retired[-1])
-                self._files.unsynced.name_changed(path)
+                self._files.rename(path, retired[-1])
         return retired
 
     def delete(self) -> None:
         """Removes the files, indexes last: without its log file an index is an orphan and goes when the log
         opens.
         """
-        disk = self._files.disk
         for path in (self.path, *self.indexes.paths):
-            if disk.exists(path):
-                disk.unlink(path)
-                self._files.unsynced.name_changed(path)
+            if self._files.disk.exists(path):
+                self._files.remove(path)

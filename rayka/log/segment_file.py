@@ -37,6 +37,7 @@ class SegmentFile:
     """One file of batches, by its path."""
 
     def __init__(self, files: LogFiles, base_offset: int, suffix: str = "") -> None:
+        self._files = files
         self._disk = files.disk
         self._unsynced = files.unsynced
         self._final_path = files.path(f"{base_offset:020d}{LOG_SUFFIX}")
@@ -95,19 +96,17 @@ class SegmentFile:
 
     def replace(self) -> None:
         """The file made there, synced already, takes the place of this one."""
-        self._disk.rename(self.replacement_path, self.path)
-        self._unsynced.name_changed(self.path)
+        self._files.rename(self.replacement_path, self.path)
 
     def rename(self, suffix: str) -> None:
         """The file has this suffix from now on; what had that name goes."""
         before, self.path = self.path, self._final_path + suffix
-        self._disk.rename(before, self.path)
-        self._unsynced.name_changed(self.path)
+        self._files.rename(before, self.path)
 
-    def on_moved(self, files: LogFiles) -> None:
+    def on_moved(self) -> None:
         """The log's directory has another name."""
         suffix = self.path[len(self._final_path) :]
-        self._final_path = files.path(posixpath.basename(self._final_path))
+        self._final_path = self._files.path(posixpath.basename(self._final_path))
         self.path = self._final_path + suffix
 
     def cut(self, size_bytes: int) -> None:
@@ -128,8 +127,7 @@ class SegmentFile:
     def set_aside(self) -> str:
         """Gives the file such a name instead of its own."""
         target = self._cut_path()
-        self._disk.rename(self.path, target)
-        self._unsynced.name_changed(target)
+        self._files.rename(self.path, target)
         return target
 
     def _cut_path(self) -> str:

@@ -52,8 +52,7 @@ class SegmentIndexes:
         before, (self._offset_path, self._time_path) = self.paths, self._named(suffix)
         for old, new in zip(before, self.paths, strict=True):
             if self._disk.exists(old):
-                self._disk.rename(old, new)
-                self._unsynced.name_changed(new)
+                self._files.rename(old, new)
 
     def on_moved(self) -> None:
         """The log's directory has another name, and no swap of this segment is under way."""
@@ -186,8 +185,7 @@ class SegmentIndexes:
         """Makes room: the indexes are made anew when they are asked for."""
         for path in self.paths:
             if self._disk.exists(path):
-                self._disk.unlink(path)
-                self._unsynced.name_changed(path)
+                self._files.remove(path)
 
     @property
     def size_bytes(self) -> int:

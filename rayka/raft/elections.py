@@ -80,7 +80,7 @@ class Elections:
         if isinstance(role, Leader):
             return [voter.node_id for voter in role.voters_to_remind(now_ms)]
         if isinstance(role, Resigned):
-            return list(role.unacknowledged)
+            return role.unacknowledged
         return []
 
     def request_to(self, node_id: int, now_ms: int) -> Request[Message]:

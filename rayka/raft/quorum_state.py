@@ -123,7 +123,7 @@ class QuorumState:
         deadline_ms = now_ms if self.is_only_voter else now_ms + self.random_election_timeout_ms()
         if election.leader_id == self.local.node_id:
             voters = self.voters.voters if self.voters else ()
-            return Resigned(deadline_ms, [each for each in voters if each != self.local], ())
+            return Resigned(deadline_ms, [each.node_id for each in voters if each != self.local], ())
         if election.leader_id != NO_NODE:
             return self._follower(election.leader_id, now_ms)
         if election.voted_key == self.local and self.voters is not None and self.is_voter:
@@ -236,7 +236,7 @@ class QuorumState:
         found = leader.preferred_successors()
         successors = tuple(sorted(found, key=lambda voter: voter.node_id not in wanted))
         deadline_ms = now_ms + self.random_election_timeout_ms()
-        self._become(Resigned(deadline_ms, successors, successors), self.election)
+        self._become(Resigned(deadline_ms, [each.node_id for each in successors], successors), self.election)
 
     def _become(self, role: Role, election: ElectionState) -> None:
         before = self.election

@@ -5,35 +5,32 @@ long. `LEGAL_CHANGES` is the whole truth about transitions: `QuorumState` refuse
 and the table in `QuorumState`.
 """
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
 
 from rayka.ids import ReplicaKey
+from rayka.raft.election_state import EPOCH_MAX
 from rayka.raft.follower import Follower
 from rayka.raft.leader import Leader
 from rayka.raft.votes import VoteTally
 
 
+@dataclass(slots=True, eq=False)
 class Unattached:
     """Knows an epoch, and no leader of it."""
 
-    __slots__ = ("election_deadline_ms",)
-
-    def __init__(self, election_deadline_ms: int) -> None:
-        self.election_deadline_ms = election_deadline_ms
+    election_deadline_ms: int
 
     def __repr__(self) -> str:
         return f"<Unattached until={self.election_deadline_ms}>"
 
 
+@dataclass(slots=True, eq=False)
 class _Electing:
     """Counts votes."""
 
-    __slots__ = ("election_deadline_ms", "tally")
-
-    def __init__(self, election_deadline_ms: int, tally: VoteTally) -> None:
-        self.election_deadline_ms = election_deadline_ms
-        self.tally = tally
+    election_deadline_ms: int
+    tally: VoteTally
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} until={self.election_deadline_ms} {self.tally!r}>"
@@ -47,57 +44,38 @@ class Candidate(_Electing):
     """Has raised the epoch and voted for itself."""
 
 
+@dataclass(slots=True, eq=False)
 class Resigned:
     """Led this epoch, and does not lead or vote in it again: two different records could get one offset and epoch
-    (A9). Tells every voter until it acknowledges (A22).
+    (A9). Tells every voter until it acknowledges (A22): `unacknowledged` are the node ids of those that have not.
     """
 
-    __slots__ = ("_unacknowledged", "election_deadline_ms", "preferred_successors")
-
-    def __init__(
-        self,
-        election_deadline_ms: int,
-        unacknowledged: Sequence[ReplicaKey],
-        preferred_successors: tuple[ReplicaKey, ...],
-    ) -> None:
-        self.election_deadline_ms = election_deadline_ms
-        self.preferred_successors = preferred_successors
-        self._unacknowledged = {voter.node_id: voter for voter in unacknowledged}
+    election_deadline_ms: int
+    unacknowledged: list[int]
+    preferred_successors: tuple[ReplicaKey, ...]
 
     def __repr__(self) -> str:
-        return f"<Resigned until={self.election_deadline_ms} unacknowledged={list(self._unacknowledged)}>"
-
-    @property
-    def unacknowledged(self) -> tuple[int, ...]:
-        """Node ids of the voters that have not said that they know."""
-        return tuple(self._unacknowledged)
+        return f"<Resigned until={self.election_deadline_ms} unacknowledged={self.unacknowledged}>"
 
     def on_acknowledged(self, node_id: int) -> None:
-        self._unacknowledged.pop(node_id, None)
+        self.unacknowledged = [each for each in self.unacknowledged if each != node_id]
 
 
 Role = Unattached | Prospective | Candidate | Leader | Follower | Resigned
 
 
 class EpochChange(Enum):
-    """What a change of role may do to the epoch; it never falls."""
+    """By how much a change of role may raise the epoch, at least and at most; it never falls."""
 
-    NONE = "the same"
-    BY_ONE = "one higher"
-    RAISED = "any higher"
-    NOT_LOWERED = "the same or any higher"
+    NONE = (0, 0)
+    BY_ONE = (1, 1)
+    RAISED = (1, EPOCH_MAX)
+    NOT_LOWERED = (0, EPOCH_MAX)
 
     def allows(self, before: int, after: int) -> bool:
         """Whether the epoch may go from one to the other."""
-        match self:
-            case EpochChange.NONE:
-                return after == before
-            case EpochChange.BY_ONE:
-                return after == before + 1
-            case EpochChange.RAISED:
-                return after > before
-            case EpochChange.NOT_LOWERED:
-                return after >= before
+        least, most = self.value
+        return least <= after - before <= most
 
 
 LEGAL_CHANGES: dict[tuple[type[Role], type[Role]], EpochChange] = {

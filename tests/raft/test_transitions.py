@@ -25,7 +25,7 @@ MAKERS: dict[type[Role], Callable[[], Role]] = {
         ME, BatchAccumulator(0, ()), VOTERS, QuorumConfig(), epoch_start_offset=0, now_ms=0
     ),
     Follower: lambda: Follower(3002, fetch_deadline_ms=0, next_voter_request_ms=0),
-    Resigned: lambda: Resigned(0, (), ()),
+    Resigned: lambda: Resigned(0, [], ()),
 }
 
 

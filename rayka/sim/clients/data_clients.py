@@ -43,13 +43,11 @@ _KEYS = 5  # of a compacted topic, for each partition
 class SimHandle:
     """What a client needs of its cluster: a network of its own."""
 
+    name = "sim"
+
     def __init__(self, network: SimNetwork, process: Process) -> None:
         self._network = network
         self._process = process
-
-    @property
-    def name(self) -> str:
-        return "sim"
 
     def network(self, transport: Transport = "auto") -> Network:
         return self._network.port(self._process)
