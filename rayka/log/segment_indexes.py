@@ -34,7 +34,6 @@ class SegmentIndexes:
     def __init__(self, files: LogFiles, segment: Indexed, interval_bytes: int, suffix: str = "") -> None:
         self._files = files
         self._disk = files.disk
-        self._unsynced = files.unsynced
         self._segment = segment
         self._interval_bytes = interval_bytes
         self._offset_path, self._time_path = self._named(suffix)
@@ -143,7 +142,7 @@ class SegmentIndexes:
         self.by_time.maybe_append(*self.largest)
         for path, data in ((self._offset_path, self.by_offset.data), (self._time_path, self.by_time.data)):
             self._disk.write(path, data)
-            self._unsynced.file_replaced(path)
+            self._files.unsynced.file_replaced(path)
 
     def _load(self) -> None:
         base_offset = self._segment.base_offset

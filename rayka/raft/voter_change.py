@@ -1,18 +1,18 @@
 """One change of the voters on its way (A55): asked for, appended, committed, or not."""
 
+from dataclasses import dataclass
+
 from rayka.errors import ErrorCode
 from rayka.ids import NO_OFFSET
 from rayka.protocol.quorum_messages import VoterChangeResponse
 
 
+@dataclass(slots=True, eq=False)
 class VoterChange:
     """`response` is None until the outcome is known; a caller that waits for it asks again after every event."""
 
-    __slots__ = ("offset", "response")
-
-    def __init__(self, response: VoterChangeResponse | None = None, offset: int = NO_OFFSET) -> None:
-        self.response = response
-        self.offset = offset  # of the VotersRecord
+    response: VoterChangeResponse | None = None
+    offset: int = NO_OFFSET  # of the VotersRecord
 
     def __repr__(self) -> str:
         return f"<VoterChange offset={self.offset} {self.response or 'not committed'}>"

@@ -266,14 +266,12 @@ class Checkers:
     def on_started(self, machine: Machine) -> None:
         """A process begins on what the disk has: after a power cut that may be older than what was written last."""
         path = f"{machine.metadata_dir}/{QUORUM_STATE_FILE}"
-        stored = None
-        if machine.disk.exists(path):
-            stored = decode_election(machine.disk.read_at(path, 0, machine.disk.size(path)))
+        stored = _stored_election(machine, path) if machine.disk.exists(path) else None
         self._elections[machine.node_id] = stored or ElectionState()
 
     def _on_election_written(self, machine: Machine, path: str) -> None:
         """Epochs on disk never fall; in one epoch the vote, once given, and the leader, once known, stay (A4, I2)."""
-        written = decode_election(machine.disk.read_at(path, 0, machine.disk.size(path)))
+        written = _stored_election(machine, path)
         before = self._elections.get(machine.node_id, ElectionState())
         if written is None:
             self.report("epoch-monotonic", machine.node_id, f"{path} cannot be read back")
@@ -345,6 +343,10 @@ class Checkers:
         before, after = ({*each.voters} for each in self.ledger.voter_sets[-2:])
         if len(before ^ after) > 1:
             self.report("one-voter-change", node_id, f"{sorted(before)}, then {sorted(after)}")
+
+
+def _stored_election(machine: Machine, path: str) -> ElectionState | None:
+    return decode_election(machine.disk.read_at(path, 0, machine.disk.size(path)))
 
 
 def is_of_quorum(request: FetchRequest) -> bool:

@@ -60,7 +60,6 @@ class DataClients:
         self, cluster: SimCluster, checkers: Checkers, history: DataHistory, replication: Replication
     ) -> None:
         self.cluster = cluster
-        self.options = cluster.options
         self.checkers = checkers
         self.history = history
         self.replication = replication
@@ -100,7 +99,7 @@ class DataClient(Acting, ABC):
     def __init__(self, owner: DataClients, client_id: int) -> None:
         super().__init__(owner.cluster, client_id)
         self.owner = owner
-        self.random = Random(f"data {owner.options.seed} {client_id}")
+        self.random = Random(f"data {self.options.seed} {client_id}")
         self.partitions: list[TopicPartition] = []
         self.compacted: dict[str, None] = {}  # topics
 

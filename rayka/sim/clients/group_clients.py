@@ -46,14 +46,14 @@ class GroupClients:
         self.data = data
         self.topics: list[str] = []
         self.partitions: list[TopicPartition] = []
-        count = data.options.config.get("offsets_topic_num_partitions", 1)
+        count = data.cluster.options.config.get("offsets_topic_num_partitions", 1)
         self.history = GroupHistory(data.checkers, data.replication, count)
-        statics = data.options.group.static_count
+        statics = data.cluster.options.group.static_count
         self.members = [
             _Member(self, client_id, instance_id=f"place-{number}" * (number < statics))
-            for number, client_id in enumerate(data.options.group_member_ids)
+            for number, client_id in enumerate(data.cluster.options.group_member_ids)
         ]
-        if data.options.group.has_death and len(self.members) > 1:
+        if data.cluster.options.group.has_death and len(self.members) > 1:
             self.members[0].doom()
 
     def start(self, topics: Sequence[TopicPlan]) -> None:
@@ -134,7 +134,7 @@ class _Member(DataClient):
     def __init__(self, group: GroupClients, client_id: int, *, instance_id: str) -> None:
         super().__init__(group.data, client_id)
         self._group = group
-        self._plan = group.data.options.group
+        self._plan = self.options.group
         self.life = Life(client_id, 0, instance_id)
         self._member: GroupMember | None = None
         self.owned: tuple[TopicPartition, ...] = ()

@@ -49,11 +49,11 @@ class Workload:
     def start(self) -> None:
         """The clients begin."""
         options = self.cluster.options
-        operator = _Operator(self.clients[0], options.seed) if options.voter_changes else None
+        random = Random(f"operator {options.seed}")
         for client in self.clients:
             self._asking.append(client.begin("client", client.run()))
-            if operator is not None:
-                self._asking.append(client.begin("operator", operator.run()))
+            if options.voter_changes:
+                self._asking.append(client.begin("operator", _change_voters(self.clients[0], random)))
         self.clients[0].begin("topics", self._create_topics())
 
     async def _create_topics(self) -> None:
@@ -170,35 +170,29 @@ class _Client(Acting):
             operation.outcome, operation.what = Outcome.REFUSED, result.error_code.name
 
 
-class _Operator:
-    """Changes the voters, now and then: what the quorum refuses is as good as what it does."""
+async def _change_voters(client: _Client, random: Random) -> None:
+    """Now and then: what the quorum refuses is as good as what it does."""
+    while True:
+        await asyncio.sleep(random.expovariate(1) * _VOTER_CHANGE_PAUSE_S)
+        try:
+            await _change_one(client, random)
+        except ApiError as error:
+            client.tell("voters", f"failed: {error.code.name}")
 
-    def __init__(self, client: _Client, seed: int) -> None:
-        self._client = client
-        self._random = Random(f"operator {seed}")
 
-    async def run(self) -> None:
-        while True:
-            await asyncio.sleep(self._random.expovariate(1) * _VOTER_CHANGE_PAUSE_S)
-            try:
-                await self._change()
-            except ApiError as error:
-                self._client.tell("voters", f"failed: {error.code.name}")
-
-    async def _change(self) -> None:
-        active = self._client.active
-        quorum = await active.call(DescribeQuorumRequest(), _TIMEOUT_MS)
-        replicas = [each.replica for each in quorum.observers]
-        observers = [each for each in replicas if each.directory_id != ZERO_ID]  # brokers keep no log of it
-        request: AddRaftVoterRequest | RemoveRaftVoterRequest
-        if observers and self._random.random() < 0.7:
-            voter = observers[self._random.randrange(len(observers))]
-            request = AddRaftVoterRequest(self._client.cluster.cluster_id, voter, _TIMEOUT_MS)
-        elif len(quorum.voters) > 2:
-            voter = quorum.voters[self._random.randrange(len(quorum.voters))].replica
-            request = RemoveRaftVoterRequest(self._client.cluster.cluster_id, voter, _TIMEOUT_MS)
-        else:
-            return
-        self._client.tell("voters", f"{type(request).__name__} {voter.node_id}")
-        response = await active.call(request, _TIMEOUT_MS)
-        self._client.tell("voters", f"{type(request).__name__} {voter.node_id}: {response.error_code.name}")
+async def _change_one(client: _Client, random: Random) -> None:
+    quorum = await client.active.call(DescribeQuorumRequest(), _TIMEOUT_MS)
+    replicas = [each.replica for each in quorum.observers]
+    observers = [each for each in replicas if each.directory_id != ZERO_ID]  # brokers keep no log of it
+    request: AddRaftVoterRequest | RemoveRaftVoterRequest
+    if observers and random.random() < 0.7:
+        voter = observers[random.randrange(len(observers))]
+        request = AddRaftVoterRequest(client.cluster.cluster_id, voter, _TIMEOUT_MS)
+    elif len(quorum.voters) > 2:
+        voter = quorum.voters[random.randrange(len(quorum.voters))].replica
+        request = RemoveRaftVoterRequest(client.cluster.cluster_id, voter, _TIMEOUT_MS)
+    else:
+        return
+    client.tell("voters", f"{type(request).__name__} {voter.node_id}")
+    response = await client.active.call(request, _TIMEOUT_MS)
+    client.tell("voters", f"{type(request).__name__} {voter.node_id}: {response.error_code.name}")
