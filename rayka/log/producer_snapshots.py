@@ -58,10 +58,6 @@ class ProducerSnapshots:
     def __repr__(self) -> str:
         return f"<ProducerSnapshots {self._offsets} of {self.states!r}>"
 
-    @property
-    def offsets(self) -> tuple[int, ...]:
-        return tuple(self._offsets)
-
     # ---- Writing ---------------------------------------------------------------------------------------------
 
     def take(self, offset: int) -> None:

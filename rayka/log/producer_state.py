@@ -85,10 +85,6 @@ class ProducerStates:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def get(self, producer_id: int) -> ProducerStateEntry | None:
-        """What is known of this producer."""
-        return self._entries.get(producer_id)
-
     def items(self) -> Iterable[tuple[int, ProducerStateEntry]]:
         """All producers, in the order of their first batches."""
         return self._entries.items()

@@ -37,10 +37,6 @@ class Unsynced:
     def __repr__(self) -> str:
         return f"<Unsynced files={list(self._files)} directories={list(self._directories)}>"
 
-    @property
-    def is_empty(self) -> bool:
-        return not self._files and not self._directories
-
     def content_changed(self, path: str) -> None:
         """Bytes were appended to the file."""
         self._change += 1
