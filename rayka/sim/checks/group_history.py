@@ -82,19 +82,10 @@ class GroupHistory:
     @property
     def may_forget(self) -> bool:
         """Whether the partition that the group is on has legally lost something."""
-        truth = self._replication.truth_named(OFFSETS_TOPIC, self.number)
-        return truth is not None and bool(truth.losses or truth.awaits_loss)
-
-    def truth_of(self, topic_partition: TopicPartition) -> PartitionTruth | None:
-        return self._replication.truth_named(topic_partition.topic, topic_partition.partition)
-
-    def is_lost(self, topic_partition: TopicPartition) -> bool:
-        """Whether the partition that is read has legally lost something."""
-        truth = self.truth_of(topic_partition)
-        return truth is not None and bool(truth.losses or truth.awaits_loss)
+        return self._replication.has_lost(TopicPartition(OFFSETS_TOPIC, self.number))
 
     def _is_excused(self, topic_partition: TopicPartition) -> bool:
-        return self.may_forget or self.is_lost(topic_partition)
+        return self.may_forget or self._replication.has_lost(topic_partition)
 
     # ---- Ownership ---------------------------------------------------------------------------------------------------
 
@@ -185,11 +176,11 @@ class GroupHistory:
         for each, at in offsets.items():
             reading = self._reading(each)
             reading.committed[generation_id] = max(reading.committed.get(generation_id, 0), at.offset)
-            if not self.is_lost(each):
+            if not self._replication.has_lost(each):
                 self._check_given(life, each, reading, at.offset)
 
     def _check_given(self, life: Life, topic_partition: TopicPartition, reading: _Reading, end: int) -> None:
-        truth = self.truth_of(topic_partition)
+        truth = self._replication.truth_named(topic_partition)
         if truth is not None and (missing := _missing(truth, reading, end)):
             self._report(
                 "group-skipped", life, f"committed {end} of {topic_partition}, never given: {missing}"
@@ -200,8 +191,8 @@ class GroupHistory:
     def check_final(self, partitions: Iterable[TopicPartition]) -> str:
         """Every record of these partitions was given to the group at least once."""
         for each in partitions:
-            truth = self.truth_of(each)
-            if truth is None or self.is_lost(each):
+            truth = self._replication.truth_named(each)
+            if truth is None or self._replication.has_lost(each):
                 continue
             self._replication.look_at_starts(truth)
             missing = _missing(truth, self._reading(each), truth.end)
@@ -213,7 +204,7 @@ class GroupHistory:
         """No acknowledged commit is gone; `stored` is what the coordinator has in the end."""
         for each, reading in self._readings.items() if not self.may_forget else ():
             found = stored[each].offset if each in stored else 0
-            if found < reading.committed_end and not self.is_lost(each):
+            if found < reading.committed_end and not self._replication.has_lost(each):
                 return f"has {found} of {each}, {reading.committed_end} was acknowledged"
         return ""
 

@@ -286,7 +286,7 @@ class ReplicaCheckers:
         if request.acks != ACKS_ALL:
             return
         for result in response.partitions:
-            truth = self._replication.truth_of(result.topic_id, result.partition)
+            truth = self._replication.truths.get(TopicIdPartition(result.topic_id, result.partition))
             state = None if truth is None else self._replication.state_of(truth)
             if result.error_code is not ErrorCode.NONE or truth is None or state is None:
                 continue

@@ -4,10 +4,9 @@
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from uuid import UUID
 
 from rayka.errors import CorruptRecord, RaykaError, StorageError
-from rayka.ids import NO_EPOCH, TopicIdPartition
+from rayka.ids import NO_EPOCH, TopicIdPartition, TopicPartition
 from rayka.log.leader_epoch_cache import EpochStart
 from rayka.log.log import Log
 from rayka.metadata.image import MetadataImage, PartitionImage
@@ -88,13 +87,15 @@ class Replication:
         """What the controller has committed about the partition; None once it is deleted."""
         return self.image.partition(TopicIdPartition(truth.topic_id, truth.number))
 
-    def truth_of(self, topic_id: UUID, number: int) -> PartitionTruth | None:
-        return self.truths.get(TopicIdPartition(topic_id, number))
-
-    def truth_named(self, name: str, number: int) -> PartitionTruth | None:
+    def truth_named(self, name: TopicPartition) -> PartitionTruth | None:
         """The partition by its topic's name."""
-        topic = self.image.topics.get(name)
-        return None if topic is None else self.truth_of(topic.topic_id, number)
+        topic = self.image.topics.get(name.topic)
+        return None if topic is None else self.truths.get(TopicIdPartition(topic.topic_id, name.partition))
+
+    def has_lost(self, name: TopicPartition) -> bool:
+        """Whether the partition has legally lost something, or its next leader may lack something."""
+        truth = self.truth_named(name)
+        return truth is not None and bool(truth.losses or truth.awaits_loss)
 
     def log_ends(self) -> dict[tuple[int, TopicIdPartition], int]:
         """Up to where each replica has copied."""

@@ -205,7 +205,8 @@ class _Producer(DataClient):
             return
         send.outcome, send.offset = Outcome.ACKNOWLEDGED, metadata.offset
         owner = self.owner
-        problem = owner.history.on_delivered(send, owner.replication.truth_named(send.topic, send.partition))
+        name = TopicPartition(send.topic, send.partition)
+        problem = owner.history.on_delivered(send, owner.replication.truth_named(name))
         if problem:
             self.report("promised", problem)
 
@@ -268,7 +269,7 @@ class _Consumer(DataClient):
 
     def _on_record(self, topic_partition: TopicPartition, offset: int, value: bytes) -> None:
         owner = self.owner
-        truth = owner.replication.truth_named(topic_partition.topic, topic_partition.partition)
+        truth = owner.replication.truth_named(topic_partition)
         if truth is not None:
             owner.replication.look_at_starts(truth)
         checker, problem = owner.history.on_polled(self._sessions[topic_partition], offset, value, truth)
@@ -279,7 +280,7 @@ class _Consumer(DataClient):
         """Partitions whose end it has not reached."""
         found, owner = [], self.owner
         for topic_partition, session in self._sessions.items():
-            truth = owner.replication.truth_named(topic_partition.topic, topic_partition.partition)
+            truth = owner.replication.truth_named(topic_partition)
             state = None if truth is None else owner.replication.state_of(truth)
             if truth is None or state is None or not state.has_leader or truth.has_lost:
                 continue

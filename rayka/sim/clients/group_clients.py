@@ -88,9 +88,10 @@ class GroupClients:
         return found
 
     def _behind(self, topic_partition: TopicPartition) -> str:
-        truth = self.history.truth_of(topic_partition)
-        state = None if truth is None else self.data.replication.state_of(truth)
-        if truth is None or state is None or not state.has_leader or self.history.is_lost(topic_partition):
+        replication = self.data.replication
+        truth = replication.truth_named(topic_partition)
+        state = None if truth is None else replication.state_of(truth)
+        if truth is None or state is None or not state.has_leader or replication.has_lost(topic_partition):
             return ""
         committed = self.history.committed_end(topic_partition)
         is_read = committed >= truth.end or truth.end <= max(truth.deleted_up_to, truth.log_start_offset)
@@ -112,7 +113,7 @@ class GroupClients:
     def stored_on(self, machine: Machine) -> dict[TopicPartition, OffsetValue] | None:
         """The offsets of the group; None where the machine does not coordinate it, or loads what it is to."""
         number, broker = self.history.number, machine.broker
-        truth = self.data.replication.truth_named(OFFSETS_TOPIC, number)
+        truth = self.data.replication.truth_named(TopicPartition(OFFSETS_TOPIC, number))
         state = None if truth is None else self.data.replication.state_of(truth)
         if state is None or state.leader_id != machine.node_id or broker is None:
             return None

@@ -4,8 +4,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from rayka.ids import TopicPartition
 from rayka.node.hosting.replicated_shard import ReplicatedShard
-from rayka.sim.checks.partition_truth import PartitionTruth
 from rayka.sim.checks.replica_views import Replication
 from rayka.sim.registers import REGISTERS_TOPIC, Registers, registers_type
 from rayka.sim.world.machines import Machine, SimCluster
@@ -75,14 +75,10 @@ class PartitionHosts:
         return [each for each in found if each is not None]
 
     def has_lost(self, number: int) -> bool:
-        truth = self._truth(number)
-        return truth is not None and bool(truth.losses or truth.awaits_loss)
+        return self._replication.has_lost(TopicPartition(REGISTERS_TOPIC, number))
 
     def is_usable(self, number: int) -> bool:
-        truth = self._truth(number)
+        truth = self._replication.truth_named(TopicPartition(REGISTERS_TOPIC, number))
         state = None if truth is None else self._replication.state_of(truth)
         rotten = self._replication.rotten
         return state is None or state.has_leader or not all(each in rotten for each in state.replicas)
-
-    def _truth(self, number: int) -> PartitionTruth | None:
-        return self._replication.truth_named(REGISTERS_TOPIC, number)
