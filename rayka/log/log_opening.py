@@ -6,7 +6,6 @@ good as before for the next attempt. Kafka: `LogLoader`, `UnifiedLog.apply` (B31
 
 import posixpath
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import NamedTuple
 
 from rayka.config import TopicConfig
@@ -29,8 +28,6 @@ from rayka.log.segments import Segments, created_segment, planned_segment
 from rayka.log.slices import Slices
 from rayka.ports import Disk
 
-NO_FILES: Mapping[str, bytes] = MappingProxyType({})
-
 
 class Left(NamedTuple):
     """How a log was left: the first two come from the data directory's checkpoints."""
@@ -42,7 +39,7 @@ class Left(NamedTuple):
 
 def opening_log(
     disk: Disk, directory: str, config: TopicConfig, left: Left, *, now_ms: int,
-    new_files: Mapping[str, bytes] = NO_FILES,
+    new_files: Mapping[str, bytes],
 ) -> Slices[Log]:  # fmt: skip
     """The log in this directory, new if there is none, recovered as `left.tearing` asks for (B31, B32), by slices:
     a recovery reads all batches from the recovery point on.

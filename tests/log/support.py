@@ -50,7 +50,7 @@ def opened_log(
     now_ms: int = 0,
 ) -> Log:
     """The log in a directory, new if there is none."""
-    return run_to_end(opening_log(disk, directory, config, left, now_ms=now_ms))
+    return run_to_end(opening_log(disk, directory, config, left, now_ms=now_ms, new_files={}))
 
 
 def open_log(
