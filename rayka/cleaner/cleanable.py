@@ -7,6 +7,8 @@ younger than `min.compaction.lag.ms`. A log is due when the share of bytes that 
 """
 
 from collections.abc import Sequence
+from itertools import takewhile
+from math import inf
 from typing import NamedTuple
 
 from rayka.config import TopicConfig
@@ -44,7 +46,8 @@ def cleanable(log: Log, high_watermark: int, timestamp_ms: int) -> Cleanable:
         first_dirty_offset = log.log_start_offset
     clean = [each for each in segments[:-1] if each.next_offset <= first_dirty_offset]
     bound = min(high_watermark, log.flushed_offset)
-    dirty = _before(segments[len(clean) : -1], bound, _newest_allowed(log.config, timestamp_ms))
+    lag_ms = log.config.min_compaction_lag_ms
+    dirty = _before(segments[len(clean) : -1], bound, timestamp_ms - lag_ms if lag_ms else inf)
     return Cleanable(
         first_dirty_offset=first_dirty_offset,
         end_offset=dirty[-1].next_offset if dirty else first_dirty_offset,
@@ -54,20 +57,13 @@ def cleanable(log: Log, high_watermark: int, timestamp_ms: int) -> Cleanable:
     )
 
 
-def _newest_allowed(config: TopicConfig, timestamp_ms: int) -> int | None:
-    """The newest timestamp of a segment that may be cleaned; None: any."""
-    return timestamp_ms - config.min_compaction_lag_ms if config.min_compaction_lag_ms else None
-
-
-def _before(segments: Sequence[Segment], bound: int, newest_ms: int | None) -> list[Segment]:
+def _before(segments: Sequence[Segment], bound: int, newest_ms: float) -> list[Segment]:
     """The first segments that lie wholly below the bound and are old enough."""
-    found: list[Segment] = []
-    for segment in segments:
-        is_young = newest_ms is not None and segment.indexes.largest.timestamp_ms > newest_ms
-        if segment.next_offset > bound or is_young:
-            break
-        found.append(segment)
-    return found
+
+    def may_be_cleaned(segment: Segment) -> bool:
+        return segment.next_offset <= bound and segment.indexes.largest.timestamp_ms <= newest_ms
+
+    return list(takewhile(may_be_cleaned, segments))
 
 
 def _is_overdue(first: Segment, config: TopicConfig, timestamp_ms: int) -> bool:
