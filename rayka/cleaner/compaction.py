@@ -6,6 +6,7 @@ is truncated, closed or given up meanwhile is left alone, and what was written a
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from rayka.cleaner.cleanable import Cleanable
@@ -25,7 +26,6 @@ from rayka.cleaner.segment_groups import grouped
 from rayka.errors import ApiError, InvariantBroken, StorageError
 from rayka.log.log import Log
 from rayka.log.segment import Segment
-from rayka.log.swap import remove_cleaned
 from rayka.ports import JobDied, Slice
 
 
@@ -99,7 +99,8 @@ class Compaction:
         meanwhile, for the job does not know of that.
         """
         if self._aside is not None:
-            remove_cleaned(self._aside)
+            with suppress(StorageError):  # what is left of it goes when the log opens
+                self._aside.delete()
         if error is self._log.failure:  # met in the swap
             return error
         try:

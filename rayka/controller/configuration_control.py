@@ -143,7 +143,7 @@ def alter_configs(
     yield from alteration.elections()
     next_offset = yield None
     # Before an active controller there resigns.
-    must_give_way = alteration.has_drains and not context.balance.is_idle
+    must_give_way = alteration.drains and not context.balance.is_idle
     timers = context.timers.look_now(context.now_ms) if must_give_way else ()
     return Result((), IncrementalAlterConfigsResponse(tuple(results), next_offset), timers)
 
@@ -156,7 +156,7 @@ class _Alteration:
         self._is_scaling = is_scaling
         self._image = context.image
         self._is_unclean_changed = False
-        self._drains: dict[int, None] = {}  # brokers of which it is said whether their machine drains
+        self.drains: dict[int, None] = {}  # brokers of which it is said whether their machine drains
         self.records: list[MetadataRecord] = []
 
     def try_alter(self, resource: AlteredResource) -> AlterConfigsResult:
@@ -168,16 +168,11 @@ class _Alteration:
             )
         return AlterConfigsResult(resource.resource_type, resource.resource_name)
 
-    @property
-    def has_drains(self) -> bool:
-        """Whether it is said of a broker whether its machine drains."""
-        return bool(self._drains)
-
     def elections(self) -> Iterator[MetadataRecord | None]:
         """For partitions without a leader, where unclean elections have become allowed; for those that a broker leads
         whose machine drains. One whose machine drains no more takes its leads back as one that has returned.
         """
-        if not self._is_unclean_changed and not self._drains:
+        if not self._is_unclean_changed and not self.drains:
             return
         delta = MetadataDelta(self._image)
         for record in self.records:
@@ -187,7 +182,7 @@ class _Alteration:
         for key, partition in self._image.partitions() if self._is_unclean_changed else ():
             chosen = None if partition.has_leader else then.change(key).build()
             yield chosen if chosen is not None and chosen.leader_id >= 0 else None
-        for broker_id in self._drains:
+        for broker_id in self.drains:
             if not is_draining(image, broker_id):
                 self._context.returned.on_unfenced(broker_id)
                 continue
@@ -213,7 +208,7 @@ class _Alteration:
         if resource.resource_name and any(
             dotted(snake(each.name)) == DRAIN_DEADLINE for each in resource.changes
         ):
-            self._drains[int(resource.resource_name)] = None
+            self.drains[int(resource.resource_name)] = None
 
     def _checked(self, resource: AlteredResource, before: Mapping[str, str]) -> dict[str, str]:
         """The resource's own configuration after the changes, by dotted key. Raises ConfigError, InvalidRequest."""

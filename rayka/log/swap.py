@@ -17,7 +17,7 @@ open or mapped; one that finds another file under the name asks again. Kafka: `L
 import posixpath
 from collections.abc import Sequence
 
-from rayka.errors import DamagedLog, InvariantBroken, StorageError
+from rayka.errors import DamagedLog, InvariantBroken
 from rayka.log.log_files import LogFiles
 from rayka.log.segment import Segment
 from rayka.log.segment_file import LOG_SUFFIX
@@ -97,11 +97,3 @@ def _end_of(files: LogFiles, segment: Segment) -> int:
             f" {posixpath.dirname(segment.path)} from a copy; then restart the node"
         )
     return end_offset
-
-
-def remove_cleaned(segment: Segment) -> None:
-    """A segment that is not wanted any more goes; what is left of it when the disk fails goes when the log opens."""
-    try:
-        segment.delete()
-    except StorageError:
-        return

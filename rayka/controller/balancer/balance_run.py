@@ -49,9 +49,10 @@ class BalanceRun:
 
     def __init__(self) -> None:
         self.outcome = BalanceState.NONE, ""
-        self._clear(NO_CAUSE)
+        self.begin(NO_CAUSE)
 
-    def _clear(self, cause: Cause) -> None:
+    def begin(self, cause: Cause) -> None:
+        """A balance is to be planned and carried out."""
         self.cause = cause
         self.plan: Plan | None = None  # None: one is to be made
         self.plan_count = 0
@@ -97,10 +98,6 @@ class BalanceRun:
     def copying_count(self) -> int:
         """How many moves are under way, but those of partitions that no broker leads, which copy nothing."""
         return sum(each not in self._leaderless for each in self.under_way)
-
-    def begin(self, cause: Cause) -> None:
-        """A balance is to be planned and carried out."""
-        self._clear(cause)
 
     def settle(self, image: MetadataImage, now_ms: int) -> list[TopicIdPartition]:
         """Forgets the moves that have ended, and gives those that ended as planned. After one that another caller has

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextvars import Context
 from random import Random
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rayka.errors import ErrorCode, NetworkException
 from rayka.ids import random_uuid
@@ -29,26 +29,17 @@ from rayka.sim.world.exchange import Endpoint, Exchange
 from rayka.sim.world.links import Link, Links
 from rayka.sim.world.simulated_lanes import SimLanes
 
+if TYPE_CHECKING:
+    from rayka.sim.checks.checkers import Checkers
+
 ResponseT = TypeVar("ResponseT")
-
-
-class Observer(Protocol):
-    """What watches the calls that cross the network: the checkers."""
-
-    def on_request(self, process: Process, node_id: int, request: Request[Any]) -> None: ...
-
-    def on_send(self, process: Process, call: Call) -> None: ...
-
-    def on_start(self, endpoint: Endpoint, exchange: Exchange) -> None: ...
-
-    def on_answer(self, process: Process, exchange: Exchange, answer: Answer) -> None: ...
 
 
 class SimNetwork:
     """All links of one simulation."""
 
     def __init__(
-        self, loop: VirtualLoop, options: SimOptions, random: Random, trace: Trace, observer: Observer
+        self, loop: VirtualLoop, options: SimOptions, random: Random, trace: Trace, observer: "Checkers"
     ) -> None:
         self._loop = loop
         self._options = options
