@@ -94,20 +94,15 @@ class LeaderEpochCache:
 
     def truncate_from_end(self, offset: int) -> None:
         """Forgets the epochs that begin at or after an offset."""
-        kept = [entry for entry in self._entries if entry.start_offset < offset]
-        if len(kept) < len(self._entries):
-            self._entries = kept
-            self.write()
+        self.replace([entry for entry in self._entries if entry.start_offset < offset])
 
     def truncate_from_start(self, offset: int) -> None:
         """No segment holds anything below the offset: epochs are forgotten that ended before the record in front of it,
         whose own is still asked for by a replica that has no more than a snapshot that ends there.
         """
         ends = [entry.start_offset for entry in self._entries[1:]]
-        kept = [entry for entry, end in zip(self._entries, [*ends, offset], strict=False) if end >= offset]
-        if len(kept) < len(self._entries):
-            self._entries = kept
-            self.write()
+        ended = zip(self._entries, [*ends, offset], strict=False)
+        self.replace([entry for entry, end in ended if end >= offset])
 
     def clear(self) -> None:
         """Forgets all epochs."""
@@ -115,7 +110,7 @@ class LeaderEpochCache:
         self.write()
 
     def replace(self, entries: Sequence[EpochStart]) -> None:
-        """These are known from now on, and no others: the lineage of the log that this one is a copy of."""
+        """These are known from now on, and no others. The file is written if they are other ones."""
         if self._entries != list(entries):
             self._entries = list(entries)
             self.write()

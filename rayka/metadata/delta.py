@@ -8,6 +8,7 @@ Kafka: `MetadataDelta`, `TopicsDelta`, `ClusterDelta`, `ConfigurationsDelta`, `P
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, TypeVar
 from uuid import UUID
@@ -43,18 +44,16 @@ ValueT = TypeVar("ValueT")
 _state_of = attrgetter(*PartitionImage.__struct_fields__)  # a record of a partition has them all
 
 
+@dataclass(slots=True, eq=False)
 class _Topic:
     """A topic while its records are replayed: its name, and those of its partitions that changed, by
     number.
     """
 
-    __slots__ = ("base", "changed", "name", "topic_id")
-
-    def __init__(self, name: str, topic_id: UUID, base: tuple[PartitionImage, ...]) -> None:
-        self.name = name
-        self.topic_id = topic_id
-        self.base = base
-        self.changed: dict[int, PartitionImage] = {}
+    name: str
+    topic_id: UUID
+    base: tuple[PartitionImage, ...]
+    changed: dict[int, PartitionImage] = field(default_factory=dict)
 
     def partition(self, number: int) -> PartitionImage | None:
         changed = self.changed.get(number)
@@ -131,16 +130,12 @@ class MetadataDelta:
         self._added[record.name] = record.topic_id
 
     def _remove_topic(self, record: RemoveTopicRecord) -> None:
-        topic = self._topic(record.topic_id)
-        if topic is None:
-            raise InvariantBroken(f"{record!r}: no such topic")
+        topic = self._known_topic(record)
         self._topics[record.topic_id] = None
         self._configs[ConfigResource(ResourceType.TOPIC, topic.name)] = None
 
     def _add_partition(self, record: PartitionRecord) -> None:
-        topic = self._topic(record.topic_id)
-        if topic is None:
-            raise InvariantBroken(f"{record!r}: no such topic")
+        topic = self._known_topic(record)
         before = topic.partition(record.partition - 1)
         if record.partition != 0 and before is None:
             raise InvariantBroken(f"{record!r}: there is none before it")
@@ -150,9 +145,7 @@ class MetadataDelta:
         topic.changed[record.partition] = PartitionImage(replicas, shared, *others)
 
     def _change_partition(self, record: PartitionChangeRecord) -> None:
-        topic = self._topic(record.topic_id)
-        if topic is None:
-            raise InvariantBroken(f"{record!r}: no such topic")
+        topic = self._known_topic(record)
         partition = topic.partition(record.partition)
         if partition is None:
             raise InvariantBroken(f"{record!r}: no such partition")
@@ -219,6 +212,12 @@ class MetadataDelta:
         if known is None:
             return None
         topic = self._topics[topic_id] = _Topic(known.name, topic_id, known.partitions)
+        return topic
+
+    def _known_topic(self, record: RemoveTopicRecord | PartitionRecord | PartitionChangeRecord) -> _Topic:
+        topic = self._topic(record.topic_id)
+        if topic is None:
+            raise InvariantBroken(f"{record!r}: no such topic")
         return topic
 
     # ---- The outcome -------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ linger enough.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -19,14 +20,12 @@ BATCH_BYTES_MAX = 8 << 20
 ACCUMULATED_BYTES_MAX = 8 * BATCH_BYTES_MAX
 
 
+@dataclass(slots=True, eq=False)
 class _Records:
     """A batch that grows. `keys` is None as long as no record has one."""
 
-    __slots__ = ("keys", "values")
-
-    def __init__(self) -> None:
-        self.values: list[bytes | None] = []
-        self.keys: list[bytes | None] | None = None
+    values: list[bytes | None] = field(default_factory=list)
+    keys: list[bytes | None] | None = None
 
     def extend(self, values: Sequence[bytes | None], keys: Sequence[bytes | None] | None) -> None:
         if keys is not None and self.keys is None:
