@@ -53,7 +53,8 @@ def cleanable(log: Log, high_watermark: int, timestamp_ms: int) -> Cleanable:
         end_offset=dirty[-1].next_offset if dirty else first_dirty_offset,
         clean_bytes=sum(each.size_bytes for each in clean),
         cleanable_bytes=sum(each.size_bytes for each in dirty),
-        is_overdue=bool(dirty) and _is_overdue(dirty[0], log.config, timestamp_ms),
+        is_overdue=bool(dirty)
+        and timestamp_ms - dirty[0].first_timestamp_ms > log.config.max_compaction_lag_ms,
     )
 
 
@@ -64,7 +65,3 @@ def _before(segments: Sequence[Segment], bound: int, newest_ms: float) -> list[S
         return segment.next_offset <= bound and segment.indexes.largest.timestamp_ms <= newest_ms
 
     return list(takewhile(may_be_cleaned, segments))
-
-
-def _is_overdue(first: Segment, config: TopicConfig, timestamp_ms: int) -> bool:
-    return timestamp_ms - first.first_timestamp_ms > config.max_compaction_lag_ms

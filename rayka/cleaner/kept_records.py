@@ -80,7 +80,7 @@ class KeptRecords:
             if records is not None:
                 each = self._kept(records, next(newest), is_needed=batch is last)
             else:
-                each = self._settled(batch, is_needed=batch is last)
+                each = batch if self._stays(batch) else self._emptied(batch, is_needed=batch is last)
             self._counts.input_records += batch.record_count
             if each is not None:
                 kept.append(each)
@@ -105,9 +105,6 @@ class KeptRecords:
         if not is_in_map or batch.has_null_key:
             return False
         return not len(self._offsets.newest_in(batch.base_offset, batch.next_offset))
-
-    def _settled(self, batch: RecordBatch, *, is_needed: bool) -> RecordBatch | None:
-        return batch if self._stays(batch) else self._emptied(batch, is_needed=is_needed)
 
     def _newest(self, decoded: Sequence[DecodedBatch]) -> Iterator[np.ndarray]:
         """For each batch which of its records the map knows no newer one of, those before its end."""

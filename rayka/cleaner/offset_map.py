@@ -50,10 +50,6 @@ class OffsetMap:
     def __repr__(self) -> str:
         return f"<OffsetMap keys={self.key_count}/{self.capacity}{' sealed' * (self._newest is not None)}>"
 
-    @property
-    def size_bytes(self) -> int:
-        return self._slot_count * SLOT_BYTES
-
     def release(self) -> None:
         """Leaves its memory to the next map of this process. Nothing is asked of it afterwards."""
         MEMORY.give_back(self._slots)

@@ -237,8 +237,11 @@ class _Alteration:
                 self._check_goes(resource)
             if key == CORDONED and resource.resource_name and change.op is AlterConfigOp.SET:
                 self._check_paths(int(resource.resource_name), change)
-            if key == MIN_ISR and change.op is AlterConfigOp.DELETE:
-                self._check_min_isr_is_kept(change)
+            is_min_isr = key == MIN_ISR and change.op is AlterConfigOp.DELETE
+            if is_min_isr and self._image.has_eligible_leader_replicas:
+                raise InvalidRequest(
+                    f"all brokers: {key!r} cannot be deleted while there are eligible leader replicas; set it"
+                )
 
     def _check_goes(self, resource: AlteredResource) -> None:
         """Raises InvalidRequest unless it is a step of the supervisor about one broker: where no broker goes, nothing
@@ -260,12 +263,6 @@ class _Alteration:
         if unknown:
             raise InvalidConfig(
                 f"broker {broker_id}: {change.name!r}: expected some of {own}, found {unknown}"
-            )
-
-    def _check_min_isr_is_kept(self, change: ConfigChange) -> None:
-        if self._image.has_eligible_leader_replicas:
-            raise InvalidRequest(
-                f"all brokers: {change.name!r} cannot be deleted while there are eligible leader replicas; set it"
             )
 
     def _records(self, resource: AlteredResource, values: Mapping[str, str | None]) -> list[MetadataRecord]:

@@ -20,11 +20,11 @@ from rayka.config import BrokerConfig
 from rayka.controller.alter_partition import alter_partitions
 from rayka.controller.assigned_directories import assign_replicas
 from rayka.controller.balancer.badly_off import BadlyOff
+from rayka.controller.balancer.balance_looks import look_after_replicas
 from rayka.controller.balancer.balance_requests import balance, cancel_balance, describe_balance
 from rayka.controller.balancer.balance_run import BalanceRun
 from rayka.controller.balancer.gone_brokers import GoneBrokers
 from rayka.controller.balancer.heal_story import HealStory
-from rayka.controller.balancer.looks import look_after_replicas
 from rayka.controller.balancer.planned_moves import PlannedMoves
 from rayka.controller.balancing import balance_brokers, balance_leaders, balance_returned, elect_leaderless
 from rayka.controller.broker_loads import BrokerLoads

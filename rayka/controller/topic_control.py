@@ -146,7 +146,10 @@ class _Creation(_Placing):
             placements.append(placement)
             yield None
         record = TopicRecord(name=topic.name, topic_id=random_uuid(self._context.random))
-        records: list[MetadataRecord] = [record, *_config_records(topic.name, configs)]
+        records: list[MetadataRecord] = [record]
+        records += [
+            config_record(ResourceType.TOPIC, topic.name, key, configs[key]) for key in sorted(configs)
+        ]
         for number, placement in enumerate(placements):
             records.append(new_partition(self._context.image, record.topic_id, number, placement))
             yield None
@@ -190,10 +193,6 @@ class _Creation(_Placing):
                 f"topic {topic.name!r}: it and those before it make {record_count:,} records, expected at most "
                 f"{RECORDS_PER_BATCH_MAX:,}, which are committed together; use another request for it"
             )
-
-
-def _config_records(topic_name: str, configs: Mapping[str, str]) -> list[MetadataRecord]:
-    return [config_record(ResourceType.TOPIC, topic_name, key, configs[key]) for key in sorted(configs)]
 
 
 def checked_configs(name: str, configs: Mapping[str, str]) -> dict[str, str]:

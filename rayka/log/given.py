@@ -36,7 +36,7 @@ def given(found: Iterable[tuple[Segment, Span]], offset: int, *, range_bytes_min
     spans = list(found if range_bytes_min is not None else islice(found, 1))
     if not spans:
         return Given(offset)
-    if range_bytes_min is not None and _size_bytes(spans) >= range_bytes_min:
+    if range_bytes_min is not None and sum(span.stop - span.position for _, span in spans) >= range_bytes_min:
         return Given(spans[-1][1].next_offset, file_ranges=file_ranges(spans))
     segment, span = spans[0]
     if span.stop - span.position >= SLICE_BYTES_MIN:
@@ -61,7 +61,3 @@ def _file_range(segment: Segment, span: Span) -> FileRange:
         size_bytes=piece.size,
         base_offset=first.base_offset,
     )
-
-
-def _size_bytes(spans: Spans) -> int:
-    return sum(span.stop - span.position for _, span in spans)

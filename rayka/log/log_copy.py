@@ -113,16 +113,14 @@ class LogCopy:
                     self._misplaced_from = first.base_offset
                     return
                 copy.truncate_fully_and_start_at(first.base_offset)
-            self._take_epochs(original, piece.batches[-1].next_offset)
+            # The lineage of the log: where compaction left a gap, an epoch begins before its first batch.
+            end_offset = piece.batches[-1].next_offset
+            copy.epochs.replace([each for each in original.epochs.entries if each.start_offset < end_offset])
             copy.append_as_follower(piece.batches, now_ms=now_ms)
             start_offset = min(original.log_start_offset, copy.log_end_offset)
         copy.increment_log_start_offset(start_offset)
         copy.remove_below_start()
         copy.retired.remove()  # no reader has them mapped
-
-    def _take_epochs(self, original: Log, end_offset: int) -> None:
-        """The lineage of the log: where compaction left a gap, an epoch begins before its first batch."""
-        self.log.epochs.replace([each for each in original.epochs.entries if each.start_offset < end_offset])
 
 
 def _lineage(log: Log, start_offset: int, end_offset: int) -> dict[int, int]:

@@ -200,7 +200,9 @@ class LogDirectory:
             await asyncio.sleep(0)
         self.shutdown.on_recovered(path)
         saved = checkpoints.cleaned_offsets.get(topic_partition, 0)
-        log.cleaned_offset = _cleaned_offset(self._disk, log, saved)
+        # Where the log was truncated since the checkpoint, what came then was never cleaned.
+        lowered = read_lowered_recovery_point(self._disk, log.directory, saved)
+        log.cleaned_offset = min(lowered, log.log_end_offset)
         self.logs[topic_partition] = log
         return log
 
@@ -386,8 +388,3 @@ class LogDirectory:
     def release(self) -> None:
         """Gives up the lock and nothing else, as the end of the process would."""
         self._lock.release()
-
-
-def _cleaned_offset(disk: Disk, log: Log, saved: int) -> int:
-    """What the checkpoint says; but where the log was truncated since, what came then was never cleaned."""
-    return min(read_lowered_recovery_point(disk, log.directory, saved), log.log_end_offset)

@@ -23,7 +23,6 @@ from rayka.log.markers import (
 from rayka.log.producer_snapshots import ProducerSnapshots
 from rayka.log.producer_state import ProducerStates
 from rayka.log.recovery import POWER_CUTS, Suspect, Tearing, find_segments, open_segments
-from rayka.log.segment import Segment
 from rayka.log.segments import Segments, created_segment, planned_segment
 from rayka.log.slices import Slices
 from rayka.ports import Disk
@@ -73,7 +72,9 @@ def _existing(
     found = find_segments(files, config, now_ms)
     if first_offset is not None:
         check_begin(found, max(left.log_start_offset, first_offset))
-    _remove_given_up(found, left.log_start_offset)
+    # Below the log start they were removed before, perhaps never synced, and a power cut has brought their names back.
+    while len(found) > 1 and found[1].base_offset <= left.log_start_offset:
+        found.pop(0).delete()
     # A recovery point that a log start made says of no byte that it was synced: what was below was given up.
     synced_offset = recovery_point if recovery_point > left.log_start_offset else 0
     recovery = yield from open_segments(
@@ -118,11 +119,3 @@ def _existing(
     if start_offset > end_offset:
         log.truncate_fully_and_start_at(start_offset)
     return log
-
-
-def _remove_given_up(found: list[Segment], log_start_offset: int) -> None:
-    """Removes segments wholly below the log start: they were removed before, perhaps never synced, and a power cut has
-    brought their names back.
-    """
-    while len(found) > 1 and found[1].base_offset <= log_start_offset:
-        found.pop(0).delete()

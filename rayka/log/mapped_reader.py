@@ -52,19 +52,16 @@ class MappedReader:
             copied = copy_range(file_range)
             return None if copied is None else copied.data
         if mapped is None or len(mapped) < stop:
-            mapped = _map(file_range)
+            mapped = _of_file(file_range, lambda file, size: mmap.mmap(file, size, access=mmap.ACCESS_READ))
             if mapped is None or topic_id not in (None, topic_id_beside(file_range.path)):
                 self._maps.pop(key, None)
                 return None
-        self._keep(key, mapped)
-        records = memoryview(mapped)[file_range.position : stop]
-        return records if _begins_at(records, file_range.base_offset) else None
-
-    def _keep(self, key: tuple[int, int], mapped: mmap.mmap) -> None:
         self._maps[key] = self._in_use[key] = mapped
         self._maps.move_to_end(key)
         if len(self._maps) > self._max_maps:
             self._maps.popitem(last=False)
+        records = memoryview(mapped)[file_range.position : stop]
+        return records if _begins_at(records, file_range.base_offset) else None
 
     def close(self) -> None:
         """Lets go of all maps; what was read stays readable as long as it is held."""
@@ -89,12 +86,6 @@ def copy_range(file_range: FileRange) -> np.ndarray | None:
         file_range, lambda descriptor, _: os.preadv(descriptor, (records.data,), file_range.position)
     )
     return records if count == records.size and _begins_at(records.data, file_range.base_offset) else None
-
-
-def _map(file_range: FileRange) -> mmap.mmap | None:
-    return _of_file(
-        file_range, lambda descriptor, size_bytes: mmap.mmap(descriptor, size_bytes, access=mmap.ACCESS_READ)
-    )
 
 
 def _of_file(file_range: FileRange, read: Callable[[int, int], ResultT]) -> ResultT | None:

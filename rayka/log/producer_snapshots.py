@@ -87,7 +87,10 @@ class ProducerSnapshots:
             return
         end_offset = segments.active.next_offset
         self._remove_above(end_offset if trusted_offset is None else min(trusted_offset, end_offset))
-        self._remove_strays([each.base_offset for each in segments])
+        # Those that no segment begins at; the largest was written when the log was closed, and stays (C10).
+        base_offsets = [each.base_offset for each in segments]
+        strays = [each for each in self._offsets if each not in base_offsets]
+        self._remove(strays[:-1] if strays and strays[-1] > base_offsets[-1] else strays)
         yield from self._load(segments, {(each.path, each.position): None for each in damaged})
 
     def on_truncated(self, segments: Segments) -> None:
@@ -141,13 +144,6 @@ class ProducerSnapshots:
 
     def _remove_above(self, offset: int) -> None:
         self._remove([each for each in self._offsets if each > offset])
-
-    def _remove_strays(self, base_offsets: list[int]) -> None:
-        """Those that no segment begins at; the largest was written when the log was closed, and stays (C10)."""
-        strays = [each for each in self._offsets if each not in base_offsets]
-        if strays and strays[-1] > base_offsets[-1]:
-            strays.pop()
-        self._remove(strays)
 
     def _remove(self, offsets: Iterable[int]) -> None:
         for offset in offsets:

@@ -211,7 +211,8 @@ class Elections:
                 backoff_ms = end_epoch_backoff_ms(
                     request.preferred_successors, state.local, state.config.election_backoff_max_ms
                 )
-                state.role.on_leader_resigned(now_ms + backoff_ms)
+                # It need not wait for the fetch timeout. Hearing it twice does not make it wait longer.
+                state.role.fetch_deadline_ms = min(state.role.fetch_deadline_ms, now_ms + backoff_ms)
         return EndQuorumEpochResponse(state.leader_id, state.epoch, error)
 
     def _leader_error(self, cluster_id: str, leader_id: int, epoch: int) -> ErrorCode:

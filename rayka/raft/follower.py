@@ -39,15 +39,6 @@ class Follower:
         self.fetch_deadline_ms = fetch_deadline_ms
         self.has_fetched_from_leader = True
 
-    def on_leader_resigned(self, deadline_ms: int) -> None:
-        """It need not wait for the fetch timeout (A14). Hearing it twice does not make it wait longer."""
-        self.fetch_deadline_ms = min(self.fetch_deadline_ms, deadline_ms)
-
-    def start_download(self, download: SnapshotDownload) -> None:
-        """Another download, if one was under way, is dropped."""
-        self.drop_download()
-        self.download = download
-
     def drop_download(self) -> None:
         if self.download is not None:
             self.download.abandon()

@@ -177,7 +177,8 @@ class Following:
         snapshots = self._state.log.snapshots
         if snapshot_id in snapshots.ids:
             return False
-        follower.start_download(snapshots.begin(snapshot_id))
+        follower.drop_download()
+        follower.download = snapshots.begin(snapshot_id)
         return True
 
     def on_fetch_snapshot(self, response: FetchSnapshotResponse, now_ms: int) -> None:

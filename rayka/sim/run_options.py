@@ -110,10 +110,6 @@ class SimOptions:
         return tuple(range(FIRST_BROKER_ID, FIRST_BROKER_ID + self.brokers + self.comers))
 
     @property
-    def comer_ids(self) -> tuple[int, ...]:
-        return self.broker_ids[self.brokers :]
-
-    @property
     def coordinator_ids(self) -> tuple[int, ...]:
         return tuple(range(FIRST_COORDINATOR_ID, FIRST_COORDINATOR_ID + self.coordinators))
 

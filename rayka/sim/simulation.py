@@ -305,7 +305,9 @@ class Simulation:
         violation = self.checkers.violation
         return Outcome(
             seed=self.options.seed,
-            verdict=_verdict(violation),
+            verdict=Verdict.OK
+            if violation is None
+            else _OTHER_VERDICTS.get(violation.checker, Verdict.SAFETY),
             trace_hash=self.trace.hash(),
             event_count=self.trace.count,
             fault_count=self.injector.done_count,
@@ -345,12 +347,6 @@ _OTHER_VERDICTS = {
     "rest": Verdict.LIVENESS,
     "group-unsettled": Verdict.LIVENESS,
 }
-
-
-def _verdict(violation: Violation | None) -> Verdict:
-    if violation is None:
-        return Verdict.OK
-    return _OTHER_VERDICTS.get(violation.checker, Verdict.SAFETY)
 
 
 class Quiet:

@@ -1,4 +1,6 @@
-"""A balance goes on at each look of the controller: moves that have ended, the next ones, the end (decision 067).
+"""What the active controller looks after from time to time: what is gone is made anew first, then a balance goes on.
+
+A balance goes on at each look: moves that have ended, the next ones, the end (decision 067).
 
 Moves are reassignments as any other (B45), so many at a time, ranked by the plan. None begins while another caller's
 reassignment is under way, replicas are made anew or a machine drains: the plan is dropped, and made again when that is
@@ -13,7 +15,9 @@ from rayka.controller.balancer.badly_off import away_brokers
 from rayka.controller.balancer.balance_plan import Plan, plan_balance
 from rayka.controller.balancer.balance_run import BalanceRun, Cause
 from rayka.controller.balancer.cluster_shapes import ClusterShapes
+from rayka.controller.balancer.heal_requests import heal
 from rayka.controller.balancer.planned_moves import still_due
+from rayka.controller.controller_timers import LookAfterReplicas
 from rayka.controller.decided_events import DecidedEvents, Decision, EventKind
 from rayka.controller.draining_brokers import draining_brokers
 from rayka.controller.partition_change import Election
@@ -21,12 +25,29 @@ from rayka.controller.reassignment import Reassigning
 from rayka.controller.request_context import RequestContext
 from rayka.errors import BrokerNotAvailable
 from rayka.ids import TopicIdPartition
+from rayka.metadata.effective_configs import broker_config
 from rayka.metadata.metadata_records import MetadataRecord, PartitionChangeRecord
 from rayka.protocol.balance import BalanceState
+from rayka.shard.shard import Result, Steps
 
 REPLAN_MS = 10_000
 _LATE_MS = 500  # of a heartbeat that brings a report
 _Records = Generator[MetadataRecord | list[MetadataRecord] | None, int, None]
+
+
+def look_after_replicas(context: RequestContext, request: LookAfterReplicas) -> Steps[MetadataRecord, int]:
+    """One look. The response: how many moves of healing have begun."""
+    config, events = broker_config(context.image, context.config), DecidedEvents(context)
+    yield from lead_again(context, context.balance.settle(context.image, context.now_ms))
+    gone, begun_count = yield from heal(context, config, events, due_ms=request.due_ms)
+    is_healing = gone.is_anything and not context.moves.is_idle
+    yield from go_on_balancing(context, config, events, is_healing=is_healing)
+    timers = context.timers.after_look(
+        context.now_ms,
+        timeout_ms=config.broker_unavailable_timeout_ms,
+        is_idle=context.moves.is_idle and context.balance.is_idle,
+    )
+    return Result((), begun_count, timers)
 
 
 def go_on_balancing(
@@ -42,8 +63,9 @@ def go_on_balancing(
     if run.is_cancelled:
         yield from cancel(context, events)
         return
-    if run.began_by_itself and not config.balancer_enable:
-        yield from _switch_off(context, events)
+    if run.cause.subjects and not config.balancer_enable:  # no operator asked for it
+        context.badly_off.forget(run.cause)  # it may begin again when it is switched on again
+        yield from _break_off(context, events, EventKind.BALANCE_ENDED, "balancer.enable is false,")
         return
     run.waits_for = _obstacle(context, config, is_healing=is_healing)
     if run.waits_for:
@@ -153,16 +175,8 @@ def _end(run: BalanceRun, events: DecidedEvents) -> _Records:
 
 def cancel(context: RequestContext, events: DecidedEvents) -> _Records:
     """Nothing more begins, and what is under way goes back, where it can; nor does it begin again by itself."""
-    run = context.balance
-    context.badly_off.decline(run.cause)
+    context.badly_off.decline(context.balance.cause)
     yield from _break_off(context, events, EventKind.BALANCE_CANCELLED, "an operator cancelled it")
-
-
-def _switch_off(context: RequestContext, events: DecidedEvents) -> _Records:
-    """As `cancel`; it may begin again when it is switched on again."""
-    run = context.balance
-    context.badly_off.forget(run.cause)
-    yield from _break_off(context, events, EventKind.BALANCE_ENDED, "balancer.enable is false,")
 
 
 def _break_off(context: RequestContext, events: DecidedEvents, kind: EventKind, why: str) -> _Records:

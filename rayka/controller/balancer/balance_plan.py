@@ -228,9 +228,9 @@ class _Planner:
             most = _improving_bytes(source, target)
             if most <= 0 and wanted_bytes is None:
                 return False
-            room = _room(target, DISK_USE_MAX if wanted_bytes is None else DISK_USE_AIM)
+            free = room(target, DISK_USE_MAX if wanted_bytes is None else DISK_USE_AIM)
             ideal = most / 2 if wanted_bytes is None else wanted_bytes
-            end = min(room, most) if wanted_bytes is None else room
+            end = min(free, most) if wanted_bytes is None else free
             found: Placed | None = yield from self._candidate(source, target, ideal, end)
             if found is not None:
                 self._replace(found, source, target, goal)
@@ -315,7 +315,7 @@ class _Planner:
                     (target.size_bytes + size_bytes) / target.target_bytes,
                 )
                 is_even = fills[0] >= 1 - tolerance and fills[1] <= 1 + tolerance
-                may_go = is_even and size_bytes < _room(target)
+                may_go = is_even and size_bytes < room(target)
                 if may_go:
                     self._replace(placed, source, target, Goal.BYTES_IN)
                 return may_go
@@ -365,14 +365,9 @@ def _improving_bytes(source: Holder, target: Holder) -> float:
     return bytes_between - 1  # what is equal but for a rounding would go to and fro for ever
 
 
-def _room(target: Holder, use_max: float = DISK_USE_MAX) -> float:
+def room(target: Holder, use_max: float = DISK_USE_MAX) -> float:
     """How many bytes its disks may take more."""
     return room_bytes(target.shape.capacity_bytes, target.size_bytes, use_max)
-
-
-def has_room(target: Holder, size_bytes: int) -> bool:
-    """Whether its disks may take so much more."""
-    return size_bytes < _room(target)
 
 
 def _by_leads(holder: Holder) -> float:

@@ -90,11 +90,6 @@ class BalanceRun:
         return self.cause is NO_CAUSE
 
     @property
-    def began_by_itself(self) -> bool:
-        """Whether the one under way was asked for by no operator."""
-        return bool(self.cause.subjects)
-
-    @property
     def copying_count(self) -> int:
         """How many moves are under way, but those of partitions that no broker leads, which copy nothing."""
         return sum(each not in self._leaderless for each in self.under_way)

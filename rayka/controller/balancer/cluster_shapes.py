@@ -14,7 +14,7 @@ from rayka.controller.placeable_directories import placeable_directories
 from rayka.controller.request_context import RequestContext
 from rayka.errors import BrokerNotAvailable
 from rayka.ids import TopicPartition, is_internal
-from rayka.metadata.image import BrokerImage, PartitionImage
+from rayka.metadata.image import BrokerImage
 from rayka.protocol.disk_room import capacities
 from rayka.protocol.load import LoadReport, PartitionLoad
 
@@ -85,7 +85,7 @@ class ClusterShapes:
             is_users = not is_internal(topic.name)
             for number, partition in enumerate(topic.partitions):
                 named = self._named.get((topic.topic_id, number))
-                load = self._unnamed(partition) if named is None else named
+                load = self._rest.get(partition.leader_id, _NOTHING) if named is None else named
                 yield PartitionShape(
                     TopicPartition(topic.name, number),
                     partition.target_replicas,
@@ -94,9 +94,6 @@ class ClusterShapes:
                     load.bytes_out,
                     is_users and partition.has_leader,
                 )
-
-    def _unnamed(self, partition: PartitionImage) -> _Rest:
-        return self._rest.get(partition.leader_id, _NOTHING)
 
 
 def _takes_replicas(context: RequestContext, broker: BrokerImage) -> bool:

@@ -12,7 +12,7 @@ A generator, as `plan_balance`. Rayka's own.
 from collections.abc import Generator, Iterable, Mapping
 from typing import NamedTuple
 
-from rayka.controller.balancer.balance_plan import MOVES_MAX, Goal, Move, has_room
+from rayka.controller.balancer.balance_plan import MOVES_MAX, Goal, Move, room
 from rayka.controller.balancer.holders import BrokerShape, Holder, Holders, PartitionShape, Placed
 from rayka.controller.balancer.step_sort import sorted_in_steps
 from rayka.ids import TopicPartition
@@ -69,7 +69,7 @@ def _heal(holders: Holders, placed: Placed, loss: Loss) -> Generator[None, int, 
 def _may_take(target: Holder, placed: Placed) -> bool:
     shape = target.shape
     takes = shape.takes_replicas if placed.shape.is_movable else shape.takes_internal
-    return takes and shape.broker_id not in placed.replicas and has_room(target, placed.size_bytes)
+    return takes and shape.broker_id not in placed.replicas and placed.size_bytes < room(target)
 
 
 def _cost(

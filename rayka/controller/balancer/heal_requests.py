@@ -63,7 +63,8 @@ def _plan(context: RequestContext, gone: Gone, timeout_ms: int) -> Generator[Non
     """Plans the moves; what is to be told of it."""
     losses: dict[TopicPartition, Loss] = {}
     left: dict[TopicIdPartition, None] = {}
-    for key in _held(context, gone):
+    broker_ids = dict.fromkeys((*gone.broker_ids, *(broker_id for broker_id, _ in gone.directories)))
+    for key in chain.from_iterable(context.replicas.of(each).held for each in broker_ids):
         partition = context.image.partition(key)
         if partition is not None and not context.moves.is_declined(key) and _is_healable(partition, gone):
             name = TopicPartition(context.image.topics_by_id[key.topic_id].name, key.partition)
@@ -85,12 +86,6 @@ def _plan(context: RequestContext, gone: Gone, timeout_ms: int) -> Generator[Non
         is_idle=context.moves.is_idle,
         timeout_ms=timeout_ms,
     )
-
-
-def _held(context: RequestContext, gone: Gone) -> Iterator[TopicIdPartition]:
-    """The partitions of the brokers that are gone, or of whose directories one is."""
-    broker_ids = dict.fromkeys((*gone.broker_ids, *(broker_id for broker_id, _ in gone.directories)))
-    return chain.from_iterable(context.replicas.of(each).held for each in broker_ids)
 
 
 def _is_healable(partition: PartitionImage, gone: Gone) -> bool:

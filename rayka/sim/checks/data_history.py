@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from rayka.ids import is_internal
+from rayka.ids import NO_NODE, is_internal
 from rayka.protocol.produce import ACKS_ALL
 from rayka.sim.checks.compacted_logs import may_be_gone
 from rayka.sim.checks.history import Outcome
@@ -87,7 +87,8 @@ class DataHistory:
         """
         if is_internal(truth.name):
             return None
-        begun = truth.begun_by_leader(batch.epoch)
+        # Where the log of the leader began: of records below it, it never knew the producers (C5).
+        begun = truth.begun.get(truth.leaders.get(batch.epoch, NO_NODE), 0)
         for offset, value in enumerate(batch.values, batch.base_offset):
             send = self.sends.get(value)
             if send is None or f"{send.topic}-{send.partition}" != truth.name:

@@ -28,7 +28,10 @@ class DrainedMachines:
         draining = [each for each in after.brokers if is_draining(before, each) and is_draining(after, each)]
         for change in changed(before, after) if draining else ():
             self._check_placed(change, draining)
-            self._check_led(change, draining)
+            old, new = change.old, change.new
+            if new.leader_id in draining and (others := _able(new, change.images)):
+                self._report("drain-lead", f"{change.name}: {others} could lead: {old!r}, then {new!r}")
+            self.count += old is not None and old.leader_id in draining and new.leader_id not in draining
 
     def on_marked(self, broker_ids: Collection[int]) -> None:
         """A client was told that the brokers are marked."""
@@ -48,12 +51,6 @@ class DrainedMachines:
             self._report(
                 "drain-placed", f"{change.name}: brokers {placed} drain: {change.old!r}, then {change.new!r}"
             )
-
-    def _check_led(self, change: Change, draining: Collection[int]) -> None:
-        old, new = change.old, change.new
-        if new.leader_id in draining and (others := _able(new, change.images)):
-            self._report("drain-lead", f"{change.name}: {others} could lead: {old!r}, then {new!r}")
-        self.count += old is not None and old.leader_id in draining and new.leader_id not in draining
 
     def _report(self, checker: str, evidence: str) -> None:
         self._checkers.report(checker, 0, evidence)

@@ -90,7 +90,12 @@ class Moves:
         for change in changes:
             self._check_state(change, after)
             if change.old is not None:
-                self._on_change(change, change.old, change.new)
+                self._check_dropped(change, change.old, change.new)
+                is_taken_back = (
+                    change.old.is_reassigned and change.new.replicas == change.old.original_replicas
+                )
+                if change.new.target_replicas != change.old.target_replicas and not is_taken_back:
+                    self._on_move(change, change.old, change.new)
         if changes:
             self._own = {key: is_own for key, is_own in self._own.items() if _is_reassigned(after, key)}
         if self.count > count:
@@ -131,12 +136,6 @@ class Moves:
         unknown = [each for each in state.replicas if each not in image.brokers]
         if unknown:
             self._report("replica-set", change, f"brokers {unknown} are not registered")
-
-    def _on_change(self, change: Change, old: PartitionImage, new: PartitionImage) -> None:
-        self._check_dropped(change, old, new)
-        is_taken_back = old.is_reassigned and new.replicas == old.original_replicas
-        if new.target_replicas != old.target_replicas and not is_taken_back:
-            self._on_move(change, old, new)
 
     def _check_dropped(self, change: Change, old: PartitionImage, new: PartitionImage) -> None:
         """A replica goes when those that come are in sync (B45)."""

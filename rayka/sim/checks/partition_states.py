@@ -54,19 +54,16 @@ class PartitionStates:
         if not self._checkers.is_enabled:
             return
         if before.configs is not after.configs or before.topics is not after.topics:
-            self._lower_floors(before, after)
+            for name in after.topics:
+                if name not in before.topics or before.topic_configs(name) != after.topic_configs(name):
+                    floor = self.min_isr_floor.get(name, 1 << 30)
+                    self.min_isr_floor[name] = min(floor, self._min_isr(after, name))
         for change in changed(before, after):
             self._check_state(change.name, after, change.new)
             if change.old is not None:
                 self._check_change(change, change.old, change.new)
         if before.brokers is not after.brokers:
             self._check_fenced(after)
-
-    def _lower_floors(self, before: MetadataImage, after: MetadataImage) -> None:
-        for name in after.topics:
-            if name not in before.topics or before.topic_configs(name) != after.topic_configs(name):
-                floor = self.min_isr_floor.get(name, 1 << 30)
-                self.min_isr_floor[name] = min(floor, self._min_isr(after, name))
 
     def _min_isr(self, image: MetadataImage, name: str) -> int:
         try:
@@ -158,7 +155,8 @@ class PartitionStates:
         if view is not None and new.leader_epoch == old.leader_epoch:
             self._replica_checkers.check_maximal_isr(view)
         joining = () if view is None else proposed_to(view, old.partition_epoch)
-        if new.leader_epoch > old.leader_epoch and not _is_eligible(old, new, joining):
+        eligible = {*old.isr, *old.eligible_leader_replicas, *joining}
+        if new.leader_epoch > old.leader_epoch and not _elected(new) <= eligible:
             self._check_unclean(change, old, new)
         if truth is not None:
             # What was committed with fewer replicas may be acknowledged when there are more: a request has partitions
@@ -213,10 +211,6 @@ class PartitionStates:
 def _elected(new: PartitionImage) -> set[int]:
     """One batch may hold several elections: one that was elected and fenced again is left in the ELR."""
     return {new.leader_id} if new.has_leader else {*new.isr, *new.eligible_leader_replicas}
-
-
-def _is_eligible(old: PartitionImage, new: PartitionImage, joining: tuple[int, ...]) -> bool:
-    return _elected(new) <= {*old.isr, *old.eligible_leader_replicas, *joining}
 
 
 def _is_another_process(change: Change, broker_id: int) -> bool:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID
 
-from rayka.ids import NO_EPOCH, NO_NODE
+from rayka.ids import NO_EPOCH
 from rayka.log.leader_epoch_cache import EpochStart
 
 
@@ -105,10 +105,6 @@ class PartitionTruth:
     def has_held(self, node_id: int, end: int, epoch: int) -> bool:
         """Whether the node ever held what this epoch wrote, up to there."""
         return self.held.get(node_id, {}).get(epoch, 0) >= end
-
-    def begun_by_leader(self, epoch: int) -> int:
-        """Where the log of this epoch's leader began: of records below it, it never knew the producers (C5)."""
-        return self.begun.get(self.leaders.get(epoch, NO_NODE), 0)
 
     # ---- What is committed -------------------------------------------------------------------------------------------
 

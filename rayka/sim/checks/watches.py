@@ -69,7 +69,9 @@ class ControllerWatch:
         if quorum.role is not self._role:
             self._on_role(quorum)
         if quorum.election_count != self._election_count:
-            self._on_election(quorum)
+            self._election_count = quorum.election_count
+            if quorum.leader_id >= 0:
+                self._checkers.check_leader(self._node_id, quorum.leader_id, quorum.epoch)
             self._committing = quorum.voters
         if quorum.known_high_watermark != self._high_watermark:
             self._on_high_watermark(quorum, is_leader=led or self._leads)
@@ -123,11 +125,6 @@ class ControllerWatch:
             self._report(
                 "leader-completeness", f"{quorum!r} holds another record at {ledger.end - 1} than {ledger!r}"
             )
-
-    def _on_election(self, quorum: Quorum) -> None:
-        self._election_count = quorum.election_count
-        if quorum.leader_id >= 0:
-            self._checkers.check_leader(self._node_id, quorum.leader_id, quorum.epoch)
 
     def _look_at_leader(self, quorum: Quorum) -> None:
         role = self._role
@@ -260,17 +257,13 @@ class BrokerWatch:
             self._compared = check_image(self._checkers, self._machine.node_id, image, self._compared)
         partitions = observed.replicas.partitions
         if partitions is not self._partitions:
-            self._open(partitions)
+            for partition in partitions:
+                if partition not in self._views:
+                    self._views[partition] = self._replica_checkers.open(self._machine.node_id, partition)
+            self._partitions, self._looked_at = partitions, [self._views[each] for each in partitions]
         for view in self._looked_at:
             if view.has_changed():
                 self._replica_checkers.look(view)
-
-    def _open(self, partitions: Collection[Partition]) -> None:
-        """Replicas have come or gone."""
-        for partition in partitions:
-            if partition not in self._views:
-                self._views[partition] = self._replica_checkers.open(self._machine.node_id, partition)
-        self._partitions, self._looked_at = partitions, [self._views[each] for each in partitions]
 
 
 def check_directory(checkers: Checkers, machine: Machine) -> None:

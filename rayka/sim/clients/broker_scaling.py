@@ -86,14 +86,10 @@ class Scaling(Acting):
                 await self._leave(admin, machine)
                 self._machines.release(machine)
         else:
-            await self._balance(admin)
-
-    async def _balance(self, admin: AsyncAdmin) -> None:
-        """Half of them are cancelled soon."""
-        await self._try("balance", admin.balance(MOVES_AS_CONFIGURED))
-        if self._random.random() < 0.5:
-            await asyncio.sleep(self._random.random())
-            await self._try("cancel the balance", admin.cancel_balance())
+            await self._try("balance", admin.balance(MOVES_AS_CONFIGURED))
+            if self._random.random() < 0.5:
+                await asyncio.sleep(self._random.random())
+                await self._try("cancel the balance", admin.cancel_balance())
 
     async def _try(self, what: str, asked: Coroutine[Any, Any, object]) -> RaykaError | None:
         self._machines.tell(what)

@@ -137,7 +137,10 @@ class _Client(Acting):
         self.tell("op", f"{operation.number} {kind} {name}")
         try:
             if kind is Kind.READ:
-                await self._read(operation)
+                response: MetadataResponse = await self.active.call(MetadataRequest(None), _TIMEOUT_MS)
+                operation.outcome = Outcome.ACKNOWLEDGED
+                problem = workload.history.check_read(operation, response)
+                workload.checkers.report_if("read", self.process.node_id, problem)
             else:
                 await self._change(operation, topic)
         except ApiError as error:  # the request failed as a whole: whether it was executed is open
@@ -148,12 +151,6 @@ class _Client(Acting):
                 "acknowledged", self.process.node_id, workload.history.check_change(operation)
             )
         return operation
-
-    async def _read(self, operation: Operation) -> None:
-        response: MetadataResponse = await self.active.call(MetadataRequest(None), _TIMEOUT_MS)
-        operation.outcome = Outcome.ACKNOWLEDGED
-        problem = self._workload.history.check_read(operation, response)
-        self._workload.checkers.report_if("read", self.process.node_id, problem)
 
     async def _change(self, operation: Operation, topic: NewTopic | None) -> None:
         response: CreateTopicsResponse | DeleteTopicsResponse

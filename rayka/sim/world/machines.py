@@ -154,7 +154,7 @@ class SimCluster:
         self.watch: Callable[[Machine], Sequence[Callable[[], None]]] = lambda machine: ()
         self.on_bug: Callable[[int, BaseException], None] = lambda node_id, error: None
         self.machines = {each: self._machine(each) for each in options.node_ids}
-        for each in options.comer_ids:
+        for each in options.broker_ids[options.brokers :]:  # they come later
             self.machines[each].is_absent = True
 
     def __repr__(self) -> str:

@@ -200,11 +200,10 @@ class SimPort:
     def call(self, node_id: int, request: Request[ResponseT], timeout_ms: int) -> Later[ResponseT]:
         """The node's answer; see `rayka.ports.Network`."""
         self._network.observer.on_request(self._process, node_id, request)
-        return self._caller.call(node_id, request, timeout_ms, self._send)
+        return self._caller.call(
+            node_id, request, timeout_ms, lambda call: self._network.send(self._process, call)
+        )
 
     async def node_ids(self) -> Sequence[int]:
         """All nodes of the cluster, running or not."""
         return self._network.node_ids
-
-    def _send(self, call: Call) -> Later[Answer]:
-        return self._network.send(self._process, call)
