@@ -7,7 +7,7 @@ its writer, and `InvariantBroken` says so: a node that went on would hold anothe
 Kafka: `MetadataDelta`, `TopicsDelta`, `ClusterDelta`, `ConfigurationsDelta`, `ProducerIdsDelta` (H9, H12).
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -227,9 +227,13 @@ class MetadataDelta:
         if next_offset < self.image.next_offset:
             raise InvariantBroken(f"{self!r} cannot go back to {next_offset}")
         changed = {topic_id: topic.image() if topic else None for topic_id, topic in self._topics.items()}
+        topics = dict(self.image.topics) if self._topics else {}
+        for name in self.deleted_names():
+            del topics[name]  # one that was created anew is last
+        topics |= {topic.name: topic for topic in changed.values() if topic is not None}
         return MetadataImage(
             next_offset=next_offset,
-            topics=self._topics_by_name(changed.values()),
+            topics=topics if self._topics else self.image.topics,
             topics_by_id=_merged(self.image.topics_by_id, changed),
             brokers=_sorted(_merged(self.image.brokers, self._brokers))
             if self._brokers
@@ -241,17 +245,6 @@ class MetadataDelta:
             next_producer_id=self._next_producer_id,
             events=(*self.image.events, *self._events)[-EVENTS_MAX:] if self._events else self.image.events,
         )
-
-    def _topics_by_name(self, changed: Iterable[TopicImage | None]) -> Mapping[str, TopicImage]:
-        if not self._topics:
-            return self.image.topics
-        topics = dict(self.image.topics)
-        for name in self.deleted_names():
-            del topics[name]
-        for topic in changed:
-            if topic is not None:
-                topics[topic.name] = topic
-        return topics
 
     def deleted_names(self) -> dict[str, UUID]:
         """The ids of `deleted_topics`, by the names they had."""
