@@ -1,5 +1,6 @@
 """Bugs on purpose in compaction, in the form of `planted_bugs`."""
 
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -37,8 +38,8 @@ def drops_tombstones_at_once(original: Any) -> Any:
     return init
 
 
-def cleans_what_is_too_young(_: Any) -> Any:
-    return lambda config, timestamp_ms: None
+def cleans_what_is_too_young(original: Any) -> Any:
+    return lambda segments, bound, _: original(segments, bound, inf)
 
 
 def cleans_what_is_not_committed(original: Any) -> Any:
@@ -102,7 +103,7 @@ COMPACTION_BUGS = [
     PlantedBug(
         "cleaned past the lag bound",
         "compaction",
-        planted(cleanable.__dict__, "_newest_allowed", cleans_what_is_too_young),
+        planted(cleanable.__dict__, "_before", cleans_what_is_too_young),
         2,
         COMPACTING,
     ),

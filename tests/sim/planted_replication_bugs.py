@@ -186,7 +186,7 @@ def elects_by_order_alone(_: Any) -> Any:
 
 def is_off_by_one(original: Callable[..., Any]) -> Callable[..., Any]:
     def check(self: ProducerStates, batch: Any) -> Any:
-        entry = self.get(batch.producer_id)
+        entry = dict(self.items()).get(batch.producer_id)
         if entry is not None and entry.batches[-1].last_sequence == batch.base_sequence:
             return None
         return original(self, batch)
