@@ -68,7 +68,7 @@ def remove_everywhere(directories: Collection[str]) -> None:
 
 def _find(admin: Admin, broker_id: int, *, is_known: bool) -> BrokerDescription | None:
     """The broker as it is registered. Raises BrokerIdNotRegistered where it is neither registered nor in the spec."""
-    brokers = {each.node_id: each for each in admin.describe_cluster().brokers}
+    brokers = _registered(admin)
     if broker_id not in brokers and not is_known:
         listed = ", ".join(map(str, brokers)) or "none"
         raise BrokerIdNotRegistered(f"there is no broker {broker_id}; the cluster has {listed}")
@@ -95,7 +95,7 @@ def stop_node(cluster_name: str, broker_id: int, handle: Any) -> None:
 def _forget(admin: Admin, broker_id: int, timeout_s: float) -> None:
     """Has the controller forget the broker once it is fenced: at its stop, or when its session ends."""
     deadline = time.monotonic() + timeout_s
-    while (broker := _registered(admin, broker_id)) is not None:
+    while (broker := _registered(admin).get(broker_id)) is not None:
         if broker.state == BrokerState.FENCED:
             with suppress(BrokerIdNotRegistered):  # it was forgotten at the first try, whose answer was lost
                 admin.unregister_broker(broker_id)
@@ -107,6 +107,5 @@ def _forget(admin: Admin, broker_id: int, timeout_s: float) -> None:
         time.sleep(_POLL_S)
 
 
-def _registered(admin: Admin, broker_id: int) -> BrokerDescription | None:
-    brokers = admin.describe_cluster().brokers
-    return next((each for each in brokers if each.node_id == broker_id), None)
+def _registered(admin: Admin) -> dict[int, BrokerDescription]:
+    return {each.node_id: each for each in admin.describe_cluster().brokers}
