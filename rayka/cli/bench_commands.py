@@ -11,7 +11,6 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -26,7 +25,7 @@ from rayka.cli.bench_group import (
 )
 from rayka.cli.output import counted, print_table, working
 from rayka.cli.produce_command import closing
-from rayka.cli.shared_options import Group, Target, client_config_option, target_options
+from rayka.cli.shared_options import Group, Target, all_of, client_config_option, target_options
 from rayka.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -149,36 +148,29 @@ def bench() -> None:
 def _bench_options(
     record_count: int, size_min: int = 0
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The options of all benchmarks, as a topic, a Load and a Target."""
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        @click.option("--topic", "topic_name", metavar="NAME", help="Which; one of its own otherwise.")
-        @click.option(
+    """The options of all benchmarks: a topic, the fields of a Load, and a Target."""
+    return all_of(
+        click.option("--topic", "topic_name", metavar="NAME", help="Which; one of its own otherwise."),
+        click.option(
             "--records", "record_count", type=click.IntRange(min=1), default=record_count, show_default=True
-        )
-        @click.option(
+        ),
+        click.option(
             "--size",
             "size_bytes",
             type=click.IntRange(min=size_min),
             default=1000,
             show_default=True,
             help="Bytes.",
-        )
-        @click.option(
+        ),
+        click.option(
             "--partitions",
             type=click.IntRange(min=1),
             help="Of its own topic; 1 otherwise, or one for each member.",
-        )
-        @click.option("--replication-factor", type=click.IntRange(min=1), help="Of its own topic.")
-        @client_config_option
-        @target_options
-        @wraps(function)
-        def command(*, record_count: int, size_bytes: int, configs: dict[str, Any], **given: Any) -> None:
-            function(load=Load(record_count=record_count, size_bytes=size_bytes, configs=configs), **given)
-
-        return command
-
-    return decorate
+        ),
+        click.option("--replication-factor", type=click.IntRange(min=1), help="Of its own topic."),
+        client_config_option,
+        target_options,
+    )
 
 
 _group_option = click.option(
@@ -234,16 +226,17 @@ def _filling(measure: Measure) -> Measure:
 def _bench(
     measure: Measure,
     *,
-    load: Load,
     target: Target,
     topic_name: str | None,
     partitions: int | None,
     replication_factor: int | None,
     members: int | None = None,
+    **fields: Any,
 ) -> None:
+    """`fields` are those of a Load."""
     if topic_name is not None and (partitions or replication_factor):
         raise click.UsageError("--topic is there already; leave out --partitions and --replication-factor")
-    load = dataclasses.replace(load, members=members or 0)
+    load = Load(members=members or 0, **fields)
     handle = target.cluster()
     with _topic(handle, topic_name, partitions or members or 1, replication_factor) as name:
         with working(f"{load.record_count:,} records of {load.size_bytes:,} bytes …"):

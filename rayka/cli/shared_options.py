@@ -20,19 +20,19 @@ _DRY_RUN = "rayka.dry_run"
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
-def _all_of(*options: Callable[[FunctionT], FunctionT]) -> Callable[[FunctionT], FunctionT]:
+def all_of(*options: Callable[[FunctionT], FunctionT]) -> Callable[[FunctionT], FunctionT]:
     """These options as one decorator; `--help` shows them in this order."""
     return lambda function: reduce(lambda decorated, option: option(decorated), reversed(options), function)
 
 
 # Which cluster, on which Ray.
-cluster_options = _all_of(
+cluster_options = all_of(
     click.option("--cluster", "name", default="rayka", show_default=True, help="The cluster's name."),
     click.option("--address", default="auto", show_default=True, metavar="HOST:PORT", help="The Ray to use."),
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 # Settings to change.
-config_options = _all_of(
+config_options = all_of(
     click.option(
         "--config",
         "-c",
@@ -60,7 +60,7 @@ client_config_option = click.option(
     help="A setting of the client, Kafka's name; may be given often.",
 )
 # How long to stay until replicas have caught up.
-wait_options = _all_of(
+wait_options = all_of(
     click.option(
         "--wait/--no-wait",
         "is_waiting",
