@@ -31,6 +31,7 @@ class LeaderEpochCache:
     def __init__(self, files: LogFiles) -> None:
         self._files = files
         self._entries: list[EpochStart] = []
+        self._is_whole = True
 
     def __repr__(self) -> str:
         return f"<LeaderEpochCache {[tuple(entry) for entry in self._entries]}>"
@@ -42,11 +43,17 @@ class LeaderEpochCache:
     def load(self) -> bool:
         """Reads the file. False when it is missing or damaged: then the whole log must say what was in it."""
         disk = self._files.disk
-        if not disk.exists(self.path):
-            return False
-        entries = decode_epochs(disk.read_at(self.path, 0, disk.size(self.path)))
-        self._entries = entries or []
-        return entries is not None
+        entries = None
+        if disk.exists(self.path):
+            entries = decode_epochs(disk.read_at(self.path, 0, disk.size(self.path)))
+        self._entries, self._is_whole = entries or [], entries is not None
+        return self._is_whole
+
+    def complete(self) -> None:
+        """The whole log has said what was in it: until now nothing is written that the next load would believe."""
+        if not self._is_whole:
+            self._is_whole = True
+            self.write()
 
     @property
     def entries(self) -> tuple[EpochStart, ...]:
@@ -121,8 +128,8 @@ class LeaderEpochCache:
             self._files.unsynced.file_replaced(self.path)
 
     def write(self) -> None:
-        """Writes the file, once there is a directory; until then changes stay in memory."""
-        if not self._files.are_awaited:
+        """Writes the file, once there is a directory and all is known; until then changes stay in memory."""
+        if self._is_whole and not self._files.are_awaited:
             self._files.write({LEADER_EPOCH_FILE: encode_epochs(self._entries)})
 
 

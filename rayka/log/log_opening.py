@@ -103,6 +103,7 @@ def _existing(
     )
     start_offset = max(left.log_start_offset, segments.first.base_offset)
     epochs.truncate_from_end(end_offset)
+    epochs.complete()
     flushed_offset, trusted_offset = end_offset, None
     if not is_clean:
         flushed_offset = max(start_offset, min(recovery_point, end_offset))

@@ -11,7 +11,7 @@ from rayka.log.leader_epoch_cache import (
 )
 from rayka.log.log_files import LogFiles
 from rayka.testing.memory_disk import MemoryDisk
-from tests.log.support import DIRECTORY, GOLDEN
+from tests.log.support import DIRECTORY, GOLDEN, fill, new_log, open_log
 
 
 def _cache(*entries: tuple[int, int]) -> LeaderEpochCache:
@@ -114,3 +114,20 @@ def test_every_change_is_in_the_file() -> None:  # B20
 )
 def test_a_damaged_file_is_known_as_one(data: bytes) -> None:
     assert decode_epochs(data) is None
+
+
+def test_what_the_log_has_to_say_is_written_when_it_has_said_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the epochs of a recovery that a crash ended would be believed by the next one, which begins later."""
+    disk, log = new_log()
+    for epoch in range(3):
+        fill(log, 2, epoch=epoch)
+    disk.write(log.epochs.path, b"0\n3\n0 0\n")  # torn
+    written, write = list[bytes](), disk.write
+
+    def noted(path: str, content: bytes) -> None:
+        written.extend([content] if path == log.epochs.path else [])
+        write(path, content)
+
+    monkeypatch.setattr(disk, "write", noted)
+    assert open_log(disk, recovery_point=log.log_end_offset).epochs.entries == log.epochs.entries
+    assert written == [encode_epochs(list(log.epochs.entries))]
