@@ -46,7 +46,7 @@ def check_group_id(group_id: str) -> None:
 
 
 class _OfGroups(Request[ResponseT], frozen=True, array_like=True):
-    """A request about several groups."""
+    """What a request about several groups begins with. It stays as it is: a request gets new fields at its own end."""
 
     group_ids: tuple[str, ...]
 

@@ -1,4 +1,8 @@
-"""What messages about single partitions begin with. Kafka's answers name topics by id too (KIP-516)."""
+"""What messages about single partitions begin with. Kafka's answers name topics by id too (KIP-516).
+
+Nothing here is sent by itself, and nothing is ever appended here: it would stand in the middle of the messages that
+begin with it. A message gets new fields at its own end.
+"""
 
 from uuid import UUID
 

@@ -18,7 +18,9 @@ from rayka.protocol.wire import NO_BYTES
 
 
 class QuorumAnswer(Message, frozen=True, array_like=True):
-    """What the receiver knows of the epoch, and whether it did what was asked."""
+    """What answers begin with: what the receiver knows of the epoch, and whether it did what was asked. It stays as it
+    is: an answer gets new fields at its own end.
+    """
 
     leader_id: int
     leader_epoch: int

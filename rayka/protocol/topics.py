@@ -32,7 +32,9 @@ class TopicResult(Message, frozen=True, array_like=True):
 
 
 class TopicResults(Message, frozen=True, array_like=True):
-    """One result for each topic, in order; a broker that has applied up to `metadata_offset` knows of the changes."""
+    """What answers begin with: one result for each topic, in order; a broker that has applied up to `metadata_offset`
+    knows of the changes. It stays as it is: an answer gets new fields at its own end.
+    """
 
     topics: tuple[TopicResult, ...]
     metadata_offset: int = NO_OFFSET
