@@ -52,8 +52,16 @@ class Member:
         return next((each.metadata for each in self.protocols if each.name == protocol_name), b"")
 
     def value(self, assignment: bytes) -> MemberValue:
-        known = {name: getattr(self, name) for name in MemberValue.__struct_fields__}
-        return MemberValue(**known | {"assignment": assignment})
+        return MemberValue(
+            self.member_id,
+            self.group_instance_id,
+            self.client_id,
+            self.client_host,
+            self.rebalance_timeout_ms,
+            self.session_timeout_ms,
+            self.protocols,
+            assignment,
+        )
 
 
 def member_of(request: JoinGroupRequest, member_id: str) -> Member:

@@ -59,6 +59,7 @@ class Node(Protocol):
         May raise ApiError, at once or when awaited, which the caller then gets; any other exception is a bug and ends
         the node.
         """
+        ...
 
 
 @dataclass(slots=True)

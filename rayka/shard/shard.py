@@ -82,6 +82,7 @@ class Shard(Protocol[RecordT]):
         """Decides; changes no replicated state. Every record below `next_offset` has been replayed, and the first
         record to be written will have that offset. Raises ApiError to refuse, at once or between two steps.
         """
+        ...
 
     def replay(self, record: RecordT, offset: int) -> None:
         """Takes in one record: the only method that changes replicated state. It never refuses one."""
@@ -90,9 +91,11 @@ class Shard(Protocol[RecordT]):
         """This node leads from now on, and everything below the offset has been replayed: soft state begins. What is
         returned are the timers to begin with.
         """
+        ...
 
     def not_here(self, why: NotHere) -> ApiError:
         """The error that sends a caller to the node that can run its request. It may not depend on replicated state."""
+        ...
 
 
 class SnapshotShard(Shard[RecordT], Protocol[RecordT]):
@@ -102,6 +105,7 @@ class SnapshotShard(Shard[RecordT], Protocol[RecordT]):
         """The state, of everything below the offset, as records to begin with. It is captured now and does not change
         with the shard, though its records are made as they are asked for.
         """
+        ...
 
 
 class AppendLog(Protocol[RecordT_contra]):
@@ -110,10 +114,13 @@ class AppendLog(Protocol[RecordT_contra]):
     @property
     def next_offset(self) -> int:
         """The offset that the next record appended gets."""
+        ...
 
     @property
     def high_watermark(self) -> int:
         """The first offset that is not committed; -1 while that is not known."""
+        ...
 
     def append(self, records: Sequence[RecordT_contra]) -> int:
         """Appends the records atomically, without waiting for them to be durable; the offset of the first."""
+        ...
