@@ -154,9 +154,14 @@ def open_segments(
         else:
             check_sealed(segments)
             return Recovery()
-    first = max((number for number, each in enumerate(segments) if each.base_offset < scan_from), default=0)
+    first = _number_of(segments, scan_from)
     check_sealed(segments[: first + 1])
     return (yield from _Scan(segments, files, epochs, suspect).run(first))
+
+
+def _number_of(segments: list[Segment], offset: int) -> int:
+    """The last segment that begins below the offset, or the first."""
+    return max((number for number, each in enumerate(segments) if each.base_offset < offset), default=0)
 
 
 class _Scan:
@@ -174,7 +179,7 @@ class _Scan:
         self._damaged: list[DamagedBatch] = []
 
     def run(self, first: int) -> Slices[Recovery]:
-        scanned_bytes = 0
+        scanned_bytes, unsynced = 0, _number_of(self._segments, self._suspect.from_offset)
         for number in range(first, len(self._segments)):
             segment = self._segments[number]
             view = self._disk.map(segment.path)
@@ -186,8 +191,13 @@ class _Scan:
                 return Recovery(scanned_bytes, cut, tuple(self._damaged), kept)
             if number + 1 < len(self._segments):
                 segment.next_offset = self._segments[number + 1].base_offset
-                segment.indexes.write()
-                segment.indexes.drop()
+                if (
+                    number < unsynced
+                ):  # read for its epochs alone; its indexes are synced, and stay as they are
+                    segment.indexes.find()
+                else:
+                    segment.indexes.write()
+                    segment.indexes.drop()
                 yield
         return Recovery(scanned_bytes, damaged=tuple(self._damaged))
 

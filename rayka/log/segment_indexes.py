@@ -1,14 +1,14 @@
 """The two indexes of one segment, by offset and by time, and the largest timestamp in it (F5).
 
 Those of the active segment are in memory; those of a sealed one are in their files, loaded when asked for, until they
-are dropped. Ones that do not fit the segment are built anew from its batches. Kafka: the index part of `LogSegment`.
+are dropped. Ones that do not fit the segment are built anew from its batches, and stay in memory: what is written below
+the recovery point without a sync, a power cut may tear, and no recovery looks there. Kafka: the index part of
+`LogSegment`.
 """
 
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Protocol
 
-from rayka.errors import DiskFull
 from rayka.ids import NO_TIMESTAMP
 from rayka.log.log_files import LogFiles
 from rayka.log.offset_index import OffsetIndex
@@ -64,15 +64,18 @@ class SegmentIndexes:
         self._time_index: TimeIndex | None = TimeIndex(base_offset)
         self._largest: TimestampedOffset | None = TimestampedOffset(NO_TIMESTAMP, base_offset)
         self._bytes_since_entry = 0
+        self._are_in_files = False
 
     def find(self) -> None:
-        """The segment was found: all of this is in files."""
+        """The segment was found, sealed and synced: all of this is in files."""
+        self._are_in_files = True
         self.drop()
         self._largest = None
 
     def drop(self) -> None:
-        """Lets go of the indexes of a sealed segment; they are in their files."""
-        self._offset_index = self._time_index = None
+        """Lets go of the indexes of a sealed segment, where they are in their files."""
+        if self._are_in_files:
+            self._offset_index = self._time_index = None
 
     # ---- Growing and shrinking -------------------------------------------------------------------------------
 
@@ -155,8 +158,6 @@ class SegmentIndexes:
             self.clear()
             for batch in batches:
                 self.note(batch)
-            with suppress(DiskFull):  # readers need no room
-                self.write()
 
     def _read(self, path: str) -> bytes:
         return self._disk.read_at(path, 0, self._disk.size(path)) if self._disk.exists(path) else b"missing"

@@ -7,6 +7,7 @@ import pytest
 
 from rayka.errors import DamagedLog, StorageError
 from rayka.log.recovery import Tearing
+from rayka.log.time_lookup import first_at_or_after
 from rayka.testing.memory_disk import MemoryDisk
 from tests.log.support import (
     DIRECTORY,
@@ -15,6 +16,7 @@ from tests.log.support import (
     open_log,
     read_batches,
     read_offsets,
+    result_of,
     segment_bases,
     segment_path,
     sync,
@@ -191,6 +193,46 @@ def test_recovery_mends_the_epochs_from_the_batches(content: bytes | None) -> No
         disk.write(path, content)
     again = open_log(disk, recovery_point=23 if content != b"0\n1\n1 0\n" else 0)
     assert [again.end_offset_for_epoch(epoch).offset for epoch in (1, 2, 5)] == [8, 16, 24]
+
+
+def test_indexes_below_the_recovery_point_stay_as_they_were_synced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where all is read for its epochs: power lost before a sync tears what is written then, and no recovery looks
+    at it again."""
+    disk = _filled(30)
+    bases = segment_bases(disk)
+    disk.unlink(f"{DIRECTORY}/leader-epoch-checkpoint")
+    written, write = list[str](), disk.write
+
+    def noted(path: str, content: bytes) -> None:
+        written.append(path)
+        write(path, content)
+
+    monkeypatch.setattr(disk, "write", noted)
+    log = open_log(disk, recovery_point=bases[3])
+    indexes = [each for each in written if each.endswith("index")]
+    assert indexes == [
+        segment_path(each, suffix) for each in bases[2:-1] for suffix in (".index", ".timeindex")
+    ]
+    assert result_of(first_at_or_after(log, 1000, end_offset=60)) == (1000, 0, 0)
+
+
+@pytest.mark.parametrize("suffix", [".index", ".timeindex"])
+def test_an_index_below_the_recovery_point_that_makes_no_sense_is_built_in_memory_once(
+    suffix: str,
+) -> None:
+    disk = _filled(60)
+    path = segment_path(0, suffix)
+    whole = disk.read_at(path, 0, 9999)
+    disk.write(path, b"\xff" * 24)
+    log = open_log(disk, recovery_point=120)
+    assert read_offsets(log) == list(range(120))
+    assert disk.read_at(path, 0, 9999) == b"\xff" * 24
+    disk.write(path, b"")  # as power that is lost before a sync may leave it
+    for _ in range(2):
+        assert read_offsets(log) == list(range(120)), "others are dropped from memory meanwhile"
+        assert result_of(first_at_or_after(log, 1010, end_offset=120)) == (1010, 1, 0)
+    segment = log.segments.first.indexes
+    assert {".index": segment.by_offset, ".timeindex": segment.by_time}[suffix].data == whole
 
 
 def test_epochs_beyond_the_end_are_forgotten() -> None:
