@@ -266,7 +266,13 @@ def _header_array(headers: Sequence[Any]) -> pa.Array:
     fields = [pa.field("key", pa.string()), pa.field("value", pa.binary())]
     offsets = np.zeros(len(headers) + 1, np.int32)
     np.cumsum([len(each) if each else 0 for each in headers], out=offsets[1:])
-    return pa.ListArray.from_arrays(offsets, pa.StructArray.from_arrays([keys, values], fields=fields))
+    # `ListArray.from_arrays` imports pandas.
+    return pa.Array.from_buffers(
+        pa.list_(pa.struct(fields)),
+        len(headers),
+        [None, pa.py_buffer(offsets)],
+        children=[pa.StructArray.from_arrays([keys, values], fields=fields)],
+    )
 
 
 def _checked_headers(array: pa.Array) -> pa.Array:
