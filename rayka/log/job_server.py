@@ -9,6 +9,7 @@ import ctypes
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
@@ -24,6 +25,7 @@ _NICENESS = 15  # above the node's: with 10 a node that wakes still waits a whol
 # A process of a low priority still gets its share, and Linux lets it go on for up to one tick, 4 ms, once it has begun:
 # a node or client that wakes meanwhile waits for that.
 _GIVES_WAY_EVERY_S = 0.0003
+_LEAST_SHARE = 0.05  # of the time: with less it gives way no more, or on a busy machine a job would never end
 _IDLE_S = 60.0
 _TOLD_SLICES = 8  # as one: each that is told takes a turn of the node
 _TOLD_BYTES = 8 << 20
@@ -36,7 +38,6 @@ def serve(descriptor: int, parent_id: int) -> None:
         os.nice(_NICENESS)
     _die_with(parent_id)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the node, which ends this
-    signal.signal(signal.SIGALRM, lambda *_: os.sched_yield())
     connection = Connection(descriptor)
     with suppress(EOFError, ConnectionError):
         while connection.poll(_IDLE_S):
@@ -48,6 +49,13 @@ def serve(descriptor: int, parent_id: int) -> None:
 @contextmanager
 def _giving_way() -> Iterator[None]:
     """In the block others have their turn on this processor every now and then, between two bytecodes."""
+    used_s, began_s = time.process_time(), time.monotonic()
+
+    def give_way(*_: object) -> None:
+        if time.process_time() - used_s >= _LEAST_SHARE * (time.monotonic() - began_s):
+            os.sched_yield()
+
+    signal.signal(signal.SIGALRM, give_way)
     signal.setitimer(signal.ITIMER_REAL, _GIVES_WAY_EVERY_S, _GIVES_WAY_EVERY_S)
     try:
         yield

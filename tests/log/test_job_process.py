@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from rayka.errors import DiskFull
+from rayka.log import job_server
 from rayka.log.job_server import told
 from rayka.log.local_disk import LocalDisk
 from rayka.ports import Disk, JobDied, Slice
@@ -41,8 +42,11 @@ class Failing:
         raise DiskFull("cannot append to /x: disk full")
 
 
+@dataclass
 class Working:
-    """Counts how often its process gives way: until that has happened three times, and after an answer once more."""
+    """Counts how often its process gives way in a while of work, and says so twice. Others leave it the share given."""
+
+    least_share: float
 
     def run(self, _: Disk) -> Generator[Any, Any, None]:
         count = 0
@@ -52,8 +56,10 @@ class Working:
             count += 1
 
         os.sched_yield = give_way
-        end_s = time.process_time() + 60
-        while count < 3 and time.process_time() < end_s:
+        job_server._LEAST_SHARE = self.least_share
+        yield None  # the share counts from the next step on
+        count, end_s = 0, time.process_time() + 0.1
+        while time.process_time() < end_s:
             pass
         yield count
         yield count
@@ -140,11 +146,22 @@ def test_a_process_gives_way_while_its_job_works_and_not_while_it_waits(
     disk: LocalDisk, tmp_path: Path
 ) -> None:
     async def use() -> None:
-        job = disk.start(Working())
+        job = disk.start(Working(least_share=0.0))
+        assert await job.next(None) is None
         before = await job.next(None)
         assert before >= 3
         await pid_of(disk, tmp_path / "a")  # in another process, whose start takes hundreds of milliseconds
         assert await job.next(None) <= before + 2  # at the end of one step and at the begin of the next
+        await job.end()
+
+    asyncio.run(use())
+
+
+def test_a_process_that_has_less_than_its_share_gives_way_no_more(disk: LocalDisk) -> None:
+    async def use() -> None:
+        job = disk.start(Working(least_share=2.0))  # no process of one thread has as much
+        assert await job.next(None) is None
+        assert await job.next(None) == 0
         await job.end()
 
     asyncio.run(use())
