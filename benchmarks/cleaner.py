@@ -13,6 +13,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from rayka.log.local_disk import LocalDisk
 from rayka.log.log import Log
 from rayka.log.log_opening import Left, opening_log
 from rayka.log.slices import run_to_end
+from rayka.ports import Slice
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_header import RecordBatch
 
@@ -103,7 +105,7 @@ def _write_log(disk: LocalDisk, directory: str, size_bytes: int) -> None:
 
 
 def _opened(disk: LocalDisk, directory: str) -> Log:
-    log = run_to_end(opening_log(disk, directory, CONFIG, Left(recovery_point=0), now_ms=0))
+    log = run_to_end(opening_log(disk, directory, CONFIG, Left(recovery_point=0), now_ms=0, new_files={}))
     plan = log.unsynced()
     asyncio.run(disk.sync(plan.files, plan.directories))
     log.on_synced(plan)
@@ -123,10 +125,19 @@ def _compaction(disk: LocalDisk, original: str) -> Compaction:
 def _clean_s(disk: LocalDisk, original: str, clock: Callable[[], float] = time.process_time) -> float:
     compaction = _compaction(disk, original)
     begin_s = clock()
-    for step in compaction.run(disk):
+    for step in _steps(compaction, disk):
         if isinstance(step, SyncNeeded):
             asyncio.run(disk.sync(step.files, step.directories))
     return clock() - begin_s
+
+
+def _steps(compaction: Compaction, disk: LocalDisk) -> Iterator[Slice | SyncNeeded]:
+    """The whole of it in this process."""
+    job, answer = compaction.job.run(disk), None
+    with suppress(StopIteration):
+        while True:
+            answer = yield from compaction.on_step(job.send(answer))
+    compaction.finish()
 
 
 def _copy_s(disk: LocalDisk, original: str) -> float:

@@ -56,7 +56,7 @@ def _filled(
     disk: LocalDisk, directory: str, config: TopicConfig, records: int, batches: int, *, codec: Codec
 ) -> Log:
     """A log of so many batches of so many records each, all sealed and durable."""
-    log = run_to_end(opening_log(disk, directory, config, Left(recovery_point=0), now_ms=0))
+    log = run_to_end(opening_log(disk, directory, config, Left(recovery_point=0), now_ms=0, new_files={}))
     random, values = np.random.default_rng(1), [bytes(92)] * records
     for _ in range(batches):
         keys = [each.tobytes() for each in random.integers(0, KEYS, records, np.int64)]

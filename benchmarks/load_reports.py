@@ -22,7 +22,6 @@ from rayka.metadata.metadata_records import (
     PartitionRecord,
     TopicRecord,
 )
-from rayka.protocol.apis import api_of
 from rayka.protocol.load import (
     REPORTED_PARTITIONS_MAX,
     DescribeLoadRequest,
@@ -183,7 +182,7 @@ class _Cluster:
 
     def _on_heartbeat(self, body: bytes) -> None:
         request = decode(HeartbeatRequest, body)
-        api_of(request).check(request)
+        request.check()
         self._controller.on_heartbeat(request, now_ms=self._now_ms, next_offset=self._next_offset)
         self._handle(request)
 

@@ -46,7 +46,7 @@ def run(*, quick: bool = False) -> list[Row]:
 
 
 def _written(disk: LocalDisk, directory: str, segment_count: int) -> Log:
-    log = run_to_end(opening_log(disk, directory, CONFIG, Left(recovery_point=0), now_ms=0))
+    log = run_to_end(opening_log(disk, directory, CONFIG, Left(recovery_point=0), now_ms=0, new_files={}))
     batch = RecordBatch(encode_batch([_VALUE], timestamps_ms=1))
     for _ in range(segment_count + 1):
         log.append_as_leader([batch], 0, now_ms=0)
