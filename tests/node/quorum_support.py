@@ -1,12 +1,13 @@
 """What the tests of several controllers share: a cluster with short timeouts, and calls to one of its nodes."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
 import rayka.testing
 from rayka.client import io_thread
+from rayka.errors import NotController
 from rayka.ports import Request
 from rayka.protocol.membership import MetadataRequest, StatusRequest, StatusResponse
 from rayka.protocol.topics import CreateTopicsRequest, NewTopic
@@ -43,16 +44,23 @@ def status(cluster: InProcessCluster, node_id: int) -> StatusResponse:
 
 
 def create(cluster: InProcessCluster, name: str, node_id: int | None = None) -> None:
-    """Asks one controller, the active one by default, once."""
-    target = cluster.await_active_controller() if node_id is None else node_id
-    (result,) = ask(cluster, target, CreateTopicsRequest((NewTopic(name, 1, 1),))).topics
+    """Asks that controller once; without one whichever is active, as clients do: on a busy machine another one may be
+    by then.
+    """
+    if node_id is None:
+        with rayka.Admin(cluster=cluster, retry_backoff_ms=5) as admin:
+            admin.create_topic(name, partitions=1, replication_factor=1)
+        return
+    (result,) = ask(cluster, node_id, CreateTopicsRequest((NewTopic(name, 1, 1),))).topics
     assert not result.error_code, result
 
 
 def topics(cluster: InProcessCluster) -> list[str]:
     """As the active controller knows them."""
-    response = ask(cluster, cluster.await_active_controller(), MetadataRequest())
-    return sorted(topic.name for topic in response.topics)
+    while True:
+        with suppress(NotController):  # as above
+            response = ask(cluster, cluster.await_active_controller(), MetadataRequest())
+            return sorted(topic.name for topic in response.topics)
 
 
 def others(node_id: int) -> tuple[int, int]:
