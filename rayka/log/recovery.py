@@ -191,9 +191,8 @@ class _Scan:
                 return Recovery(scanned_bytes, cut, tuple(self._damaged), kept)
             if number + 1 < len(self._segments):
                 segment.next_offset = self._segments[number + 1].base_offset
-                if (
-                    number < unsynced
-                ):  # read for its epochs alone; its indexes are synced, and stay as they are
+                # Below, a segment was read for its epochs alone: its indexes are synced, and stay as they are.
+                if number < unsynced:
                     segment.indexes.find()
                 else:
                     segment.indexes.write()
