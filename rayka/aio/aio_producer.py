@@ -25,6 +25,7 @@ from rayka.client.producer.outbox import Outbox
 from rayka.client.producer.producer_batch import ProducerBatch
 from rayka.client.producer.producer_metrics import ProducerMetrics
 from rayka.client.producer.record_columns import Row
+from rayka.client.producer.row_input import OMITTED, given_value
 from rayka.config import ProducerConfig
 from rayka.errors import ClosedError
 from rayka.options import ProducerOptions
@@ -80,7 +81,7 @@ class Producer(AioClient[_Core]):
     async def send(
         self,
         topic: str,
-        value: Any = None,
+        value: Any = OMITTED,
         key: Any = None,
         headers: Any = None,
         partition: int | None = None,
@@ -103,13 +104,13 @@ class Producer(AioClient[_Core]):
             sent = core.take(topic, value) if key is None else core.take_keyed(topic, value, key)
             if sent is not None:
                 return sent
-        row = Row(value, key, headers, timestamp_ms)
+        row = Row(given_value(value, key), key, headers, timestamp_ms)
         return await self._send(core.outbox, topic, row, partition, on_delivery)
 
     async def send_and_wait(
         self,
         topic: str,
-        value: Any = None,
+        value: Any = OMITTED,
         key: Any = None,
         headers: Any = None,
         partition: int | None = None,

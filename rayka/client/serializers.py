@@ -4,27 +4,36 @@ Invariants: None (a tombstone) never reaches a serializer; whatever one raises a
 cause attached. A pydantic model is used by its methods, so pydantic is not imported. Kafka: Serializer, Deserializer.
 """
 
+import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import msgpack
 import msgspec
+import numpy as np
 
 from rayka.errors import ConfigError, SerializationError
 
 Serializer = Callable[..., Any]  # of the data, the topic, and the record's headers
 Deserializer = Serializer
 _NAMES = ("bytes", "string", "json", "msgpack")
+_BYTES = (bytes, bytearray, memoryview)
 
 
 def serializer(given: Any, name: str) -> Serializer | None:
     """What turns objects into bytes; None for "bytes", where there is nothing to do.
 
-    `given`: None, "bytes", "string" (UTF-8), "json" (compact; also dataclasses and datetimes), "msgpack", a pydantic
-    model, an object with `serialize(topic, headers, data)`, or a callable of the data. `name` is the option's, for
-    errors. Raises ConfigError when it is none of these.
+    `given`: None, "bytes", "string" (UTF-8), "json" (compact; also dataclasses, datetimes and values of numpy; refuses
+    bytes, NaN and infinity, which JSON does not have), "msgpack" (also values of numpy), a pydantic model, an object
+    with `serialize(topic, headers, data)`, or a callable of the data. `name` is the option's, for errors. Raises
+    ConfigError when it is none of these.
     """
-    named = {"string": _encode_text, "json": msgspec.json.encode, "msgpack": msgpack.packb}
+    named: dict[str, Serializer] = {
+        "string": _encode_text,
+        "json": _encode_json,
+        "msgpack": partial(msgpack.packb, default=_plain_of_numpy),
+    }
     is_model = isinstance(given, type) and hasattr(given, "model_dump_json")
     return _converter(_model_encoder(given) if is_model else given, name, "serialize", named)
 
@@ -53,10 +62,42 @@ def _converter(given: Any, name: str, method_name: str, named: Mapping[str, Seri
     return _guarded(convert, name)
 
 
+def _plain_of_numpy(value: Any) -> Any:
+    """A scalar or an array of numpy as Python's own objects. Raises TypeError for anything else."""
+    if (
+        isinstance(value, (np.generic, np.ndarray))
+        and value.dtype.kind in "biufUS"
+        and value.dtype != np.longdouble
+    ):
+        return value.tolist()
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    raise TypeError(f"expected plain data of Python or numpy, found {kind}: {value!r:.60}")
+
+
+def _not_json(value: Any) -> Any:
+    raise TypeError(f"JSON has no {type(value).__name__}: encode them as text, or use another serializer")
+
+
 def _encode_text(value: Any) -> bytes:
     if not isinstance(value, str):
         raise TypeError(f"expected str, found {type(value).__name__}")
     return value.encode()
+
+
+# Not msgspec's own encoder, which is faster: it writes NaN as null and bytes as base64 without a word.
+_json_text = json.JSONEncoder(
+    ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_not_json
+).encode
+
+
+def _encode_json(value: Any) -> bytes:
+    built = msgspec.to_builtins(value, builtin_types=_BYTES, enc_hook=_plain_of_numpy)
+    try:
+        return _json_text(built).encode()
+    except UnicodeEncodeError:
+        raise
+    except ValueError as error:
+        raise ValueError("JSON has neither NaN nor infinity: send None for what is missing") from error
 
 
 def _model_encoder(model: type) -> Callable[[Any], bytes]:

@@ -30,6 +30,11 @@ _BYTES_LIKE = (
     pa.types.is_binary, pa.types.is_string, pa.types.is_large_binary, pa.types.is_large_string,
     pa.types.is_binary_view, pa.types.is_string_view, pa.types.is_fixed_size_binary, pa.types.is_null,
 )  # fmt: skip
+_LISTS = (
+    pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list,
+    pa.types.is_list_view, pa.types.is_large_list_view,
+)  # fmt: skip
+_PAIR = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
 
 
 class BytesColumn(NamedTuple):
@@ -178,12 +183,68 @@ def as_binary(values: pa.Array, name: str) -> pa.Array:
         values = _one_chunk(values, name)
     if values.type == pa.binary():
         return values
-    if not is_bytes_like(values.type):
+    if not _is_bytes_like(values.type):
         raise SerializationError(f"column {name!r}: expected binary or string, found {values.type}")
     try:
+        if pa.types.is_dictionary(values.type):
+            # In two steps, because Arrow cannot decode a dictionary of views.
+            plain = pa.DictionaryArray.from_arrays(values.indices, as_binary(values.dictionary, name))
+            return plain.dictionary_decode()
         return values.cast(pa.binary())
     except pa.ArrowInvalid as error:
         raise RecordTooLarge(f"the {name} column of a batch ends below 2 GiB: {error}") from error
+
+
+def as_header_array(headers: pa.Array) -> pa.Array | None:
+    """Headers as one array of `list<struct<key: string, value: binary>>`; None where the column is of type null.
+
+    Takes each kind of list, and maps; keys and values of each type that `as_binary` takes. An array of the plain type
+    is returned as it is. Raises SerializationError, also for a header without a key.
+    """
+    if isinstance(headers, pa.ChunkedArray):
+        headers = _one_chunk(headers, "headers")
+    if pa.types.is_null(headers.type):
+        return None
+    given = headers.type
+    if pa.types.is_map(given):  # Arrow neither flattens nor measures maps
+        pair = pa.struct([pa.field("key", given.key_type), pa.field("value", given.item_type)])
+        headers = headers.cast(pa.list_(pair))
+    is_list = any(is_kind(headers.type) for is_kind in _LISTS)
+    pair = headers.type.value_type if is_list else None
+    fields = list(pair) if pair is not None and pa.types.is_struct(pair) else []
+    if [each.name for each in fields] != ["key", "value"] or not all(
+        _is_bytes_like(each.type) for each in fields
+    ):
+        raise SerializationError(
+            f"column 'headers': expected list<struct<key: string, value: binary>>, found {given}"
+        )
+    keys, values = headers.flatten().flatten()
+    if keys.null_count:
+        raise SerializationError("column 'headers': expected a key in every header, found null")
+    if pa.types.is_list(headers.type) and pair == _PAIR:
+        return headers
+    columns = [_as_text(as_binary(keys, "header key")), as_binary(values, "header value")]
+    return list_array(list_lengths(headers), pa.StructArray.from_arrays(columns, fields=list(_PAIR)))
+
+
+def list_array(lengths: Sequence[int] | np.ndarray, items: pa.Array) -> pa.ListArray:
+    """Lists of these lengths that share out the items. Not by `ListArray.from_arrays`, which imports pandas."""
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    buffers = [None, pa.py_buffer(offsets)]
+    return pa.Array.from_buffers(pa.list_(items.type), len(lengths), buffers, children=[items])
+
+
+def list_lengths(lists: pa.Array) -> np.ndarray:
+    """How many items each list has; a null one has none, whatever lies below it."""
+    if pa.types.is_list(lists.type) and not lists.null_count:
+        return offset_steps(lists)
+    return np.asarray(pc.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False), np.int64)
+
+
+def offset_steps(array: pa.Array) -> np.ndarray:
+    """How long each value is, of an array without nulls whose offsets are of 32 bits."""
+    return np.diff(np.frombuffer(array.buffers()[1], np.int32, len(array) + 1, array.offset * 4))
 
 
 def _one_chunk(values: pa.ChunkedArray, name: str) -> pa.Array:
@@ -192,10 +253,10 @@ def _one_chunk(values: pa.ChunkedArray, name: str) -> pa.Array:
     return values.combine_chunks()
 
 
-def is_bytes_like(data_type: pa.DataType) -> bool:
+def _is_bytes_like(data_type: pa.DataType) -> bool:
     """Whether a column of that type can be one of byte strings."""
     if pa.types.is_dictionary(data_type):
-        return is_bytes_like(data_type.value_type)
+        return _is_bytes_like(data_type.value_type)
     return any(is_kind(data_type) for is_kind in _BYTES_LIKE)
 
 
@@ -221,28 +282,15 @@ def is_valid(values: pa.Array) -> np.ndarray:
 
 
 def _headers_from_array(headers: pa.Array) -> HeaderColumns | None:
-    if isinstance(headers, pa.ChunkedArray):
-        headers = _one_chunk(headers, "headers")
-    if pa.types.is_null(headers.type):
+    plain = as_header_array(headers)
+    if plain is None:
         return None
-    pairs, lengths = _pairs(headers)
-    if not len(pairs):
+    keys, values = plain.flatten().flatten()
+    if not len(keys):
         return None
-    offsets = np.zeros(len(headers) + 1, np.int32)
-    np.cumsum(lengths, out=offsets[1:])
-    keys, values = pc.struct_field(pairs, "key"), pc.struct_field(pairs, "value")
-    if keys.null_count:
-        raise SerializationError("a header has a null key")
-    return _headers(offsets.view(np.uint8), _as_text(keys), values)
-
-
-def _pairs(headers: pa.Array) -> tuple[pa.Array, np.ndarray]:
-    """The (key, value) structs of all records in one row, and how many each record has; a null list none."""
-    kind = headers.type
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    if not is_list or not pa.types.is_struct(kind.value_type) or kind.value_type.names != ["key", "value"]:
-        raise SerializationError(f"headers are list<struct<key: string, value: binary>>, found {kind}")
-    return headers.flatten(), pc.list_value_length(headers).fill_null(0).to_numpy(zero_copy_only=False)
+    offsets = np.zeros(len(plain) + 1, np.int32)
+    np.cumsum(list_lengths(plain), out=offsets[1:])
+    return _headers(offsets.view(np.uint8), keys, values)
 
 
 def _as_text(keys: pa.Array) -> pa.Array:

@@ -84,6 +84,20 @@ def test_a_send_takes_the_arguments_of_the_sync_producer():
     assert run(work()) == RecordMetadata("orders", 1, 0, 5)
 
 
+def test_slips_are_said_at_the_line_of_the_caller():
+    cluster = ScriptedCluster({"orders": 1})
+
+    async def slips() -> None:
+        async with Producer(cluster, **QUICK) as producer:
+            await producer.send("orders")
+            await producer.send_and_wait("orders")
+            await producer.send("orders", b"v", timestamp_ms=1_795_824_000)
+
+    with pytest.warns(UserWarning, match="if it is|if you mean") as caught:
+        run(slips())
+    assert [warning.filename for warning in caught] == [__file__] * 3
+
+
 def test_send_and_wait_returns_when_the_log_has_the_record():
     async def work() -> RecordMetadata:
         async with Producer(ScriptedCluster(), **QUICK) as producer:

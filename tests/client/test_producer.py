@@ -577,9 +577,30 @@ def test_no_value_is_a_tombstone_and_reaches_no_serializer():
 
     cluster = ScriptedCluster({"orders": 1})
     with Producer(cluster, **QUICK, value_serializer=never, key_serializer=never) as producer:
-        producer.send("orders").result(WAIT_S)
         producer.send("orders", None).result(WAIT_S)
+        producer.send("orders", key=None, value=None).result(WAIT_S)
     assert cluster.values("orders", 0) == [None, None]
+
+
+def test_a_value_that_was_left_out_is_said_unless_there_is_a_key():
+    cluster = ScriptedCluster({"orders": 1})
+    with Producer(cluster, **QUICK) as producer:
+        with pytest.warns(UserWarning, match="a null record is sent; if you mean that") as caught:
+            producer.send("orders").result(WAIT_S)
+        producer.send("orders", key=b"a tombstone").result(WAIT_S)
+    assert [warning.filename for warning in caught] == [__file__]
+    assert cluster.values("orders", 0) == [None, None]
+
+
+def test_a_timestamp_that_looks_like_seconds_is_said():
+    cluster = ScriptedCluster({"orders": 1})
+    with Producer(cluster, **QUICK) as producer:
+        with pytest.warns(UserWarning, match="if it is a time in seconds, multiply it by 1000") as caught:
+            sent = producer.send("orders", b"v", timestamp_ms=1_795_824_000)
+        assert sent.result(WAIT_S).timestamp_ms == 1_795_824_000
+        for timestamp_ms in (0, 10**9 - 1, 10**10, 1_795_824_000_000):
+            producer.send("orders", b"v", timestamp_ms=timestamp_ms).result(WAIT_S)
+    assert [warning.filename for warning in caught] == [__file__]
 
 
 def test_values_and_keys_are_serialized():

@@ -1,5 +1,6 @@
 """Many records at once: Arrow batches and tables, lists of values and of records."""
 
+from datetime import date
 from typing import Any
 
 import numpy as np
@@ -171,6 +172,97 @@ def test_order_holds_between_send_and_send_batch():
     assert cluster.values("orders", 0) == [b"%d" % number for number in range(6)]
 
 
+BYTES_TYPES = [
+    pa.string(), pa.binary(), pa.large_string(), pa.large_binary(), pa.string_view(), pa.binary_view(),
+]  # fmt: skip
+
+
+def columns_of_every_type(values: list[str | None]) -> list[pa.Array]:
+    """The same text in every type that a program may hand it over in: plain, large, views, dictionaries of each."""
+    plain = [pa.array(values, pa.string()).cast(each) for each in BYTES_TYPES]
+    distinct = [each for each in dict.fromkeys(values) if each is not None]
+    indices = pa.array([None if each is None else distinct.index(each) for each in values], pa.int8())
+    dictionaries = [
+        pa.DictionaryArray.from_arrays(indices, pa.array(distinct, pa.string()).cast(each))
+        for each in BYTES_TYPES
+    ]
+    slices = [pa.array(["other", *values], pa.string()).cast(each)[1:] for each in BYTES_TYPES]
+    return [*plain, *dictionaries, *slices]
+
+
+@pytest.mark.parametrize(
+    "column", columns_of_every_type(["a", None, "b", "a"]), ids=lambda each: str(each.type)
+)
+def test_values_and_keys_come_in_every_type_of_text_and_bytes(column: pa.Array):
+    cluster, _ = sent(pa.record_batch({"key": column, "value": column, "partition": pa.array([0, 0, 0, 0])}))
+    expected = [b"a", None, b"b", b"a"]
+    assert [(key, value) for key, value, _, _ in rows(cluster)] == list(zip(expected, expected, strict=True))
+
+
+def header_columns_of_every_type() -> list[pa.Array]:
+    """Two records: one with ("k", "v") and ("l", null), one with none; in every type of list, key and value."""
+    texts = zip(columns_of_every_type(["k", "l"]), columns_of_every_type(["v", None]), strict=True)
+    columns = []
+    for keys, values in texts:
+        pairs = pa.StructArray.from_arrays([keys, values], ["key", "value"])
+        columns.append(pa.ListArray.from_arrays(pa.array([0, 2, 2], pa.int32()), pairs))
+    offsets, sizes = pa.array([0, 0], pa.int32()), pa.array([2, 0], pa.int32())
+    keys, values = pa.array(["k", "l"]), pa.array([b"v", None])
+    pairs = pa.StructArray.from_arrays([keys, values], ["key", "value"])
+    return [
+        *columns,
+        pa.LargeListArray.from_arrays(pa.array([0, 2, 2], pa.int64()), pairs),
+        pa.ListViewArray.from_arrays(offsets, sizes, pairs),
+        pa.LargeListViewArray.from_arrays(offsets.cast(pa.int64()), sizes.cast(pa.int64()), pairs),
+        pa.FixedSizeListArray.from_arrays(pa.concat_arrays([pairs, pairs]), 2, mask=pa.array([False, True])),
+        pa.MapArray.from_arrays(pa.array([0, 2, 2], pa.int32()), keys, values),
+    ]
+
+
+@pytest.mark.parametrize("column", header_columns_of_every_type(), ids=lambda each: str(each.type))
+def test_headers_come_in_every_type_of_list_and_map(column: pa.Array):
+    for table in (column, pa.chunked_array([column[:1], column[1:]])):
+        cluster, _ = sent(pa.table({"value": pa.array([b"1", b"2"]), "headers": table}))
+        assert [headers for _, _, headers, _ in rows(cluster)] == [[("k", b"v"), ("l", None)], []]
+
+
+def test_headers_of_which_none_has_a_value_are_sent():
+    column = pa.array(
+        [[{"key": "k", "value": None}], [{"key": "k", "value": None}]]
+    )  # values are of type null
+    cluster, _ = sent(pa.table({"value": pa.array([b"1", b"2"]), "headers": column}))
+    assert [headers for _, _, headers, _ in rows(cluster)] == [[("k", None)], [("k", None)]]
+
+
+def test_a_column_of_null_headers_is_a_column_without_headers():
+    cluster, _ = sent(pa.table({"value": pa.array([b"1", b"2"]), "headers": pa.nulls(2)}))
+    assert [headers for _, _, headers, _ in rows(cluster)] == [[], []]
+
+
+def test_dates_are_midnight_of_the_day():
+    days = pa.array([date(1970, 1, 2), None, date(2026, 11, 28)])
+    for column in (days, days.cast(pa.date64())):
+        cluster, _ = sent(pa.record_batch({"value": pa.array([b"a", b"b", b"c"]), "timestamp": column}))
+        first, now, last = (timestamp_ms for _, _, _, timestamp_ms in rows(cluster))
+        assert (first, last) == (86_400_000, 1_795_824_000_000)
+        assert now > last - 86_400_000 * 400
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pa.record_batch({"value": pa.array([b"v"]), "timestamp": pa.array([1_795_824_000])}),
+        [Record(**{**RECORD, "timestamp_ms": 1_795_824_000})],
+    ],
+    ids=["arrow", "records"],
+)
+def test_numbers_that_look_like_seconds_are_said(data: Any):
+    with pytest.warns(UserWarning, match="if it is a time in seconds, multiply it by 1000") as caught:
+        cluster, _ = sent(data)
+    assert [warning.filename for warning in caught] == [__file__]
+    assert rows(cluster) == [(None, b"v", [], 1_795_824_000)]
+
+
 def test_a_list_of_records_keeps_key_value_headers_and_timestamp():
     records = [
         Record("elsewhere", 7, 70, 1_000, b"k", b"v", [("a", b"1")]),
@@ -230,7 +322,7 @@ def test_the_future_fails_with_the_error_of_any_run():
         ),
         (
             {"value": pa.array([b"v"]), "timestamp": pa.array(["now"])},
-            "column 'timestamp': expected timestamp or int64",
+            "column 'timestamp': expected timestamp, date or int64",
         ),
         (
             {"value": pa.array([b"v"]), "partition": pa.array([1.0])},
@@ -243,6 +335,10 @@ def test_the_future_fails_with_the_error_of_any_run():
         ({"value": pa.array([b"v"]), "headers": pa.array([["a"]])}, "column 'headers': expected list<struct"),
         ({"value": pa.array([[b"v"]])}, "column 'value': expected binary or string, found list"),
         ({"value": pa.array([{"binary": 1}])}, "column 'value': expected binary or string, found struct"),
+        (
+            {"value": pa.array([b"v"]), "timestamp": pa.array([2**62], pa.timestamp("s"))},
+            "column 'timestamp': expected milliseconds of 64 bits",
+        ),
         (
             {"value": pa.array([b"v"]), "timestamp": pa.array([-5])},
             "column 'timestamp': expected milliseconds since 1970, found -5",

@@ -1,9 +1,13 @@
 """Serializers by name, callable and model."""
 
 import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 import msgpack
+import numpy as np
 import pytest
 from pydantic import BaseModel
 
@@ -59,7 +63,7 @@ def test_anything_else_is_a_config_error(given: Any):
     ("given", "value", "message"),
     [
         ("string", b"x", "value: TypeError: expected str, found bytes"),
-        ("json", 1j, "value: TypeError: Encoding objects of type complex is unsupported"),
+        ("json", 1j, "value: TypeError: expected plain data of Python or numpy, found builtins.complex"),
         ("msgpack", object(), "value: TypeError"),
         (Flight, {"carrier": "UA"}, "value: TypeError: expected Flight, found dict"),
         (lambda value: value["missing"], {}, "value: KeyError"),
@@ -80,3 +84,67 @@ def test_bytes_that_do_not_fit_are_an_error(given: Any):
     assert from_bytes
     with pytest.raises(SerializationError, match="value_deserializer: "):
         from_bytes(b"\xc1{")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"x", memoryview(b"x"), float("nan"), float("inf"), np.float64("nan"), np.bytes_(b"x")],
+    ids=repr,
+)
+@pytest.mark.parametrize(
+    "place",
+    [lambda value: value, lambda value: {"a": [value]}, lambda value: {value: 1}],
+    ids=["alone", "within", "as key"],
+)
+def test_json_refuses_what_it_cannot_say(place: Any, value: Any):
+    to_bytes = serializer("json", "value_serializer")
+    assert to_bytes
+    with pytest.raises(SerializationError, match="value_serializer: "):
+        to_bytes(place(value))
+
+
+@pytest.mark.parametrize("name", ["json", "msgpack"])
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [
+        (np.int64(-3), -3),
+        (np.uint8(200), 200),
+        (np.float32(1.5), 1.5),
+        (np.float64(2.5), 2.5),
+        (np.bool_(True), True),
+        (np.str_("ä"), "ä"),
+        (np.array([[1, 2], [3, 4]]), [[1, 2], [3, 4]]),
+    ],
+    ids=repr,
+)
+def test_values_of_numpy_are_taken_as_what_they_hold(name: str, value: Any, plain: Any):
+    to_bytes, from_bytes = serializer(name, "value_serializer"), deserializer(name)
+    assert to_bytes
+    assert from_bytes
+    assert from_bytes(to_bytes({"delay": value})) == {"delay": plain}
+
+
+@pytest.mark.parametrize("name", ["json", "msgpack"])
+@pytest.mark.parametrize(
+    "value", [np.datetime64("2026-11-28", "ns"), np.array([None]), np.longdouble(1)], ids=repr
+)
+def test_values_of_numpy_that_would_change_are_refused(name: str, value: Any):
+    to_bytes = serializer(name, "value_serializer")
+    assert to_bytes
+    with pytest.raises(SerializationError, match="expected plain data of Python or numpy, found numpy"):
+        to_bytes([value])
+
+
+@dataclass
+class Delay:
+    carrier: str
+    since: datetime
+
+
+def test_json_takes_dataclasses_and_moments_and_exact_numbers():
+    to_bytes = serializer("json", "value_serializer")
+    assert to_bytes
+    value = [Delay("UA", datetime(2026, 11, 28, tzinfo=UTC)), Decimal("1.10"), 2**70]
+    assert (
+        to_bytes(value) == b'[{"carrier":"UA","since":"2026-11-28T00:00:00Z"},"1.10",1180591620717411303424]'
+    )

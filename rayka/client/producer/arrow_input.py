@@ -1,8 +1,9 @@
 """What `send_batch` takes, turned into columns and cut into pieces that fit a batch; no object per record, no copy of
 bytes unless records go to partitions by key.
 
-Columns: `value` (binary or string), and if wanted `key` (the same), `timestamp` (timestamp of any unit, or int64 ms),
-`headers` (`list<struct<key: string, value: binary>>`), `partition` (integer). Kafka has no such call.
+Columns: `value` (binary or string, also as dictionaries or views), and if wanted `key` (the same), `timestamp`
+(timestamp of any unit, date, or int64 ms), `headers` (`list<struct<key: string, value: binary>>`, or a map),
+`partition` (integer). Kafka has no such call.
 """
 
 import difflib
@@ -23,10 +24,18 @@ from rayka.client.producer.record_columns import (
     Columns,
     Headers,
 )
-from rayka.client.producer.row_input import as_bytes, as_headers, as_timestamp
+from rayka.client.producer.row_input import as_bytes, as_headers, as_timestamp, warn_of_seconds
 from rayka.client.serializers import Serializer
 from rayka.errors import RecordTooLarge, SerializationError
-from rayka.protocol.batch_columns import as_binary, binary_array, int64_array, is_bytes_like
+from rayka.protocol.batch_columns import (
+    as_binary,
+    as_header_array,
+    binary_array,
+    int64_array,
+    list_array,
+    list_lengths,
+    offset_steps,
+)
 from rayka.protocol.murmur2 import partitions_for_keys
 
 COLUMN_NAMES = ("key", "value", "timestamp", "headers", "partition")
@@ -169,31 +178,20 @@ def _sizes(columns: Columns) -> np.ndarray:
 def _lengths(array: pa.Array) -> np.ndarray:
     if array.type in (pa.binary(), pa.string()) and len(array) and not array.null_count:
         # `to_numpy` and `fill_null` import pandas, in up to a second.
-        return _offset_steps(array).astype(np.int64)
+        return offset_steps(array).astype(np.int64)
     lengths = pc.binary_length(array)
     if lengths.null_count:
         lengths = lengths.fill_null(0)
     return np.asarray(lengths.to_numpy(zero_copy_only=False), np.int64)
 
 
-def _offset_steps(array: pa.Array) -> np.ndarray:
-    """How long each is, of an array without nulls whose offsets are of 32 bits."""
-    return np.diff(np.frombuffer(array.buffers()[1], np.int32, len(array) + 1, array.offset * 4))
-
-
 def _header_sizes(headers: pa.Array) -> np.ndarray:
     pairs = headers.flatten()
     pair_sizes = _lengths(pairs.field(0)) + _lengths(pairs.field(1)) + HEADER_OVERHEAD_BYTES
     ends = np.concatenate([[0], np.cumsum(pair_sizes)])
-    counts = _counts(headers)
+    counts = list_lengths(headers)
     last = np.cumsum(counts)
     return np.asarray(ends[last] - ends[last - counts] + HEADER_OVERHEAD_BYTES)
-
-
-def _counts(headers: pa.Array) -> np.ndarray:
-    if pa.types.is_list(headers.type) and not headers.null_count:
-        return _offset_steps(headers)
-    return np.asarray(headers.value_lengths().fill_null(0).to_numpy(zero_copy_only=False))
 
 
 # ---- Kinds of data ----
@@ -235,7 +233,7 @@ def _of_batch(batch: pa.RecordBatch, timestamp_ms: int) -> Input:
         Columns(
             as_binary(columns["value"], "value"),
             None if keys is None else as_binary(keys, "key"),
-            None if headers is None else _checked_headers(headers),
+            None if headers is None else as_header_array(headers),
             _timestamps(columns.get("timestamp"), timestamp_ms),
         ),
         _asked_partitions(columns.get("partition")),
@@ -264,44 +262,43 @@ def _header_array(headers: Sequence[Any]) -> pa.Array:
     keys = binary_array([key.encode() for key, _ in pairs], "header key").view(pa.string())
     values = binary_array([value for _, value in pairs], "header value")
     fields = [pa.field("key", pa.string()), pa.field("value", pa.binary())]
-    offsets = np.zeros(len(headers) + 1, np.int32)
-    np.cumsum([len(each) if each else 0 for each in headers], out=offsets[1:])
-    # `ListArray.from_arrays` imports pandas.
-    return pa.Array.from_buffers(
-        pa.list_(pa.struct(fields)),
-        len(headers),
-        [None, pa.py_buffer(offsets)],
-        children=[pa.StructArray.from_arrays([keys, values], fields=fields)],
+    return list_array(
+        [len(each) if each else 0 for each in headers],
+        pa.StructArray.from_arrays([keys, values], fields=fields),
     )
-
-
-def _checked_headers(array: pa.Array) -> pa.Array:
-    is_list = pa.types.is_list(array.type) or pa.types.is_large_list(array.type)
-    pair = array.type.value_type if is_list else None
-    fields = list(pair) if pair is not None and pa.types.is_struct(pair) else []
-    if [each.name for each in fields] != ["key", "value"] or not all(
-        is_bytes_like(each.type) for each in fields
-    ):
-        expected = "list<struct<key: string, value: binary>>"
-        raise SerializationError(f"column 'headers': expected {expected}, found {array.type}")
-    if array.flatten().flatten()[0].null_count:
-        raise SerializationError("column 'headers': expected a key in every header, found null")
-    return array
 
 
 def _timestamps(array: pa.Array | None, default_ms: int) -> int | np.ndarray:
     if array is None:
         return default_ms
-    times = array
-    if pa.types.is_timestamp(array.type):
-        times = array.cast(pa.timestamp("ms", array.type.tz), safe=False).cast(pa.int64())
-    if times.type != pa.int64():
-        raise SerializationError(f"column 'timestamp': expected timestamp or int64 (ms), found {array.type}")
+    times = _in_ms(array)
     if (earliest := pc.min(times).as_py()) is not None and earliest < 0:
         raise SerializationError(f"column 'timestamp': expected milliseconds since 1970, found {earliest}")
-    return np.asarray(
+    stamps = np.asarray(
         (times.fill_null(default_ms) if times.null_count else times).to_numpy(zero_copy_only=False)
     )
+    if pa.types.is_integer(array.type) and len(stamps):
+        warn_of_seconds(int(stamps.max()), "column 'timestamp'")
+    return stamps
+
+
+def _in_ms(array: pa.Array) -> pa.Array:
+    """A column of timestamps, of dates (midnight UTC), or of int64 that are milliseconds already, as int64."""
+    if array.type == pa.int64():
+        return array
+    if pa.types.is_date32(array.type):
+        array = array.cast(pa.date64())
+    is_moment = pa.types.is_timestamp(array.type) or pa.types.is_date64(array.type)
+    if not is_moment:
+        raise SerializationError(
+            f"column 'timestamp': expected timestamp, date or int64 (ms), found {array.type}"
+        )
+    unit = pa.timestamp("ms", getattr(array.type, "tz", None))
+    try:
+        in_ms = array.cast(options=pc.CastOptions(unit, allow_time_truncate=True))
+    except pa.ArrowInvalid as error:  # seconds that 64 bits cannot hold as milliseconds would wrap
+        raise SerializationError(f"column 'timestamp': expected milliseconds of 64 bits: {error}") from error
+    return in_ms.cast(pa.int64())
 
 
 def _asked_partitions(array: pa.Array | None) -> np.ndarray | None:

@@ -24,6 +24,7 @@ from rayka.client.producer.outbox import Outbox
 from rayka.client.producer.producer_batch import ProducerBatch
 from rayka.client.producer.producer_metrics import ProducerMetrics
 from rayka.client.producer.record_columns import KEYED_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES, Row
+from rayka.client.producer.row_input import OMITTED, given_value
 from rayka.config import ProducerConfig
 from rayka.options import ProducerOptions
 
@@ -114,7 +115,7 @@ class Producer(SyncClient):
     def send(
         self,
         topic: str,
-        value: Any = None,
+        value: Any = OMITTED,
         key: Any = None,
         headers: Any = None,
         partition: int | None = None,
@@ -123,10 +124,10 @@ class Producer(SyncClient):
     ) -> DeliveryFuture:
         """Sends one record, in the background; the future ends as its RecordMetadata or as an error.
 
-        value, key: bytes, or what the serializer takes; None stays None (a tombstone). headers: (str, bytes or None)
-        pairs or a mapping. partition: else the key's (murmur2), else one that sticks until its batch is full.
-        timestamp_ms: since 1970 UTC; by default now, to about 10 ms. on_delivery(error, metadata): called at the end,
-        on the IO thread, with one of them None.
+        value, key: bytes, or what the serializer takes; None stays None. A key alone, or with the value None, is a
+        tombstone. headers: (str, bytes or None) pairs or a mapping. partition: else the key's (murmur2), else one that
+        sticks until its batch is full. timestamp_ms: since 1970 UTC; by default now, to about 10 ms.
+        on_delivery(error, metadata): called at the end, on the IO thread, with one of them None.
 
         Waits up to `max_block_ms` for the topic's metadata, or for memory. Partitions that are added to the topic are
         used within `metadata_max_age_ms` of the next send, at once when `partition` names one of them. Raises
@@ -143,7 +144,7 @@ class Producer(SyncClient):
             future = self._take(topic, value) if key is None else self._take_keyed(topic, value, key)
             if future is not None:
                 return future
-        row = Row(value, key, headers, timestamp_ms)
+        row = Row(given_value(value, key), key, headers, timestamp_ms)
         return self._send(topic, row, partition, on_delivery)
 
     def send_batch(self, topic: str, data: Data) -> BatchFuture:

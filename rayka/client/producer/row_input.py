@@ -1,5 +1,7 @@
 """What `send` takes, checked: an error names the argument, what was expected and what was found."""
 
+import sys
+import warnings
 from collections.abc import Mapping
 from types import NoneType
 from typing import Any
@@ -7,6 +9,29 @@ from typing import Any
 from rayka.client.producer.record_columns import HEADER_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES, Headers, Row
 from rayka.client.serializers import Serializer
 from rayka.errors import SerializationError
+
+_SECONDS_OF_2001, _SECONDS_OF_2286 = 10**9, 10**10
+
+
+class _Omitted:
+    def __repr__(self) -> str:
+        return "<omitted>"
+
+
+OMITTED: Any = _Omitted()
+
+
+def given_value(value: Any, key: Any) -> Any:
+    """The value of a `send`, None where it was left out. Warns where the key was left out too: the likely slip is a
+    forgotten value, and a null record without a key says nothing.
+    """
+    if value is not OMITTED:
+        return value
+    if key is None:
+        _warn(
+            "value: expected one, found none, and a null record is sent; if you mean that, write value=None"
+        )
+    return None
 
 
 def as_bytes(
@@ -63,7 +88,29 @@ def as_timestamp(timestamp_ms: Any) -> int | None:
         raise TypeError(f"timestamp_ms: expected int, found {type(timestamp_ms).__name__}")
     if not 0 <= timestamp_ms < 2**63:
         raise ValueError(f"timestamp_ms: expected milliseconds since 1970, found {timestamp_ms}")
+    warn_of_seconds(timestamp_ms, "timestamp_ms")
     return timestamp_ms
+
+
+def warn_of_seconds(timestamp_ms: int, what: str) -> None:
+    """Warns of a number that is a time of 2001 to 2286 in seconds, and a day of early 1970 in milliseconds.
+
+    The record is taken: retention will delete it soon, and nothing else is wrong with it. The text names no number, so
+    that Python shows the warning once for each line that sends.
+    """
+    if _SECONDS_OF_2001 <= timestamp_ms < _SECONDS_OF_2286:
+        _warn(
+            f"{what}: a number between 10**9 and 10**10 is a day of early 1970 in milliseconds; "
+            "if it is a time in seconds, multiply it by 1000"
+        )
+
+
+def _warn(text: str) -> None:
+    """Warns at the line outside this package that called it."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("rayka."):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, UserWarning, stacklevel=level)
 
 
 def size_of(slot: Any) -> int:
