@@ -1,11 +1,14 @@
 """How an async client opens: it is made in the event loop, and looks for its cluster when it is first awaited.
 
 To look for a cluster blocks, so a thread does it. Invariants: one look at a time, however many tasks wait for it; a
-task that is cancelled meanwhile ends its own wait only; after a failure the next call looks again.
+task that is cancelled meanwhile ends its own wait only, and so does an event loop that ends: the look belongs to none,
+and the next loop takes what it found; after a failure the next call looks again.
 """
 
 import asyncio
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any, Generic, Self, TypeVar
 
 from rayka.client import io_thread
@@ -21,7 +24,7 @@ class AioClient(ProcessBound, Generic[CoreT]):
     def __init__(self, make: Callable[[], CoreT], name: str) -> None:
         self._make = make
         self._name = name
-        self._look: asyncio.Future[CoreT] | None = None
+        self._look: Future[CoreT] | None = None
         self._core: CoreT | None = None
         self._is_closed = False
 
@@ -47,30 +50,34 @@ class AioClient(ProcessBound, Generic[CoreT]):
         return self._core
 
     async def _to_close(self) -> CoreT | None:
-        """The core: None if it was closed before, or never opened."""
+        """The core: None if it was closed before, never opened, or not found."""
         if self._is_closed or io_thread.is_lost():
             return None
         self._is_closed = True
-        return None if self._look is None else await self._found()
+        look = self._look
+        if look is None or (look.done() and look.exception() is not None):
+            return None
+        return await self._found()
 
     async def _found(self) -> CoreT:
         look = self._look
-        if look is not None and look.done() and not look.cancelled() and look.exception() is None:
-            return look.result()  # a shield for each poll would cost as much as twenty records
-        if look is None:
-            look = self._look = asyncio.ensure_future(_made(self._make))
-        try:
-            return await asyncio.shield(look)
-        except BaseException:
-            if look.done() and self._look is look and (look.cancelled() or look.exception() is not None):
-                self._look = None
-            raise
+        if look is None or (look.done() and look.exception() is not None):
+            look = self._look = _look(self._make, self._name)
+        if not look.done():
+            return await asyncio.wrap_future(look)
+        return look.result()  # without a turn of the loop, which for each poll would cost as much as twenty records
 
 
-async def _made(make: Callable[[], CoreT]) -> CoreT:
-    """Not as the thread's own result, to which it refers until it has its turn again: a client that is dropped
-    meanwhile would live on.
-    """
-    made: list[CoreT] = []
-    await asyncio.to_thread(lambda: made.append(make()))
-    return made.pop()
+def _look(make: Callable[[], CoreT], name: str) -> "Future[CoreT]":
+    """What a thread makes. It runs from the beginning, so that no waiter can cancel it."""
+    found: Future[CoreT] = Future()
+    found.set_running_or_notify_cancel()
+    threading.Thread(target=_make_into, args=(found, make), name=f"{name} opening", daemon=True).start()
+    return found
+
+
+def _make_into(found: "Future[CoreT]", make: Callable[[], CoreT]) -> None:
+    try:
+        found.set_result(make())
+    except BaseException as error:
+        found.set_exception(error)

@@ -35,10 +35,13 @@ class Reports:
         return report
 
     async def join(self) -> None:
-        """Returns when all callbacks are over whose time had come, but for the one that awaits this."""
+        """Returns when all callbacks are over whose time had come, but for the one that awaits this.
+
+        A callback in another loop is left out: a loop that was closed never ends it.
+        """
         await called(lambda end: end())  # behind those that wait
-        current = asyncio.current_task()
-        tasks = [each for each in self._tasks if each is not current]
+        loop, current = asyncio.get_running_loop(), asyncio.current_task()
+        tasks = [each for each in self._tasks if each is not current and each.get_loop() is loop]
         if tasks:
             await asyncio.wait(tasks)
 

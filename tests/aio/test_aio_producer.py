@@ -377,6 +377,27 @@ def test_a_callback_may_flush_its_own_producer():
 # ---- The end ----
 
 
+def test_a_callback_of_a_loop_that_was_closed_is_not_waited_for_by_the_next():
+    async def send() -> None:
+        over = asyncio.get_running_loop().create_future()
+
+        async def endless(*_: object) -> None:
+            over.set_result(asyncio.current_task())
+            await asyncio.Event().wait()
+
+        await producer.send("orders", b"x", on_delivery=endless)
+        abandoned.append(await over)
+
+    abandoned: list[Any] = []
+    producer = Producer(ScriptedCluster(), **QUICK)
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(send())
+    loop.close()
+    run(producer.flush())
+    run(producer.close())
+    abandoned[0]._log_destroy_pending = False  # that is what happened
+
+
 def test_async_with_delivers_what_lingers():
     async def work() -> None:
         async with Producer(cluster, linger_ms=60_000) as producer:
