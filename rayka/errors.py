@@ -210,7 +210,17 @@ class InvalidRequiredAcks(ApiError, code=ErrorCode.INVALID_REQUIRED_ACKS):
     """`acks` is none of 0, 1 and all."""
 
 
-class InvalidTimestamp(ApiError, code=ErrorCode.INVALID_TIMESTAMP):
+class RecordsRefused(ApiError):
+    """Records broke a rule of their topic. A broker's own has in `refusals` the error of each of them, by its index
+    among the records of the request; empty: all records are meant.
+    """
+
+    def __init__(self, message: str, refusals: "Mapping[int, ApiError] | None" = None) -> None:
+        super().__init__(message)
+        self.refusals = refusals or {}
+
+
+class InvalidTimestamp(RecordsRefused, code=ErrorCode.INVALID_TIMESTAMP):
     """A record's timestamp is outside what the topic accepts."""
 
 
@@ -301,7 +311,7 @@ class OffsetNotAvailable(RetriableApiError, code=ErrorCode.OFFSET_NOT_AVAILABLE)
     """A new leader does not know yet how far the log is committed."""
 
 
-class InvalidRecord(ApiError, code=ErrorCode.INVALID_RECORD):
+class InvalidRecord(RecordsRefused, code=ErrorCode.INVALID_RECORD):
     """A record broke a rule of its topic."""
 
 

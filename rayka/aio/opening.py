@@ -65,7 +65,9 @@ class AioClient(ProcessBound, Generic[CoreT]):
             look = self._look = _look(self._make, self._name)
         if not look.done():
             return await asyncio.wrap_future(look)
-        return look.result()  # without a turn of the loop, which for each poll would cost as much as twenty records
+        return (
+            look.result()
+        )  # without a turn of the loop, which for each poll would cost as much as twenty records
 
 
 def _look(make: Callable[[], CoreT], name: str) -> "Future[CoreT]":

@@ -115,6 +115,12 @@ class ProducerStates:
             )
         return duplicate
 
+    def has(self, batch: RecordBatch) -> bool:
+        """Whether the batch stands in the log already (C3), as far as its producer's last batches are known."""
+        entry = self._entries.get(batch.producer_id)
+        is_of_epoch = entry is not None and entry.producer_epoch == batch.producer_epoch
+        return is_of_epoch and entry is not None and _found(entry, batch) is not None
+
     def _check_epoch(self, batch: RecordBatch, entry: ProducerStateEntry) -> None:
         if batch.producer_epoch < entry.producer_epoch:
             raise InvalidProducerEpoch(

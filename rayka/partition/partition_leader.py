@@ -22,16 +22,19 @@ from rayka.errors import (
     NotLeaderOrFollower,
     OffsetOutOfRange,
     OutOfOrderSequence,
+    RecordsRefused,
+    RecordTooLarge,
     StorageError,
 )
 from rayka.ids import NO_NODE, NO_OFFSET, NO_TIMESTAMP
 from rayka.metadata.image import PartitionImage
 from rayka.partition.follower_states import FollowerFetch, FollowerState, FollowerStates
 from rayka.partition.isr import OUTCOMES, IsrState, Outcome
+from rayka.partition.record_validation import is_stamped_by_broker
 from rayka.partition.replica_log import ReplicaLog
-from rayka.partition.validation import is_stamped_by_broker, own_batch, validate_batches
+from rayka.partition.validation import own_batch, validate_batches
 from rayka.ports import Buffer
-from rayka.protocol.batch_header import RecordBatch
+from rayka.protocol.batch_header import RecordBatch, split_batches
 from rayka.protocol.produce import ACKS_ALL
 from rayka.protocol.replica_reports import (
     AlterPartitionItem,
@@ -153,18 +156,18 @@ class PartitionLeader:
 
         What is wrong with a request is its outcome: NotEnoughReplicas (B15, nothing written), what `validate_batches`
         raises, OutOfOrderSequence, InvalidProducerEpoch, RecordBatchTooLarge, and StorageError when the disk fails. A
-        batch that its producer sent before is where it was (C3). OutOfOrderSequence is for good: a producer numbers its
+        batch that its producer sent before is where it was (C3), though the topic would refuse it by now: the time has
+        gone on, or its configuration has changed. OutOfOrderSequence is for good: a producer numbers its
         batches anew then (C11), so as long as a replica in sync may lead next with what this log lacks, it is
         NotEnoughReplicas.
         """
-        replica = self._replica
-        where, config = str(replica.topic_partition), replica.config
+        where = str(self._replica.topic_partition)
         refused: list[ApiError | None] = []
         accepted: list[Sequence[RecordBatch]] = []
         for records, acks in requests:
             try:
                 self._check_enough_replicas(acks)
-                accepted.append(validate_batches(records, config, where=where, timestamp_ms=timestamp_ms))
+                accepted.append(_validated(self._replica, records, where, timestamp_ms))
                 refused.append(None)
             except ApiError as error:
                 refused.append(error)
@@ -389,3 +392,13 @@ class PartitionLeader:
             partition_epoch=result.partition_epoch,
             leader_recovery_state=result.leader_recovery_state,
         )
+
+
+def _validated(replica: ReplicaLog, records: Buffer, where: str, timestamp_ms: int) -> Sequence[RecordBatch]:
+    try:
+        return validate_batches(records, replica.config, where=where, timestamp_ms=timestamp_ms)
+    except (RecordsRefused, RecordTooLarge):
+        batch = next(split_batches(records), None)
+        if batch is None or not replica.log.producers.has(batch) or not batch.is_crc_valid():
+            raise
+        return [batch]

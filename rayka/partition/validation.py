@@ -1,11 +1,12 @@
 """What a leader checks of a producer's batches before it appends them: headers, the CRC, and whether the bytes can hold
-as many records as the header claims. Else 64 bytes would take 2^31 - 1 offsets. Columns stay opaque (B18).
+as many records as the header claims. Else 64 bytes would take 2^31 - 1 offsets (B18). What a topic asks of each single
+record is in `record_validation`.
 
 Kafka: `LogValidator`. Left out: transactional producers, conversion of old formats. Whether a
 sequence is the next one is the log's to say.
 """
 
-from rayka.config import MessageTimestampType, TopicConfig
+from rayka.config import TopicConfig
 from rayka.errors import (
     CorruptRecord,
     InvalidRecord,
@@ -13,9 +14,9 @@ from rayka.errors import (
     RecordTooLarge,
     UnsupportedCompressionType,
 )
-from rayka.ids import NO_TIMESTAMP
+from rayka.partition.record_validation import check_records
 from rayka.ports import Buffer
-from rayka.protocol.batch_contents import Column, parse_contents
+from rayka.protocol.batch_contents import Column, Contents, parse_contents
 from rayka.protocol.batch_encode import UNCOMPRESSED_BYTES_MAX
 from rayka.protocol.batch_header import (
     HEADER_BYTES,
@@ -36,19 +37,21 @@ def validate_batches(
 ) -> list[RecordBatch]:
     """The batches of a produce request, all of them good. `where` names the partition in messages.
 
-    Raises CorruptRecord, InvalidRecord, InvalidTimestamp, RecordTooLarge or UnsupportedCompressionType.
+    Raises CorruptRecord, InvalidRecord, InvalidTimestamp, RecordTooLarge or UnsupportedCompressionType; an
+    InvalidRecord or InvalidTimestamp that is about single records names them.
     """
     batches = list(split_batches(records))
     if not batches:
         raise InvalidRecord(f"{where}: a produce request holds at least one batch, found none")
+    checked: list[tuple[RecordBatch, Contents]] = []
     for batch in batches:
         if batch.producer_id != NO_PRODUCER_ID:
             _check_sequence(batch, len(batches), where)
-        _check_kind(batch, config, where)
+        _check_kind(batch, where)
         _check_size(batch, config, where)
-        _check_timestamps(batch, config, where, timestamp_ms)
         batch.check_crc(where)
-        _check_count(batch, where)
+        checked.append((batch, _check_count(batch, where)))
+    check_records(checked, config, where, timestamp_ms)
     return batches
 
 
@@ -59,14 +62,11 @@ def own_batch(records: Buffer, config: TopicConfig, *, where: str) -> RecordBatc
     Raises CorruptRecord, InvalidRecord or RecordTooLarge.
     """
     batch = RecordBatch(records)
-    _check_kind(batch, config, where)
+    _check_kind(batch, where)
+    if config.is_compacted and batch.has_null_key:
+        raise InvalidRecord(f"{where}: {batch!r}: a record has no key, which cleanup.policy=compact asks for")
     _check_size(batch, config, where)
     return batch
-
-
-def is_stamped_by_broker(config: TopicConfig) -> bool:
-    """Whether records get the time of their append instead of the producer's."""
-    return config.message_timestamp_type is MessageTimestampType.LOG_APPEND_TIME
 
 
 def _check_sequence(batch: RecordBatch, batch_count: int, where: str) -> None:
@@ -82,25 +82,22 @@ def _check_sequence(batch: RecordBatch, batch_count: int, where: str) -> None:
         )
 
 
-def _check_kind(batch: RecordBatch, config: TopicConfig, where: str) -> None:
+def _check_kind(batch: RecordBatch, where: str) -> None:
     if batch.codec is Codec.SNAPPY:
         raise UnsupportedCompressionType(f"{where}: snappy; expected none, gzip, lz4 or zstd")
     if batch.is_control or batch.is_transactional or batch.delete_horizon_ms is not None:
         raise InvalidRecord(
             f"{where}: {batch!r}: expected neither a control nor a transactional batch, nor a delete horizon"
         )
-    if config.is_compacted and batch.has_null_key:
-        raise InvalidRecord(
-            f"{where}: {batch!r}: a record has no key; a topic with cleanup.policy={config.cleanup_policy} keeps the"
-            " newest record of each key, so every record needs one"
-        )
+    if batch.timestamp_type is TimestampType.LOG_APPEND_TIME:
+        raise InvalidTimestamp(f"{where}: a producer may not claim the timestamp type LogAppendTime")
     if batch.last_offset_delta != batch.record_count - 1:
         raise CorruptRecord(f"{where}: {batch!r}: last offset delta {batch.last_offset_delta} leaves gaps")
 
 
-def _check_count(batch: RecordBatch, where: str) -> None:
+def _check_count(batch: RecordBatch, where: str) -> Contents:
     """The table of contents says how many offsets of values there are, one more than records, and how large all columns
-    are; the frame behind it must be able to hold them.
+    are; the frame behind it must be able to hold them. Returns the table.
     """
     body = batch.view[HEADER_BYTES:]
     contents = parse_contents(body)
@@ -119,6 +116,7 @@ def _check_count(batch: RecordBatch, where: str) -> None:
         raise CorruptRecord(
             f"{where}: {batch!r}: {frame_bytes} bytes cannot hold {contents.uncompressed_bytes} of columns"
         )
+    return contents
 
 
 def _check_size(batch: RecordBatch, config: TopicConfig, where: str) -> None:
@@ -127,23 +125,3 @@ def _check_size(batch: RecordBatch, config: TopicConfig, where: str) -> None:
             f"{where}: a batch of {batch.size_bytes} bytes exceeds max.message.bytes={config.max_message_bytes};"
             " send smaller batches or raise the topic's limit"
         )
-
-
-def _check_timestamps(batch: RecordBatch, config: TopicConfig, where: str, timestamp_ms: int) -> None:
-    """The base timestamp is the first record's, the max timestamp the latest: what a header knows."""
-    if batch.timestamp_type is TimestampType.LOG_APPEND_TIME:
-        raise InvalidTimestamp(f"{where}: a producer may not claim the timestamp type LogAppendTime")
-    if is_stamped_by_broker(config):
-        return
-    oldest_ms, latest_ms = batch.base_timestamp_ms, batch.max_timestamp_ms
-    if oldest_ms != NO_TIMESTAMP and timestamp_ms - oldest_ms > config.message_timestamp_before_max_ms:
-        raise _out_of_bounds(where, oldest_ms, timestamp_ms, "before", config.message_timestamp_before_max_ms)
-    if latest_ms != NO_TIMESTAMP and latest_ms - timestamp_ms > config.message_timestamp_after_max_ms:
-        raise _out_of_bounds(where, latest_ms, timestamp_ms, "after", config.message_timestamp_after_max_ms)
-
-
-def _out_of_bounds(where: str, found_ms: int, now_ms: int, side: str, limit_ms: int) -> InvalidTimestamp:
-    return InvalidTimestamp(
-        f"{where}: timestamp {found_ms} is {abs(now_ms - found_ms)} ms {side} the broker's clock,"
-        f" message.timestamp.{side}.max.ms={limit_ms}"
-    )

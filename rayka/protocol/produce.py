@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from rayka.errors import InvalidRequiredAcks
+from rayka.errors import ErrorCode, InvalidRequiredAcks
 from rayka.ids import NO_EPOCH, NO_NODE, NO_OFFSET, NO_TIMESTAMP
 from rayka.ports import Message, Request
 from rayka.protocol.of_partition import OfPartition, PartitionAnswer
@@ -19,11 +19,24 @@ class ProducePartition(OfPartition, frozen=True, array_like=True, gc=False):
     records: np.ndarray
 
 
+class RecordError(Message, frozen=True, array_like=True, gc=False):
+    """Why a record is refused: the one at this index among the records that were sent for the partition (KIP-467).
+
+    Kafka's has no code of its own for each record.
+    """
+
+    batch_index: int
+    error_code: ErrorCode
+    error_message: str
+
+
 class ProducePartitionResult(PartitionAnswer, frozen=True, array_like=True, gc=False):
     """What became of one partition's batches.
 
     `base_offset` is the offset of the first record; `log_append_time_ms` is -1 unless the topic stamps records itself.
     `leader_id` and `leader_epoch` go with a refusal of a node that does not lead, where it knows which one does.
+    `record_errors` go with a refusal that is about single records: nothing was appended, and the others may be sent
+    again without them. There may be more of them than are listed.
     """
 
     base_offset: int = NO_OFFSET
@@ -31,6 +44,7 @@ class ProducePartitionResult(PartitionAnswer, frozen=True, array_like=True, gc=F
     log_start_offset: int = NO_OFFSET
     leader_id: int = NO_NODE
     leader_epoch: int = NO_EPOCH
+    record_errors: tuple[RecordError, ...] = ()
 
 
 class ProduceResponse(Message, frozen=True, array_like=True):

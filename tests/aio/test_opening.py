@@ -36,7 +36,7 @@ class Gated(ScriptedCluster):
 CLIENTS: dict[str, Callable[[Gated], Any]] = {
     "Producer": lambda cluster: Producer(cluster, **QUICK),
     "Consumer": lambda cluster: Consumer(cluster=cluster),
-    "Admin": lambda cluster: Admin(cluster),
+    "Admin": Admin,
 }
 each_client = pytest.mark.parametrize("make", CLIENTS.values(), ids=CLIENTS)
 

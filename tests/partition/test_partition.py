@@ -1,5 +1,7 @@
 """One replica: leadership, appends, acknowledgements, reads and offsets."""
 
+from typing import Any
+
 import pytest
 
 from rayka.config import FlushPolicy, MessageTimestampType, TopicConfig
@@ -476,6 +478,27 @@ def test_a_new_leader_that_does_not_know_how_far_it_is_committed_says_so() -> No
 def append_own(partition: Partition, *values: bytes, timestamp_ms: int = NOW_MS) -> Appended:
     batch = records(*values, timestamp_ms=timestamp_ms)
     return partition.as_leader().append_own(batch, now_ms=0, timestamp_ms=NOW_MS)
+
+
+@pytest.mark.parametrize("later", [{"timestamp_ms": NOW_MS + 100}, {"config": {"max_message_bytes": 64}}])
+def test_a_repeated_batch_is_where_it_was_though_its_topic_would_refuse_it_now(
+    later: dict[str, Any],
+) -> None:  # C3
+    partition = new_partition(message_timestamp_before_max_ms=10)
+    batch = encode_batch([b"a", b"b"], timestamps_ms=NOW_MS, sequence=ProducerSequence(7, 0, 0))
+    (first,) = partition.as_leader().append_all([(batch, ACKS_ALL)], now_ms=0, timestamp_ms=NOW_MS)
+    partition.update_config(partition.config.model_copy(update=later.get("config", {})))
+    now_ms = later.get("timestamp_ms", NOW_MS)
+    damaged = batch.copy()
+    damaged[-1] ^= 1
+    again, unknown = partition.as_leader().append_all(
+        [(batch, ACKS_ALL), (damaged, ACKS_ALL)], now_ms=0, timestamp_ms=now_ms
+    )
+    assert isinstance(first, Appended)
+    assert isinstance(again, Appended)
+    assert (again.base_offset, again.required_offset) == (first.base_offset, first.required_offset)
+    assert isinstance(unknown, ApiError)
+    assert partition.log.log_end_offset == 2
 
 
 def test_a_batch_that_this_process_has_encoded_is_appended_whatever_producers_are_allowed() -> None:

@@ -9,14 +9,14 @@ import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rayka.errors import ApiError, RequestTimedOut
+from rayka.errors import ApiError, RecordsRefused, RequestTimedOut
 from rayka.node.handlers.parked import News, Watch
 from rayka.node.replication.replica import PartitionKey
 from rayka.node.replication.replica_manager import ReplicaManager
 from rayka.partition.partition import Partition
 from rayka.partition.partition_leader import Appended
 from rayka.protocol.later import Later
-from rayka.protocol.produce import ProducePartitionResult, ProduceRequest, ProduceResponse
+from rayka.protocol.produce import ProducePartitionResult, ProduceRequest, ProduceResponse, RecordError
 
 
 class OpenProduce:
@@ -140,6 +140,12 @@ def unsettled(
 def refused(replicas: ReplicaManager, key: PartitionKey, error: ApiError) -> ProducePartitionResult:
     """What is answered of a partition that this error is about."""
     leader_id, leader_epoch = replicas.current_leader(key, error)
+    refusals = error.refusals if isinstance(error, RecordsRefused) else {}
     return ProducePartitionResult(
-        *key, error.code, str(error), leader_id=leader_id, leader_epoch=leader_epoch
+        *key,
+        error.code,
+        str(error),
+        leader_id=leader_id,
+        leader_epoch=leader_epoch,
+        record_errors=tuple(RecordError(index, each.code, str(each)) for index, each in refusals.items()),
     )
