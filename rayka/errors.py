@@ -542,8 +542,30 @@ class StorageError(RaykaError):
     """
 
 
-class DiskFull(StorageError):
+class PassingStorageError(StorageError):
+    """A data directory takes no writes for now, and nothing is broken: what was written before is whole, and can be
+    read. `until` says what ends it.
+    """
+
+    until: ClassVar[str] = "that has passed"
+
+
+class DiskFull(PassingStorageError):
     """A write found no room. What was written before is whole, and can be read."""
+
+    until = "there is room"
+
+
+class DiskReadOnly(PassingStorageError):
+    """The file system is mounted read-only. What it holds can be read."""
+
+    until = "its disk is writable"
+
+
+class TooManyOpenFiles(PassingStorageError):
+    """No descriptor was left for a file, in the process (EMFILE) or on the machine (ENFILE). The call did nothing."""
+
+    until = "descriptors are free"
 
 
 class DamagedLog(StorageError):

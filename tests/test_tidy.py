@@ -169,6 +169,7 @@ def test_an_upward_import_is_found(tmp_path: Path) -> None:
         "config_brokers",
         "config_clients",
         "config_scaling",
+        "descriptors",
         "errors",
         "forks",
         "options",

@@ -27,6 +27,7 @@ from rayka.actors.node_logs import begin_log, own_log_path
 from rayka.actors.node_placement import Placement, wall_clock_ms
 from rayka.actors.payload import PackedAnswer, PackedCall, pack_answer, unpack_call
 from rayka.actors.priority import take_usual_niceness
+from rayka.descriptors import raise_limit
 from rayka.errors import BrokerNotAvailable, InvalidRequest, RaykaError
 from rayka.ids import node_name
 from rayka.log.local_disk import LocalDisk
@@ -71,6 +72,7 @@ class NodeShell:
         keep_freed_memory()
         set_modules_aside()
         take_usual_niceness()
+        raise_limit()
         self._make_node = make_node
         self._placement = placement
         self._disk = LocalDisk()

@@ -233,7 +233,7 @@ def print_configs(values: "list[ConfigValue]") -> None:
 
 
 def _row(found: "BrokerDescription", full: Collection[str]) -> tuple[object, ...]:
-    said = {**dict.fromkeys(found.offline_data_dirs, " (offline)"), **dict.fromkeys(full, " (full)")}
+    said = {**dict.fromkeys(found.offline_data_dirs, " (offline)"), **dict.fromkeys(full, " (not writable)")}
     paths = ", ".join(f"{each}{said.get(each, '')}" for each in found.data_dirs)
     counts = Count(found.replica_count), Count(found.leader_count)
     roles = ", ".join(found.roles)

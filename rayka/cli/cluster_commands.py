@@ -336,7 +336,7 @@ def describe_place(node: "NodeDescription") -> str:
     """`rayka/broker-1 on 10.0.0.2 (rack b): /data/a, /data/b (offline)`; of one that does not answer, where it was."""
     said = {
         **dict.fromkeys(node.offline_data_dirs, " (offline)"),
-        **dict.fromkeys(node.full_data_dirs, " (full)"),  # offline too, to the controller
+        **dict.fromkeys(node.full_data_dirs, " (not writable)"),  # offline too, to the controller
     }
     paths = [f"{each}{said.get(each, '')}" for each in node.data_dirs]
     place = f"{'was ' if node.state == 'unreachable' else ''}on {node.host or 'an unknown machine'}"

@@ -71,7 +71,7 @@ class LogFiles:
     """Dumps files. `with_records`: the records too; `as_metadata`: their values are records of the metadata."""
 
     def __init__(self, *, with_records: bool = False, as_metadata: bool = False) -> None:
-        self._disk = LocalDisk(is_read_only=True)
+        self._disk = LocalDisk()
         self._with_records = with_records
         self._as_metadata = as_metadata
 

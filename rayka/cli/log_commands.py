@@ -75,7 +75,7 @@ def clean(
     from rayka.cleaner import dry_run as cleaner
     from rayka.log.local_disk import LocalDisk
 
-    with closing(LocalDisk(is_read_only=True)) as disk:
+    with closing(LocalDisk()) as disk:
         found = [
             cleaner.dry_run(
                 disk,

@@ -102,7 +102,7 @@ def load_tree(path: str) -> Tree:
     """
     loader = _Loader()
     try:
-        with closing(LocalDisk(is_read_only=True)) as disk:
+        with closing(LocalDisk()) as disk:
             if os.path.isdir(path):
                 _load_directory(loader, disk, _metadata_directory(disk, path))
             elif parse_snapshot_name(posixpath.basename(path)) is not None:

@@ -131,7 +131,10 @@ class _Process:
     """The node's end of one process. Its calls wait, but `ask_soon`."""
 
     def __init__(self) -> None:
-        own, its = socket.socketpair()
+        try:
+            own, its = socket.socketpair()
+        except OSError as error:
+            raise JobDied(f"cannot start a process: {error}") from error
         with its:
             begin = _BEGIN.format(path=sys.path, descriptor=its.fileno(), parent=os.getpid())
             environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # each of them takes memory

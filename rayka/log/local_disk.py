@@ -1,26 +1,32 @@
 """The real disk: files of the operating system, with a bounded number of them open.
 
-Invariants: no bytes are overwritten, and only `cut` takes some off (design §3), so what a reader was given of a file
-never changes. Appends and reads are synchronous and go to the page cache; what would hold the event loop up runs on
-threads, each with descriptors of its own: `sync` on one, copies on another, and on a third the removal of directories
-and the end of large files (`OpenFile`). Jobs run in other processes (`job_process`). Every OSError becomes a
-StorageError that names the path and the cause. Kafka has no such layer (FileRecords, `Utils.flushDir`).
+Files are opened read-only until they are written, so a disk that is mounted read-only is read. Where no descriptor is
+free, files that are kept open give theirs; if none has one to give, a call of the event loop raises TooManyOpenFiles,
+and what runs on a thread waits. Invariants: no bytes are overwritten, and only `cut` takes some off (design §3), so
+what a reader was given of a file never changes. Appends and reads are synchronous and go to the page cache; what would
+hold the event loop up runs on threads, each with descriptors of its own: `sync` on one, copies on another, and on a
+third the removal of directories and the end of large files (`OpenFile`). Jobs run in other processes (`job_process`).
+Every OSError becomes a StorageError that names the path and the cause. Kafka has no such layer (FileRecords,
+`Utils.flushDir`).
 """
 
 import asyncio
 import errno
 import fcntl
+import logging
 import mmap
 import os
 import shutil
 import struct
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from types import TracebackType
+from typing import TypeVar
 
-from rayka.errors import DiskFull, StorageError
+from rayka import descriptors
+from rayka.errors import DiskFull, DiskReadOnly, StorageError, TooManyOpenFiles
 from rayka.log.job_process import JobProcesses
 from rayka.log.open_file import LocalSlice, OpenFile
 from rayka.ports import Buffer, FileIdentity, FileSlice, Job, Lock, RunningJob
@@ -32,6 +38,13 @@ _LOCK_NOTE_BYTES = 64
 _COPY_BYTES = 64 << 20
 _FICLONERANGE = 0x4020940D
 _NO_COPY_FILE_RANGE = (errno.ENOSYS, errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP)
+_OPEN_FILES_MAX = 512
+_OPEN_FILES_SHARE = 8  # of the descriptors of the process, so that the disks of a few nodes fit into one
+_CLOSED_AT_ONCE = 8  # where descriptors are missing
+_DESCRIPTOR_WAIT_S = 0.1
+_DESCRIPTOR_WAITS_TOLD = 100  # every so many waits
+_logger = logging.getLogger(__name__)
+ResultT = TypeVar("ResultT")
 
 
 class _StorageErrors:
@@ -57,17 +70,21 @@ def storage_error(action: str, path: str, number: int | None) -> StorageError:
     cause = os.strerror(number) if number is not None else "unknown error"
     if number in (errno.ENOSPC, errno.EDQUOT):
         return DiskFull(f"cannot {action} {path}: disk full ({cause}); free some space")
+    if number == errno.EROFS:
+        return DiskReadOnly(f"cannot {action} {path}: its file system is read-only; mount it writable")
+    if number in descriptors.NO_DESCRIPTOR:
+        return TooManyOpenFiles(f"cannot {action} {path}: {cause}; raise the limit (ulimit -n)")
     return StorageError(f"cannot {action} {path}: {cause}")
 
 
 class LocalDisk:
-    """The `Disk` port on this machine's file systems. `max_open_files` bounds the descriptors kept open; a read-only
-    one opens files that may not be written, too.
+    """The `Disk` port on this machine's file systems. `max_open_files` bounds the descriptors kept open; by default by
+    what the process may have.
     """
 
-    def __init__(self, max_open_files: int = 512, *, is_read_only: bool = False) -> None:
-        self._max_open_files = max_open_files
-        self._access = os.O_RDONLY if is_read_only else os.O_RDWR | os.O_APPEND
+    def __init__(self, max_open_files: int | None = None) -> None:
+        share = descriptors.limit() // _OPEN_FILES_SHARE
+        self._max_open_files = max_open_files or max(1, min(_OPEN_FILES_MAX, share))
         self._files: OrderedDict[str, OpenFile] = OrderedDict()  # by path, least recently used first
         self._sync_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rayka-sync")
         self._removal_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rayka-removal")
@@ -101,7 +118,7 @@ class LocalDisk:
 
     def list(self, directory: str) -> list[str]:
         with _StorageErrors("list", directory):
-            return sorted(os.listdir(directory))
+            return sorted(self._make_way(lambda: os.listdir(directory)))
 
     def free_bytes(self, path: str) -> int:
         with _StorageErrors("look at", path):
@@ -109,7 +126,7 @@ class LocalDisk:
             return status.f_bavail * status.f_frsize
 
     def boot_id(self) -> str:
-        with _StorageErrors("read", _BOOT_ID_PATH), open(_BOOT_ID_PATH) as file:
+        with _StorageErrors("read", _BOOT_ID_PATH), self._make_way(lambda: open(_BOOT_ID_PATH)) as file:
             return file.read().strip()
 
     # ---- Reading -------------------------------------------------------------------------------------------
@@ -127,17 +144,20 @@ class LocalDisk:
 
     def map(self, path: str) -> memoryview:
         with _StorageErrors("map", path):
-            descriptor = self._file(path).descriptor
-            size_bytes = os.fstat(descriptor).st_size
+            file = self._file(path)  # else `_make_way` might close it
+            size_bytes = os.fstat(file.descriptor).st_size
             if size_bytes == 0:
                 return memoryview(b"")
-            return memoryview(mmap.mmap(descriptor, size_bytes, access=mmap.ACCESS_READ))
+            # A map has a descriptor of its own.
+            return memoryview(
+                self._make_way(lambda: mmap.mmap(file.descriptor, size_bytes, access=mmap.ACCESS_READ))
+            )
 
     # ---- Writing -------------------------------------------------------------------------------------------
 
     def append(self, path: str, buffers: Sequence[Buffer]) -> int:
         with _StorageErrors("append to", path):
-            descriptor = self._file(path, create=True).descriptor
+            descriptor = self._writable(path, create=True).descriptor
             position = os.fstat(descriptor).st_size
             _write_all(descriptor, buffers)
             return position
@@ -146,20 +166,18 @@ class LocalDisk:
         aside = path + TEMPORARY_SUFFIX
         with _StorageErrors("write", path):
             self._forget(aside)
-            with _new_file(aside) as descriptor:
+            with _filling(aside, self._make_way(lambda: _created(aside))) as descriptor:
                 _write_all(descriptor, (data,))
             os.rename(aside, path)
         self._forget(path)
 
     async def copy_prefix(self, source: str, target: str, size_bytes: int) -> None:
         self._forget(target)
-        await asyncio.get_running_loop().run_in_executor(
-            self._copy_thread, _copy_and_sync, source, target, size_bytes
-        )
+        await self._on_thread(self._copy_thread, _copy_and_sync, source, target, size_bytes)
 
     def cut(self, path: str, size_bytes: int) -> None:
         with _StorageErrors("cut", path):
-            os.ftruncate(self._file(path).descriptor, size_bytes)
+            os.ftruncate(self._writable(path).descriptor, size_bytes)
 
     # ---- Names ---------------------------------------------------------------------------------------------
 
@@ -169,24 +187,24 @@ class LocalDisk:
 
     async def discard(self, path: str) -> None:
         self._forget_under(path)
-        await asyncio.get_running_loop().run_in_executor(self._removal_thread, _discard, path)
+        await self._on_thread(self._removal_thread, _discard, path)
 
     def rename(self, source: str, target: str) -> None:
         if os.path.isdir(source):
             self._forget_under(source)
         self._forget(source)
         self._forget(target)
-        with _StorageErrors("rename", source), _outlived(target, self._removal_thread):
+        with _StorageErrors("rename", source), self._outlived(target):
             os.rename(source, target)
 
     def unlink(self, path: str) -> None:
         self._forget(path)
-        with _StorageErrors("remove", path), _outlived(path, self._removal_thread):
+        with _StorageErrors("remove", path), self._outlived(path):
             os.unlink(path)
 
     def lock(self, path: str) -> Lock:
         with _StorageErrors("lock", path):
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = self._make_way(lambda: os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -202,22 +220,72 @@ class LocalDisk:
     # ---- Durability ----------------------------------------------------------------------------------------
 
     async def sync(self, files: Sequence[str], directories: Sequence[str]) -> None:
-        await asyncio.get_running_loop().run_in_executor(
-            self._sync_thread, _sync_all, tuple(files), tuple(directories)
-        )
+        await self._on_thread(self._sync_thread, _sync_all, tuple(files), tuple(directories))
+
+    async def _on_thread(self, thread: Executor, function: Callable[..., None], *given: object) -> None:
+        """Makes the call on the thread, again and again while no descriptor is free: nothing was synced or removed
+        then, and nothing has failed.
+        """
+        wait_count = 0
+        while True:
+            try:
+                return await asyncio.get_running_loop().run_in_executor(thread, function, *given)
+            except TooManyOpenFiles as error:
+                if wait_count % _DESCRIPTOR_WAITS_TOLD == 0:
+                    _logger.error("%s; it is tried until a descriptor is free", error)
+            wait_count += 1
+            self._close_some()
+            await asyncio.sleep(_DESCRIPTOR_WAIT_S)
 
     # ---- Open files ----------------------------------------------------------------------------------------
 
-    def _file(self, path: str, create: bool = False) -> OpenFile:
+    def _file(self, path: str) -> OpenFile:
+        """The file, to be read."""
+        return self._used(path) if path in self._files else self._opened(path, os.O_RDONLY)
+
+    def _writable(self, path: str, *, create: bool = False) -> OpenFile:
+        """The file, to be read and written; what was read of it keeps the descriptor that it was read with."""
         file = self._files.get(path)
-        if file is None:
-            flags = self._access | (os.O_CREAT if create else 0)
-            file = self._files[path] = OpenFile(path, flags, self._removal_thread)
-            if len(self._files) > self._max_open_files:
-                self._files.popitem(last=False)
-        else:
-            self._files.move_to_end(path)
+        if file is not None and file.is_writable:
+            return self._used(path)
+        return self._opened(path, os.O_RDWR | os.O_APPEND | (os.O_CREAT if create else 0))
+
+    def _used(self, path: str) -> OpenFile:
+        self._files.move_to_end(path)
+        return self._files[path]
+
+    def _opened(self, path: str, flags: int) -> OpenFile:
+        file = self._make_way(lambda: OpenFile(path, flags, self._removal_thread))
+        self._files[path] = file
+        self._files.move_to_end(path)
+        if len(self._files) > self._max_open_files:
+            self._files.popitem(last=False)
         return file
+
+    def _make_way(self, opening: Callable[[], ResultT]) -> ResultT:
+        """What `opening` opens. While no descriptor is free, files that are kept open give theirs. Raises OSError."""
+        while True:
+            try:
+                return opening()
+            except OSError as error:
+                if error.errno not in descriptors.NO_DESCRIPTOR or not self._files:
+                    raise
+            self._close_some()
+
+    def _close_some(self) -> None:
+        """Those that were not used for longest; a file stays open while a slice of it waits to be sent."""
+        for _ in range(min(len(self._files), _CLOSED_AT_ONCE)):
+            self._files.popitem(last=False)
+
+    @contextmanager
+    def _outlived(self, path: str) -> Iterator[None]:
+        """A file that loses its last name in the block is kept open until after it; `OpenFile` ends it."""
+        try:
+            outlived = self._make_way(lambda: OpenFile(path, os.O_RDONLY, self._removal_thread))
+        except OSError:
+            outlived = None
+        yield
+        del outlived
 
     def _forget(self, path: str) -> None:
         self._files.pop(path, None)
@@ -237,17 +305,6 @@ class _DescriptorLock:
         os.close(self._descriptor)
 
 
-@contextmanager
-def _outlived(path: str, removals: Executor) -> Iterator[None]:
-    """A file that loses its last name in the block is kept open until after it; `OpenFile` ends it."""
-    try:
-        outlived = OpenFile(path, os.O_RDONLY, removals)
-    except OSError:
-        outlived = None
-    yield
-    del outlived
-
-
 def _write_all(descriptor: int, buffers: Sequence[Buffer]) -> None:
     """One writev where the kernel takes everything at once; it may take less when the disk is nearly full."""
     pending = [memoryview(each).cast("B") for each in buffers if len(each)]  # type: ignore[arg-type]
@@ -259,14 +316,16 @@ def _write_all(descriptor: int, buffers: Sequence[Buffer]) -> None:
             pending[0] = pending[0][written:]
 
 
-@contextmanager
-def _new_file(path: str) -> Iterator[int]:
-    """A new inode under this name, also where an earlier attempt left a file. After a failure there is none: on a full
-    disk a part of it would take room.
-    """
+def _created(path: str) -> int:
+    """The descriptor of a new inode under this name, also where an earlier attempt left a file."""
     with suppress(FileNotFoundError):
         os.unlink(path)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+
+
+@contextmanager
+def _filling(path: str, descriptor: int) -> Iterator[int]:
+    """Closes the new file in the end. After a failure there is none: on a full disk a part of it would take room."""
     try:
         yield descriptor
     except OSError:
@@ -281,7 +340,7 @@ def _copy_and_sync(source: str, target: str, size_bytes: int) -> None:
     with _StorageErrors("copy", source):
         from_descriptor = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            with _new_file(target) as to_descriptor:
+            with _filling(target, _created(target)) as to_descriptor:
                 if os.fstat(from_descriptor).st_size < size_bytes:
                     raise OSError(errno.EIO, "the file ended early")
                 copied = _share(from_descriptor, to_descriptor, size_bytes)

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import NamedTuple
 
 from rayka.config import TopicConfig
-from rayka.errors import DiskFull, InvariantBroken, OffsetOutOfRange, StorageError
+from rayka.errors import InvariantBroken, OffsetOutOfRange, PassingStorageError, StorageError
 from rayka.ids import OffsetAndEpoch
 from rayka.log.appending import Appender, AppendInfo, placed_by_follower
 from rayka.log.leader_appends import AppendOutcome, LeaderRun, runs_without_repeats
@@ -67,7 +67,7 @@ class _Change:
     def __enter__(self) -> None:
         failure = self._log.failure
         if failure is not None:
-            until = "there is room" if isinstance(failure, DiskFull) else "its node restarts"
+            until = failure.until if isinstance(failure, PassingStorageError) else "its node restarts"
             raise type(failure)(f"{self._log.name} takes no appends until {until}: {failure}")
 
     def __exit__(
@@ -287,29 +287,29 @@ class Log:
 
     def remove_below_start(self) -> bool:
         """Removes segments wholly below the log start offset, oldest first and so many as one turn of an event loop
-        takes; whether any were there. Their files are renamed, and `retired` has them. Raises DiskFull, with nothing
-        changed, and other StorageErrors, which fail the log.
+        takes; whether any were there. Their files are renamed, and `retired` has them. Raises PassingStorageError, with
+        nothing changed, and other StorageErrors, which fail the log.
         """
         with self._shortening():
             is_shorter = self.retired.retire_below(self.swaps.removable(self.log_start_offset))
-            with suppress(DiskFull):  # more epochs on the disk than there need be are harmless
+            with suppress(PassingStorageError):  # more epochs on the disk than there need be are harmless
                 self.epochs.truncate_from_start(self.segments.first.base_offset)
             return is_shorter
 
     @contextmanager
     def _shortening(self) -> Iterator[None]:
         """A change at the log's start. A full disk that has stopped the appends does not stop it, since it makes room;
-        one that stops it leaves all as it was.
+        a disk that refuses the first step leaves all as it was, and one that refuses a later step stops the log until
+        it is opened again.
         """
-        is_stopped = self.failure is not None and not isinstance(self.failure, DiskFull)
+        is_stopped = self.failure is not None and not isinstance(self.failure, PassingStorageError)
         if is_stopped or self.is_reopened:
             raise StorageError(f"{self.name} cannot start later: {self.failure or 'it is opened again'}")
         try:
             yield
-        except DiskFull:
-            raise
         except StorageError as error:
-            self.failure = error
+            if self.retired.is_half_way or not isinstance(error, PassingStorageError):
+                self.failure = error
             raise
 
     @contextmanager

@@ -5,7 +5,8 @@ partitions (`offset_checkpoints`), what says how it was left (`shutdown_files`),
 (`partition_directories`).
 
 Invariants: at most one open LogDirectory for a path; after a failed sync it is offline for good, never
-retried, and no later start takes it for clean; one that is full is read, and goes on when there is room.
+retried, and no later start takes it for clean; one that takes no writes for now (it is full or read-only, or no
+descriptor is free) is read, and goes on when that has passed.
 Kafka: `LogManager`, `MetaPropertiesEnsemble`. Left out: several directories in one object.
 """
 
@@ -16,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from uuid import UUID
 
 from rayka.config import TopicConfig
-from rayka.errors import DamagedLog, DiskFull, InconsistentTopicId, InvariantBroken, StorageError
+from rayka.errors import DamagedLog, InconsistentTopicId, InvariantBroken, PassingStorageError, StorageError
 from rayka.ids import NO_EPOCH, TopicPartition, node_name
 from rayka.log.durable import replace_durably
 from rayka.log.future_logs import FutureLogs
@@ -65,9 +66,9 @@ class LogDirectory:
         self.futures = FutureLogs(disk, self.partitions)
         self.shutdown = ShutdownFiles(disk, path, self.on_full)
         self.failure: StorageError | None = None
-        self.full: DiskFull | None = None  # what met no room, until there is some
-        self.is_reported_offline = False  # full, and the controller is told, so that others lead
-        self.has_recovered = False  # it was reported offline, and there is room again
+        self.full: PassingStorageError | None = None  # why it takes no writes for now
+        self.is_reported_offline = False  # the controller was told of that, so that others lead
+        self.has_recovered = False  # it was reported offline, and takes writes again
         self.logs: dict[TopicPartition, Log] = {}
 
     def __repr__(self) -> str:
@@ -267,16 +268,20 @@ class LogDirectory:
     async def remove_deleted(self, paths: Sequence[str]) -> None:
         """Removes directories of deleted logs, and files of deleted segments; readers keep what they mapped. Their new
         names are durable first: else a power cut might bring an old name back with a part of its files. What is not
-        there any more is passed over. Raises StorageError and goes offline for good.
+        there any more is passed over. Raises PassingStorageError, with a part of them removed; StorageError, and goes
+        offline for good.
         """
         self._check_online()
         parents = {posixpath.dirname(each): None for each in paths}
+        is_synced = False
         try:
             await self._disk.sync([], [each for each in parents if self._disk.exists(each)])
+            is_synced = True
             for path in paths:
                 await self._disk.discard(path)
         except StorageError as error:
-            self.go_offline(error)
+            if not (is_synced and isinstance(error, PassingStorageError)):
+                self.go_offline(error)
             raise
 
     # ---- Durability ----------------------------------------------------------------------------------------
@@ -309,7 +314,7 @@ class LogDirectory:
                     self.checkpoints.high_watermarks[topic_partition] = high_watermark
             try:
                 await self.checkpoints.save(self.logs)
-            except DiskFull as error:
+            except PassingStorageError as error:
                 self.on_full(error)
                 raise  # the old files are whole, and what they say is still true
             except StorageError as error:
@@ -318,16 +323,18 @@ class LogDirectory:
 
     # ---- Full, failed, removed -----------------------------------------------------------------------------
 
-    def on_full(self, error: DiskFull, *, is_reported_offline: bool = False) -> None:
-        """There was no room for something. What is here is still read; if the controller is told, others lead it."""
+    def on_full(self, error: PassingStorageError, *, is_reported_offline: bool = False) -> None:
+        """The directory takes no writes for now. What is here is still read; if the controller is told, others lead
+        it.
+        """
         if self.full is None:
-            _logger.error("%s is full: %s", self.path, error)
+            _logger.error("%s takes no writes until %s: %s", self.path, error.until, error)
         self.full = self.full or error
         self.is_reported_offline = self.is_reported_offline or is_reported_offline
 
     def on_room(self) -> None:
-        """There is room again."""
-        _logger.info("%s: there is room again", self.path)
+        """The directory takes writes again."""
+        _logger.info("%s takes writes again", self.path)
         self.has_recovered = self.has_recovered or self.is_reported_offline
         self.full, self.is_reported_offline = None, False
 
@@ -339,7 +346,7 @@ class LogDirectory:
         try:
             self._disk.write(path, bytes(_PROBE_BYTES))
             self._disk.unlink(path)
-        except DiskFull:
+        except PassingStorageError:
             return False
         return True
 

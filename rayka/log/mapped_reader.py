@@ -1,9 +1,9 @@
 """Reading file ranges on the machine that holds the log: segments mapped, never copied (design §3).
 
 With `rayka.log.local_disk` the only module that opens log files. A range names path, device and inode, so a segment
-that was truncated (a new inode under the old name), removed or replaced since the answer is noticed, and the
-caller asks again over the network. What was given stays valid: none of it is cut off or overwritten. CRCs
-are the caller's business. Kafka has no such thing.
+that was truncated (a new inode under the old name), removed or replaced since the answer is noticed, and the caller
+asks again over the network. Where no descriptor is free, TooManyOpenFiles is raised. What was given stays valid: none
+of it is cut off or overwritten. CRCs are the caller's business. Kafka has no such thing.
 """
 
 import mmap
@@ -17,6 +17,8 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from rayka.descriptors import NO_DESCRIPTOR
+from rayka.errors import TooManyOpenFiles
 from rayka.log.meta_properties import META_PROPERTIES_FILE, decode_meta_properties
 from rayka.log.partition_metadata import PARTITION_METADATA_FILE, decode_partition_metadata
 from rayka.protocol.batch_header import HEADER_BYTES
@@ -92,7 +94,8 @@ def _of_file(file_range: FileRange, read: Callable[[int, int], ResultT]) -> Resu
     """What `read` makes of the file's descriptor and size, if it still is the one that the range was cut from."""
     try:
         descriptor = os.open(file_range.path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+    except OSError as error:
+        _refuse_without_descriptor(file_range.path, error)
         return None
     try:
         status = os.fstat(descriptor)
@@ -100,10 +103,17 @@ def _of_file(file_range: FileRange, read: Callable[[int, int], ResultT]) -> Resu
         if not is_same or status.st_size < file_range.position + file_range.size_bytes:
             return None
         return read(descriptor, status.st_size)
-    except OSError:
+    except OSError as error:
+        _refuse_without_descriptor(file_range.path, error)
         return None
     finally:
         os.close(descriptor)
+
+
+def _refuse_without_descriptor(path: str, error: OSError) -> None:
+    """Raises TooManyOpenFiles where the error says nothing about the file."""
+    if error.errno in NO_DESCRIPTOR:
+        raise TooManyOpenFiles(f"cannot read {path}: {error.strerror}") from error
 
 
 def _begins_at(records: memoryview, base_offset: int) -> bool:
@@ -115,7 +125,8 @@ def is_local_directory(path: str, directory_id: UUID) -> bool:
     try:
         with open(posixpath.join(path, META_PROPERTIES_FILE), "rb") as file:
             properties = decode_meta_properties(file.read())
-    except OSError:
+    except OSError as error:
+        _refuse_without_descriptor(path, error)
         return False
     return properties is not None and properties.directory_id == directory_id
 
@@ -129,5 +140,6 @@ def topic_id_beside(segment_path: str) -> UUID | None:
     try:
         with open(posixpath.join(posixpath.dirname(segment_path), PARTITION_METADATA_FILE), "rb") as file:
             return decode_partition_metadata(file.read())
-    except OSError:
+    except OSError as error:
+        _refuse_without_descriptor(segment_path, error)
         return None

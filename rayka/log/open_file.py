@@ -24,10 +24,11 @@ class OpenFile:
     then, which takes 300 ms for 1 GiB.
     """
 
-    __slots__ = ("_removals", "descriptor")
+    __slots__ = ("_removals", "descriptor", "is_writable")
 
     def __init__(self, path: str, flags: int, removals: Executor) -> None:
         self._removals = removals
+        self.is_writable = flags & os.O_ACCMODE != os.O_RDONLY
         self.descriptor = -1
         self.descriptor = os.open(path, flags | os.O_CLOEXEC, 0o644)
 

@@ -133,9 +133,9 @@ class ProducerSnapshots:
         """
         going = [each for each in self._offsets if each < first_offset]
         retired = [self._path(each) + DELETED_SUFFIX for each in going]
+        del self._offsets[: len(going)]
         for offset, path in zip(going, retired, strict=True):
             self._files.rename(self._path(offset), path)
-        del self._offsets[: len(going)]
         return retired
 
     def remove_within(self, base_offset: int, end_offset: int) -> None:

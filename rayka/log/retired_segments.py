@@ -22,20 +22,24 @@ class RetiredSegments:
         self._segments = segments
         self._snapshots = snapshots
         self._paths: list[str] = []
+        self.is_half_way = False  # an error came between two renames
 
     def __repr__(self) -> str:
         return f"<RetiredSegments files={len(self._paths)}>"
 
     def retire_below(self, offset: int) -> bool:
         """Takes out segments wholly below the offset, oldest first, at most so many as one turn of an event loop takes,
-        and never the active one; whether any were there. Raises DiskFull, with nothing changed, and StorageError.
+        and never the active one; whether any were there. Raises StorageError: unless that is half way, with nothing
+        changed.
         """
         count = min(self._segments.count_below(offset), SEGMENTS_PER_TURN)
         if count:
             first_offset = self._segments.all[count].base_offset
             self._raise_start(first_offset)
+            self.is_half_way = True
             self._paths += self._segments.retire_first(count)
             self._paths += self._snapshots.retire_before(first_offset)
+            self.is_half_way = False
         return count > 0
 
     def _raise_start(self, first_offset: int) -> None:

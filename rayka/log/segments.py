@@ -179,9 +179,10 @@ class Segments:
             raise InvariantBroken(f"{self!r} keeps one segment at least, and {count} are to go")
         retired: list[str] = []
         while count:
-            retired += self._segments[0].retire()
+            # First from here: while the disk refuses it, nobody reads a file that may have lost its name.
             removed, count = self._segments.pop(0), count - 1
             self._warm = [segment for segment in self._warm if segment is not removed]
+            retired += removed.retire()
         return retired
 
     def replace_all(self, base_offset: int, config: TopicConfig) -> None:

@@ -15,7 +15,7 @@ import posixpath
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rayka.errors import DiskFull, StorageError
+from rayka.errors import PassingStorageError, StorageError
 from rayka.ids import NO_EPOCH
 from rayka.log.durable import replace_durably
 from rayka.log.markers import is_given_up
@@ -30,7 +30,7 @@ _logger = logging.getLogger(__name__)
 class ShutdownFiles:
     """The two files of one data directory."""
 
-    def __init__(self, disk: Disk, path: str, on_full: Callable[[DiskFull], None]) -> None:
+    def __init__(self, disk: Disk, path: str, on_full: Callable[[PassingStorageError], None]) -> None:
         self._disk = disk
         self._path = path
         self._clean_path = posixpath.join(path, CLEAN_SHUTDOWN_FILE)
@@ -131,7 +131,7 @@ class ShutdownFiles:
             return
         try:
             self._disk.write(self._boot_path, json.dumps(content).encode())
-        except DiskFull as error:
+        except PassingStorageError as error:
             self._on_full(error)
         else:
             self._boot = content

@@ -16,7 +16,13 @@ import msgspec
 import pyarrow as pa
 
 from rayka.client import io_thread
-from rayka.errors import CorruptRecord, InconsistentTopicId, OffsetOutOfRange, UnknownTopicOrPartition
+from rayka.errors import (
+    CorruptRecord,
+    InconsistentTopicId,
+    OffsetOutOfRange,
+    TooManyOpenFiles,
+    UnknownTopicOrPartition,
+)
 from rayka.log.mapped_reader import MappedReader
 from rayka.protocol.batch_decode import DecodedBatch, decode
 from rayka.protocol.batch_header import RecordBatch, split_batches
@@ -127,7 +133,10 @@ def _mapped_batches(wanted: OffsetRange, file_ranges: tuple[FileRange, ...]) -> 
     """The batches in the files, up to the first file that is not the one, or not of the topic, that planning saw."""
     reader = MappedReader()
     for file_range in file_ranges:
-        mapped = reader.read(file_range, wanted.topic_id)
+        try:
+            mapped = reader.read(file_range, wanted.topic_id)
+        except TooManyOpenFiles:
+            return  # the rest comes over the network
         if mapped is None:
             return
         yield from split_batches(mapped)

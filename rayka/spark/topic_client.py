@@ -24,6 +24,7 @@ from rayka.errors import (
     LeaderNotAvailable,
     OffsetOutOfRange,
     RequestTimedOut,
+    TooManyOpenFiles,
     UnknownTopicOrPartition,
 )
 from rayka.ids import NO_NODE, TopicPartition
@@ -221,7 +222,10 @@ class _FetchRange(LeaderRequest[int, FetchPartitionResult]):
 
 def _is_local(broker: MetadataBroker) -> bool:
     """Whether this machine can open all data directories of the broker."""
-    return all(is_local_directory(each.path, each.directory_id) for each in broker.directories)
+    try:
+        return all(is_local_directory(each.path, each.directory_id) for each in broker.directories)
+    except TooManyOpenFiles:
+        return False
 
 
 async def available_ranges(options: ReadOptions, client: TopicClient) -> dict[TopicPartition, AvailableRange]:

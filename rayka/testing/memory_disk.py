@@ -1,10 +1,10 @@
 """A disk in memory that knows what was synced, and breaks on request.
 
-The second implementation of the `Disk` port, for tests and simulation. It keeps two states of everything:
-what the page cache holds and what would survive a power cut. Faults: `process_crash` (the page cache
-survives, locks are gone), `power_loss` (unsynced bytes and names are lost or torn), torn writes, EIO on
-write, read and sync, a disk that fills up, bit flips. It is more hostile than most file systems: names and
-bytes are lost independently of each other.
+The second implementation of the `Disk` port, for tests and simulation. It keeps two states of everything: what the page
+cache holds and what would survive a power cut. Faults: `process_crash` (the page cache survives, locks are gone),
+`power_loss` (unsynced bytes and names are lost or torn), torn writes, EIO and other errors on writes, reads, syncs and
+changes of names, a disk that fills up, bit flips. It is more hostile than most file systems: names and bytes are lost
+independently of each other.
 
 Invariants: `synced_bytes <= len(data)`; what a `map` returned never changes.
 """
@@ -12,18 +12,19 @@ Invariants: `synced_bytes <= len(data)`; what a `map` returned never changes.
 import asyncio
 import errno
 import posixpath
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from rayka.errors import StorageError
+from rayka.errors import StorageError, TooManyOpenFiles
 from rayka.log.local_disk import TEMPORARY_SUFFIX, storage_error
 from rayka.ports import Buffer, Disk, FileIdentity, FileSlice, Job, Lock, RunningJob
 from rayka.testing.memory_tree import Entry, Inode, MemoryDirectory, MemoryTree
 
-Operation = Literal["write", "read", "sync"]
+Operation = Literal["write", "read", "sync", "name"]
+_DESCRIPTOR_WAIT_S = 0.1
 _DEVICE = -1  # no real file system has it, so no reader mistakes a path of this disk for a file of its own
 
 
@@ -36,15 +37,20 @@ class DurableFile(NamedTuple):
 
 
 class _Fault:
-    """One injected failure: the next `times` operations of this kind on a path that contains `where`."""
+    """One injected failure: `times` operations of this kind on a path that contains `where`, after the next `after`."""
 
-    def __init__(self, operation: Operation, where: str, times: int) -> None:
+    def __init__(self, operation: Operation, where: str, times: int, number: int, after: int) -> None:
         self.operation = operation
         self.where = where
         self.times = times
+        self.number = number
+        self.after = after
 
     def strikes(self, operation: Operation, path: str) -> bool:
         if self.operation != operation or self.where not in path or self.times == 0:
+            return False
+        if self.after > 0:
+            self.after -= 1
             return False
         self.times -= 1
         return True
@@ -60,6 +66,7 @@ class MemoryDisk:
         self._faults: list[_Fault] = []
         self._torn: dict[str, int] = {}
         self._free_bytes = 1 << 62
+        self.failure_count = 0  # operations that failed because that was arranged
 
     def __repr__(self) -> str:
         return (
@@ -81,11 +88,20 @@ class MemoryDisk:
         self._boot_count += 1
         self._tree.lose_power(random)
 
-    def fail(self, operation: Operation, where: str = "", times: int = 1) -> None:
-        """The next operations of this kind on paths that contain `where` end with EIO; a failed write writes
-        nothing.
+    def fail(
+        self,
+        operation: Operation,
+        where: str = "",
+        times: int = 1,
+        *,
+        number: int = errno.EIO,
+        after: int = 0,
+    ) -> None:
+        """Operations of this kind on paths that contain `where` end with this errno: `times` of them (-1: all), after
+        the next `after`. A failed write writes nothing. With EMFILE no descriptor is free for them: calls that are
+        awaited wait then.
         """
-        self._faults.append(_Fault(operation, where, times))
+        self._faults.append(_Fault(operation, where, times, number, after))
 
     def mend(self) -> None:
         """No failure that was arranged happens any more."""
@@ -180,7 +196,7 @@ class MemoryDisk:
 
     async def copy_prefix(self, source: str, target: str, size_bytes: int) -> None:
         await self._while_syncing()
-        self.copy_prefix_now(source, target, size_bytes)
+        await self._with_descriptor(lambda: self.copy_prefix_now(source, target, size_bytes))
 
     def copy_prefix_now(self, source: str, target: str, size_bytes: int) -> None:
         """`copy_prefix` for tests without an event loop."""
@@ -217,6 +233,7 @@ class MemoryDisk:
     # ---- Names ---------------------------------------------------------------------------------------------
 
     def make_directory(self, path: str) -> None:
+        self._maybe_fail("name", "create directory", path)
         self._tree.make_directory(path)
 
     def remove_directory(self, path: str) -> None:
@@ -227,7 +244,7 @@ class MemoryDisk:
         """File by file, so the process may end on the way."""
         if not self.exists(path):
             return
-        self._maybe_fail("write", "remove", path)
+        await self._with_descriptor(lambda: self._maybe_fail("write", "remove", path))
         if not isinstance(self._tree.find(path), MemoryDirectory):
             self.unlink(path)
             return
@@ -241,9 +258,11 @@ class MemoryDisk:
         self.remove_directory(path)
 
     def rename(self, source: str, target: str) -> None:
+        self._maybe_fail("name", "rename", source)
         self._tree.rename(source, target)
 
     def unlink(self, path: str) -> None:
+        self._maybe_fail("name", "remove", path)
         self._tree.inode("remove", path)
         self._tree.remove("remove", path)
 
@@ -261,7 +280,7 @@ class MemoryDisk:
         wanted = _wanted(map(self._tree.find, files))
         # Others run meanwhile, as on the real disk; what they write is not covered.
         await self._while_syncing()
-        self._sync(wanted, files, directories)
+        await self._with_descriptor(lambda: self._sync(wanted, files, directories))
 
     async def _while_syncing(self) -> None:
         """The time that a sync takes; a disk that is slower overrides this."""
@@ -289,8 +308,18 @@ class MemoryDisk:
         """Something more is durable."""
 
     def _maybe_fail(self, operation: Operation, action: str, path: str) -> None:
-        if self._faults and any(fault.strikes(operation, path) for fault in self._faults):
-            raise storage_error(action, path, errno.EIO)
+        for fault in self._faults:
+            if fault.strikes(operation, path):
+                self.failure_count += 1
+                raise storage_error(action, path, fault.number)
+
+    async def _with_descriptor(self, call: Callable[[], None]) -> None:
+        """Makes the call, again and again while no descriptor is free."""
+        while True:
+            try:
+                return call()
+            except TooManyOpenFiles:
+                await asyncio.sleep(_DESCRIPTOR_WAIT_S)
 
 
 class InlineJob:

@@ -4,7 +4,8 @@ Invariants: nothing is read of a connection but its greeting until its ticket wa
 handed over in the order in which they arrived; from a connection whose calls and answers on their way hold
 `HELD_BYTES_MAX` of records no further call is read; large calls that are not whole yet hold no more than
 `UNFINISHED_BYTES_MAX` and one call, those beyond it are not read until others are whole. What is refused or cut off is
-counted by reason. Kafka: `SocketServer`.
+counted by reason. Connections take no descriptor that is reserved for files (`rayka.descriptors`): their callers go on
+by Ray. Kafka: `SocketServer`.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
+from rayka.descriptors import is_reserved
 from rayka.errors import NetworkException
 from rayka.node.repeats import Repeats
 from rayka.protocol.caller import Answer
@@ -144,13 +146,20 @@ class LaneServer:
                 self._refuse("it could not be accepted", error.strerror or "")
                 await asyncio.sleep(0.1)
                 continue
-            if len(self._greeting) >= GREETINGS_MAX or len(self._connections) >= CONNECTIONS_MAX:
+            if self._is_one_too_many(connection):
                 self._refuse("there are too many")
                 connection.close()
                 continue
             task = loop.create_task(self._welcome(connection), name="greeting")
             self._greeting[task] = connection
             task.add_done_callback(self._greeting.pop)
+
+    def _is_one_too_many(self, connection: socket.socket) -> bool:
+        return (
+            len(self._greeting) >= GREETINGS_MAX
+            or len(self._connections) >= CONNECTIONS_MAX
+            or is_reserved(connection.fileno())
+        )
 
     async def _welcome(self, connection: socket.socket) -> None:
         is_welcome = False

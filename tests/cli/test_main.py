@@ -311,7 +311,7 @@ def test_a_full_directory_is_called_full_though_it_is_offline_to_the_controller(
         NODES[0], data_dirs=("/a", "/b"), offline_data_dirs=("/a", "/b"), full_data_dirs=("/a",)
     )
     print_description(dataclasses.replace(DESCRIPTION, nodes=(node,)))
-    assert "/a (full), /b (offline)" in capsys.readouterr().out
+    assert "/a (not writable), /b (offline)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])

@@ -390,7 +390,7 @@ def test_a_list_of_brokers_tells_a_full_directory_from_a_failed_one(
     silent = BrokerLogDirs(2, (), "broker-2 did not answer")
     broker.print_brokers(brokers, [BrokerLogDirs(1, (full, failed)), silent])
     first, second = capsys.readouterr().out.splitlines()[1:]
-    assert first.endswith("/a (full), /b (offline), /c")
+    assert first.endswith("/a (not writable), /b (offline), /c")
     assert second.endswith("/a (offline), /b (offline), /c")
 
 

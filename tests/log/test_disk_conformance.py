@@ -1,21 +1,26 @@
 """What every `Disk` promises, proven on the real one and on the one in memory."""
 
 import asyncio
+import errno
+import fcntl
+import logging
 import os
 import shutil
 import tempfile
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from rayka.errors import StorageError
-from rayka.log.local_disk import LocalDisk
+from rayka.errors import DiskFull, DiskReadOnly, PassingStorageError, StorageError, TooManyOpenFiles
+from rayka.log.local_disk import LocalDisk, storage_error
 from rayka.ports import Disk
 from rayka.testing.memory_disk import MemoryDisk
+from tests.descriptors import none_free
 
 
 def copy_prefix(disk: Disk, source: str, target: str, size_bytes: int) -> None:
@@ -308,3 +313,151 @@ def test_the_real_lock_names_the_process_that_holds_it(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"locked by process \d+"):
         LocalDisk().lock(str(tmp_path / ".lock"))
     lock.release()
+
+
+# ---- Without descriptors, and read-only ----
+
+
+SYNCHRONOUS_CALLS: list[Callable[[Disk, str], object]] = [
+    lambda disk, path: disk.list(path),
+    lambda disk, path: disk.read_at(f"{path}/old", 0, 1),
+    lambda disk, path: disk.slice(f"{path}/old", 0, 1),
+    lambda disk, path: disk.map(f"{path}/old"),
+    lambda disk, path: disk.append(f"{path}/new", [b"x"]),
+    lambda disk, path: disk.write(f"{path}/new", b"x"),
+    lambda disk, path: disk.cut(f"{path}/old", 0),
+    lambda disk, path: disk.lock(f"{path}/.lock"),
+    lambda disk, path: disk.boot_id(),
+]
+
+
+@pytest.mark.parametrize("call", SYNCHRONOUS_CALLS)
+def test_a_call_that_finds_no_descriptor_says_so_and_is_made_once_there_is_one(
+    tmp_path: Path, call: Callable[[Disk, str], object]
+) -> None:
+    disk = LocalDisk()
+    (tmp_path / "old").write_bytes(b"old")
+    with (
+        none_free(),
+        pytest.raises(TooManyOpenFiles, match=r"cannot .*: Too many open files; raise the limit"),
+    ):
+        call(disk, str(tmp_path))
+    call(disk, str(tmp_path))
+
+
+@pytest.mark.parametrize("call", SYNCHRONOUS_CALLS)
+def test_files_that_are_kept_open_give_their_descriptors_to_others(
+    tmp_path: Path, call: Callable[[Disk, str], object]
+) -> None:
+    disk = LocalDisk()
+    (tmp_path / "old").write_bytes(b"old")
+    for number in range(3):
+        disk.append(f"{tmp_path}/{number}", [b"x"])
+    with none_free():
+        call(disk, str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda disk, path: disk.sync([f"{path}/a"], [path]),
+        lambda disk, path: disk.copy_prefix(f"{path}/a", f"{path}/b", 3),
+        lambda disk, path: disk.discard(f"{path}/c"),
+    ],
+    ids=["sync", "copy", "discard"],
+)
+def test_what_is_awaited_waits_for_a_descriptor(
+    tmp_path: Path, act: Callable[[Disk, str], Awaitable[None]]
+) -> None:
+    """A sync that was not begun has neither failed nor happened."""
+    disk, said = LocalDisk(), Said()
+    logging.getLogger("rayka.log.local_disk").addHandler(said)
+    (tmp_path / "a").write_bytes(b"0123")
+    (tmp_path / "c").mkdir()
+
+    async def run() -> None:
+        call = asyncio.ensure_future(act(disk, str(tmp_path)))
+        with none_free():
+            await said.waits.wait()
+            assert not call.done()
+        await call
+
+    asyncio.run(run())
+    logging.getLogger("rayka.log.local_disk").removeHandler(said)
+    disk.close()
+
+
+class Said(logging.Handler):
+    """Whether the disk has said that it waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits = asyncio.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "it is tried until a descriptor is free" in record.getMessage():
+            self.waits.set()
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda disk: disk.sync(["/data/a"], ["/data"]),
+        lambda disk: disk.copy_prefix("/data/a", "/data/b", 3),
+        lambda disk: disk.discard("/data/a"),
+    ],
+    ids=["sync", "copy", "discard"],
+)
+def test_the_disk_in_memory_waits_for_a_descriptor_too(act: Callable[[Disk], Awaitable[None]]) -> None:
+    async def run() -> None:
+        disk = MemoryDisk()
+        disk.make_directory("/data")
+        disk.append("/data/a", [b"0123"])
+        for operation in ("write", "sync"):
+            disk.fail(operation, times=-1, number=errno.EMFILE)
+        with pytest.raises(TooManyOpenFiles):
+            disk.append("/data/a", [b"x"])
+        call = asyncio.ensure_future(act(disk))
+        await asyncio.sleep(0.01)
+        assert not call.done()
+        disk.mend()
+        await call
+
+    asyncio.run(run())
+
+
+def test_a_file_that_may_not_be_written_is_read_and_an_append_to_it_says_why(tmp_path: Path) -> None:
+    """As on a disk that is mounted read-only."""
+    disk, path = LocalDisk(), tmp_path / "a"
+    path.write_bytes(b"0123")
+    flags = set[int]()
+    disk.read_at(str(path), 0, 4)
+    flags |= _access_modes(path)
+    assert bytes(disk.map(str(path))) == disk.slice(str(path), 0, 4).read().tobytes() == b"0123"
+    flags |= _access_modes(path)
+    assert flags == {os.O_RDONLY}
+    assert disk.append(str(path), [b"4"]) == 4
+    assert (disk.read_at(str(path), 0, 9), _access_modes(path)) == (b"01234", {os.O_RDWR})
+
+
+def _access_modes(path: Path) -> set[int]:
+    """How this process has the file open now."""
+    modes = set()
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{descriptor}") == str(path):
+                modes.add(fcntl.fcntl(int(descriptor), fcntl.F_GETFL) & os.O_ACCMODE)
+    return modes
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [
+        (errno.EMFILE, TooManyOpenFiles), (errno.ENFILE, TooManyOpenFiles), (errno.EROFS, DiskReadOnly),
+        (errno.ENOSPC, DiskFull), (errno.EDQUOT, DiskFull), (errno.EIO, StorageError), (None, StorageError),
+    ],
+)  # fmt: skip
+def test_the_errno_says_whether_an_error_passes(number: int | None, expected: type[StorageError]) -> None:
+    error = storage_error("append to", "/data/a", number)
+    assert type(error) is expected
+    assert isinstance(error, PassingStorageError) is (expected is not StorageError)

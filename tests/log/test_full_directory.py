@@ -37,7 +37,10 @@ def test_a_full_directory_is_logged_once_with_what_met_no_room(caplog: pytest.Lo
     directory = open_directory(formatted_disk())
     directory.on_full(FULL)
     directory.on_full(DiskFull("another write"))
-    assert (directory.full, _said(caplog, logging.ERROR)) == (FULL, [f"{PATH} is full: {FULL}"])
+    assert (directory.full, _said(caplog, logging.ERROR)) == (
+        FULL,
+        [f"{PATH} takes no writes until {FULL.until}: {FULL}"],
+    )
 
 
 def test_a_directory_that_others_lead_for_stays_reported_until_there_is_room(
@@ -50,7 +53,7 @@ def test_a_directory_that_others_lead_for_stays_reported_until_there_is_room(
     assert (directory.is_reported_offline, directory.has_recovered) == (True, False)
     directory.on_room()
     assert (directory.full, directory.is_reported_offline, directory.has_recovered) == (None, False, True)
-    assert _said(caplog, logging.INFO) == [f"{PATH}: there is room again"]
+    assert _said(caplog, logging.INFO) == [f"{PATH} takes writes again"]
 
 
 def test_a_directory_that_was_full_and_never_reported_has_nothing_to_recover_from() -> None:

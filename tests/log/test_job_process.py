@@ -19,6 +19,7 @@ from rayka.log.job_server import told
 from rayka.log.local_disk import LocalDisk
 from rayka.ports import Disk, JobDied, Slice
 from rayka.testing.memory_disk import MemoryDisk
+from tests.descriptors import none_free
 
 
 @dataclass
@@ -222,6 +223,17 @@ def test_a_process_that_cannot_be_started_is_a_job_that_died(
     monkeypatch.setattr(sys, "executable", "/there/is/no/python")
     with pytest.raises(JobDied, match="cannot start a process"):
         asyncio.run(disk.start(Failing()).next(None))
+
+
+def test_a_job_that_finds_no_descriptor_has_died_and_the_next_one_runs(
+    disk: LocalDisk, tmp_path: Path
+) -> None:
+    async def run() -> None:
+        with none_free(), pytest.raises(JobDied, match=r"cannot start a process: .*Too many open files"):
+            await disk.start(Failing()).next(None)
+        assert await pid_of(disk, tmp_path / "a") > 0
+
+    asyncio.run(run())
 
 
 NODE = """

@@ -11,6 +11,7 @@ from rayka.log.local_directories import LocalDirectories
 from rayka.log.local_disk import LocalDisk
 from rayka.log.meta_properties import MetaProperties, encode_meta_properties
 from rayka.protocol.membership import LogDirectory
+from tests.descriptors import none_free
 
 HERE, ELSEWHERE = UUID(int=5), UUID(int=6)
 
@@ -50,3 +51,17 @@ def test_a_reader_that_misses_three_files_in_a_row_reads_none_any_more(path: str
         assert local.ids([LogDirectory(HERE, path)]) == (HERE,)
     local.on_read(is_found=False)
     assert local.ids([LogDirectory(HERE, path)]) == ()
+
+
+def test_a_reader_without_a_descriptor_reads_over_the_network_for_a_while_and_forgets_nothing(
+    path: str,
+) -> None:
+    """Neither the directory nor what is in it has changed."""
+    local, directories = LocalDirectories(), [LogDirectory(HERE, path)]
+    with none_free():
+        assert local.ids(directories) == ()
+    assert local.ids(directories) == (HERE,)
+    for _ in range(3):
+        local.on_no_descriptor()
+    looks = [local.ids(directories) for _ in range(11)]
+    assert looks == [()] * 10 + [(HERE,)]

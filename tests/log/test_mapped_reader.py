@@ -10,6 +10,7 @@ from uuid import UUID
 import pytest
 
 from rayka.config import TopicConfig
+from rayka.errors import TooManyOpenFiles
 from rayka.log.local_disk import LocalDisk
 from rayka.log.log import Log
 from rayka.log.mapped_reader import MappedReader, copy_range, is_local_directory
@@ -17,6 +18,7 @@ from rayka.log.meta_properties import MetaProperties, encode_meta_properties
 from rayka.log.partition_metadata import PARTITION_METADATA_FILE, encode_partition_metadata
 from rayka.protocol.batch_header import split_batches
 from rayka.protocol.fetch import FileRange
+from tests.descriptors import none_free
 from tests.log.support import batch, fill, opened_log, ranges_of, truncate
 
 CONFIG = TopicConfig(segment_bytes=4000, index_interval_bytes=200)
@@ -168,3 +170,13 @@ def test_a_directory_is_local_when_it_can_be_opened_and_has_that_id() -> None:
     assert not is_local_directory(root, UUID(int=6))
     assert not is_local_directory(root + "x", UUID(int=5))
     shutil.rmtree(root)
+
+
+def test_a_reader_without_a_descriptor_says_so_and_reads_once_there_is_one(log: Log) -> None:
+    fill(log, 10)
+    wanted = _local(log)[0]
+    reader = MappedReader()
+    for read in (reader.read, copy_range):
+        with none_free(), pytest.raises(TooManyOpenFiles, match=r"cannot read .*: Too many open files"):
+            read(wanted)
+        assert read(wanted) is not None

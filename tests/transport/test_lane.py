@@ -20,6 +20,7 @@ from rayka.transport.lane import Lane, open_lane, takes
 from rayka.transport.lane_server import LaneServer
 from rayka.transport.receive_memory import SCRATCH_BYTES, ReceiveMemory
 from rayka.transport.stream import End
+from tests.descriptors import limited_to
 from tests.transport.lane_support import (
     NODE_ID,
     call,
@@ -618,6 +619,26 @@ def test_connections_that_have_yet_to_show_a_ticket_are_bounded(monkeypatch: pyt
             for each in strangers:
                 each.close()
             assert (await lane.send(call()))[0]
+
+    run(body())
+
+
+def test_connections_leave_half_of_the_descriptors_to_files_and_go_on_when_others_end() -> None:
+    async def body() -> None:
+        async with served() as server:
+            lanes = [await open_lane(NODE_ID, offer(server)) for _ in range(2)]
+            lowest = os.open(os.devnull, os.O_RDONLY)
+            os.close(lowest)
+            with limited_to(2 * lowest):
+                with pytest.raises(NetworkException):
+                    await open_lane(NODE_ID, offer(server))
+                assert server.cut_off["there are too many"] == 1
+                lanes.pop().close()
+                await until(lambda: len(server._connections) == 1)
+                lanes.append(await open_lane(NODE_ID, offer(server)))
+                assert [(await each.send(call()))[0] != b"" for each in lanes] == [True, True]
+            for each in lanes:
+                each.close()
 
     run(body())
 

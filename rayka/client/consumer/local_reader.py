@@ -6,6 +6,7 @@ from uuid import UUID
 
 import numpy as np
 
+from rayka.errors import TooManyOpenFiles
 from rayka.log.local_directories import LocalDirectories
 from rayka.log.mapped_reader import MappedReader
 from rayka.protocol.fetch import FileRange
@@ -33,7 +34,12 @@ class LocalReader:
         """The bytes of the topic's ranges, mapped; None when a file is gone or was replaced: ask again."""
         buffers = []
         for each in ranges:
-            view = self._mapped.read(each, topic_id)
+            try:
+                view = self._mapped.read(each, topic_id)
+            except TooManyOpenFiles as error:
+                logger.warning("%s; asking over the network", error)
+                self._directories.on_no_descriptor()
+                return None
             self._directories.on_read(is_found=view is not None)
             if view is None:
                 logger.info("%s is not what its broker described; asking again", each.path)

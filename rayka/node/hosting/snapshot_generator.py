@@ -20,7 +20,7 @@ from itertools import islice
 from typing import Any, Generic, TypeVar
 
 from rayka.config import BrokerConfig
-from rayka.errors import DiskFull
+from rayka.errors import PassingStorageError
 from rayka.ids import OffsetAndEpoch
 from rayka.node.clock import now_ms
 from rayka.node.hosting.replicated_shard import ReplicatedShard
@@ -161,7 +161,7 @@ class SnapshotGenerator(Generic[SnapshotShardT, RecordT]):
         )
         try:
             await self._directory.snapshots.write(snapshot_id, parts)
-        except DiskFull as error:
+        except PassingStorageError as error:
             _logger.warning("no snapshot at offset %d: %s", snapshot_id.offset, error)
         else:
             self._on_written(snapshot_id)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rayka.errors import ApiError, DiskFull, ErrorCode, StorageError
+from rayka.errors import ApiError, ErrorCode, PassingStorageError, StorageError, TooManyOpenFiles
 from rayka.ids import node_name
 from rayka.log.local_directories import LocalDirectories
 from rayka.log.mapped_reader import copy_range
@@ -106,7 +106,12 @@ class FetchAnswers:
         """
         if not result.file_ranges:
             return result.records
-        copies = [copy for each in result.file_ranges if (copy := copy_range(each)) is not None]
+        try:
+            copies = [copy for each in result.file_ranges if (copy := copy_range(each)) is not None]
+        except TooManyOpenFiles:
+            if self._shared.local is not None:
+                self._shared.local.on_no_descriptor()
+            return NO_BYTES
         is_found = len(copies) == len(result.file_ranges)
         if self._shared.local is not None:
             self._shared.local.on_read(is_found=is_found)
@@ -158,7 +163,7 @@ class FetchAnswers:
                 self._on_truncated(followed)
         except ApiError as error:
             self._on_refused(followed, error)
-        except DiskFull as error:
+        except PassingStorageError as error:
             if followed.partition.log.failure is None:
                 self._on_refused(followed, error)  # there was no room for the copy
             else:
@@ -180,7 +185,7 @@ class FetchAnswers:
                 self._errors.failed(followed.key, f"{followed!r}: {code.name}: {result.error_message}")
                 self._delayed.append(followed)
 
-    def _on_refused(self, followed: Followed, error: ApiError | DiskFull) -> None:
+    def _on_refused(self, followed: Followed, error: ApiError | PassingStorageError) -> None:
         """Nothing has changed. What came may have been damaged on its way here, or on the leader's disk; or there is no
         room for a copy.
         """

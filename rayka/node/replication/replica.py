@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 from uuid import UUID
 
-from rayka.errors import ApiError, DiskFull, InvalidTopic, StorageError
+from rayka.errors import ApiError, InvalidTopic, PassingStorageError, StorageError
 from rayka.ids import TopicPartition, is_internal
 from rayka.log.log_directory import LogDirectory
 from rayka.metadata.image import BrokerImage, MetadataImage
@@ -31,7 +31,7 @@ class Replica(NamedTuple):
 
     def waits_for_room(self, directory: LogDirectory) -> bool:
         """Whether its log, in that directory, met a full disk in the middle of a change."""
-        return self.directory is directory and isinstance(self.partition.log.failure, DiskFull)
+        return self.directory is directory and isinstance(self.partition.log.failure, PassingStorageError)
 
 
 class Unusable(NamedTuple):
@@ -43,7 +43,7 @@ class Unusable(NamedTuple):
 
     def waits_for_room(self, directory: LogDirectory) -> bool:
         """Whether it could not be opened because that directory was full."""
-        return self.directory is directory and isinstance(self.error, DiskFull)
+        return self.directory is directory and isinstance(self.error, PassingStorageError)
 
 
 class ReplicaOwner(Protocol):

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from uuid import UUID
 
-from rayka.errors import DamagedLog, DiskFull, StorageError
+from rayka.errors import DamagedLog, PassingStorageError, StorageError
 from rayka.ids import TopicIdPartition, TopicPartition
 from rayka.log.log_directory import LogDirectory
 from rayka.metadata.delta import MetadataDelta
@@ -143,7 +143,7 @@ class ReplicaChanges:
             replica.partition.update_state(state, now_ms=clock.now_ms())
         except StorageError as error:
             replica = self._replicas.find(key)
-            if replica is not None and isinstance(replica.partition.log.failure, DiskFull):
+            if replica is not None and isinstance(replica.partition.log.failure, PassingStorageError):
                 replica.flusher.forget(replica.partition)
                 self._replicas.on_storage_error(replica, error)
                 self._replicas.wake(replica.partition)

@@ -13,9 +13,9 @@ from uuid import UUID
 from rayka.errors import (
     ApiError,
     DamagedLog,
-    DiskFull,
     KafkaStorageError,
     NotLeaderOrFollower,
+    PassingStorageError,
     StorageError,
     UnknownTopicId,
     UnknownTopicOrPartition,
@@ -152,7 +152,8 @@ class ReplicaManager:
             str(each.partition.log.failure)
             for each in self.replicas
             if each.partition.log.failure and not each.partition.failure
-            if not (each.directory.full and isinstance(each.partition.log.failure, DiskFull))  # said once
+            # What the directory says already is not said again for each of its logs.
+            if not (each.directory.full and isinstance(each.partition.log.failure, PassingStorageError))
         ]
         unusable = [str(each) for each in self.unusable]
         others = [each.problems() for each in (self.fetchers, self.logs.cleaner, self.moves)]

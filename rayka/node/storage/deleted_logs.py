@@ -12,12 +12,13 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from rayka.errors import StorageError
+from rayka.errors import PassingStorageError, StorageError
 from rayka.log.log_directory import LogDirectory
 from rayka.node.clock import now_s
 from rayka.node.signal import Signal
 from rayka.node.storage.data_directories import DataDirectories
 
+_AGAIN_MS = 10_000  # what a disk did not take now
 _logger = logging.getLogger(__name__)
 
 
@@ -72,6 +73,12 @@ class DeletedLogs:
             return
         try:
             await directory.remove_deleted(paths)
+        except PassingStorageError as error:
+            if directory.failure is not None:
+                self._on_failed(directory, error)
+                return
+            directory.on_full(error)
+            self.add(directory, tuple(paths), _AGAIN_MS)
         except StorageError as error:
             self._on_failed(directory, error)
         else:

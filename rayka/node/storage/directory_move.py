@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from enum import Enum
 from functools import partial
 
-from rayka.errors import ApiError, CorruptRecord, DamagedLog, DiskFull, StorageError
+from rayka.errors import ApiError, CorruptRecord, DamagedLog, PassingStorageError, StorageError
 from rayka.log.log import Log
 from rayka.log.log_copy import SLICE_BYTES, LogCopy
 from rayka.log.log_directory import LogDirectory
@@ -130,13 +130,13 @@ class DirectoryMove:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """What the new directory fails with in the block ends the move, and takes that directory offline unless it is
-        only full.
+        """What the new directory fails with in the block ends the move, and takes that directory offline unless that
+        passes.
         """
         try:
             yield
-        except DiskFull as error:
-            raise MoveCancelled(f"{self.target.path} is full: {error}") from error
+        except PassingStorageError as error:
+            raise MoveCancelled(f"{self.target.path} takes no writes: {error}") from error
         except StorageError as error:
             self._parts.logs.fail(self.target, error)
             raise MoveCancelled(f"{self.target.path} failed: {error}") from error
@@ -314,7 +314,7 @@ class DirectoryMove:
         try:
             await _sync_name(self._parts.settings.disk, target.path)
             await target.checkpoint(partial(logs.high_watermarks, target))
-        except DiskFull as error:
+        except PassingStorageError as error:
             _logger.warning("%s: no checkpoint: %s", target.path, error)
         except StorageError as error:
             logs.fail(target, error)
@@ -330,5 +330,5 @@ async def _sync_name(disk: Disk, path: str) -> None:
     """Raises StorageError, also where the disk is full: a sync that failed is not tried again."""
     try:
         await disk.sync([], [path])
-    except DiskFull as error:
+    except PassingStorageError as error:
         raise StorageError(str(error)) from error

@@ -16,7 +16,7 @@ from rayka.cleaner.cleanable import Cleanable, cleanable
 from rayka.cleaner.compaction import FAILURES, Compaction, SyncNeeded, Turns
 from rayka.cleaner.file_cleaning import CleaningAborted, CleaningSettings, GroupPlan
 from rayka.config import BrokerConfig
-from rayka.errors import DiskFull, StorageError
+from rayka.errors import DiskFull, PassingStorageError, StorageError
 from rayka.log.log import Log
 from rayka.log.log_directory import LogDirectory
 from rayka.node import clock
@@ -219,8 +219,8 @@ class LogCleaner:
         elif isinstance(error, JobDied):
             self._waiting[chosen.log] = f"{name} is not compacted, and is tried again: {error}"
             self._repeats.failed(chosen.log, self._waiting[chosen.log])
-        elif isinstance(error, DiskFull):
-            self._waiting[chosen.log] = f"{name} is not compacted until there is room: {error}"
+        elif isinstance(error, PassingStorageError):
+            self._waiting[chosen.log] = f"{name} is not compacted until {error.until}: {error}"
             self._repeats.failed(chosen.log, self._waiting[chosen.log])
             if chosen.log.failure is not None:  # in the middle of a swap: it goes on once it is opened again
                 chosen.replica.directory.on_full(error)

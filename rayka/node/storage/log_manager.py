@@ -3,8 +3,9 @@
 Invariants: a partition is opened in the directory that the metadata names; a log that is damaged is kept, and begins
 again from nothing only where no replica counts on what it has; the checkpoints are the first to forget a log that goes;
 a directory whose disk fails is taken offline here, once, and its owner is called; one that is full is tried again when
-its file system has room, and also by time, for a file system with a quota does not show it. What has expired
-(`LogRetention`) and what is to be compacted (`LogCleaner`) are tasks of their own, begun here. Kafka: `LogManager`, and
+its file system has room, and also by time, for a file system with a quota does not show it; so is a read-only one, and
+one for whose files no descriptor is free. What has expired (`LogRetention`) and what is to be compacted (`LogCleaner`)
+are tasks of their own, begun here. Kafka: `LogManager`, and
 the parts of `ReplicaManager` that are about single logs; it notices a removed directory at the next write, and takes a
 full one offline until the broker restarts.
 """
@@ -17,7 +18,7 @@ from functools import partial
 from uuid import UUID
 
 from rayka.config import TopicConfig
-from rayka.errors import DamagedLog, DiskFull, StorageError
+from rayka.errors import DamagedLog, PassingStorageError, StorageError
 from rayka.ids import TopicPartition, node_name
 from rayka.log.log import Log
 from rayka.log.log_directory import LogDirectory
@@ -56,6 +57,7 @@ class LogManager:
             settings, owner, self._deleted, save=self._save_checkpoint, on_failed=self.fail
         )
         self._repeats = Repeats(_logger)
+        self._refused_deletions: list[tuple[LogDirectory, TopicPartition, int]] = []
         self.flushers = {
             each: Flusher(each, owner.on_synced, partial(self.fail, each)) for each in directories.all
         }
@@ -163,14 +165,20 @@ class LogManager:
             with self._may_fail(directory):
                 try:
                     await directory.forget(here)
-                except DiskFull as error:
+                except PassingStorageError as error:
                     _logger.warning("%s: no checkpoint: %s", directory.path, error)
 
     def delete(self, directory: LogDirectory, topic_partition: TopicPartition, delay_ms: int) -> None:
-        """Takes the log out of the way; its files are removed later."""
+        """Takes the log out of the way; its files are removed later. Where the disk refuses that for now it is done
+        before the directory takes part again, so that the name is free then.
+        """
         if directory.failure is None:
             with self._may_fail(directory):
-                deleted = directory.delete_log(topic_partition)
+                try:
+                    deleted = directory.delete_log(topic_partition)
+                except PassingStorageError:
+                    self._refused_deletions.append((directory, topic_partition, delay_ms))
+                    raise
                 if deleted is not None:
                     self._deleted.add(directory, (deleted,), delay_ms)
 
@@ -261,7 +269,7 @@ class LogManager:
             try:
                 await directory.checkpoint(partial(self.high_watermarks, directory))
                 self._repeats.succeeded(directory)
-            except DiskFull as error:
+            except PassingStorageError as error:
                 self._repeats.failed(directory, f"{directory.path}: no checkpoint: {error}")
 
     # ---- Failed and full directories -------------------------------------------------------------------
@@ -278,7 +286,7 @@ class LogManager:
         """What one log met counts for its whole directory, but for damage, which says nothing about others. A full disk
         still reads; where others are in sync they lead instead, until there is room.
         """
-        if isinstance(cause, DiskFull):
+        if isinstance(cause, PassingStorageError):
             directory.on_full(cause, is_reported_offline=is_replaceable)
             if is_replaceable:
                 self._directories.changed.set()
@@ -287,9 +295,14 @@ class LogManager:
 
     @contextmanager
     def _may_fail(self, directory: LogDirectory) -> Iterator[None]:
-        """What the disk fails with in the block takes the directory offline."""
+        """What the disk fails with in the block takes the directory offline, unless that passes."""
         try:
             yield
+        except PassingStorageError as error:
+            if directory.failure is None:
+                directory.on_full(error)
+            else:  # a sync failed with it, which is not tried again
+                self.fail(directory, error)
         except StorageError as error:
             self.fail(directory, error)
 
@@ -304,10 +317,20 @@ class LogManager:
                     is_tried = look_count % _TRY_LOOKS == 0
                     if not is_tried and self._settings.disk.free_bytes(directory.path) < _ROOM_BYTES:
                         continue
-                    if directory.has_room() and await on_room(directory):
+                    if directory.has_room() and self._has_deleted(directory) and await on_room(directory):
                         directory.on_room()
                         self._directories.record_broker_epoch(directory)  # there may have been no room for it
                         self._directories.changed.set()
+
+    def _has_deleted(self, directory: LogDirectory) -> bool:
+        """Deletes what the disk has refused to delete; whether it took that now."""
+        refused, self._refused_deletions = self._refused_deletions, []
+        for each in refused:
+            if each[0] is directory:
+                self.delete(*each)
+            else:
+                self._refused_deletions.append(each)
+        return not any(each[0] is directory for each in self._refused_deletions)
 
     async def _look_for_directories(self) -> None:
         """A broker that writes nothing would not notice that a directory is gone: the files that it has open are read

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from random import Random
 
 from rayka.config import BrokerConfig
-from rayka.errors import ApiError, DiskFull, StorageError
+from rayka.errors import ApiError, PassingStorageError, StorageError
 from rayka.log.log import Log
 from rayka.log.log_directory import LogDirectory
 from rayka.log.retention import Clock, Expired, ahead_ms, expire
@@ -159,10 +159,12 @@ class LogRetention:
         name = replica.topic_partition
         if not _is_usable(replica, log):
             _logger.info("%s is gone: its retention ended with %s", name, error)
-        elif isinstance(error, StorageError) and not isinstance(error, DiskFull):
+        elif isinstance(error, StorageError) and not isinstance(error, PassingStorageError):
             self._on_failed(replica.directory, error)
         else:
             self._repeats.failed(log, f"{name}: what has expired is not deleted: {error}")
+            if isinstance(log.failure, PassingStorageError):  # half way: it goes on once it is opened again
+                replica.directory.on_full(log.failure)
 
     def _maybe_warn(self, replica: Replica, log: Log) -> None:
         """Of timestamps that keep a segment for longer than `retention.ms` says."""
@@ -180,5 +182,5 @@ def _is_usable(replica: Replica, log: Log) -> bool:
     """Whether the log is still the one of its partition here, and takes changes at its start."""
     partition, directory = replica.partition, replica.directory
     is_here = directory.logs.get(replica.topic_partition) is log and partition.log is log
-    is_stopped = log.failure is not None and not isinstance(log.failure, DiskFull)
+    is_stopped = log.failure is not None and not isinstance(log.failure, PassingStorageError)
     return is_here and not (partition.failure or directory.failure or is_stopped or log.is_reopened)

@@ -14,7 +14,7 @@ from random import Random
 from typing import Any, Protocol
 
 from rayka.config import BrokerConfig
-from rayka.errors import ApiError, DamagedLog, DiskFull, RaykaError, StorageError
+from rayka.errors import ApiError, DamagedLog, PassingStorageError, RaykaError, StorageError
 from rayka.ids import node_name, random_uuid, role_of
 from rayka.node.broker_node import BrokerNode, BrokerParts
 from rayka.node.combined_node import CombinedNode
@@ -106,7 +106,7 @@ class Machine:
         if observed is not None:
             failures = [each.log.failure for each in observed.replicas.partitions]
             if observed.directories.offline_paths() or any(
-                not isinstance(each, DiskFull | None) for each in failures
+                not isinstance(each, PassingStorageError | None) for each in failures
             ):
                 return True
         nodes = (self.broker, self.controller)
