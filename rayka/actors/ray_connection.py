@@ -11,10 +11,11 @@ where `auto` found a Ray that neither the user named nor rayka started. Clients 
 import logging
 import os
 import re
+import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import ray
@@ -83,7 +84,7 @@ def connect_or_start(address: str = AUTO, *, temp_dir: str | None = None) -> str
     with _Process.lock:
         if ray.is_initialized() or len(candidates(address)) == 1:
             return connect(address)
-        ray.init(address="local", num_cpus=cpus(), include_dashboard=False, _temp_dir=temp_dir, **_QUIET)
+        _initialize(address="local", num_cpus=cpus(), include_dashboard=False, _temp_dir=temp_dir)
         _Process.made = connection_id()
         _log(current_address(), "started for this process, and ends with it", logging.INFO)
         return current_address()
@@ -130,7 +131,7 @@ def _join(address: str) -> bool:
     try:
         with _reconnecting_for_ever() as is_for_ever:
             ray_internals.try_token(address)
-            ray.init(address=address, **_QUIET)
+            _initialize(address=address)
     except (AssertionError, ConnectionError, ray.exceptions.RayError, RuntimeError) as error:
         if "twice" in str(error) and _have_others_connected():
             return False
@@ -139,6 +140,50 @@ def _join(address: str) -> bool:
         ray_head.outlive()
     _Process.made = connection_id()
     return True
+
+
+def _initialize(**options: Any) -> None:
+    """`ray.init`, after which the program's own signal handlers are in force, whatever is on its command line.
+
+    Raises UnavailableError, too, where Ray cannot take the path of the program or of its working directory.
+    """
+    ray_internals.name_driver_in_utf8()
+    try:
+        with kept_signal_handlers():
+            ray.init(**options, **_QUIET)
+    except UnicodeEncodeError as error:
+        ray.shutdown()
+        raise UnavailableError(
+            f"Ray cannot run a program in a directory whose path is no UTF-8: {os.fsencode(error.object)!r}; rename "
+            "the directory, or run the program in another one"
+        ) from error
+
+
+@contextmanager
+def kept_signal_handlers() -> Iterator[None]:
+    """Sets the signal handlers of the program again that the block replaces: SIGTERM's is Ray's from `ray.init` on,
+    SIGINT's Spark's from a session on, and those of fatal signals print a stack and end the process.
+
+    A signal for which the program has no handler of its own keeps the new one: Ray's SIGTERM handler ends the process
+    in order, so that exit handlers flush producers. Only the main thread can set handlers; in others Ray leaves
+    SIGTERM alone.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {each: signal.getsignal(each) for each in signal.valid_signals()}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            if handler not in (None, signal.SIG_DFL, signal.default_int_handler):
+                _restore(each, handler)
+
+
+def _restore(number: int, handler: Any) -> None:
+    """Also where `signal.getsignal` still names it: native code of Ray replaces handlers behind Python's back."""
+    with suppress(OSError):  # of a signal that cannot be handled
+        signal.signal(number, handler)
 
 
 @contextmanager

@@ -58,6 +58,17 @@ def try_token(address: str) -> None:
         _logger.debug("the head of the Ray at %s did not answer: %r", address, error)
 
 
+def name_driver_in_utf8() -> None:
+    """Makes Ray name a driver, which it does by the command line, without bytes that are no UTF-8: Ray's table of jobs
+    holds text only, and a shell passes any bytes. Without it: Ray raises UnicodeEncodeError for such a command line.
+    """
+    naming: Callable[[], str] | None = part("ray._private.utils", "get_entrypoint_name")
+    if naming is None:
+        return
+    name = naming().encode(errors="backslashreplace").decode()
+    sys.modules["ray._private.utils"].__dict__["get_entrypoint_name"] = lambda: name
+
+
 def address_file() -> Path:
     """Where `ray start` writes the address of the Ray that it started last, and `ray.init("auto")` reads it. Without
     Ray's own answer: its default.

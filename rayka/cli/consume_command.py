@@ -20,7 +20,7 @@ import click
 
 from rayka.cli.moments import parse_moment
 from rayka.cli.record_text import json_line, parse_format
-from rayka.cli.shared_options import Target, client_config_option, target_options
+from rayka.cli.shared_options import DATA, Target, client_config_option, target_options
 
 if TYPE_CHECKING:
     from rayka.cli.record_text import Format
@@ -69,9 +69,15 @@ class Start(NamedTuple):
 )
 @click.option("--count", "-c", type=click.IntRange(min=0), help="End after so many records.")
 @click.option("--exit", "-e", "ends", is_flag=True, help="End where the topic ended when the command began.")
-@click.option("--format", "-f", "text", metavar="FORMAT", help=r"What to print of a record; %s\n otherwise.")
-@click.option("--key-delimiter", "-K", metavar="TEXT", help="Print keys, and this between key and value.")
-@click.option("--delimiter", "-D", metavar="TEXT", help=r"Print this after each value; \n otherwise.")
+@click.option(
+    "--format", "-f", "text", type=DATA, metavar="FORMAT", help=r"What to print of a record; %s\n otherwise."
+)
+@click.option(
+    "--key-delimiter", "-K", type=DATA, metavar="TEXT", help="Print keys, and this between key and value."
+)
+@click.option(
+    "--delimiter", "-D", type=DATA, metavar="TEXT", help=r"Print this after each value; \n otherwise."
+)
 @click.option("--null", "-Z", "shows_null", is_flag=True, help="Print NULL for a key or value that is none.")
 @client_config_option
 @target_options

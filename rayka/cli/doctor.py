@@ -50,17 +50,23 @@ _STYLES = {Verdict.GOOD: Style.GOOD, Verdict.NOTE: Style.NOTE, Verdict.BAD: Styl
 
 
 @click.command()
-@click.option("--data-dir", default="~/.rayka", show_default=True, help="Where the data is, or will be.")
+@click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path),
+    default="~/.rayka",
+    show_default=True,
+    help="Where the data is, or will be.",
+)
 @click.option("--cluster", "name", default="rayka", show_default=True, help="The cluster to look for.")
 @click.option(
     "--address", default="auto", show_default=True, metavar="HOST:PORT", help="The Ray to look for."
 )
 @json_option
-def doctor(data_dir: str, name: str, address: str, as_json: bool) -> int:
+def doctor(data_dir: Path, name: str, address: str, as_json: bool) -> int:
     """Check this machine: Java, versions, disk, memory, Ray. The exit code is 0 only if nothing is bad."""
     with working("Looking …"):
         findings = [
-            *(_python(), *_packages(), _java(), _data_disk(Path(data_dir).expanduser()), _ray_disk()),
+            *(_python(), *_packages(), _java(), _data_disk(data_dir.expanduser()), _ray_disk()),
             *(_memory(), _shared_memory(), _ray(name, address), *_quorum(name)),
         ]
     if as_json:

@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 from contextlib import suppress
+from io import TextIOWrapper
 from typing import NoReturn
 
 import click
@@ -75,6 +76,8 @@ def rayka() -> None:
 def main() -> None:
     """The entry point: runs the command, reports its errors, exits."""
     _say_which_ray()
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="surrogateescape")  # a path that is no UTF-8 is printed as it was given
     code = run(sys.argv[1:])
     if "ray" in sys.modules:
         if _OWNERS.isdisjoint(sys.argv):

@@ -16,7 +16,7 @@ import click
 
 from rayka.cli.output import counted
 from rayka.cli.record_text import data_bytes, parse_delimiter, parse_json_line, shown
-from rayka.cli.shared_options import Target, client_config_option, key_and_value, target_options
+from rayka.cli.shared_options import DATA, Target, client_config_option, key_and_value, target_options
 from rayka.errors import ClientError, RaykaError, SerializationError
 
 if TYPE_CHECKING:
@@ -44,15 +44,22 @@ Parse: TypeAlias = Callable[[bytes], Sent | None]
 
 @click.command()
 @click.argument("topic_name", metavar="TOPIC")
-@click.option("--key", "-k", metavar="TEXT", help="The key of every record.")
-@click.option("--key-delimiter", "-K", metavar="TEXT", help="What ends the key in a line.")
+@click.option("--key", "-k", type=DATA, metavar="TEXT", help="The key of every record.")
+@click.option("--key-delimiter", "-K", type=DATA, metavar="TEXT", help="What ends the key in a line.")
 @click.option(
-    "--delimiter", "-D", default=r"\n", show_default=True, metavar="TEXT", help="What ends each record."
+    "--delimiter",
+    "-D",
+    type=DATA,
+    default=r"\n",
+    show_default=True,
+    metavar="TEXT",
+    help="What ends each record.",
 )
 @click.option(
     "--header",
     "-H",
     "headers",
+    type=DATA,
     multiple=True,
     metavar="NAME=VALUE",
     help="Of every record; may be given often.",
@@ -246,8 +253,7 @@ def line_parser(
     """Makes a record of a line that is a value, or a key and a value. Raises click.UsageError."""
     if key is not None and key_delimiter is not None:
         raise click.UsageError("--key gives all records one key, --key-delimiter each its own; leave one out")
-    named = (key_and_value(each, "NAME=VALUE", "--header") for each in headers)
-    pairs: Headers | None = [(name, os.fsencode(value)) for name, value in named] or None
+    pairs: Headers | None = [_header(each) for each in headers] or None
     fixed_key = None if key is None else os.fsencode(key)
     separator = None if key_delimiter is None else parse_delimiter(key_delimiter)
 
@@ -264,6 +270,18 @@ def line_parser(
         return Sent(value, found_key, pairs)
 
     return parse
+
+
+def _header(text: str) -> tuple[str, bytes]:
+    """A header's name is text, its value bytes. Raises click.BadParameter."""
+    name, value = key_and_value(text, "NAME=VALUE", "--header")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise click.BadParameter(
+            f"expected a name in UTF-8, found {os.fsencode(name)!r}", param_hint="--header"
+        ) from None
+    return name, os.fsencode(value)
 
 
 def parse_json(line: bytes) -> Sent | None:

@@ -1,6 +1,7 @@
 """What commands share: how their groups look commands up, options, and the client that these lead to."""
 
 import difflib
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -93,9 +94,17 @@ dry_run_option = click.option(
 )
 
 
+class _Data(click.types.StringParamType):
+    """Text that becomes bytes of a record or of the output: as the shell passed it on, UTF-8 or not."""
+
+
+DATA = _Data()
+
+
 class Group(click.Group):
-    """A `click.Group` that names the nearest command for an unknown one, with any version of click; its subgroups do,
-    too.
+    """A `click.Group` that names the nearest command for an unknown one, with any version of click, and refuses
+    arguments that are no UTF-8 but for paths and `DATA`: no name has such bytes, nor can Ray or a node hold them. Its
+    subgroups do, too.
     """
 
     group_class = type
@@ -109,7 +118,34 @@ class Group(click.Group):
             near = difflib.get_close_matches(name, names, n=1)
             hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(names)}."
             ctx.fail(f"No such command {name!r}. {hint}")
-        return super().resolve_command(ctx, args)
+        found, command, rest = super().resolve_command(ctx, args)
+        if command is not None and not isinstance(command, click.Group):
+            _refuse_no_utf8(click.Context(command, info_name=found, parent=ctx), rest)
+        return found, command, rest
+
+
+def _refuse_no_utf8(context: click.Context, arguments: list[str]) -> None:
+    """Raises click.BadParameter that names the first such argument of the command."""
+    if all(map(_is_utf8, arguments)):
+        return
+    given, _, _ = context.command.make_parser(context).parse_args(list(arguments))
+    for parameter in context.command.params:
+        found = given.get(parameter.name or "")
+        values = found if isinstance(found, (list, tuple)) else [found]
+        wrong = [each for each in values if isinstance(each, str) and not _is_utf8(each)]
+        if wrong and not isinstance(parameter.type, (click.Path, _Data)):
+            raise click.BadParameter(
+                f"expected text in UTF-8, found {os.fsencode(wrong[0])!r}", ctx=context, param=parameter
+            )
+
+
+def _is_utf8(text: str) -> bool:
+    """Whether it can be encoded: bytes of the command line that cannot be decoded are lone surrogates in it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,15 +62,18 @@ def init(
     ray_address, node = _connected()
     import raydp  # takes seconds
 
+    from rayka.actors.ray_connection import kept_signal_handlers
+
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    session = raydp.init_spark(
-        app_name=f"{app_name}-{secrets.token_hex(4)}",
-        num_executors=executors,
-        executor_cores=cores,
-        executor_memory=memory,
-        fault_tolerant_mode=False,
-        configs=_all_settings(node, configs or {}),
-    )
+    with kept_signal_handlers():
+        session = raydp.init_spark(
+            app_name=f"{app_name}-{secrets.token_hex(4)}",
+            num_executors=executors,
+            executor_cores=cores,
+            executor_memory=memory,
+            fault_tolerant_mode=False,
+            configs=_all_settings(node, configs or {}),
+        )
     if node is not None:
         remove_library_copies(node.get_session_dir_path())
     register(session, ray_address=ray_address, slot_count=executors * cores)

@@ -118,6 +118,20 @@ def test_binary_data_pass_through_lines_and_formats_unchanged(pipes: Pipes) -> N
     assert pipes.run("consume", topic, "-c", "1", "-K", ":") == (0, b"k:" + every_byte + b"\n", "")
 
 
+def test_data_of_the_command_line_in_another_encoding_pass_unchanged(pipes: Pipes) -> None:
+    """Ray names a driver by its command line, and holds text only."""
+    topic = pipes.topic()
+    key, delimiter = os.fsdecode(b"caf\xe9"), os.fsdecode(b"\xa7")
+    options = ("--key", key, "--header", f"h={key}", "--delimiter", delimiter)
+    code, _, said = pipes.run("produce", topic, *options, given=b"one\xa7two")
+    assert (code, said) == (0, "")
+    (one, two) = pipes.records(topic)
+    assert (one.key, one.value, list(one.headers)) == (b"caf\xe9", b"one", [("h", b"caf\xe9")])
+    assert (two.key, two.value) == (b"caf\xe9", b"two")
+    shape = ("--format", f"%k{delimiter}%s\\n", "--exit")
+    assert pipes.run("consume", topic, *shape) == (0, b"caf\xe9\xa7one\ncaf\xe9\xa7two\n", "")
+
+
 def test_what_is_not_delivered_is_said_in_one_line_and_by_the_exit_code(pipes: Pipes) -> None:
     topic = pipes.topic()
     code, out, said = pipes.run(
