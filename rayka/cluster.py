@@ -58,7 +58,8 @@ __all__ = ["Cluster", "ClusterDescription", "NodeDescription", "find"]
 
 
 class Cluster:
-    """A running cluster. `with Cluster.start(...) as cluster:` stops it at the end; its data stays.
+    """A running cluster. `with Cluster.start(...) as cluster:` stops at the end the cluster that this call started; its
+    data stays. One that ran before, found by `start` or by `connect`, goes on.
 
     A handle holds no connection of its own: it can be made any number of times, in any process on the same Ray.
     """
@@ -67,6 +68,8 @@ class Cluster:
         self._name = name
         self._ray_address = ray_address
         self._change: SpecChange | None = None
+        # Whether the end of a `with` block stops the cluster: no node of it was there before this `start`.
+        self._is_started_here = False
 
     def __repr__(self) -> str:
         return f"<Cluster {self._name} ray={self._ray_address}>"
@@ -115,6 +118,7 @@ class Cluster:
         with only_start(declared.name, START_TIMEOUT_S):
             starting = Starting(cluster, declared, replace)
             starting.execute()
+            cluster._is_started_here = not starting.is_running
             if starting.is_running or replace:
                 cluster._change = cluster._apply(
                     starting.spec, starting.added, force, on_restarted or _ignore
@@ -289,7 +293,8 @@ class Cluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if forks.is_cut_off():  # the cluster is the parent's to stop
+        # In a forked child the cluster is the parent's to stop.
+        if not self._is_started_here or forks.is_cut_off():
             return
         with suppress(ClusterNotFound):  # stopped within the block
             self.stop()

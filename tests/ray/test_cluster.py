@@ -89,6 +89,24 @@ def test_a_running_cluster_started_again_as_it_is_stays_as_it_is(cluster: Cluste
     assert broker_pid(Cluster.start(name=cluster.name, data_dir=data_dir(cluster))) == before
 
 
+@pytest.mark.parametrize(
+    "found",
+    [
+        lambda cluster: Cluster.start(name=cluster.name, data_dir=data_dir(cluster)),
+        lambda cluster: Cluster.connect(cluster.name),
+        lambda cluster: Cluster(cluster.name, cluster.ray_address),
+    ],
+    ids=["start", "connect", "handle"],
+)
+def test_the_end_of_a_block_stops_no_cluster_that_ran_before(
+    cluster: Cluster, found: Callable[[Cluster], Cluster]
+) -> None:
+    before = broker_pid(cluster)
+    with found(cluster), found(cluster) as again:
+        assert broker_pid(again) == before
+    assert broker_pid(cluster) == before
+
+
 def test_a_second_cluster_of_one_name_is_refused(cluster: Cluster) -> None:
     with pytest.raises(ClusterExists, match="data_dir"):
         Cluster.start(name="shared", data_dir="/elsewhere")
