@@ -7,14 +7,14 @@ a task maps those files, or fetches from the broker what it cannot map. Everythi
 Imports are few, because every Python worker of Spark pays for them: what talks to the cluster, Ray with it, is loaded
 only where the cluster is asked.
 
-Left out: pushed-down filters (Spark refuses such a reader by default, and keeps an accepted one for later queries
-without the filter).
+Left out: writes and streams, each refused by one ConfigError; pushed-down filters (Spark refuses such a reader by
+default, and keeps an accepted one for later queries without the filter).
 """
 
 import asyncio
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
@@ -32,6 +32,15 @@ if TYPE_CHECKING:
     from rayka.spark.topic_client import TopicClient
 
 _PLANNING_TIMEOUT_SECONDS = 120
+_NO_WRITES = (
+    'rayka source: the format "rayka" cannot be written to yet, neither by a batch nor by a stream; send the rows with '
+    "rayka.Producer, for example send_batch in each partition (DataFrame.foreachPartition), or in each batch of a "
+    "stream (foreachBatch)"
+)
+_NO_STREAMS = (
+    'rayka source: the format "rayka" cannot be read as a stream yet; read it in batches with spark.read and '
+    "startingOffsets, or consume it with rayka.Consumer"
+)
 
 
 class RangePartition(InputPartition):  # type: ignore[misc]
@@ -56,23 +65,37 @@ class RaykaDataSource(DataSource):  # type: ignore[misc]
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(dict(options))
-        self._parsed = ReadOptions.parse(options)
+        # Parsed where they are needed: what cannot be done at all is said before an option is.
+        self._given = dict(options)
 
     @classmethod
     def name(cls) -> str:
         return "rayka"
 
     def schema(self) -> str:
-        return ddl_schema(self._parsed.columns)
+        return ddl_schema(ReadOptions.parse(self._given).columns)
 
     def reader(self, schema: StructType) -> "RaykaReader":
-        if tuple(schema.fieldNames()) != self._parsed.columns:
+        options = ReadOptions.parse(self._given)
+        if tuple(schema.fieldNames()) != options.columns:
             raise ConfigError(
-                f"rayka source: the schema is fixed: {ddl_schema(self._parsed.columns)}; found {schema.simpleString()};"
+                f"rayka source: the schema is fixed: {ddl_schema(options.columns)}; found {schema.simpleString()};"
                 ' choose columns with the option "columns"'
             )
-        address = self._parsed.ray_address or self.default_ray_address
-        return RaykaReader(self._parsed, address, self.default_slot_count)
+        address = options.ray_address or self.default_ray_address
+        return RaykaReader(options, address, self.default_slot_count)
+
+    def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
+        raise ConfigError(_NO_WRITES)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:  # noqa: N802 - Spark's name
+        raise ConfigError(_NO_WRITES)
+
+    def streamReader(self, schema: StructType) -> NoReturn:  # noqa: N802 - Spark's name
+        raise ConfigError(_NO_STREAMS)
+
+    def simpleStreamReader(self, schema: StructType) -> NoReturn:  # noqa: N802 - Spark's name
+        raise ConfigError(_NO_STREAMS)
 
 
 class RaykaReader(DataSourceReader):  # type: ignore[misc]

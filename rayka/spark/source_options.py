@@ -25,8 +25,11 @@ _KNOWN = (
 _NOT_YET = (
     "subscribePattern", "assign", "startingTimestamp", "endingTimestamp", "startingOffsetsByTimestamp",
     "endingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy", "groupId", "groupIdPrefix", "isolationLevel",
-    "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "maxRecordsPerPartition", "topic",
+    "maxRecordsPerPartition",
 )  # fmt: skip
+# They mean nothing in a batch read, the only thing there is.
+_OF_STREAMS = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
+_OF_WRITES = ("topic",)
 _NO_CHOICE = "kafka."  # the connector passes these on to its Kafka client
 _BOOLEANS = MappingProxyType({"true": True, "false": False})
 
@@ -84,6 +87,16 @@ def _canonical(name: str) -> str:
     for option in _NOT_YET:
         if lower == option.lower():
             raise ConfigError(f'rayka source: option "{option}" is not supported yet; remove it')
+    for option in _OF_STREAMS:
+        if lower == option.lower():
+            raise ConfigError(
+                f'rayka source: option "{option}" is for streams, and the format "rayka" cannot be read as a stream yet'
+            )
+    for option in _OF_WRITES:
+        if lower == option.lower():
+            raise ConfigError(
+                f'rayka source: option "{option}" is for writes; name topics to read with "subscribe"'
+            )
     if lower.startswith(_NO_CHOICE):
         raise ConfigError(
             f'rayka source: option "{name}" is for a Kafka client; name a cluster with "cluster"'
