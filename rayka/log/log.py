@@ -97,9 +97,9 @@ class Log:
         self.failure: StorageError | None = None  # why it takes no more changes; None while it does
         self.truncation_count = 0
         self.is_reopened = False  # from the files, so these do not change meanwhile
-        self.retired = RetiredSegments(files, segments, snapshots)
         self.cleaned_offset = 0  # below it compaction has seen everything
         self.swaps = Swaps(files, segments, snapshots, partial(_Change, self))
+        self.retired = RetiredSegments(files, segments, snapshots, self.swaps)
         self.log_start_offset = log_start_offset
         self.flushed_offset = flushed_offset
         self.recovery = recovery
@@ -287,11 +287,11 @@ class Log:
 
     def remove_below_start(self) -> bool:
         """Removes segments wholly below the log start offset, oldest first and so many as one turn of an event loop
-        takes; whether any were there. Their files are renamed, and `retired` has them. Raises PassingStorageError, with
+        takes; whether any went. Their files are renamed, and `retired` has them. Raises PassingStorageError, with
         nothing changed, and other StorageErrors, which fail the log.
         """
         with self._shortening():
-            is_shorter = self.retired.retire_below(self.swaps.removable(self.log_start_offset))
+            is_shorter = self.retired.retire_below(self.log_start_offset)
             with suppress(PassingStorageError):  # more epochs on the disk than there need be are harmless
                 self.epochs.truncate_from_start(self.segments.first.base_offset)
             return is_shorter

@@ -20,7 +20,7 @@ from rayka.log.markers import (
     read_lowered_recovery_point,
     read_raised_log_start,
 )
-from rayka.log.producer_snapshots import ProducerSnapshots
+from rayka.log.producer_snapshots import ProducerSnapshots, has_snapshot
 from rayka.log.producer_state import ProducerStates
 from rayka.log.recovery import POWER_CUTS, Suspect, Tearing, find_segments, open_segments
 from rayka.log.segments import Segments, created_segment, planned_segment
@@ -73,7 +73,10 @@ def _existing(
     if first_offset is not None:
         check_begin(found, max(left.log_start_offset, first_offset))
     # Below the log start they were removed before, perhaps never synced, and a power cut has brought their names back.
-    while len(found) > 1 and found[1].base_offset <= left.log_start_offset:
+    # Without a snapshot where the next one begins they were not: they alone know their producers.
+    below = [each for each in found[1:] if each.base_offset <= left.log_start_offset]
+    first = next((each for each in reversed(below) if has_snapshot(files, each.base_offset)), None)
+    while first is not None and found[0] is not first:
         found.pop(0).delete()
     # A recovery point that a log start made says of no byte that it was synced: what was below was given up.
     synced_offset = recovery_point if recovery_point > left.log_start_offset else 0
@@ -107,12 +110,16 @@ def _existing(
     flushed_offset, trusted_offset = end_offset, None
     if not is_clean:
         flushed_offset = max(start_offset, min(recovery_point, end_offset))
-        trusted_offset = recovery_point if left.tearing in POWER_CUTS else end_offset
+        trusted_offset = end_offset
+        if left.tearing in POWER_CUTS:
+            trusted_offset = max(recovery_point, segments.first.base_offset)
         files.unsynced.name_changed(directory)
         epochs.touch()
     elif recovery.scanned_bytes:
         trusted_offset = end_offset  # shut down cleanly, and yet damaged
     yield from snapshots.open(segments, trusted_offset=trusted_offset, damaged=recovery.damaged)
+    if not is_clean:
+        snapshots.on_unclean(recovery_point)
     log = Log(
         files, config, epochs, segments, snapshots,
         log_start_offset=start_offset, flushed_offset=flushed_offset, recovery=recovery,

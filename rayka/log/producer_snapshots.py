@@ -5,9 +5,11 @@ when the log is closed. Opening loads the newest that can be trusted, and reads 
 does truncating, for what is not found close before the end. A damaged one is removed, and an older one used (C10). A
 log that never had a producer id and was never rolled has none.
 
-Invariants: no snapshot is above the log end offset; after a power cut none is trusted that is above the recovery
-point, because the batches that it tells of may be gone and others in their place. After the end of a process all are:
-where records were deleted up to a segment that was never synced, its snapshot alone knows their producers.
+Invariants: no snapshot is above the log end offset; each segment but the log's first one has a snapshot where it
+begins, and that is durable before anything that stood before the segment goes: from then on it alone knows the
+producers of what is gone (C8). After a power cut no snapshot is trusted that is above both the recovery point and the
+begin of the first segment, because the batches that it tells of may be gone and others in their place. After the end of
+a process all are.
 
 Contents: int16 version, CRC-32C of the rest, a count, and for each batch producer id, epoch, last sequence, last
 offset, offset delta, timestamp, coordinator epoch, first offset of an open transaction. Kafka:
@@ -18,6 +20,7 @@ the five come before it, so that a producer with several requests in flight meet
 import logging
 import re
 from collections.abc import Container, Iterable, Iterator
+from itertools import takewhile
 from struct import Struct
 from struct import error as struct_error
 
@@ -71,6 +74,15 @@ class ProducerSnapshots:
         if self._offsets or len(self.states):
             self.take(log_end_offset)
 
+    @property
+    def first_unsynced_offset(self) -> int | None:
+        """The lowest offset whose snapshot a power cut may take; None when it takes none."""
+        unsynced = takewhile(self._is_unsynced, reversed(self._offsets))
+        return min(unsynced, default=None)
+
+    def _is_unsynced(self, offset: int) -> bool:
+        return self._files.unsynced.has_content(self._path(offset))
+
     # ---- Loading ---------------------------------------------------------------------------------------------
 
     def open(
@@ -78,8 +90,8 @@ class ProducerSnapshots:
     ) -> Slices[None]:
         """Makes the state that of the log, which has just been opened, by slices.
 
-        `trusted_offset` is the recovery point after a power cut, else the log's end; None: the log was shut down
-        cleanly, so if there was anything to say there is a snapshot.
+        `trusted_offset` is the recovery point after a power cut, or where the first segment begins, else the log's end;
+        None: the log was shut down cleanly, so if there was anything to say there is a snapshot.
         """
         names = map(_SNAPSHOT_FILE.fullmatch, self._disk.list(self._files.directory))
         self._offsets = [int(match[1]) for match in names if match]
@@ -92,6 +104,12 @@ class ProducerSnapshots:
         strays = [each for each in self._offsets if each not in base_offsets]
         self._remove(strays[:-1] if strays and strays[-1] > base_offsets[-1] else strays)
         yield from self._load(segments, {(each.path, each.position): None for each in damaged})
+
+    def on_unclean(self, recovery_point: int) -> None:
+        """Before a process ended it may have synced none of the snapshots from here on."""
+        for offset in self._offsets:
+            if offset >= recovery_point:
+                self._files.unsynced.file_replaced(self._path(offset))
 
     def on_truncated(self, segments: Segments) -> None:
         """The log ends earlier now: the state becomes what it was there (C9)."""
@@ -158,6 +176,8 @@ class ProducerSnapshots:
             from_offset = max(from_offset, self._offsets[-1])
         for segment in segments:
             if segment.next_offset > from_offset:
+                if segment.base_offset > from_offset and segment.base_offset not in self._offsets:
+                    self.take(segment.base_offset)  # it was not trusted, or damaged
                 for number, found in enumerate(self._batches(segment, from_offset, damaged), 1):
                     if found is not None:
                         self.states.add(*found)
@@ -210,6 +230,13 @@ def encode_snapshot(states: ProducerStates) -> bytes:
     ]
     content = _COUNT.pack(len(entries)) + b"".join(entries)
     return _HEAD.pack(_VERSION, crc32c(content)) + content
+
+
+def has_snapshot(files: LogFiles, offset: int) -> bool:
+    """Whether there is a whole snapshot of this offset on the disk."""
+    path = files.path(_name(offset))
+    disk = files.disk
+    return disk.exists(path) and decode_snapshot(disk.read_at(path, 0, disk.size(path))) is not None
 
 
 def decode_snapshot(data: bytes) -> list[ProducerBatch] | None:

@@ -3,8 +3,9 @@
 Segments go from the oldest on and only whole, up to the first that has to stay, and none that reaches above the high
 watermark: a record that is not committed cannot expire. A segment is as old as its newest record says, by the wall
 clock; so one timestamp in the future keeps its segment, and those after it, until that time has come. A segment whose
-records have no timestamps is as old as this process knows it; Kafka asks the file system then. The active segment goes
-when it has expired whole and no other is left: it is sealed, and an empty one takes its place.
+records have no timestamps is as old as this process knows it; Kafka asks the file system then. The active segment is
+sealed when it has expired whole and no other is left; it goes once what that wrote is durable, for the snapshot of its
+producers is all that is left of them then (`RetiredSegments.removable`).
 
 One call removes what one turn of an event loop can (`SEGMENTS_PER_TURN`). Kafka: `UnifiedLog.deleteOldSegments`,
 `deletableSegments`, `deleteRetentionMsBreachedSegments`, `deleteRetentionSizeBreachedSegments`.
@@ -50,14 +51,16 @@ class Clock(NamedTuple):
 def expire(log: Log, high_watermark: int, clock: Clock) -> Expired | None:
     """Removes the oldest segments that have expired, so many as one turn takes; None when there are none.
 
-    Raises DiskFull, with nothing changed, when not even the name of the new first segment can be written, and
-    StorageError, which fails the log.
+    None also while `log.retired.waits_for_sync` keeps them: the caller has the log synced, and calls again. Raises
+    DiskFull, with nothing changed, when not even the name of the new first segment can be written, and StorageError,
+    which fails the log.
     """
-    bound = log.swaps.removable(high_watermark)
+    _maybe_seal(log, high_watermark, clock)
+    bound = log.retired.removable(high_watermark)
     for cause, has_expired in _rules(log, clock):
         going = _going(log, bound, has_expired)
         if going:
-            return _remove(log, cause, going, clock.now_ms)
+            return _remove(log, cause, going)
     return None
 
 
@@ -107,21 +110,25 @@ class _Surplus:
         return self._left_bytes >= 0
 
 
+def _maybe_seal(log: Log, high_watermark: int, clock: Clock) -> None:
+    """Rolls a log of one segment that has expired whole, unless it is empty."""
+    active = log.segments.active
+    is_committed = active.next_offset <= high_watermark
+    if len(log.segments) > 1 or not active.size_bytes or not is_committed or log.failure is not None:
+        return
+    if any(has_expired(active) for _, has_expired in _rules(log, clock)):
+        log.roll(clock.now_ms)
+
+
 def _going(log: Log, bound: int, has_expired: HasExpired) -> list[Segment]:
-    """The oldest segments that have expired. The active one is among them only alone, and never when it is empty."""
-    segments, active = log.segments.all, log.segments.active
-    if len(segments) == 1:
-        can_be_sealed = active.size_bytes > 0 and active.next_offset <= bound and log.failure is None
-        return [active] if can_be_sealed and has_expired(active) else []
-    committed = takewhile(lambda each: each.next_offset <= bound, segments[:-1])
+    """The oldest sealed segments that have expired."""
+    committed = takewhile(lambda each: each.next_offset <= bound, log.segments.all[:-1])
     return list(islice(takewhile(has_expired, committed), SEGMENTS_PER_TURN))
 
 
-def _remove(log: Log, cause: Cause, going: list[Segment], now_ms: int) -> Expired:
+def _remove(log: Log, cause: Cause, going: list[Segment]) -> Expired:
     """The log start offset moves up first, then the files go."""
     end_offset, size_bytes = going[-1].next_offset, sum(each.size_bytes for each in going)
-    if going[-1] is log.segments.active:
-        log.roll(now_ms)
     if end_offset > log.log_start_offset:
         log.increment_log_start_offset(end_offset)
     else:

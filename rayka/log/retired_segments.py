@@ -10,6 +10,7 @@ from rayka.log.log_files import LogFiles
 from rayka.log.markers import raised_log_start
 from rayka.log.producer_snapshots import ProducerSnapshots
 from rayka.log.segments import Segments
+from rayka.log.swaps import Swaps
 
 SEGMENTS_PER_TURN = 25  # each takes four renames of some 20 microseconds, or of 100 on a busy machine
 
@@ -17,22 +18,37 @@ SEGMENTS_PER_TURN = 25  # each takes four renames of some 20 microseconds, or of
 class RetiredSegments:
     """See the module."""
 
-    def __init__(self, files: LogFiles, segments: Segments, snapshots: ProducerSnapshots) -> None:
+    def __init__(
+        self, files: LogFiles, segments: Segments, snapshots: ProducerSnapshots, swaps: Swaps
+    ) -> None:
         self._files = files
         self._segments = segments
         self._snapshots = snapshots
+        self._swaps = swaps
         self._paths: list[str] = []
         self.is_half_way = False  # an error came between two renames
 
     def __repr__(self) -> str:
         return f"<RetiredSegments files={len(self._paths)}>"
 
-    def retire_below(self, offset: int) -> bool:
-        """Takes out segments wholly below the offset, oldest first, at most so many as one turn of an event loop takes,
-        and never the active one; whether any were there. Raises StorageError: unless that is half way, with nothing
-        changed.
+    @property
+    def waits_for_sync(self) -> bool:
+        """Whether a power cut may take what a roll wrote, so that the segments before it stay."""
+        return self._snapshots.first_unsynced_offset is not None
+
+    def removable(self, offset: int) -> int:
+        """Up to where segments below the offset can be retired now: not those of a swap, and none whose successor has a
+        snapshot of producers that is not durable (C8).
         """
-        count = min(self._segments.count_below(offset), SEGMENTS_PER_TURN)
+        offset, unsynced_offset = self._swaps.removable(offset), self._snapshots.first_unsynced_offset
+        return offset if unsynced_offset is None else min(offset, unsynced_offset - 1)
+
+    def retire_below(self, offset: int) -> bool:
+        """Takes out segments wholly below the offset that are `removable`, oldest first, at most so many as one turn of
+        an event loop takes, and never the active one; whether any went. Raises StorageError: unless that is half way,
+        with nothing changed.
+        """
+        count = min(self._segments.count_below(self.removable(offset)), SEGMENTS_PER_TURN)
         if count:
             first_offset = self._segments.all[count].base_offset
             self._raise_start(first_offset)

@@ -52,6 +52,10 @@ class Unsynced:
         self._change += 1
         self._directories[posixpath.dirname(path)] = self._change
 
+    def has_content(self, path: str) -> bool:
+        """Whether a power cut may take the file's content."""
+        return path in self._files
+
     def moved(self, directory: str, target: str) -> None:
         """The directory has this name now; no plan of before is under way."""
         self._files = {_renamed(path, directory, target): each for path, each in self._files.items()}

@@ -112,6 +112,8 @@ def test_files_below_the_start_of_the_log_are_removed_at_once() -> None:
     fill(log, 100)
     copy = copied_into(disk, "/two", log)
     catch_up(disk, copy, log)
+    sync(disk, log)
+    sync(disk, copy.log)
     log.increment_log_start_offset(150)
     catch_up(disk, copy, log)
     names = disk.list(copy.log.directory)

@@ -199,6 +199,7 @@ def test_after_a_failure_the_log_takes_no_more_changes() -> None:
     fill(log, 1, epoch=1)
     log.roll(now_ms=0)
     fill(log, 1, epoch=2)
+    sync(disk, log)
     disk.fail("write", "leader-epoch-checkpoint")
     with pytest.raises(StorageError):
         log.increment_log_start_offset(63)

@@ -60,12 +60,16 @@ def log_of(*batches: tuple[int, ...], **changes: int | str) -> tuple[MemoryDisk,
 def look(
     log: Log, timestamp_ms: int = 0, high_watermark: int | None = None, now_ms: int = 0
 ) -> list[Expired]:
-    """All that goes in one pass."""
+    """All that goes, with the sync that a roll waits for."""
     bound = log.log_end_offset if high_watermark is None else high_watermark
-    done = []
-    while (expired := expire(log, bound, Clock(timestamp_ms, now_ms))) is not None:
-        done.append(expired)
-    return done
+    done, disk = [], log._files.disk
+    while True:
+        while (expired := expire(log, bound, Clock(timestamp_ms, now_ms))) is not None:
+            done.append(expired)
+        if not log.retired.waits_for_sync:
+            return done
+        assert isinstance(disk, MemoryDisk)
+        sync(disk, log)
 
 
 # ---- By time ----

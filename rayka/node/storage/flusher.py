@@ -49,15 +49,15 @@ class Flusher:
             )
 
     def _has_rolled(self, partition: Partition) -> bool:
-        """Whether a segment was sealed since the last look, and what it holds may be lost to a power cut. Not by the
-        number of segments: compaction and retention make them fewer.
+        """Whether a segment was sealed since the last look, and a power cut may take what it holds, or what the roll
+        wrote. Not by the number of segments: compaction and retention make them fewer.
         """
         log = partition.log
         base_offset = log.segments.active.base_offset
         if self._active_bases.get(partition) == base_offset:
             return False
         self._active_bases[partition] = base_offset
-        return log.flushed_offset < base_offset
+        return log.flushed_offset < base_offset or log.retired.waits_for_sync
 
     def request(self, partition: Partition) -> None:
         """Makes the partition part of the next sync."""

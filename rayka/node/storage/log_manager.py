@@ -32,6 +32,7 @@ from rayka.node.storage.flusher import Flusher
 from rayka.node.storage.log_cleaner import LogCleaner
 from rayka.node.storage.log_retention import LogRetention
 from rayka.node.tasks import Tasks
+from rayka.partition.partition import Partition
 
 Place = tuple[LogDirectory | None, TopicPartition]  # None: it is in none of the directories here
 IN_PLACE_LOOK_S = 5
@@ -54,12 +55,13 @@ class LogManager:
         self._deleted = DeletedLogs(directories, self.fail)
         self.cleaner = LogCleaner(settings, owner, self.fail)
         self.retention = LogRetention(
-            settings, owner, self._deleted, save=self._save_checkpoint, on_failed=self.fail
-        )
+            settings, owner, self._deleted, save=self._save_checkpoint, request_sync=self._request_sync,
+            on_failed=self.fail,
+        )  # fmt: skip
         self._repeats = Repeats(_logger)
         self._refused_deletions: list[tuple[LogDirectory, TopicPartition, int]] = []
         self.flushers = {
-            each: Flusher(each, owner.on_synced, partial(self.fail, each)) for each in directories.all
+            each: Flusher(each, self._on_synced, partial(self.fail, each)) for each in directories.all
         }
         for directory, flusher in self.flushers.items():
             tasks.start(f"flush {directory.path}", flusher.run())
@@ -233,6 +235,13 @@ class LogManager:
         )
 
     # ---- Durability ------------------------------------------------------------------------------------
+
+    def _request_sync(self, replica: Replica) -> None:
+        self.flushers[replica.directory].request(replica.partition)
+
+    def _on_synced(self, partitions: Sequence[Partition]) -> None:
+        self._owner.on_synced(partitions)
+        self.retention.on_synced(each.log for each in partitions)
 
     async def sync_epochs(self, replicas: Iterable[Replica]) -> None:
         """One sync in each directory; then it is durable where the epochs of these replicas' logs begin."""

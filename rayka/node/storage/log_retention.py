@@ -2,7 +2,8 @@
 
 Invariants: every log is looked at once in each pass, and after each turn of work on it everything else has its turn;
 a log that cannot be shortened is named with the reason, and the others go on; where logs begin is durable before a pass
-ends, and their old files are removed `file.delete.delay.ms` later, off the event loop, by `DeletedLogs`. Leaders and
+ends, and their old files are removed `file.delete.delay.ms` later, off the event loop, by `DeletedLogs`. A segment
+whose successor is not durable stays until a sync that is asked for here, and the pass after it. Leaders and
 followers expire by themselves, each by the same rules; a follower begins no earlier than its leader. Compaction is a
 task of its own (`LogCleaner`), and both may work on one log: a swap under way keeps its segments, and a cleaning whose
 segments have gone is given up. Kafka: `LogManager.cleanupLogs`, which runs in its scheduler.
@@ -10,7 +11,7 @@ segments have gone is given up. Kafka: `LogManager.cleanupLogs`, which runs in i
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from random import Random
 
 from rayka.config import BrokerConfig
@@ -44,13 +45,15 @@ class LogRetention:
         deleted: DeletedLogs,
         *,
         save: Callable[[LogDirectory], Awaitable[None]],
+        request_sync: Callable[[Replica], None],
         on_failed: Callable[[LogDirectory, StorageError], None],
     ) -> None:
-        """`save` makes durable where the logs of a directory begin."""
+        """`save` makes durable where the logs of a directory begin; `request_sync` leads to `on_synced`."""
         self._settings = settings
         self._owner = owner
         self._deleted = deleted
         self._save = save
+        self._request_sync = request_sync
         self._on_failed = on_failed
         self._jitter = Random(settings.node_id)
         self._wanted = Signal()
@@ -58,6 +61,7 @@ class LogRetention:
         self._repeats = Repeats(_logger)
         self._ahead = Repeats(_logger)
         self._last: dict[Log, LastRetention] = {}
+        self._unsynced: dict[Log, None] = {}  # a sync is asked for
         self._config: BrokerConfig = settings.config
 
     def __repr__(self) -> str:
@@ -72,6 +76,14 @@ class LogRetention:
         is_sooner = config.log_retention_check_interval_ms < self._config.log_retention_check_interval_ms
         self._config = config
         if is_sooner:
+            self.look_soon()
+
+    def on_synced(self, logs: Iterable[Log]) -> None:
+        """What these held is durable."""
+        waiting = [each for each in logs if each in self._unsynced]
+        for log in waiting:
+            del self._unsynced[log]
+        if waiting:
             self.look_soon()
 
     def look_soon(self) -> None:
@@ -99,8 +111,9 @@ class LogRetention:
         """Removes what has expired in all logs, until nothing more has."""
         replicas = self._owner.replicas
         logs = {each.partition.log for each in replicas}
-        for log in [each for each in self._last if each not in logs]:
-            del self._last[log]
+        for known in (self._last, self._unsynced):
+            for log in [each for each in known if each not in logs]:
+                del known[log]
         changed: dict[LogDirectory, None] = {}
         async for replica in in_turns(replicas, _LOOKED_AT_PER_TURN):
             if await self._look_at(replica):
@@ -121,6 +134,9 @@ class LogRetention:
         else:
             self._repeats.succeeded(log)
             self._maybe_warn(replica, log)
+            if log.retired.waits_for_sync:
+                self._unsynced[log] = None
+                self._request_sync(replica)
         if done:
             self._on_shortened(replica, log, done)
         return bool(done)
