@@ -233,7 +233,7 @@ class _Member(DataClient):
         """Without a leave: its session ends by itself. Its last commit may come late."""
         self.owned, self._added = (), {}
         offsets, group = self._consumed(reading), reading.member.metadata
-        await reading.member.close()
+        await asyncio.gather(*reading.member.end(), return_exceptions=True)
         if self._plan.has_zombies and self.owner.is_asking and self.random.random() < 0.5:
             await asyncio.sleep(0)
             self.begin("ghost", self._haunt(reading, offsets, group, self.life))
@@ -248,12 +248,13 @@ class _Member(DataClient):
     # ---- Polls -------------------------------------------------------------------------------------------------------
 
     async def _poll(self, reading: "_Reading") -> None:
-        with reading.polling():
-            await self._hand_over(reading)
-            try:
+        reading.member.polled_s = now_s()
+        await self._hand_over(reading)
+        try:
+            with reading.waiting():
                 await reading.fetcher.poll(_POLL_MS, reading.delivery.add)
-            except UnavailableError as error:
-                self.tell("member", str(error)[:120])
+        except UnavailableError as error:
+            self.tell("member", str(error)[:120])
         history = self._group.history
         while records := reading.delivery.next_records(100):
             for record in records:
@@ -361,11 +362,11 @@ class _Reading:
         self.delivery = Delivery()
 
     @contextmanager
-    def polling(self) -> Iterator[None]:
-        """Within it the application polls."""
-        self.member.is_polling = True
+    def waiting(self) -> Iterator[None]:
+        """Within it a poll waits for records."""
+        self.member.is_waiting = True
         try:
             yield
         finally:
             self.member.polled_s = now_s()
-            self.member.is_polling = False
+            self.member.is_waiting = False
