@@ -22,6 +22,7 @@ from tests.node.group_callers import (
     partition_of,
     settled,
 )
+from tests.node.log_support import until
 from tests.testing.virtual import CONTROLLER, TOPIC, VirtualCluster
 
 COORDINATORS = (1001, 1002)
@@ -182,8 +183,7 @@ def test_a_coordinator_goes_on_when_another_replica_is_moved(cluster: VirtualClu
         spare = min({1, 2, 3} - set(before.replicas))
         wanted = Reassignment(OFFSETS_TOPIC, number, (*before.replicas[:2], spare))
         await first.to(CONTROLLER, AlterPartitionReassignmentsRequest((wanted,)))
-        while partition_of(cluster).replicas != wanted.replicas:
-            await asyncio.sleep(0.1)
+        await until(lambda: partition_of(cluster).replicas == wanted.replicas)
         await asyncio.sleep(0.5)
         assert not joining.done()
         joining.cancel()
@@ -193,4 +193,3 @@ def test_a_coordinator_goes_on_when_another_replica_is_moved(cluster: VirtualClu
     assert (after.leader_id, after.leader_epoch) == (before.leader_id, before.leader_epoch + 1)
     assert broker.shards.get(OFFSETS_TOPIC, number).shard is loaded
     assert first.refusals == []
-
