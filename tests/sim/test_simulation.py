@@ -40,7 +40,18 @@ def test_another_seed_gives_another_trace() -> None:
     assert len(traces) == 2
 
 
-@pytest.mark.parametrize("line", [line for line in SEEDS.read_text().splitlines() if line and line[0] != "#"])
+KEPT = [line for line in SEEDS.read_text().splitlines() if line and line[0] != "#"]
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("line", [line for line in KEPT if line.startswith("--")])
+def test_a_command_that_failed_once_is_well(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A line that begins with "--" has the options of a whole command, up to a colon."""
+    options = line.partition(": ")[0].split()
+    assert run(["sim", *options, "--no-shrink"]) == Verdict.OK, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line", [line for line in KEPT if not line.startswith("--")])
 def test_a_seed_that_failed_once_is_well(line: str) -> None:
     """One that begins with "data" failed with records, with "combined" on combined nodes, with "lanes" with direct
     lanes, with "group" with three members and a coordinator, with "grouped" with the group that its seed draws, with

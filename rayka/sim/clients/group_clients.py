@@ -93,8 +93,9 @@ class GroupClients:
         state = None if truth is None else replication.state_of(truth)
         if truth is None or state is None or not state.has_leader or replication.has_lost(topic_partition):
             return ""
+        replication.look_at_starts(truth)  # what expired meanwhile has not to be read
         committed = self.history.committed_end(topic_partition)
-        is_read = committed >= truth.end or truth.end <= max(truth.deleted_up_to, truth.log_start_offset)
+        is_read = truth.needed_end <= max(committed, truth.needed_begin)
         return "" if is_read else f"the group has committed {committed} of {truth!r}"
 
     def check_final(self) -> str:
