@@ -43,6 +43,14 @@ def test_what_a_broker_held_is_spread_evenly_over_the_others() -> None:
     assert {(each.goal, each.copied_bytes) for each in moves} == {(Goal.HEAL, MB)}
 
 
+def test_brokers_of_one_machine_are_given_no_more_than_its_disk_has_free() -> None:
+    """As by a drain: they may share the disk, so what one of them is given counts for all."""
+    gone = BrokerShape(1, "a", "m1", takes_replicas=False)
+    shared = [BrokerShape(each, "b", "m2", reported_bytes=0, free_bytes=10 * MB) for each in (2, 3)]
+    partitions = [PartitionShape(TopicPartition("t", each), (1,), 3 * MB) for each in range(9)]
+    assert Counter(each.after for each in made([gone, *shared], partitions, {1})).total() == 3
+
+
 def test_a_plan_is_bounded() -> None:
     nodes = [BrokerShape(1, takes_replicas=False), BrokerShape(2)]
     partitions = [PartitionShape(TopicPartition("t", each), (1,)) for each in range(MOVES_MAX + 5)]

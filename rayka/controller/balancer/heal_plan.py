@@ -13,7 +13,7 @@ A generator, as `plan_balance`. Rayka's own.
 from collections.abc import Generator, Iterable, Mapping
 from typing import NamedTuple
 
-from rayka.controller.balancer.balance_plan import MOVES_MAX, Goal, Move, room
+from rayka.controller.balancer.balance_plan import MOVES_MAX, Goal, Move
 from rayka.controller.balancer.holders import BrokerShape, Holder, Holders, PartitionShape, Placed
 from rayka.controller.balancer.step_sort import sorted_in_steps
 from rayka.ids import TopicPartition
@@ -67,7 +67,11 @@ def _heal(holders: Holders, placed: Placed, loss: Loss) -> Generator[None, int, 
         for _ in range(0, len(holders.by_id), _BROKERS_PER_STEP):
             yield
         source = holders.by_id[broker_id]
-        targets = [each for each in holders.by_id.values() if _may_take(each, placed)]
+        targets = [
+            each
+            for each in holders.by_id.values()
+            if _may_take(each, placed) and holders.has_room(placed, each)
+        ]
         if targets:
             _, target = min((_cost(holders, placed, source, each), each) for each in targets)
             holders.replace(placed, source, target)
@@ -76,7 +80,7 @@ def _heal(holders: Holders, placed: Placed, loss: Loss) -> Generator[None, int, 
 def _may_take(target: Holder, placed: Placed) -> bool:
     shape = target.shape
     takes = shape.takes_replicas if placed.shape.is_movable else shape.takes_internal
-    return takes and shape.broker_id not in placed.replicas and placed.size_bytes < room(target)
+    return takes and shape.broker_id not in placed.replicas
 
 
 def _cost(
