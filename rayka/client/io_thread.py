@@ -15,10 +15,12 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from copy import copy
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 from rayka import forks
+from rayka.errors import RaykaError
 from rayka.protocol.later import Later
 
 ResultT = TypeVar("ResultT")
@@ -55,6 +57,10 @@ def fulfil(future: "Future[ResultT]", job: Callable[[], ResultT]) -> None:
             future.set_result(job())
         except BaseException as error:
             future.set_exception(error)
+            del (
+                future,
+                job,
+            )  # the error refers to this frame: a client among the job's arguments would live on
 
 
 class _IoThread:
@@ -254,9 +260,18 @@ class _Awaited(Generic[ResultT]):
         try:
             if isinstance(error, asyncio.CancelledError):
                 raise CancelledError from error
-            raise error
+            raise _own(error) if isinstance(error, RaykaError) else error
         finally:
             del error  # it refers to this frame
+
+
+def _own(error: RaykaError) -> RaykaError:
+    """The error for one caller. Caches and frames of the IO thread keep theirs, and would keep what it refers to, the
+    frames that it passes: a consumer that was dropped would stay in its group.
+    """
+    own = copy(error)
+    own.__cause__, own.__suppress_context__ = error.__cause__, True
+    return own
 
 
 def submit(work: Work[ResultT]) -> "Future[ResultT]":

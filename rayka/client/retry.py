@@ -70,9 +70,9 @@ class Retry:
 
 
 @contextmanager
-def telling(awaited: Callable[[], str]) -> Iterator[None]:
+def telling(awaited: Callable[[], str], after_s: float = TELL_AFTER_S) -> Iterator[None]:
     """Warns once, in the log (in a command: on stderr), when what happens inside takes seconds; `awaited` says why."""
-    timer = asyncio.get_running_loop().call_later(TELL_AFTER_S, lambda: logger.warning("%s", awaited()))
+    timer = asyncio.get_running_loop().call_later(after_s, lambda: logger.warning("%s", awaited()))
     try:
         yield
     finally:

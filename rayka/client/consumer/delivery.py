@@ -315,8 +315,10 @@ class _Current:
             except PoisonedRow as poisoned:
                 if poisoned.row == 0:
                     offset = int(self.batch.offsets[self._start])
-                    named = SerializationError.of_record(self.topic_partition, offset, poisoned.error)
-                    raise named from poisoned.error.__cause__
+                    # No name for the error: this frame would refer to it, and a consumer that is dropped would stay.
+                    raise SerializationError.of_record(
+                        self.topic_partition, offset, poisoned.error
+                    ) from poisoned.error.__cause__
                 self._stop = self._start + poisoned.row
             else:
                 self._iterator = iter(self._records)

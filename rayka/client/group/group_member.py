@@ -12,6 +12,7 @@ import logging
 import re
 from collections.abc import Coroutine, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from rayka.client.consumer.fetcher import Fetcher
@@ -19,6 +20,7 @@ from rayka.client.group.group_membership import Handover, LookUpTopics, Membersh
 from rayka.client.group.member_requests import GroupMetadata
 from rayka.client.group.topic_watch import TopicWatch
 from rayka.client.loop_time import now_s
+from rayka.client.retry import telling
 from rayka.config import ConsumerConfig
 from rayka.errors import RaykaError
 from rayka.protocol.groups import (
@@ -33,6 +35,8 @@ logger = logging.getLogger(__name__)
 _PARKED_SLACK_MS = 5_000  # for the answer to a join that has waited for as long as it may
 _BESIDE = (GroupHeartbeatRequest, LeaveGroupRequest)  # steps that wait for no other
 _LEAVE_TIMEOUT_MS = 5_000
+# Longer than a rebalance in which all members poll: they learn of it by a heartbeat, every 3 s.
+_TELL_PARKED_AFTER_S = 10.0
 
 
 class GroupMember:
@@ -107,6 +111,8 @@ class GroupMember:
         newer = [each for each in ready.added or () if self._topics.is_newer(each)]
         self._fetcher.read(ready.read, newer=newer)
         self.core.on_handed_over(ready)
+        if ready.added is not None:
+            logger.info("%r reads %d partitions", self.core, len(ready.read))
         self._advance()
         return True
 
@@ -236,11 +242,25 @@ class GroupMember:
         if isinstance(step, LookUpTopics):
             return await self._topics.partitions(step.topics, has_racks=step.has_racks)
         if isinstance(step, (JoinGroupRequest, SyncGroupRequest)):
+            logger.info("group %r: %s as member %r", self._group_id, type(step).__name__, step.member_id)
             timeout_ms = config.max_poll_interval_ms + _PARKED_SLACK_MS
-            return await call(self._group_id, step, timeout_ms, may_park=True)
+            with telling(partial(self._awaited, step), _TELL_PARKED_AFTER_S):
+                return await call(self._group_id, step, timeout_ms, may_park=True)
         is_heartbeat = isinstance(step, GroupHeartbeatRequest)
         timeout_ms = config.session_timeout_ms if is_heartbeat else _LEAVE_TIMEOUT_MS
         return await call(self._group_id, step, timeout_ms)
+
+    def _awaited(self, step: JoinGroupRequest | SyncGroupRequest) -> str:
+        """Why a consumer that joins gets nothing yet."""
+        waits = f"group {self._group_id!r}: this consumer has waited {_TELL_PARKED_AFTER_S:g} s"
+        if isinstance(step, SyncGroupRequest):
+            return f"{waits} for the assignments that the leader of the group is to send; see `rayka group describe`"
+        return (
+            f"{waits} for other members to join the rebalance. A member that does not poll is waited for until its"
+            f" max_poll_interval_ms is over (here {self._config.max_poll_interval_ms} ms). That may be a consumer of"
+            " this process that was not closed, such as one of a notebook cell that ran before: close it; `rayka group"
+            f" describe {self._group_id}` lists the members"
+        )
 
     # ---- Topics ------------------------------------------------------------------------------------------------------
 

@@ -119,6 +119,29 @@ def test_a_new_member_becomes_known_with_the_next_heartbeat_and_soon_in_a_new_ge
     assert cluster.now_ms - began_ms < 1_000
 
 
+def test_a_member_says_that_it_waits_for_one_that_does_not_poll(
+    cluster: VirtualCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("WARNING", "rayka.client")  # a virtual cluster is silent
+    (first,) = settled(cluster, 1)
+    first.is_idle = True
+    second = VirtualMember(cluster)
+    cluster.go_on(POLL_MS - 2 * INTERVAL_MS)
+    assert not second.is_settled
+    (said,) = [each.message for each in caplog.records if each.levelname == "WARNING"]
+    assert said.startswith("group 'g': this consumer has waited 10 s for other members to join the rebalance")
+    assert "one of a notebook cell that ran before" in said
+
+
+def test_members_that_poll_say_nothing_of_their_rebalances(
+    cluster: VirtualCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("WARNING", "rayka.client")
+    members = settled(cluster, 3)
+    assert all(each.is_settled for each in members)
+    assert [each.message for each in caplog.records if each.levelname == "WARNING"] == []
+
+
 def test_a_member_whose_application_is_idle_leaves_when_the_time_is_up(
     cluster: VirtualCluster,
 ) -> None:  # E4 E6
