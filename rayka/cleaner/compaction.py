@@ -2,7 +2,9 @@
 
 The files are the business of a job (`file_cleaning`), which may run elsewhere; the log is changed here, between two of
 its steps. Invariants: offsets never change; the log is as it was, or holds the new segment, after each step; a log that
-is truncated, closed or given up meanwhile is left alone, and what was written aside is removed. Kafka: `Cleaner.clean`.
+is truncated, closed or given up meanwhile is left alone, and what was written aside is removed. A swap that has begun
+ends before anything else is decided, unless a truncation ends it: only a log that is not here any more or has failed
+keeps one, for what opens it next to end (`finish_swaps`). Kafka: `Cleaner.clean`.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -30,7 +32,9 @@ from rayka.ports import JobDied, Slice
 
 
 class SyncNeeded(NamedTuple):
-    """The driver makes these durable before it goes on; what it raises ends the cleaning."""
+    """The driver makes these durable before it goes on; what it raises ends the cleaning. Where directories are among
+    them a swap is under way, and a sync that fails is the last one of the log's directory (F13).
+    """
 
     files: tuple[str, ...]
     directories: tuple[str, ...]
@@ -42,18 +46,21 @@ FAILURES = (CleaningAborted, ApiError, StorageError, JobDied)
 
 
 class Compaction:
-    """One cleaning. `is_wanted` is asked after each step.
+    """One cleaning. After each step it asks whether it `is_wanted`, and whether the log `is_here`, its files under the
+    names that the log knows.
 
     Its driver runs `job` and makes the turns of `on_step` for each of its steps, `on_failed` when one of `FAILURES`
     ends it, `finish` at its end.
     """
 
     def __init__(
-        self, log: Log, part: Cleanable, settings: CleaningSettings, is_wanted: Callable[[], bool]
-    ) -> None:
+        self, log: Log, part: Cleanable, settings: CleaningSettings, *, is_wanted: Callable[[], bool],
+        is_here: Callable[[], bool],
+    ) -> None:  # fmt: skip
         self._log = log
         self._part = part
         self._is_wanted = is_wanted
+        self._is_here = is_here
         self._truncation_count = log.truncation_count
         # The dirty ones, then the group that is copied.
         self._current: Sequence[Segment] = [
@@ -98,7 +105,7 @@ class Compaction:
         """Removes what was written aside. Returns what the failure comes to: CleaningAborted where the log has changed
         meanwhile, for the job does not know of that.
         """
-        if self._aside is not None:
+        if self._aside is not None and self._is_here():  # another log may have the name
             with suppress(StorageError):  # what is left of it goes when the log opens
                 self._aside.delete()
         if error is self._log.failure:  # met in the swap
@@ -149,7 +156,7 @@ class Compaction:
             raise CleaningAborted(f"segments of {self._log.name} were removed")
 
     def _check_open(self) -> None:
-        if self._log.failure is not None or not self._is_wanted():
+        if self._log.failure is not None or not self._is_here() or not self._is_wanted():
             raise CleaningAborted(f"{self._log.name} is not to be cleaned any more")
 
     # ---- The swap ------------------------------------------------------------------------------------------
@@ -161,7 +168,7 @@ class Compaction:
             raise InvariantBroken(f"{self!r} has no group that is copied")
         self.counts = step.counts
         self._check(group)
-        yield SyncNeeded((new.path, *new.indexes.paths), directory)
+        yield SyncNeeded((new.path, *new.indexes.paths), ())
         self._check(group)
         new.open_sealed(group[-1].next_offset)
         swaps = self._log.swaps
@@ -169,7 +176,8 @@ class Compaction:
         self._current, self._aside = (), None
         for act in (swaps.remove_old, swaps.end):
             yield SyncNeeded((), directory)
-            self._check_open()
+            if not self._is_here():
+                raise CleaningAborted(f"{self._log.name} is gone")
             act()
         yield SyncNeeded((), directory)
 

@@ -57,16 +57,19 @@ class PrefixCopy(NamedTuple):
 
 
 class _Change:
-    """The block is a change of the log: after one that failed half way, there is no other."""
+    """The block is a change of the log: after one that failed half way, there is no other. One that `makes_room` is
+    made also while a full disk has stopped the others.
+    """
 
-    __slots__ = ("_log",)
+    __slots__ = ("_log", "_makes_room")
 
-    def __init__(self, log: "Log") -> None:
+    def __init__(self, log: "Log", *, makes_room: bool = False) -> None:
         self._log = log
+        self._makes_room = makes_room
 
     def __enter__(self) -> None:
         failure = self._log.failure
-        if failure is not None:
+        if failure is not None and (not self._makes_room or _is_closed(self._log)):
             until = failure.until if isinstance(failure, PassingStorageError) else "its node restarts"
             raise type(failure)(f"{self._log.name} takes no appends until {until}: {failure}")
 
@@ -75,6 +78,12 @@ class _Change:
     ) -> None:
         if isinstance(error, StorageError):
             self._log.failure = error
+
+
+def _is_closed(log: "Log") -> bool:
+    """Whether nothing that makes room is done either: the log has failed for good, or is opened again."""
+    is_failed = log.failure is not None and not isinstance(log.failure, PassingStorageError)
+    return is_failed or log.is_reopened
 
 
 class Log:
@@ -98,7 +107,9 @@ class Log:
         self.truncation_count = 0
         self.is_reopened = False  # from the files, so these do not change meanwhile
         self.cleaned_offset = 0  # below it compaction has seen everything
-        self.swaps = Swaps(files, segments, snapshots, partial(_Change, self))
+        self.swaps = Swaps(
+            files, segments, snapshots, partial(_Change, self), partial(_Change, self, makes_room=True)
+        )
         self.retired = RetiredSegments(files, segments, snapshots, self.swaps)
         self.log_start_offset = log_start_offset
         self.flushed_offset = flushed_offset
@@ -302,8 +313,7 @@ class Log:
         a disk that refuses the first step leaves all as it was, and one that refuses a later step stops the log until
         it is opened again.
         """
-        is_stopped = self.failure is not None and not isinstance(self.failure, PassingStorageError)
-        if is_stopped or self.is_reopened:
+        if _is_closed(self):
             raise StorageError(f"{self.name} cannot start later: {self.failure or 'it is opened again'}")
         try:
             yield

@@ -9,7 +9,8 @@ other, whole (F26).
    beside the new segment's file.
 4. The new files are renamed to their names.
 
-Invariant: a swap is undone or ended before a truncation reaches its segment. Readers keep the files that they have
+Invariants: a swap is undone or ended before a truncation reaches its segment; for any other reason it is not given up,
+but for the end of its process or the failure of its directory. Readers keep the files that they have
 open or mapped; one that finds another file under the name asks again. Kafka: `LocalLog.replaceSegments`, `LogLoader`
 (B32).
 """

@@ -15,7 +15,7 @@ from rayka.log.swap import CLEANED_SUFFIX, Swap
 
 
 class Swaps:
-    """See the module. Within `changing` the log changes, or fails."""
+    """See the module. Within `changing` the log changes, or fails; within `making_room` also while its disk is full."""
 
     def __init__(
         self,
@@ -23,12 +23,14 @@ class Swaps:
         segments: Segments,
         snapshots: ProducerSnapshots,
         changing: Callable[[], AbstractContextManager[None]],
+        making_room: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self.count = 0  # how often segments were replaced
         self._files = files
         self._segments = segments
         self._snapshots = snapshots
         self._changing = changing
+        self._making_room = making_room
         self._current: Swap | None = None
 
     def __repr__(self) -> str:
@@ -61,7 +63,7 @@ class Swaps:
         """
         swap = self._current
         if swap is not None:
-            with self._changing():
+            with self._making_room():
                 swap.remove_old()
                 self._snapshots.remove_within(swap.new.base_offset, swap.end_offset)
 
@@ -69,7 +71,7 @@ class Swaps:
         """Step 4 of the swap, unless a truncation has ended it."""
         swap = self._current
         if swap is not None:
-            with self._changing():
+            with self._making_room():
                 self._current = None
                 swap.end()
 

@@ -16,6 +16,7 @@ from rayka.protocol.batch_header import Codec, ProducerSequence, RecordBatch
 from rayka.testing.memory_disk import MemoryDisk
 from tests.cleaner.support import (
     COMPACTED,
+    HERE,
     SETTINGS,
     Found,
     keyed,
@@ -55,7 +56,7 @@ class Model:
     def clean(self, slots: int, change: int) -> None:
         """A cleaning that ends before that change of the disk."""
         settings_now = SETTINGS._replace(map_bytes=24 * slots, timestamp_ms=self.timestamp_ms)
-        compaction = Compaction(self.log, part_of(self.disk, self.log), settings_now, lambda: True)
+        compaction = Compaction(self.log, part_of(self.disk, self.log), settings_now, **HERE)
         self.disk.left = change
         with suppress(CleaningAborted, MachineEnded):
             for step in steps_of(compaction, self.disk):

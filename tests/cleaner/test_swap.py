@@ -1,5 +1,6 @@
 """A swap of cleaned segments for the old ones: whatever ends the process, and whenever (F26, B32)."""
 
+from collections.abc import Generator
 from contextlib import suppress
 from itertools import pairwise
 from random import Random
@@ -12,11 +13,13 @@ from rayka.errors import CorruptRecord, DiskFull, StorageError
 from rayka.log.log import Log
 from rayka.log.recovery import Tearing
 from rayka.log.swap import has_swap
+from rayka.ports import Slice
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_header import split_batches
 from rayka.testing.memory_disk import MemoryDisk
 from tests.cleaner.support import (
     COMPACTED,
+    HERE,
     SETTINGS,
     Found,
     clean,
@@ -26,7 +29,7 @@ from tests.cleaner.support import (
     steps_of,
     table_of,
 )
-from tests.log.support import EndingDisk, MachineEnded, new_log, open_log, ranges_of, truncate
+from tests.log.support import EndingDisk, MachineEnded, new_log, open_log, ranges_of, sync, truncate
 
 ROUNDS = 12
 
@@ -65,7 +68,7 @@ def crash_at(change: int, seed: int | None, *, joins: bool = False) -> tuple[lis
     before, flushed_offset = records_of(log), log.flushed_offset
     disk.left = change
     with suppress(MachineEnded):
-        for step in steps_of(Compaction(log, part, SETTINGS, lambda: True), disk):
+        for step in steps_of(Compaction(log, part, SETTINGS, **HERE), disk):
             if isinstance(step, SyncNeeded):
                 disk.sync_now(step.files, step.directories)
     has_ended, disk.left = disk.has_ended, -1
@@ -130,7 +133,7 @@ def test_the_log_can_be_read_after_each_step() -> None:
     disk, log = filled()
     before = table_of(records_of(log))
     part = part_of(disk, log)
-    for step in steps_of(Compaction(log, part, SETTINGS, lambda: True), disk):
+    for step in steps_of(Compaction(log, part, SETTINGS, **HERE), disk):
         assert table_of(records_of(log)) == before
         assert log.log_end_offset == 3 * ROUNDS
         if isinstance(step, SyncNeeded):
@@ -207,7 +210,7 @@ def test_a_corrupt_batch_is_named_and_nothing_changes() -> None:  # F27
     path = log.segments.first.path
     disk.flip_bit(path, 200)
     with pytest.raises(CorruptRecord, match=path):
-        list(steps_of(Compaction(log, part, SETTINGS, lambda: True), disk))
+        list(steps_of(Compaction(log, part, SETTINGS, **HERE), disk))
     assert not [each for each in disk.list(log.directory) if each.endswith(".cleaned")]
 
 
@@ -231,7 +234,7 @@ def test_a_truncation_at_any_step_of_a_cleaning_wins(offset: int) -> None:
         part, done = part_of(disk, log), 0
         before = records_of(log)
         try:
-            for step in steps_of(Compaction(log, part, SETTINGS, lambda: True), disk):
+            for step in steps_of(Compaction(log, part, SETTINGS, **HERE), disk):
                 done += 1
                 if isinstance(step, SyncNeeded):
                     disk.sync_now(step.files, step.directories)
@@ -255,7 +258,7 @@ def test_segments_that_retention_removed_meanwhile_stay_removed() -> None:
         disk, log = filled()
         part, done = part_of(disk, log), 0
         try:
-            for step in steps_of(Compaction(log, part, SETTINGS, lambda: True), disk):
+            for step in steps_of(Compaction(log, part, SETTINGS, **HERE), disk):
                 done += 1
                 if isinstance(step, SyncNeeded):
                     disk.sync_now(step.files, step.directories)
@@ -266,3 +269,82 @@ def test_segments_that_retention_removed_meanwhile_stay_removed() -> None:
         assert [each[0] for each in records_of(log) if each[0] >= 33] == [33, 34, 35]
         reader = log.read(30, max_bytes=1 << 20, end_offset=36)
         assert all(len(decode(each)) >= 0 for each in split_batches(reader.records))
+
+
+# ---- What gives up between two steps ----
+
+GIVING_UP = ["not wanted", "deleted", "truncated", "full", "stopped", "failed"]
+SYNCS = 3  # of a swap: before the old files are removed, before the new ones get their names, after that
+
+
+def broken_off(way: str, at: int, step: int) -> tuple[MemoryDisk, Log, bool]:
+    """The log when the cleaning is over, which `way` gave up while the swap numbered `at` waited for its sync numbered
+    `step`; and whether there was one.
+    """
+    disk, log = filled()
+    part, wanted, here, sync_count = part_of(disk, log), [True], [True], -1
+    steps = steps_of(
+        Compaction(log, part, SETTINGS, is_wanted=lambda: wanted[0], is_here=lambda: here[0]), disk
+    )
+    try:
+        for each in steps:
+            if not isinstance(each, SyncNeeded):
+                continue
+            sync_count += bool(each.directories)
+            if sync_count == SYNCS * at + step and each.directories:
+                if way == "not wanted":
+                    wanted[0] = False
+                elif way == "deleted":
+                    here[0] = False
+                    disk.rename(log.directory, f"{log.directory}.deleted")
+                    return disk, put_again(disk, steps), True
+                elif way == "truncated":
+                    truncate(disk, log, 1)
+                elif way == "full":
+                    log.failure = DiskFull("no room for an append")
+                else:
+                    steps.close()
+                    return disk, log, True
+            disk.sync_now(each.files, each.directories)
+    except CleaningAborted:
+        pass
+    return disk, log, sync_count >= SYNCS * at + step
+
+
+def put_again(disk: MemoryDisk, steps: Generator[Slice | SyncNeeded, None, None]) -> Log:
+    """Another log of the same name, made while the cleaning of the deleted one goes on."""
+    log = filled_log(open_log(disk, config=COMPACTED))
+    before = records_of(log)
+    with suppress(CleaningAborted):
+        list(steps)
+    assert records_of(log) == before
+    return log
+
+
+@pytest.mark.parametrize("way", GIVING_UP)
+@pytest.mark.parametrize("step", range(SYNCS))
+def test_whatever_gives_up_between_the_steps_of_a_swap_leaves_a_log_that_goes_on(
+    way: str, step: int
+) -> None:  # F26
+    at, was_there = 0, True
+    while was_there:
+        disk, log, was_there = broken_off(way, at, step)
+        expected = table_of(records_of(log))
+        if way == "stopped":
+            log.close()
+            sync(disk, log)
+            log = reopened(disk, log.flushed_offset, Tearing.NOTHING)
+        elif way == "failed":
+            log = reopened(disk, log.flushed_offset, Tearing.SHORT_TAIL)
+        assert not [each for each in disk.list(log.directory) if each.endswith((".cleaned", ".swap"))]
+        assert log.swaps.removable(log.log_end_offset) == log.log_end_offset
+        assert table_of(records_of(log)) == expected
+        if way == "full":
+            log = reopened(disk, log.flushed_offset, Tearing.SHORT_TAIL)
+        put(log, (b"d", b"new"))
+        clean(disk, log)
+        assert table_of(records_of(log)) == {**expected, b"d": b"new"}
+        log.increment_log_start_offset(log.log_end_offset)
+        assert len(log.segments) == 1
+        at += 1
+    assert at > 1

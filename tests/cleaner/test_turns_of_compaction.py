@@ -15,7 +15,7 @@ from rayka.config import TopicConfig
 from rayka.errors import CorruptRecord
 from rayka.protocol.batch_header import HEADER_BYTES, LENGTH_FIELD_END, ProducerSequence
 from rayka.testing.memory_disk import MemoryDisk
-from tests.cleaner.support import COMPACTED, SETTINGS, keyed, part_of, put, steps_of
+from tests.cleaner.support import COMPACTED, HERE, SETTINGS, keyed, part_of, put, steps_of
 from tests.log.support import new_log, open_log
 
 LARGE = TopicConfig(segment_bytes=1 << 20, cleanup_policy="compact", min_cleanable_dirty_ratio=0)
@@ -43,7 +43,7 @@ def test_batches_larger_than_a_chunk_are_read_once_in_each_pass() -> None:
     part = part_of(disk, log)
     size_bytes = sum(each.size_bytes for each in log.segments)
     disk.read_bytes = 0
-    for step in steps_of(Compaction(log, part, SETTINGS, lambda: True), disk):
+    for step in steps_of(Compaction(log, part, SETTINGS, **HERE), disk):
         if isinstance(step, SyncNeeded):
             disk.sync_now(step.files, step.directories)
     assert disk.read_bytes == 2 * (size_bytes + 3 * HEADER_BYTES)
@@ -60,7 +60,7 @@ def test_what_a_wrong_length_says_is_not_read_at_once(bit: int) -> None:  # F27
     disk.flip_bit(log.segments.first.path, LENGTH_FIELD_END - 4, bit)  # 32 MiB more, or 1 GiB
     disk.most_bytes = 0
     with pytest.raises(CorruptRecord, match=f"{log.segments.first.path}.* at position 0"):
-        list(steps_of(Compaction(log, part, SETTINGS, lambda: True), disk))
+        list(steps_of(Compaction(log, part, SETTINGS, **HERE), disk))
     assert disk.most_bytes <= CHUNK_BYTES
 
 
@@ -98,7 +98,7 @@ def test_a_group_is_told_of_the_producers_that_wrote_to_it_and_of_no_others() ->
     for number in range(30):
         sequence = ProducerSequence(number // 3, 0, 2 * (number % 3))
         log.append_as_leader([keyed([(b"a", b"1" * 50), (b"b", b"2")], sequence=sequence)], 0, now_ms=0)
-    compaction = Compaction(log, part_of(disk, log), SETTINGS, lambda: True)
+    compaction = Compaction(log, part_of(disk, log), SETTINGS, **HERE)
     steps, answer, told = compaction.job.run(disk), None, set[tuple[int, int]]()
     with suppress(StopIteration):
         while True:

@@ -1,6 +1,10 @@
 """How a broker compacts its logs: which, when, and what clients and followers see of it (F20, F26-F28)."""
 
+import asyncio
+import errno
+import threading
 import time
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -14,6 +18,7 @@ import rayka.testing
 from rayka.config import BrokerConfig, TopicConfig
 from rayka.coordinator.group_shard import group_shard_type
 from rayka.errors import ErrorCode
+from rayka.log.local_disk import storage_error
 from rayka.ports import Job, JobDied, RunningJob
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_encode import encode_batch
@@ -39,6 +44,7 @@ COMPACTED = {
     "index_interval_bytes": 100,
 }
 KEYS, ROUNDS = 3, 30
+LOG = "/data/broker-1/orders-0"
 
 
 def keyed(number: int, **changes: Any) -> np.ndarray:
@@ -227,6 +233,84 @@ def test_a_cleaning_whose_process_dies_is_named_and_tried_again(caplog: pytest.L
         until(lambda: table(topic)[1] < KEYS * ROUNDS / 2)
         assert table(topic)[0] == NEWEST
         until(lambda: (cleaning := described(topic)[0].cleaning) is not None and not cleaning.problem)
+
+
+class SwappingDisk(MemoryDisk):
+    """Does what it is told while a swap of the log waits for its sync numbered `step`, once."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self._step = step
+        self.in_swap: Callable[[], Awaitable[None]] | None = None
+
+    async def sync(self, files: Sequence[str], directories: Sequence[str]) -> None:
+        found = self.list(LOG) if LOG in directories and self.exists(LOG) else []
+        swapped = [name.removesuffix(".swap") for name in found if name.endswith(".log.swap")]
+        if swapped and self.in_swap is not None and (swapped[0] in found) is (self._step == 0):
+            act, self.in_swap = self.in_swap, None
+            await act()
+        await super().sync(files, directories)
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_a_policy_that_changes_within_a_swap_leaves_a_log_that_expires_and_is_compacted_again(
+    step: int,
+) -> None:  # F26
+    disk, is_swapping, goes_on = SwappingDisk(step), threading.Event(), threading.Event()
+
+    async def wait() -> None:
+        is_swapping.set()
+        await asyncio.to_thread(goes_on.wait)
+
+    with memory_cluster(disk, **CLEANING, log_retention_check_interval_ms=5) as cluster:
+        topic = create_topic(cluster, **COMPACTED, file_delete_delay_ms=0)
+        disk.in_swap = wait
+        fill(topic)
+        assert is_swapping.wait(60)
+        alter(topic, "retention.bytes", "1500")
+        alter(topic, "cleanup.policy", "delete")
+        goes_on.set()
+        fill(topic)
+        until(
+            lambda: sum(disk.size(f"{LOG}/{name}") for name in disk.list(LOG) if name.endswith(".log")) < 3000
+        )
+        until(lambda: not [name for name in disk.list(LOG) if name.endswith((".swap", ".cleaned"))])
+        alter(topic, "cleanup.policy", "compact")
+        fill(topic)
+        until(lambda: table(topic, offset=described(topic)[0].log_start_offset)[1] < KEYS * ROUNDS / 2)
+        assert not described(topic)[0].cleaning.problem  # type: ignore[union-attr]
+        assert cluster.nodes.crashes == []
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_a_sync_that_fails_within_a_swap_takes_the_directory_offline_until_a_restart(
+    step: int,
+) -> None:  # F13, F26
+    """Also where no room was the cause: the file system may have dropped what it could not write."""
+    disk = SwappingDisk(step)
+
+    async def fail() -> None:
+        raise storage_error("sync", LOG, errno.ENOSPC)
+
+    with memory_cluster(disk, **CLEANING) as cluster:
+        topic = create_topic(cluster, **COMPACTED)
+        disk.in_swap = fail
+        acknowledged = -1
+        with suppress(AssertionError):
+            for number in range(10_000):
+                (result,) = run(topic.a_produce({0: keyed(number)})).partitions
+                assert result.error_code is ErrorCode.NONE
+                acknowledged = number
+        assert acknowledged >= 0
+        assert disk.in_swap is None
+        assert topic.fetch(0).error_code is ErrorCode.KAFKA_STORAGE_ERROR
+        cluster.restart(1)
+        until(lambda: topic.fetch(0).error_code is ErrorCode.NONE)
+        kept = {int(value.split(b"-")[1]) for value in table(topic)[0].values()}
+        assert kept <= {acknowledged, acknowledged + 1}
+        fill(topic)
+        until(lambda: table(topic)[1] < KEYS * ROUNDS / 2)
+        assert table(topic)[0] == NEWEST
 
 
 def test_a_deleted_topic_ends_its_cleaning() -> None:

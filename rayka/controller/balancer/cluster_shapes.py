@@ -15,7 +15,7 @@ from rayka.controller.request_context import RequestContext
 from rayka.errors import BrokerNotAvailable
 from rayka.ids import TopicPartition, is_internal
 from rayka.metadata.image import BrokerImage
-from rayka.protocol.disk_room import DiskRoom
+from rayka.protocol.disk_room import capacities
 from rayka.protocol.load import LoadReport, PartitionLoad
 
 
@@ -65,8 +65,7 @@ class ClusterShapes:
 
     def _brokers(self, context: RequestContext) -> list[BrokerShape]:
         nodes = self._image.brokers.values()
-        hosts = {each.broker_id: each.registration.host for each in nodes}
-        disks = DiskRoom.reported(self._reports, hosts).disks
+        known = capacities(self._reports, {each.broker_id: each.registration.host for each in nodes})
         return [
             BrokerShape(
                 each.broker_id,
@@ -75,9 +74,7 @@ class ClusterShapes:
                 takes_replicas=each.takes_user_partitions and _takes_replicas(context, each),
                 takes_internal=_takes_replicas(context, each),
                 is_coordinator=each.is_coordinator,
-                capacity_bytes=disks[each.broker_id].capacity_bytes,
-                reported_bytes=disks[each.broker_id].reported_bytes,
-                free_bytes=disks[each.broker_id].free_bytes,
+                capacity_bytes=known[each.broker_id],
             )
             for each in nodes
         ]

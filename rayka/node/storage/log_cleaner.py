@@ -43,11 +43,14 @@ class _Chosen(NamedTuple):
     log: Log
     part: Cleanable
 
-    def is_wanted(self) -> bool:
-        """Whether the log is still the one of its partition here, and its topic compacted."""
+    def is_here(self) -> bool:
+        """Whether the log is still the one of its partition here."""
         directory = self.replica.directory
-        is_here = directory.failure is None and directory.logs.get(self.replica.topic_partition) is self.log
-        return is_here and self.replica.partition.config.is_compacted
+        return directory.failure is None and directory.logs.get(self.replica.topic_partition) is self.log
+
+    def is_wanted(self) -> bool:
+        """Whether the log is here, and its topic compacted."""
+        return self.is_here() and self.replica.partition.config.is_compacted
 
 
 class LogCleaner:
@@ -149,10 +152,12 @@ class LogCleaner:
             timestamp_ms=self._settings.wall_clock_ms(),
             secret=self._settings.random.randbytes(_SECRET_BYTES),
         )
-        compaction = Compaction(chosen.log, chosen.part, settings, chosen.is_wanted)
+        compaction = Compaction(
+            chosen.log, chosen.part, settings, is_wanted=chosen.is_wanted, is_here=chosen.is_here
+        )
         self._cleaned[chosen.log] = None
         try:
-            failure = await self._perform(compaction)
+            failure = await self._perform(compaction, chosen)
         finally:
             del self._cleaned[chosen.log]
         if failure is not None:
@@ -164,13 +169,13 @@ class LogCleaner:
         self._on_cleaned(chosen, compaction, settings.timestamp_ms)
         return True
 
-    async def _perform(self, compaction: Compaction) -> Exception | None:
+    async def _perform(self, compaction: Compaction, chosen: _Chosen) -> Exception | None:
         """All of it; returns what it failed with."""
         job = self._settings.disk.start(compaction.job)
         answer = failure = None
         try:
             while (step := await job.next(answer)) is not None:
-                answer = await self._make(compaction.on_step(step))
+                answer = await self._make(compaction.on_step(step), chosen)
                 self._check_room(compaction)
             compaction.finish()
         except FAILURES as error:
@@ -190,7 +195,7 @@ class LogCleaner:
                 f"{compaction.directory} has {free_bytes} bytes of room, and {spare_bytes} stay free; free some space"
             )
 
-    async def _make(self, turns: Turns) -> GroupPlan | None:
+    async def _make(self, turns: Turns, chosen: _Chosen) -> GroupPlan | None:
         while True:
             try:
                 turn = next(turns)
@@ -198,9 +203,21 @@ class LogCleaner:
                 answer: GroupPlan | None = end.value
                 return answer
             if isinstance(turn, SyncNeeded):
-                await self._settings.disk.sync(turn.files, turn.directories)
+                await self._sync(turn, chosen)
             else:
                 await self._spend(turn.size_bytes)
+
+    async def _sync(self, needed: SyncNeeded, chosen: _Chosen) -> None:
+        """A failed sync of a swap takes the directory offline, whatever its cause, as every failed sync of what a log
+        reads does: names may be lost that look as if they were there (F13). Nothing reads yet what is synced before
+        the swap; another try writes it anew.
+        """
+        try:
+            await self._settings.disk.sync(needed.files, needed.directories)
+        except StorageError as error:
+            if needed.directories and chosen.is_here():
+                self._on_failed(chosen.replica.directory, error)
+            raise
 
     async def _spend(self, size_bytes: int) -> None:
         """Until so many more bytes may have been read and written, of all logs together."""
@@ -214,7 +231,7 @@ class LogCleaner:
         name = chosen.replica.topic_partition
         if isinstance(error, CleaningAborted):
             _logger.info("%s", error)
-        elif not chosen.is_wanted():
+        elif not chosen.is_here():
             _logger.info("%s is gone: its cleaning ended with %s", name, error)
         elif isinstance(error, JobDied):
             self._waiting[chosen.log] = f"{name} is not compacted, and is tried again: {error}"
