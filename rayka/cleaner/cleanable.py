@@ -7,13 +7,18 @@ younger than `min.compaction.lag.ms`. A log is due when the share of bytes that 
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import takewhile
 from math import inf
 from typing import NamedTuple
 
 from rayka.config import TopicConfig
+from rayka.errors import CorruptRecord
+from rayka.ids import NO_TIMESTAMP
 from rayka.log.log import Log
 from rayka.log.segment import Segment
+
+UNLIMITED_MS = 2**63 - 1  # the default of `max.compaction.lag.ms`
 
 
 class Cleanable(NamedTuple):
@@ -53,9 +58,22 @@ def cleanable(log: Log, high_watermark: int, timestamp_ms: int) -> Cleanable:
         end_offset=dirty[-1].next_offset if dirty else first_dirty_offset,
         clean_bytes=sum(each.size_bytes for each in clean),
         cleanable_bytes=sum(each.size_bytes for each in dirty),
-        is_overdue=bool(dirty)
-        and timestamp_ms - dirty[0].first_timestamp_ms > log.config.max_compaction_lag_ms,
+        is_overdue=_is_overdue(dirty, timestamp_ms, log.config.max_compaction_lag_ms),
     )
+
+
+def _is_overdue(dirty: Sequence[Segment], timestamp_ms: int, max_lag_ms: int) -> bool:
+    """Whether a segment begins with a batch that is older than the lag. One without timestamps says nothing, and one
+    that is damaged is named when it is cleaned.
+    """
+    if max_lag_ms >= UNLIMITED_MS:
+        return False
+    for segment in dirty:
+        with suppress(CorruptRecord):
+            first_ms = segment.first_timestamp_ms
+            if first_ms != NO_TIMESTAMP and timestamp_ms - first_ms > max_lag_ms:
+                return True
+    return False
 
 
 def _before(segments: Sequence[Segment], bound: int, newest_ms: float) -> list[Segment]:

@@ -41,8 +41,14 @@ class SyncNeeded(NamedTuple):
 
 
 Turns = Generator[Slice | SyncNeeded, None, GroupPlan | None]
-Failure = CleaningAborted | ApiError | StorageError | JobDied
-FAILURES = (CleaningAborted, ApiError, StorageError, JobDied)
+
+
+class CleaningFailed(Exception):
+    """The job ended with an error that was not foreseen."""
+
+
+Failure = CleaningAborted | CleaningFailed | ApiError | StorageError | JobDied
+FAILURES = (CleaningAborted, CleaningFailed, ApiError, StorageError, JobDied)
 
 
 class Compaction:

@@ -40,7 +40,7 @@ def dry_run(
     builder.offsets.seal()
     horizon = Horizon(0, builder.end_offset, timestamp_ms, delete_retention_ms)
     counts = CleaningCounts()
-    kept = KeptRecords(hasher, builder.offsets, horizon, frozenset(), counts)
+    kept = KeptRecords(hasher, builder.offsets, horizon, frozenset(), builder.unreadable, counts)
     for file in files:
         position, end = 0, disk.size(file.path)
         for batches in chunks(file, end):

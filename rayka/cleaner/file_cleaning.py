@@ -101,7 +101,8 @@ class FileCleaning:
     def _clean(self, files: LogFiles, offsets: OffsetMap) -> Steps:
         plan, settings = self._plan, self._settings
         hasher = KeyHasher(settings.secret)
-        end_offset = yield from self._build_map(files, MapBuilder(hasher, offsets, plan.first_dirty_offset))
+        builder = MapBuilder(hasher, offsets, plan.first_dirty_offset)
+        end_offset = yield from self._build_map(files, builder)
         offsets.seal()
         group = yield MapBuilt(end_offset, offsets.key_count)
         horizon = Horizon(
@@ -109,7 +110,7 @@ class FileCleaning:
         )
         counts = CleaningCounts()
         while group is not None:
-            kept = KeptRecords(hasher, offsets, horizon, group.needed_ends, counts)
+            kept = KeptRecords(hasher, offsets, horizon, group.needed_ends, builder.unreadable, counts)
             yield from self._copy(files, group.segments, kept)
             group = yield Copied(counts)
 

@@ -6,7 +6,9 @@ newest of its key where its offset is one of the map's; one before the first dir
 
 A batch of which everything stays is passed on as it is; one of which a part stays is built anew; one of which nothing
 stays goes, unless its producer or its segment needs it to say where it ended: then it stays without records. Control
-batches stay as they are. Kafka: `Cleaner.shouldRetainRecord`, `Cleaner.cleanInto`.
+batches stay as they are, and so do batches whose columns contradict themselves or their header although the CRC is
+right: a producer sent them so, no reader can tell their keys, and one of them must not keep all others from being
+compacted. Kafka: `Cleaner.shouldRetainRecord`, `Cleaner.cleanInto`.
 """
 
 from collections.abc import Container, Iterator, Sequence
@@ -18,6 +20,7 @@ import pyarrow as pa
 
 from rayka.cleaner.key_hashes import KeyHasher
 from rayka.cleaner.offset_map import OffsetMap
+from rayka.errors import CorruptRecord
 from rayka.protocol.batch_columns import is_valid
 from rayka.protocol.batch_decode import DecodedBatch, decode
 from rayka.protocol.batch_header import RecordBatch
@@ -36,6 +39,7 @@ class CleaningCounts:
     kept_records: int = 0
     invalid_records: int = 0  # without a key
     tombstones: int = 0  # kept
+    unreadable_batches: int = 0  # kept, because their columns contradict themselves or their header
 
 
 class Horizon(NamedTuple):
@@ -56,9 +60,12 @@ class KeptRecords:
         offsets: OffsetMap,
         horizon: Horizon,
         needed_ends: Container[tuple[int, int]],
+        unreadable: Container[int],
         counts: CleaningCounts,
     ) -> None:
+        """`unreadable`: the base offsets of batches that the map does not have, because nothing can be read of them."""
         self._hasher = hasher
+        self._unreadable = unreadable
         self._offsets = offsets
         self._horizon = horizon
         # Producer id and last offset of the batches that a log remembers (C2).
@@ -69,18 +76,20 @@ class KeptRecords:
         return f"<KeptRecords {self._offsets!r} {self._horizon!r}>"
 
     def of(self, batches: Sequence[RecordBatch], last: RecordBatch | None) -> list[RecordBatch]:
-        """What stays of these batches, in their order. `last` is the one that says where its segment ends.
-
-        Raises CorruptRecord for a batch whose body is broken.
-        """
-        decoded = [None if self._is_settled(each) else decode(each, check_crc=False) for each in batches]
+        """What stays of these batches, in their order. `last` is the one that says where its segment ends."""
+        decoded = [None if self._is_settled(each) else readable(each) for each in batches]
         newest = self._newest([each for each in decoded if each is not None])
         kept: list[RecordBatch] = []
         for batch, records in zip(batches, decoded, strict=True):
             if records is not None:
                 each = self._kept(records, next(newest), is_needed=batch is last)
+            elif self._stays(batch):
+                each = batch
+            elif self._is_superseded(batch):
+                each = self._emptied(batch, is_needed=batch is last)
             else:
-                each = batch if self._stays(batch) else self._emptied(batch, is_needed=batch is last)
+                each = batch
+                self._counts.unreadable_batches += 1
             self._counts.input_records += batch.record_count
             if each is not None:
                 kept.append(each)
@@ -102,7 +111,7 @@ class KeptRecords:
         is_in_map = (
             horizon.first_dirty_offset <= batch.base_offset and batch.next_offset <= horizon.end_offset
         )
-        if not is_in_map or batch.has_null_key:
+        if not is_in_map or batch.has_null_key or batch.base_offset in self._unreadable:
             return False
         return not len(self._offsets.newest_in(batch.base_offset, batch.next_offset))
 
@@ -165,6 +174,14 @@ class KeptRecords:
     def _emptied(self, batch: RecordBatch, *, is_needed: bool) -> RecordBatch | None:
         if is_needed or (batch.producer_id, batch.last_offset) in self._needed_ends:
             return RecordBatch(without_records(batch)) if batch.record_count else batch
+        return None
+
+
+def readable(batch: RecordBatch) -> DecodedBatch | None:
+    """The batch's columns; None where they contradict themselves or its header. Its CRC was checked."""
+    try:
+        return decode(batch, check_crc=False)
+    except CorruptRecord:
         return None
 
 

@@ -4,29 +4,38 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rayka.cleaner.kept_records import hashes_of
+from rayka.cleaner.kept_records import hashes_of, readable
 from rayka.cleaner.key_hashes import KeyHasher
 from rayka.cleaner.offset_map import OffsetMap
 from rayka.protocol.batch_columns import is_valid
-from rayka.protocol.batch_decode import DecodedBatch, decode
+from rayka.protocol.batch_decode import DecodedBatch
 from rayka.protocol.batch_header import RecordBatch
 
 
 class MapBuilder:
-    """The map of one cleaning. `end_offset`: how far it reaches."""
+    """The map of one cleaning. `end_offset`: how far it reaches; `unreadable`: the base offsets of batches that are not
+    in it, because nothing can be read of them.
+    """
 
     def __init__(self, hasher: KeyHasher, offsets: OffsetMap, first_offset: int) -> None:
         self._hasher = hasher
         self._first_offset = first_offset
         self.offsets = offsets
         self.end_offset = first_offset
+        self.unreadable: set[int] = set()
 
     def __repr__(self) -> str:
         return f"<MapBuilder {self.offsets!r} end={self.end_offset}>"
 
     def put(self, batches: Sequence[RecordBatch]) -> bool:
         """Whether there is room for all of these; the map ends before the first record that found none."""
-        decoded = [decode(each, check_crc=False) for each in batches if not each.is_control]
+        decoded = []
+        for batch in batches:
+            records = None if batch.is_control else readable(batch)
+            if records is not None:
+                decoded.append(records)
+            elif not batch.is_control:
+                self.unreadable.add(batch.base_offset)
         if decoded:
             hashes, offsets = self._wanted(decoded)
             put = self.offsets.put(hashes, offsets)

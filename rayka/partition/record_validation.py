@@ -1,13 +1,15 @@
 """Which records of a produce request their topic refuses, each with its own error (KIP-467).
 
 A topic that keeps the newest record of each key takes none without a key, and timestamps have bounds: of every record,
-not of a batch's first and last. A header says enough for most batches: whether some key is null, the first timestamp
-and the latest. Else the columns are read.
+not of a batch's first and last. A header says enough for most batches: the first timestamp and the latest. Else the
+columns are read, and those of a compacted topic always: a batch whose columns contradict its header, by a null key or
+by offsets that fall, could never be compacted.
 
 To read them costs little, unless they are compressed: megabytes of gzip take the event loop longer than 20 ms. So a
 compressed batch whose columns have to be read may hold `READ_BYTES_MAX`, and a larger one is too large for its topic:
-its producer sends it again in smaller parts. Kafka: `LogValidator.validateRecord`, `RecordValidationException`, which
-iterate over all records of every batch.
+its producer sends it again in smaller parts. A larger one that is only to be looked at for contradictions is taken
+unseen; compaction leaves it alone if it has any (`kept_records`). Kafka: `LogValidator.validateRecord`,
+`RecordValidationException`, which iterate over all records of every batch.
 """
 
 from collections.abc import Sequence
@@ -53,8 +55,11 @@ def check_records(
 
 
 def _is_doubtful(batch: RecordBatch, contents: Contents, config: TopicConfig, timestamp_ms: int) -> bool:
-    """Whether it takes the columns to know that no record is refused; false for almost every batch."""
-    if batch.has_null_key and config.is_compacted:
+    """Whether it takes the columns to know that no record is refused; false for almost every batch, unless its topic is
+    compacted.
+    """
+    is_small = batch.codec is Codec.NONE or contents.uncompressed_bytes <= READ_BYTES_MAX
+    if config.is_compacted and (batch.has_null_key or is_small):
         return True
     if is_stamped_by_broker(config):
         return False

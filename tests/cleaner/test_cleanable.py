@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from rayka.cleaner.cleanable import cleanable
+from rayka.ids import NO_TIMESTAMP
 from rayka.log.log import Log
 from rayka.testing.memory_disk import MemoryDisk
 from tests.cleaner.support import COMPACTED, clean, put
@@ -66,6 +67,22 @@ def test_a_record_that_waited_too_long_makes_a_log_due(lag_ms: int, *, is_due: b
     _, log = five_segments(min_cleanable_dirty_ratio=1, max_compaction_lag_ms=lag_ms)
     part = cleanable(log, 51, NOW_MS)
     assert (part.is_overdue, part.is_due(log.config)) == (is_due, is_due)
+
+
+def test_batches_without_timestamps_make_no_log_overdue() -> None:  # F20
+    """The first one with a timestamp counts, whichever segment it begins."""
+    _, log = five_segments(NO_TIMESTAMP, min_cleanable_dirty_ratio=1, max_compaction_lag_ms=98_999)
+    assert not cleanable(log, 51, NOW_MS).is_overdue
+    _, log = five_segments(
+        NO_TIMESTAMP, NO_TIMESTAMP, 1000, min_cleanable_dirty_ratio=1, max_compaction_lag_ms=98_999
+    )
+    assert cleanable(log, 51, NOW_MS).is_overdue
+
+
+def test_a_damaged_begin_of_a_segment_does_not_end_the_look_at_its_log() -> None:  # F27
+    disk, log = five_segments(max_compaction_lag_ms=1)
+    disk.flip_bit(log.segments.first.path, 16)  # the magic of the first batch
+    assert cleanable(log, 51, NOW_MS).is_overdue
 
 
 def test_a_log_is_due_when_more_of_it_is_dirty_than_it_may_be() -> None:  # F20

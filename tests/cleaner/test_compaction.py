@@ -1,6 +1,10 @@
 """What a cleaning keeps of a log, and what it never changes (F21-F25)."""
 
+import struct
+
 import numpy as np
+import pytest
+from crc32c import crc32c
 
 from rayka.cleaner.file_cleaning import CleaningSettings
 from rayka.cleaner.kept_records import CleaningCounts, Horizon, KeptRecords
@@ -9,9 +13,18 @@ from rayka.cleaner.map_builder import MapBuilder
 from rayka.cleaner.offset_map import OffsetMap
 from rayka.config import TopicConfig
 from rayka.log.log import Log
+from rayka.protocol.batch_contents import Column, aligned, parse_contents
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_encode import encode_batch
-from rayka.protocol.batch_header import HEADER_BYTES, Codec, ProducerSequence, RecordBatch, split_batches
+from rayka.protocol.batch_header import (
+    CRC_START,
+    HEADER_BYTES,
+    NULL_KEY_BIT,
+    Codec,
+    ProducerSequence,
+    RecordBatch,
+    split_batches,
+)
 from rayka.protocol.batch_rebuild import without_records
 from rayka.testing.memory_disk import MemoryDisk
 from tests.cleaner.support import COMPACTED, SETTINGS, clean, keyed, newest_of, put, records_of, table_of
@@ -52,6 +65,55 @@ def test_a_batch_that_keeps_everything_is_copied_byte_by_byte() -> None:  # F22
     after = read_batches(log)
     assert [bytes(each.view) for each in after[1:]] == [bytes(each.view) for each in before[1:]]
     assert after[0].record_count == 1
+
+
+def forged(batch: RecordBatch) -> RecordBatch:
+    """The batch with a header that says the contrary of its keys, and a CRC that is right for it."""
+    data = bytearray(batch.view)
+    struct.pack_into(">h", data, CRC_START, batch.attributes ^ NULL_KEY_BIT)
+    struct.pack_into(">I", data, CRC_START - 4, crc32c(data[CRC_START:]))
+    return RecordBatch(bytes(data))
+
+
+def fallen(batch: RecordBatch) -> RecordBatch:
+    """The batch with offsets of keys that fall."""
+    data = bytearray(batch.view)
+    begin, length = parse_contents(batch.view[HEADER_BYTES:]).columns[Column.KEY_OFFSETS]
+    begin += HEADER_BYTES + aligned(parse_contents(batch.view[HEADER_BYTES:]).end)
+    data[begin : begin + length] = struct.pack(f"<{length // 4}i", *reversed(range(length // 4)))
+    struct.pack_into(">I", data, CRC_START - 4, crc32c(data[CRC_START:]))
+    return RecordBatch(bytes(data))
+
+
+CONTRADICTORY = {
+    "a key that is null": lambda: forged(keyed([(None, b"1"), (b"a", b"2")])),
+    "no key that is null": lambda: forged(keyed([(b"a", b"1"), (b"b", b"2")])),
+    "falling offsets": lambda: fallen(keyed([(b"a", b"1"), (b"b", b"2"), (b"c", b"3")])),
+}
+
+
+@pytest.mark.parametrize("case", CONTRADICTORY)
+def test_a_batch_that_contradicts_itself_stays_and_all_others_are_compacted(case: str) -> None:  # F27
+    """A leader refuses it today; a topic that was not compacted then has it, or an older release took it."""
+    disk, log = filled()
+    before, bad_offset = records_of(log)[-3:], log.log_end_offset
+    log.append_as_leader([CONTRADICTORY[case]()], 0, now_ms=0)
+    bad = log.read(bad_offset, max_bytes=1, end_offset=log.log_end_offset).records
+    for number in range(3):
+        compaction = clean(disk, log)  # the second and third time it lies in what was clean
+        assert compaction.counts.unreadable_batches == 1
+        after = read_batches(log)
+        assert [bytes(each.view) for each in after if each.base_offset == bad_offset] == [bad]
+        good = [each for each in after if each.base_offset != bad_offset]
+        found = [
+            record
+            for each in map(decode, good)
+            for record in zip(each.keys_list(), each.values_list(), strict=True)
+        ]
+        assert sorted(found) == sorted(
+            [*[each[1:] for each in before], *[(b"z", b"%d" % number)] * (number > 0)]
+        )
+        put(log, (b"z", b"%d" % (number + 1)))
 
 
 def test_a_control_batch_stays_as_it_is_however_often_its_log_is_cleaned() -> None:  # F22
@@ -193,7 +255,7 @@ def test_what_was_put_is_found_by_its_offset_and_what_was_clean_by_its_key() -> 
         first_dirty_offset=2, end_offset=builder.end_offset, timestamp_ms=0, delete_retention_ms=0
     )
     for secret, found in ((b"0123456789abcdef", [1, 3, 5, 6]), (b"another secret..", [0, 1, 3, 5, 6])):
-        kept = KeptRecords(KeyHasher(secret), map_of_all, horizon, frozenset(), CleaningCounts())
+        kept = KeptRecords(KeyHasher(secret), map_of_all, horizon, frozenset(), frozenset(), CleaningCounts())
         left = kept.of(batches, None)
         assert [int(offset) for each in left for offset in decode(each).offsets] == found
 
@@ -274,7 +336,9 @@ def test_a_batch_of_which_all_keys_have_newer_records_is_not_taken_apart() -> No
     encoded = bytearray(keyed([(b"a", b"1"), (b"b", b"2")]).view)
     encoded[HEADER_BYTES:] = bytes(len(encoded) - HEADER_BYTES)
     old = RecordBatch(encoded)
-    kept = KeptRecords(KeyHasher(b"0" * 16), offsets, Horizon(0, 51, 0, 0), frozenset(), CleaningCounts())
+    kept = KeptRecords(
+        KeyHasher(b"0" * 16), offsets, Horizon(0, 51, 0, 0), frozenset(), frozenset(), CleaningCounts()
+    )
     assert kept.of([old], None) == []
     (last,) = kept.of([old], old)
     assert (last.record_count, last.last_offset) == (0, 1)

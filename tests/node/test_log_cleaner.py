@@ -11,6 +11,7 @@ from random import Random
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import rayka
@@ -233,6 +234,54 @@ def test_a_cleaning_whose_process_dies_is_named_and_tried_again(caplog: pytest.L
         until(lambda: table(topic)[1] < KEYS * ROUNDS / 2)
         assert table(topic)[0] == NEWEST
         until(lambda: (cleaning := described(topic)[0].cleaning) is not None and not cleaning.problem)
+
+
+class FailingJob(InlineJob):
+    """Ends at its third step with an error that nobody foresaw."""
+
+    steps = 0
+    error: type[Exception] = RuntimeError
+
+    async def next(self, answer: object) -> Any:
+        self.steps += 1
+        if self.steps == 3:
+            raise self.error("what a library says")
+        return await super().next(answer)
+
+
+class FailingDisk(MemoryDisk):
+    """Its jobs for this directory end with the error."""
+
+    def __init__(self, error: type[Exception]) -> None:
+        super().__init__()
+        self.error: type[Exception] | None = error
+
+    def start(self, job: Job) -> RunningJob:
+        if self.error is None or f"{LOG} " not in repr(job):
+            return super().start(job)
+        failing = FailingJob(job, self)
+        failing.error = self.error
+        return failing
+
+
+@pytest.mark.parametrize("error", [pa.ArrowInvalid, RecursionError, MemoryError])
+def test_a_cleaning_that_ends_with_an_error_nobody_foresaw_ends_no_broker(
+    error: type[Exception], caplog: pytest.LogCaptureFixture
+) -> None:  # F27
+    """One that ran out of memory is tried again; the others are not, for each try would take as long."""
+    disk = FailingDisk(error)
+    with memory_cluster(disk, **CLEANING) as cluster:
+        bad, other = create_topic(cluster, **COMPACTED), create_topic(cluster, name="other", **COMPACTED)
+        fill(bad)
+        is_tried_again = error is MemoryError
+        until(lambda: ("is tried again" if is_tried_again else "cannot be compacted: ") in caplog.text)
+        fill(other)
+        until(lambda: table(other)[1] < KEYS * ROUNDS / 2)
+        assert table(bad) == (NEWEST, KEYS * ROUNDS)
+        assert cluster.nodes.crashes == []
+        disk.error = None
+        if is_tried_again:
+            until(lambda: table(bad)[1] < KEYS * ROUNDS / 2)
 
 
 class SwappingDisk(MemoryDisk):

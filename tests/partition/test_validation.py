@@ -220,3 +220,14 @@ def test_what_only_compaction_writes_is_refused() -> None:  # F23, F25
         validate(stamped)
     with pytest.raises(CorruptRecord):
         validate(np.frombuffer(without_records(decoded.batch), np.uint8))
+
+
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.GZIP, Codec.LZ4, Codec.ZSTD])
+@pytest.mark.parametrize("keys", [[b"k", b"l"], [b"k", None]])
+def test_a_compacted_topic_refuses_a_header_that_contradicts_its_keys(
+    codec: Codec, keys: list[bytes | None]
+) -> None:  # B18, F27
+    data = encode_batch([b"a", b"b"], keys=keys, timestamps_ms=NOW_MS, codec=codec)
+    contrary = RecordBatch(data).attributes ^ NULL_KEY_BIT
+    with pytest.raises(CorruptRecord, match="has_null_key"):
+        validate(forged(data, attributes=contrary), LAX.model_copy(update={"cleanup_policy": "compact"}))

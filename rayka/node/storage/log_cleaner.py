@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from rayka.cleaner.cleanable import Cleanable, cleanable
-from rayka.cleaner.compaction import FAILURES, Compaction, SyncNeeded, Turns
-from rayka.cleaner.file_cleaning import CleaningAborted, CleaningSettings, GroupPlan
+from rayka.cleaner.compaction import FAILURES, CleaningFailed, Compaction, SyncNeeded, Turns
+from rayka.cleaner.file_cleaning import CleaningAborted, CleaningSettings, GroupPlan, Step
 from rayka.config import BrokerConfig
 from rayka.errors import DiskFull, PassingStorageError, StorageError
 from rayka.log.log import Log
@@ -25,7 +25,7 @@ from rayka.node.replication.replica import Replica, ReplicaOwner
 from rayka.node.settings import NodeSettings
 from rayka.node.storage.data_directories import SPARE_BYTES
 from rayka.node.turns import in_turns
-from rayka.ports import JobDied
+from rayka.ports import JobDied, RunningJob
 from rayka.protocol.partition_admin import LastCleaning, LogCleaning
 
 _SECRET_BYTES = 32
@@ -69,8 +69,7 @@ class LogCleaner:
         self._uncleanable: dict[Log, str] = {}
         self._waiting: dict[Log, str] = {}  # until the disk has room, or a process lives
         self._last: dict[Log, LastCleaning] = {}
-        self._tries: dict[Log, int] = {}  # the number of the last one, of logs that were not cleaned by it
-        self._try_count = 0
+        self._not_before_ms: dict[Log, int] = {}  # of logs whose last cleaning ended early
         self._cleaned: dict[Log, None] = {}  # now
         self._free_ms = 0.0
         self.config: BrokerConfig = settings.config
@@ -108,27 +107,32 @@ class LogCleaner:
         """Cleans one log after another, one of so many workers, until there are to be more or fewer of them."""
         while self.config.log_cleaner_threads == count:
             chosen = await self._filthiest() if count else None
-            if chosen is None or not await self._clean(chosen):
+            if chosen is None:
                 await asyncio.sleep(self.config.log_cleaner_backoff_ms / 1000)
+            else:
+                await self._clean(chosen)
 
     # ---- Choice ------------------------------------------------------------------------------------------
 
     async def _filthiest(self) -> _Chosen | None:
         """Of those that are due and not being cleaned the one with the largest share of bytes that were never cleaned
-        (F20). One whose cleaning ended early, as on a full disk, comes after the others, or it would be tried again and
-        again in their place.
+        (F20). One whose cleaning ended early, as on a full disk, is passed over for as long as that took: else it would
+        be tried again and again in the place of the others. After that its share counts as before.
         """
         replicas = self._owner.replicas
         logs = {each.partition.log for each in replicas}
-        for known in (self._uncleanable, self._waiting, self._last, self._tries):
+        for known in (self._uncleanable, self._waiting, self._last, self._not_before_ms):
             for log in [each for each in known if each not in logs]:
                 del known[log]
         looked_at = in_turns(replicas, weigh=weight_of)
         found = [each async for replica in looked_at if (each := self._choice(replica)) is not None]
-        free = [each for each in found if each.log not in self._cleaned]
-        return min(
-            free, key=lambda each: (self._tries.get(each.log, 0), -each.part.dirty_ratio), default=None
-        )
+        now_ms = clock.now_ms()
+        free = [
+            each
+            for each in found
+            if each.log not in self._cleaned and self._not_before_ms.get(each.log, 0) <= now_ms
+        ]
+        return max(free, key=lambda each: each.part.dirty_ratio, default=None)
 
     def _choice(self, replica: Replica) -> _Chosen | None:
         """The log with what is to be cleaned of it; None where nothing is due, or possible."""
@@ -138,15 +142,20 @@ class LogCleaner:
             return None
         if not partition.config.is_compacted:
             return None
-        part = cleanable(log, partition.high_watermark, self._settings.wall_clock_ms())
+        try:
+            part = cleanable(log, partition.high_watermark, self._settings.wall_clock_ms())
+        except PassingStorageError:
+            return None
+        except StorageError as error:
+            self._on_failed(replica.directory, error)
+            return None
         chosen = _Chosen(replica, log, part)
         return chosen if part.is_due(partition.config) and chosen.is_wanted() else None
 
     # ---- One log -----------------------------------------------------------------------------------------
 
-    async def _clean(self, chosen: _Chosen) -> bool:
-        """Whether the log was cleaned."""
-        config = self.config
+    async def _clean(self, chosen: _Chosen) -> None:
+        config, begin_ms = self.config, clock.now_ms()
         settings = CleaningSettings(
             map_bytes=config.log_cleaner_dedupe_buffer_size // max(1, config.log_cleaner_threads),
             timestamp_ms=self._settings.wall_clock_ms(),
@@ -161,20 +170,20 @@ class LogCleaner:
         finally:
             del self._cleaned[chosen.log]
         if failure is not None:
-            self._try_count += 1
-            self._tries[chosen.log] = self._try_count
-            return self._on_refused(chosen, failure)
-        self._repeats.succeeded(chosen.log)
-        self._tries.pop(chosen.log, None)
-        self._on_cleaned(chosen, compaction, settings.timestamp_ms)
-        return True
+            now_ms = clock.now_ms()
+            self._not_before_ms[chosen.log] = now_ms + max(now_ms - begin_ms, config.log_cleaner_backoff_ms)
+            self._on_refused(chosen, failure)
+        else:
+            self._repeats.succeeded(chosen.log)
+            self._not_before_ms.pop(chosen.log, None)
+            self._on_cleaned(chosen, compaction, settings.timestamp_ms)
 
     async def _perform(self, compaction: Compaction, chosen: _Chosen) -> Exception | None:
         """All of it; returns what it failed with."""
         job = self._settings.disk.start(compaction.job)
         answer = failure = None
         try:
-            while (step := await job.next(answer)) is not None:
+            while (step := await _next(job, answer)) is not None:
                 answer = await self._make(compaction.on_step(step), chosen)
                 self._check_room(compaction)
             compaction.finish()
@@ -226,7 +235,7 @@ class LogCleaner:
         self._free_ms = max(now_ms, self._free_ms) + size_bytes * 1000 / rate
         await asyncio.sleep(int(self._free_ms - now_ms) / 1000)
 
-    def _on_refused(self, chosen: _Chosen, error: Exception) -> bool:
+    def _on_refused(self, chosen: _Chosen, error: Exception) -> None:
         """What was met counts for the log, or for its directory; a full disk is tried again, and so is a process."""
         name = chosen.replica.topic_partition
         if isinstance(error, CleaningAborted):
@@ -248,7 +257,6 @@ class LogCleaner:
             _logger.error(
                 "%s; it grows until its broker restarts without that damage", self._uncleanable[chosen.log]
             )
-        return False
 
     def _on_cleaned(self, chosen: _Chosen, compaction: Compaction, timestamp_ms: int) -> None:
         counts = compaction.counts
@@ -262,3 +270,25 @@ class LogCleaner:
             chosen.replica.topic_partition, compaction.end_offset, counts.kept_records, counts.input_records,
             counts.output_bytes, counts.input_bytes, compaction.key_count, counts.invalid_records,
         )  # fmt: skip
+        if counts.unreadable_batches:
+            _logger.warning(
+                "%s: %d batches stay as they are, because their columns contradict their headers: no key can be read",
+                chosen.replica.topic_partition,
+                counts.unreadable_batches,
+            )
+
+
+async def _next(job: RunningJob, answer: object) -> Step | None:
+    """The next step of the job. Whatever a job ends with is about its log: it must not end the broker, which would meet
+    the same after each restart. One that has no memory is tried again, others are not.
+    """
+    try:
+        step: Step | None = await job.next(answer)
+    except FAILURES:
+        raise
+    except MemoryError as error:
+        raise JobDied(f"there is no memory for it: {error!r}") from error
+    except Exception as error:
+        _logger.exception("a cleaning ended with an error that was not foreseen")
+        raise CleaningFailed(repr(error)) from error
+    return step
