@@ -1,8 +1,9 @@
 """A cluster as it is now, asked of its nodes: what `Cluster.describe` returns and `Cluster.start` waits for."""
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Coroutine
 from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
 
 from rayka.actors import supervise
 from rayka.actors.names import NAMESPACE, actor_name, node_directories
@@ -19,6 +20,7 @@ from rayka.protocol.membership import MetadataRequest, MetadataResponse, NodeSta
 UNREACHABLE, DEGRADED = "unreachable", "degraded"
 LEADER, VOTER, OBSERVER = "leader", "voter", "observer"
 _TIMEOUT_MS = 2_000
+AnswerT = TypeVar("AnswerT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,19 +89,23 @@ class ClusterDescription:
 async def describe(network: RayNetwork, ray_address: str, node_ids: Collection[int]) -> ClusterDescription:
     """The nodes and what is in the cluster; one that does not answer within 2 s, or that is in the spec, a voter or a
     registered broker but has no actor, is `unreachable`.
+
+    It takes about 4 s at most, whatever is lost: all that are asked together are, and what is not known by then is left
+    out.
     """
-    nodes = await describe_nodes(network, node_ids)
-    metadata, quorum, spec, report = await asyncio.gather(
-        ask_metadata(network, nodes),
-        _quorum(network, nodes),
+    nodes, spec, report = await asyncio.gather(
+        describe_nodes(network, node_ids),
         _kept_spec(network.cluster_name),
         supervise.report(network.cluster_name, _TIMEOUT_MS / 1000),
+    )
+    metadata, quorum = await asyncio.gather(
+        _in_time(ask_metadata(network, nodes)), _in_time(_quorum(network, nodes))
     )
     members = set(spec.roles) if spec else set[int]()
     members |= {each.node_id for each in metadata.brokers} if metadata else set()
     members |= {each.node_id for each in quorum.voters} if quorum else set()
-    gone = sorted(members.difference(node_ids))
-    nodes = tuple(sorted((*nodes, *await describe_nodes(network, gone)), key=lambda each: each.node_id))
+    gone = [_without_actor(network.cluster_name, each) for each in members.difference(node_ids)]
+    nodes = tuple(sorted((*nodes, *gone), key=lambda each: each.node_id))
     nodes = await _with_last_places(nodes, spec)
     nodes = tuple(_with_problem(each, report.problems.get(each.node_id)) for each in nodes)
     nodes = tuple(replace(each, drained_until_ms=report.draining.get(each.node_id, -1)) for each in nodes)
@@ -143,6 +149,25 @@ async def _describe_node(network: RayNetwork, node_id: int) -> NodeDescription:
         if hasattr(status, each.name)
     }
     return NodeDescription(actor_name=name, **{**said, "state": status.state.value})
+
+
+def _without_actor(cluster_name: str, node_id: int) -> NodeDescription:
+    return NodeDescription(
+        node_id=node_id,
+        roles=(role_of(node_id),),
+        actor_name=actor_name(cluster_name, node_id),
+        state=UNREACHABLE,
+        detail="it has no actor on this Ray: its machine is lost, or it was stopped",
+    )
+
+
+async def _in_time(answer: Coroutine[Any, Any, AnswerT | None]) -> AnswerT | None:
+    """None where it takes longer than a node may: several nodes may be asked one after another."""
+    try:
+        async with asyncio.timeout(_TIMEOUT_MS / 1000):
+            return await answer
+    except TimeoutError:
+        return None
 
 
 async def _kept_spec(cluster_name: str) -> ClusterSpec | None:

@@ -1,9 +1,11 @@
-"""Tells the active controller that a broker's process has ended, as soon as Ray has it on record.
+"""Tells the active controller that a node's process has ended, as soon as Ray has it on record.
 
 The session of a broker that died ends after seconds, and only then the controller moves its leads (H6). But the kernel
 and Ray know at once when a process ends on a machine that lives. That record is evidence, so the controller may act
 upon it (design §4). Calls that fail are none, and neither is a Ray node that is gone: a process that is slow, paused or
 cut off is not dead. Reports name the incarnation, so that one which comes late does not meet the process that follows.
+
+Each end has an event, too, of controllers and of lost machines as well: what operators want to know of an incident.
 """
 
 import asyncio
@@ -13,14 +15,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
+from rayka.actors.event_reports import Tell
 from rayka.actors.lane_watch import LaneWatch
 from rayka.actors.launch import find, process_of
 from rayka.actors.names import actor_name
 from rayka.actors.ray_network import RayNetwork
-from rayka.actors.ray_records import has_exited, has_left
+from rayka.actors.ray_records import exit_words, has_exited, has_left, lost_machine
 from rayka.config import ClusterSpec
 from rayka.errors import ApiError
-from rayka.ids import node_name
+from rayka.ids import Role, node_name, role_of
 from rayka.node.controller_link import ControllerLink
 from rayka.protocol.membership import NodeState, StatusRequest
 from rayka.protocol.replica_reports import ReportExitRequest
@@ -39,7 +42,7 @@ _logger = logging.getLogger(__name__)
 
 
 class _Serving(NamedTuple):
-    """One process that serves as a broker, of this actor."""
+    """One process that serves as a node, of this actor."""
 
     handle: Any
     process: "NodeProcess"
@@ -50,10 +53,11 @@ class _Serving(NamedTuple):
 
 
 class ExitWatch:
-    """Watches the brokers of one cluster. Made and run on one event loop."""
+    """Watches the nodes of one cluster. Made and run on one event loop."""
 
-    def __init__(self, spec: ClusterSpec) -> None:
+    def __init__(self, spec: ClusterSpec, tell: Tell) -> None:
         self._spec = spec
+        self._tell = tell
         self._watches: dict[int, asyncio.Task[None]] = {}
         self._network = RayNetwork(spec.name)
         self._link = ControllerLink(self._network)
@@ -61,11 +65,11 @@ class ExitWatch:
     def __repr__(self) -> str:
         return f"<ExitWatch {self._spec.name} {list(self._watches)}>"
 
-    async def run(self, broker_ids: Callable[[], Collection[int]]) -> None:
+    async def run(self, node_ids: Callable[[], Collection[int]]) -> None:
         """Watches for ever those that are named whenever it asks."""
         try:
             while True:
-                wanted = broker_ids()
+                wanted = node_ids()
                 for each in self._watches.keys() - set(wanted):
                     self._watches.pop(each).cancel()
                 for each in wanted:
@@ -79,47 +83,54 @@ class ExitWatch:
             for task in self._watches.values():
                 task.cancel()
 
-    async def _watch(self, broker_id: int) -> None:
-        name, before = node_name(broker_id), None
+    async def _watch(self, node_id: int) -> None:
+        name, before = node_name(node_id), None
         while True:
-            found = await self._until_serving(broker_id)
+            found = await self._until_serving(node_id)
             process = found.process
             if before is None:
                 _logger.info("%s runs as %s", name, found)
             elif process.worker_id != before.process.worker_id:
                 _logger.info("%s runs again as %s; it was %s", name, found, before)
             before = found
-            await self._until_left(broker_id, found)
+            await self._until_left(node_id, found)
             if await asyncio.to_thread(has_exited, process.worker_id, process.ray_node_id):
-                await self._report(broker_id, found)
+                words = await asyncio.to_thread(exit_words, process.worker_id)
+                self._tell("process-ended", (node_id,), _ended(name, process.pid, words))
+                if role_of(node_id) is not Role.CONTROLLER:
+                    await self._report(node_id, found)
+            elif host := await asyncio.to_thread(lost_machine, process.ray_node_id):
+                lost = f"Ray node {process.ray_node_id} on {host}, where process {process.pid} ran, is gone"
+                self._tell("machine-lost", (node_id,), lost)
+                _logger.info("%s: %s", name, lost)
             else:
-                _logger.info("%s of %s has gone: it was told to end, or its Ray node is lost", found, name)
+                _logger.info("%s of %s was told to end", found, name)
             await asyncio.sleep(_ASK_AGAIN_S)  # no other node follows sooner
 
-    async def _until_left(self, broker_id: int, found: _Serving) -> None:
+    async def _until_left(self, node_id: int, found: _Serving) -> None:
         """Ray is asked from time to time, and as soon as the lane to the process ends."""
-        lane = LaneWatch(partial(_open_lane, broker_id, found.handle))
+        lane = LaneWatch(partial(_open_lane, node_id, found.handle))
         try:
             while not await asyncio.to_thread(has_left, found.process.worker_id):
                 await lane.until_look(max(_LOOK_S, _LOOK_COST_S * len(self._watches)))
         finally:
             lane.close()
 
-    async def _until_serving(self, broker_id: int) -> _Serving:
-        """The process that is this broker, once it serves: only then it can lead, and its incarnation stays."""
+    async def _until_serving(self, node_id: int) -> _Serving:
+        """The process that is this node, once it serves: only then it can lead, and its incarnation stays."""
         while True:
-            found = await self._ask(broker_id)
+            found = await self._ask(node_id)
             if found is not None:
                 return found
             await asyncio.sleep(_ASK_AGAIN_S)
 
-    async def _ask(self, broker_id: int) -> _Serving | None:
-        handle = await asyncio.to_thread(find, self._spec.name, broker_id)
+    async def _ask(self, node_id: int) -> _Serving | None:
+        handle = await asyncio.to_thread(find, self._spec.name, node_id)
         process = await process_of(handle, _CALL_TIMEOUT_MS / 1000) if handle is not None else None
         if process is None:
             return None
         try:
-            status = await self._network.call(broker_id, StatusRequest(), _CALL_TIMEOUT_MS)
+            status = await self._network.call(node_id, StatusRequest(), _CALL_TIMEOUT_MS)
         except ApiError:
             return None
         if status.state is not NodeState.RUNNING or status.pid != process.pid:
@@ -140,6 +151,11 @@ class ExitWatch:
         else:
             outcome = "is fenced" if response.is_fenced else "has been succeeded already"
             _logger.info("process %d of %s has exited; it %s", pid, name, outcome)
+
+
+def _ended(name: str, pid: int, words: str) -> str:
+    said = f" (Ray: {words})" if words else ""
+    return f"process {pid} was killed or ended itself{said}; `rayka logs {name}` has its last lines"
 
 
 async def _open_lane(broker_id: int, handle: Any) -> Lane | None:

@@ -23,7 +23,7 @@ from rayka.actors.named_actors import NamedActors
 from rayka.actors.names import actor_name, running_node_ids
 from rayka.actors.payload import PackedAnswer, pack_call, unpack_answer
 from rayka.actors.ray_head import ConnectionId, check_head, recent_connection_id, while_head_answers
-from rayka.errors import NetworkException, UnknownServerError
+from rayka.errors import NetworkException, RaykaError, UnknownServerError
 from rayka.ids import random_uuid
 from rayka.options import Transport
 from rayka.ports import Request
@@ -156,9 +156,19 @@ async def _look_up(actors: NamedActors, name: str) -> Any:
     except NetworkException:
         raise
     except ValueError:
-        raise NetworkException(f"no actor {name} on this Ray: was the cluster stopped?") from None
+        why = await asyncio.get_running_loop().run_in_executor(None, _absence, name)
+        raise NetworkException(f"no actor {name} on this Ray: {why}") from None
     except Exception as error:  # Ray's, and bare ones where its connection ends meanwhile
         raise NetworkException(f"{name} {_reason(error)}") from error
+
+
+def _absence(name: str) -> str:
+    """Why a node may have no actor, by whether the others of its cluster have."""
+    try:
+        has_others = bool(running_node_ids(name.rpartition("/")[0]))
+    except RaykaError:
+        has_others = False
+    return "its machine is lost, or it was stopped" if has_others else "was the cluster stopped?"
 
 
 def _reason(error: Exception) -> str:

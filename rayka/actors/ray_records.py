@@ -109,6 +109,24 @@ def has_exited(worker_id: str, ray_node_id: str) -> bool:
     return any(node["NodeID"] == ray_node_id and node["Alive"] for node in ray.nodes())
 
 
+def exit_words(worker_id: str) -> str:
+    """How Ray says that this worker's process ended, its first sentence; empty where Ray does not."""
+    record = _record(worker_id)
+    return "" if record is None else str(getattr(record, "exit_detail", "")).split(". ")[0].strip()
+
+
+def lost_machine(ray_node_id: str) -> str:
+    """The address of a Ray node of which Ray counts the machine as lost; empty where it does not."""
+    return next(
+        (
+            str(each["NodeManagerAddress"])
+            for each in ray.nodes()
+            if each["NodeID"] == ray_node_id and not each["Alive"]
+        ),
+        "",
+    )
+
+
 def was_actor_of(namespace: str, worker_id: str) -> bool:
     """Whether this worker, which may have ended, is or was the process of an actor in that Ray namespace; False where
     that cannot be known.

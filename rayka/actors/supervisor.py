@@ -25,8 +25,10 @@ import ray
 
 from rayka.actors import launch
 from rayka.actors.cluster_record import ClusterRecord, Identities
+from rayka.actors.controller_ask import ControllerAsk
 from rayka.actors.draining.drained_cluster import DrainedCluster
 from rayka.actors.draining.drainer import Drainer
+from rayka.actors.event_reports import EventReports
 from rayka.actors.exit_watch import ExitWatch
 from rayka.actors.found_directories import FoundDirectory, look_at
 from rayka.actors.identities import Seen, sift
@@ -34,14 +36,23 @@ from rayka.actors.names import (
     NAMESPACE,
     actor_name,
     formatted_directories,
-    partition_nodes,
     running_node_ids,
     supervisor_name,
 )
 from rayka.actors.node_logs import begin_log
-from rayka.actors.node_placement import Placement, Site, able_ray_nodes, is_able, needs, place, shortage
+from rayka.actors.node_placement import (
+    Placement,
+    Site,
+    able_ray_nodes,
+    is_able,
+    needs,
+    place,
+    shortage,
+    wall_clock_ms,
+)
 from rayka.actors.on_ray_node import Answers, open_ray_nodes, run_on_all
 from rayka.actors.pending import PendingTimes
+from rayka.actors.ray_network import RayNetwork
 from rayka.actors.ray_records import (
     PendingActor,
     draining_ray_nodes,
@@ -94,9 +105,12 @@ class Supervisor:
         self._move_again_s = 0.0
         self._scaler = _scaler(record, self._acting)
         self._drainer = Drainer(DrainedCluster(spec), self._acting)
-        watch = ExitWatch(spec)
+        self._events = EventReports(ControllerAsk(RayNetwork(spec.name)), wall_clock_ms)
+        self._events.tell("supervisor-began", (), f"process {os.getpid()} keeps the nodes {list(spec.roles)}")
+        watch = ExitWatch(spec, self._events.tell)
         loop = asyncio.get_running_loop()
-        works = [self._keep(), self._drainer.run(), watch.run(lambda: partition_nodes(self._spec))]
+        works = [self._keep(), self._drainer.run(), watch.run(lambda: list(self._spec.roles))]
+        works += [self._events.run()]
         works += [self._scaler.run()] if self._scaler is not None else []
         works += [_remove_leftover_marks(spec)]
         self._tasks = [loop.create_task(each) for each in works]
@@ -190,6 +204,7 @@ class Supervisor:
                 ray_node_id = found.placements[node_id].ray_node_id
                 reason = _reason(before.get(node_id), ray_nodes)
                 _logger.info("%s is made on Ray node %s: %s", node_name(node_id), ray_node_id, reason)
+                self._events.tell("node-made", (node_id,), f"it is made on Ray node {ray_node_id}: {reason}")
                 self._problems.pop(node_id, None)
                 await asyncio.to_thread(launch.create, found.placements[node_id])
             else:
@@ -198,7 +213,10 @@ class Supervisor:
                 )
                 message = f"{node_name(node_id)} has no actor, and {lacking}"
                 self._repeats.failed(message, message)
-                self._problems[node_id] = "; ".join((lacking, *found.notes))
+                problem = "; ".join((lacking, *found.notes))
+                if node_id not in self._problems:
+                    self._events.tell("node-missing", (node_id,), f"it has no process: {problem}")
+                self._problems[node_id] = problem
 
     async def _free_stuck(
         self, pending: Mapping[int, PendingActor], ray_nodes: Mapping[str, Mapping[str, float]]

@@ -1,4 +1,4 @@
-"""`rayka events`: what the cluster decided by itself, and why."""
+"""`rayka events`: what happened to the cluster and what it decided by itself, with causes."""
 
 import json
 import time
@@ -28,13 +28,14 @@ _LOOK_EVERY_S = 1.0
     help="How many of the newest events.",
 )
 @click.option(
-    "--follow", "-f", "is_following", is_flag=True, help="Stay, and print what is decided from now on."
+    "--follow", "-f", "is_following", is_flag=True, help="Stay, and print what happens from now on."
 )
 @target_options
 def events(count: int, is_following: bool, target: Target) -> None:
-    """Print what the cluster decided by itself, and why: the newest events last.
+    """Print what happened to the cluster and what it decided by itself, with causes: the newest events last.
 
-    With --follow and --json each event is a line.
+    Among them are processes that ended, brokers that were fenced, disks that failed, fail-overs, lost machines, drains
+    and removals, healing, balancing and scaling. With --follow and --json each event is a line.
     """
     with target.admin() as admin:
         found = admin.events(count=count)

@@ -11,13 +11,17 @@ if TYPE_CHECKING:
 
 _BROKER_COLUMNS = ("broker", "cpu", "in/s", "out/s", "repl in/s", "size", "free", "replicas", "leaders")
 _PARTITION_COLUMNS = ("partition", "broker", "role", "in/s", "rec in/s", "out/s", "rec out/s", "size")
-_UNKNOWN = "unknown"
+_UNKNOWN, _FENCED = "unknown", "fenced"
 
 
 def print_broker_loads(brokers: "Sequence[BrokerLoadInfo]") -> None:
-    """A table of brokers, of at most 80 columns. One that has not reported yet is unknown."""
+    """A table of brokers, of at most 80 columns. One that has not reported yet is unknown; of one that is fenced, as it
+    stopped or is silent, only what it holds is known.
+    """
     rows = [(each.node_id, *_broker_cells(each)) for each in brokers]
-    styles = [Style.PLAIN if each.is_known else Style.NOTE for each in brokers]
+    styles = [
+        Style.BAD if each.is_fenced else Style.PLAIN if each.is_known else Style.NOTE for each in brokers
+    ]
     print_table("Load of brokers", _BROKER_COLUMNS, rows, styles)
 
 
@@ -31,7 +35,10 @@ def print_partition_loads(partitions: "Sequence[PartitionLoadInfo]") -> None:
 
 def _broker_cells(load: "BrokerLoadInfo") -> tuple[object, ...]:
     if not load.is_known:
-        return (_UNKNOWN,) + ("-",) * (len(_BROKER_COLUMNS) - 2)
+        return (_FENCED if load.is_fenced else _UNKNOWN,) + ("-",) * (len(_BROKER_COLUMNS) - 2)
+    if load.is_fenced:
+        held = (size(load.size_bytes), size(load.free_bytes), Count(load.partition_count))
+        return (_FENCED, "-", "-", "-", *held, "-")
     return (
         f"{load.processor_share:.0%}",
         size(load.bytes_in),

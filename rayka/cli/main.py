@@ -41,7 +41,7 @@ _SUBCOMMANDS = {
     "bench": ("rayka.cli.bench_commands", "Measure what the cluster does for one client."),
     "partition": ("rayka.cli.partition_commands", "Give partitions other replicas or another leader."),
     "balance": ("rayka.cli.balance_command", "Move replicas so that every broker has its share."),
-    "events": ("rayka.cli.events_command", "Show what the cluster decided by itself, and why."),
+    "events": ("rayka.cli.events_command", "Show what happened to the cluster, and why."),
     "broker": ("rayka.cli.broker_commands", "List, describe, configure, drain and remove brokers."),
     "group": ("rayka.cli.group_commands", "Show groups of consumers, reset their offsets, delete them."),
     "quorum": ("rayka.cli.quorum_commands", "Show the controllers' quorum, and change its voters."),

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from rayka.metadata.image import BrokerImage
-from rayka.protocol.load import BrokerLoad, LoadReport, is_plausible
+from rayka.protocol.load import BrokerLoad, LoadReport, at_rest, is_plausible
 
 REPORTS_MAX = 12
 _MEANS = (
@@ -63,17 +63,19 @@ class BrokerLoads:
         return _UNKNOWN_MS if window is None else window.last_ms
 
     def of(self, broker: BrokerImage, now_ms: int) -> BrokerLoad:
-        """Means over the window, weighted by the time that each report is about."""
+        """Means over the window, weighted by the time that each report is about; nothing is done by a fenced broker."""
         window = self._current(broker)
         if window is None:
-            return BrokerLoad(broker.broker_id, _UNKNOWN_MS, _UNKNOWN_MS, LoadReport(0))
+            return BrokerLoad(broker.broker_id, _UNKNOWN_MS, _UNKNOWN_MS, LoadReport(0), broker.is_fenced)
         window_ms = sum(each.interval_ms for each in window.reports)
         means = {
             name: sum(getattr(each, name) * each.interval_ms for each in window.reports) // window_ms
             for name in _MEANS
         }
         report = msgspec.structs.replace(window.reports[-1], **means)
-        return BrokerLoad(broker.broker_id, max(0, now_ms - window.last_ms), window_ms, report)
+        known = at_rest(report) if broker.is_fenced else report
+        age_ms = max(0, now_ms - window.last_ms)
+        return BrokerLoad(broker.broker_id, age_ms, window_ms, known, broker.is_fenced)
 
     def _current(self, broker: BrokerImage) -> _Window | None:
         window = self._windows.get(broker.broker_id)

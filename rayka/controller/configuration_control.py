@@ -19,6 +19,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from rayka.config import BrokerConfig, TopicConfig
 from rayka.config_brokers import BROKER_SYNONYMS, DYNAMIC_BROKER_KEYS, UNIFORM_BROKER_KEYS
 from rayka.config_model import dotted, snake
+from rayka.controller import incidents
+from rayka.controller.decided_events import DecidedEvents
 from rayka.controller.draining_brokers import DRAIN_DEADLINE, is_draining
 from rayka.controller.placeable_directories import LEAVING
 from rayka.controller.request_context import RequestContext
@@ -154,6 +156,7 @@ class _Alteration:
     def __init__(self, context: RequestContext, *, is_scaling: bool) -> None:
         self._context = context
         self._is_scaling = is_scaling
+        self._events = DecidedEvents(context)
         self._image = context.image
         self._is_unclean_changed = False
         self.drains: dict[int, None] = {}  # brokers of which it is said whether their machine drains
@@ -269,10 +272,14 @@ class _Alteration:
         records: list[MetadataRecord] = []
         if MIN_ISR in values and self._image.has_eligible_leader_replicas:
             records.append(ClearElrRecord(topic_name=resource.resource_name))
-        return records + [
+        records += [
             config_record(resource.resource_type, resource.resource_name, name, value)
             for name, value in values.items()
         ]
+        if CORDONED in values and resource.resource_name:
+            cordoned = incidents.cordoned(int(resource.resource_name), values[CORDONED] or "")
+            records += self._events.records(cordoned)
+        return records
 
 
 def _check_resource(image: MetadataImage, resource_type: ResourceType, name: str) -> None:

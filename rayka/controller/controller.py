@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from rayka.config import BrokerConfig
+from rayka.controller import incidents
 from rayka.controller.alter_partition import alter_partitions
 from rayka.controller.assigned_directories import assign_replicas
 from rayka.controller.balancer.badly_off import BadlyOff
@@ -31,7 +32,7 @@ from rayka.controller.broker_loads import BrokerLoads
 from rayka.controller.configuration_control import alter_configs, bootstrap_configs, describe_configs
 from rayka.controller.controller_timers import ControllerTimers, WriteNoOp
 from rayka.controller.coordinator_shares import share_with_coordinators
-from rayka.controller.decided_events import describe_events, record_event
+from rayka.controller.decided_events import DecidedEvents, describe_events, record_event
 from rayka.controller.describe_load import describe_load
 from rayka.controller.directory_sizes import DirectorySizes
 from rayka.controller.elect_leaders import elect_leaders
@@ -74,7 +75,9 @@ from rayka.shard.timers import Timer
 
 
 class BootstrapMetadata(msgspec.Struct, frozen=True):
-    """Asked by a new active controller before anything else: an empty log gets its first records (A67)."""
+    """Asked by a new active controller before anything else: an empty log gets its first records (A67), another one the
+    event that this controller leads.
+    """
 
 
 class Controller:
@@ -181,16 +184,18 @@ class Controller:
 
 def _bootstrap(context: RequestContext, _: BootstrapMetadata) -> Result[MetadataRecord, None]:
     version = context.image.metadata_version
+    events = DecidedEvents(context, is_first=version == 0)
+    leads = events.records(incidents.controller_leads(context.image, context.node_id))
     if version == 0:
         levels = {METADATA_VERSION: METADATA_VERSION_MAX, ELIGIBLE_LEADER_REPLICAS: 1}
         features = [FeatureLevelRecord(name=name, level=level) for name, level in levels.items()]
-        return Result([*features, *bootstrap_configs(context.config)], None)
+        return Result([*features, *bootstrap_configs(context.config), *leads], None)
     if not METADATA_VERSION_MIN <= version <= METADATA_VERSION_MAX:
         raise UnsupportedVersion(
             f"the cluster is at metadata.version {version}, this controller knows "
             f"{METADATA_VERSION_MIN} to {METADATA_VERSION_MAX}; upgrade it"
         )
-    return Result((), None)
+    return Result(leads, None)
 
 
 def _write_no_op(context: RequestContext, request: WriteNoOp) -> Result[MetadataRecord, None]:

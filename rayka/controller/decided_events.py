@@ -1,4 +1,6 @@
-"""What the cluster decides by itself, as events in the metadata log: written, asked for, and recorded for other nodes.
+"""The cluster's history, as events in the metadata log: written, asked for, and recorded for other nodes.
+
+Events say what happened to brokers, disks and controllers (`incidents`), and what the cluster decided by itself.
 
 Invariant: the numbers of events rise by one, over all controllers. Nothing is written while the cluster's
 `metadata.version` knows no events. Rayka's own (decision 066).
@@ -8,15 +10,15 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from rayka.metadata.metadata_records import EventRecord, MetadataRecord
+from rayka.metadata.response import events_response
 from rayka.protocol.events import (
     NO_EVENT,
-    REASON_LENGTH_MAX,
     SUBJECTS_MAX,
     DescribeEventsRequest,
     DescribeEventsResponse,
-    Event,
     RecordEventRequest,
     RecordEventResponse,
+    one_line,
 )
 from rayka.shard.shard import Result
 
@@ -25,8 +27,17 @@ if TYPE_CHECKING:
 
 
 class EventKind(StrEnum):
-    """What the controller itself decides; other nodes have kinds of their own."""
+    """What the controller itself records; other nodes have kinds of their own."""
 
+    BROKER_STARTED = "broker-started"
+    BROKER_UNFENCED = "broker-unfenced"
+    BROKER_FENCED = "broker-fenced"
+    BROKER_CORDONED = "broker-cordoned"
+    BROKER_STOPPED = "broker-stopped"
+    BROKER_REMOVED = "broker-removed"
+    DISK_OFFLINE = "disk-offline"
+    DISK_ONLINE = "disk-online"
+    CONTROLLER_LEADS = "controller-leads"
     HEAL_BEGUN = "heal-begun"
     HEAL_ENDED = "heal-ended"
     HEAL_STOPPED = "heal-stopped"
@@ -36,7 +47,7 @@ class EventKind(StrEnum):
 
 
 class Decision(NamedTuple):
-    """An event to be: nodes, topics or partitions that it is about, and why."""
+    """An event to be recorded: nodes, topics or partitions that it is about, and why."""
 
     kind: EventKind
     subjects: tuple[str, ...]
@@ -46,9 +57,10 @@ class Decision(NamedTuple):
 class DecidedEvents:
     """The events of one request, numbered in their order."""
 
-    def __init__(self, context: "RequestContext") -> None:
+    def __init__(self, context: "RequestContext", *, is_first: bool = False) -> None:
+        """`is_first`: the records before these begin a cluster that has events."""
         self._wall_clock_ms = context.wall_clock_ms
-        self._has_events = context.image.has_events
+        self._has_events = context.image.has_events or is_first
         self._next_number = context.image.next_event_number
 
     def __repr__(self) -> str:
@@ -59,7 +71,7 @@ class DecidedEvents:
         if decision is None or not self._has_events:
             return []
         number, self._next_number = self._next_number, self._next_number + 1
-        subjects, reason = decision.subjects[:SUBJECTS_MAX], decision.reason[:REASON_LENGTH_MAX]
+        subjects, reason = decision.subjects[:SUBJECTS_MAX], one_line(decision.reason)
         return [_record(number, self._wall_clock_ms(), decision.kind.value, subjects, reason)]
 
 
@@ -71,9 +83,7 @@ def describe_events(
     context: "RequestContext", request: DescribeEventsRequest
 ) -> Result[MetadataRecord, DescribeEventsResponse]:
     """The newest of those after an event."""
-    found = [each for each in context.image.events if each.number > request.since][-request.count :]
-    events = (Event(each.number, each.timestamp_ms, each.kind, each.subjects, each.reason) for each in found)
-    return Result((), DescribeEventsResponse(tuple(events)))
+    return Result((), events_response(context.image, request))
 
 
 def record_event(

@@ -8,13 +8,16 @@ from rayka.metadata.metadata_records import MetadataRecord
 from rayka.protocol.load import DescribeLoadRequest, DescribeLoadResponse, NamedPartitionLoad
 from rayka.shard.shard import Result
 
+_AT_REST = ("partition", "size_bytes")
 _SHARED = ("partition", "is_leader", "size_bytes", "bytes_in", "records_in", "bytes_out", "records_out")
 
 
 def describe_load(
     context: RequestContext, request: DescribeLoadRequest
 ) -> Result[MetadataRecord, DescribeLoadResponse]:
-    """Every registered broker. A partition that there is not, or that the broker does not hold, is left out."""
+    """Every registered broker; a fenced one leads nothing and does nothing for clients. A partition that there is not,
+    or that the broker does not hold, is left out.
+    """
     brokers = context.image.brokers.values()
     wanted = None if request.topics is None else frozenset(request.topics)
     named = [
@@ -34,5 +37,5 @@ def _named(context: RequestContext, broker: BrokerImage) -> Iterator[NamedPartit
         topic = context.image.topics_by_id.get(each.topic_id)
         is_there = topic is not None and 0 <= each.partition < len(topic.partitions)
         if is_there and topic is not None and broker.broker_id in topic.partitions[each.partition].replicas:
-            said = {name: getattr(each, name) for name in _SHARED}
+            said = {name: getattr(each, name) for name in (_AT_REST if broker.is_fenced else _SHARED)}
             yield NamedPartitionLoad(topic.name, broker_id=broker.broker_id, **said)

@@ -11,6 +11,7 @@ from uuid import UUID
 
 import msgspec
 
+from rayka.controller import incidents
 from rayka.controller.controller_timers import FenceStaleBroker, SweepBrokers
 from rayka.controller.leader_elections import Elections
 from rayka.controller.request_context import RequestContext
@@ -69,10 +70,11 @@ def heartbeat(
     if becomes == broker:
         may_lack_leads = broker.is_active and sessions.may_lack_leads(broker)
         return _elect_rest(elections, broker, response, sessions) if may_lack_leads else Result((), response)
+    events = incidents.recorded(context, *incidents.changed(context, broker, becomes, request))
     if broker.is_fenced and not becomes.is_fenced:
         sessions.on_unfencing(broker)
-        return _unfenced(context, broker, becomes, response)
-    return _changed(elections, broker, becomes, response)
+        return _unfenced(context, broker, becomes, response, events)
+    return _changed(elections, broker, becomes, response, events)
 
 
 def report_exit(
@@ -84,7 +86,7 @@ def report_exit(
         return Result((), ReportExitResponse(is_fenced=False))
     if broker.is_fenced:
         return Result((), ReportExitResponse(is_fenced=True))
-    return _fenced(context, broker, ReportExitResponse(is_fenced=True))
+    return _fenced(context, broker, ReportExitResponse(is_fenced=True), incidents.EXITED)
 
 
 def sweep_brokers(context: RequestContext, request: SweepBrokers) -> Result[MetadataRecord, None]:
@@ -100,24 +102,30 @@ def fence_stale_broker(context: RequestContext, _: FenceStaleBroker) -> Steps[Me
     stale = [broker for broker in unfenced if not context.sessions.is_alive(broker, context.now_ms)]
     if not stale:
         return Result((), False)
-    result = yield from _fenced(context, stale[0], len(stale) > 1)
+    cause = incidents.silent(context, stale[0])
+    result = yield from _fenced(context, stale[0], len(stale) > 1, cause)
     return result._replace(timers=context.timers.fences(context.now_ms) if result.response else ())
 
 
 def _fenced(
-    context: RequestContext, broker: BrokerImage, response: ResponseT
+    context: RequestContext, broker: BrokerImage, response: ResponseT, cause: str
 ) -> Steps[MetadataRecord, ResponseT]:
     """Its partitions first, then itself (B44). A controller that dies before the end leaves it not fenced; the next one
     fences it again, and changes the partitions that are left.
     """
     becomes = msgspec.structs.replace(broker, is_fenced=True)
-    return _changed(context.elections(), broker, becomes, response)
+    events = incidents.recorded(context, incidents.fenced(context, broker, cause))
+    return _changed(context.elections(), broker, becomes, response, events)
 
 
 def _unfenced(
-    context: RequestContext, broker: BrokerImage, becomes: BrokerImage, response: ResponseT
+    context: RequestContext,
+    broker: BrokerImage,
+    becomes: BrokerImage,
+    response: ResponseT,
+    events: list[MetadataRecord],
 ) -> Steps[MetadataRecord, ResponseT]:
-    result = yield from _changed(context.elections(), broker, becomes, response)
+    result = yield from _changed(context.elections(), broker, becomes, response, events)
     return result._replace(timers=context.timers.shares((becomes,), context.now_ms))
 
 
@@ -178,7 +186,11 @@ def _offline_directories(broker: BrokerImage, request: HeartbeatRequest) -> tupl
 
 
 def _changed(
-    elections: Elections, broker: BrokerImage, becomes: BrokerImage, response: ResponseT
+    elections: Elections,
+    broker: BrokerImage,
+    becomes: BrokerImage,
+    response: ResponseT,
+    events: list[MetadataRecord],
 ) -> Steps[MetadataRecord, ResponseT]:
     """A broker that may lead less gives up its leads before its own change is written, one that may lead more takes
     leads after it. Otherwise a controller that dies between would leave a lead with a fenced broker (B44).
@@ -192,8 +204,8 @@ def _changed(
     )
     if becomes.is_fenced or not broker.is_fenced:
         yield from elections.after(becomes)
-        return Result([change], response)
-    yield change
+        return Result([change, *events], response)
+    yield [change, *events]
     yield from elections.after(becomes)
     return Result((), response)
 

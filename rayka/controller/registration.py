@@ -21,6 +21,7 @@ anew into another one, unless it may be the last that holds its partition's reco
 
 import msgspec
 
+from rayka.controller import incidents
 from rayka.controller.request_context import RequestContext
 from rayka.errors import (
     BrokerIdNotRegistered,
@@ -54,7 +55,9 @@ def register(
     image = context.image
     registered = image.brokers.get(request.broker_id)
     if registered is None:
-        return _registered(context, [_record(request, image.next_offset)], image.next_offset)
+        event = incidents.started(None, request, is_unclean_shutdown=False)
+        records = [_record(request, image.next_offset), *incidents.recorded(context, event)]
+        return _registered(context, records, image.next_offset)
     if registered.registration.incarnation_id == request.incarnation_id:
         return _registered(context, _amend(registered, request), registered.broker_epoch)
     is_unclean = request.previous_broker_epoch != registered.broker_epoch
@@ -63,7 +66,9 @@ def register(
     )
     yield from context.elections().after(becomes, is_unclean_shutdown=is_unclean)
     broker_epoch = yield None
-    return _registered(context, [_record(request, broker_epoch)], broker_epoch)
+    event = incidents.started(registered, request, is_unclean_shutdown=is_unclean)
+    records = [_record(request, broker_epoch), *incidents.recorded(context, event)]
+    return _registered(context, records, broker_epoch)
 
 
 def _check(context: RequestContext, request: RegisterBrokerRequest) -> None:
@@ -169,4 +174,5 @@ def unregister_broker(
         for name in image.broker_configs(broker.broker_id)
     ]
     forgotten = UnregisterBrokerRecord(broker_id=broker.broker_id, broker_epoch=broker.broker_epoch)
-    return Result([*configs, forgotten], UnregisterBrokerResponse())
+    events = incidents.recorded(context, incidents.removed(broker))
+    return Result([*configs, forgotten, *events], UnregisterBrokerResponse())

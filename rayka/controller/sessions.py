@@ -94,6 +94,11 @@ class BrokerSessions:
             return self._timeout_ms if self._is_presumed_alive(broker) else 0
         return max(0, contact.last_ms + self._timeout_ms - now_ms)
 
+    def silent_ms(self, broker: BrokerImage, now_ms: int) -> int:
+        """For how long no heartbeat of this process has come; -1 where none has come to this controller."""
+        contact = self._contact(broker)
+        return -1 if contact is None or contact.metadata_offset < 0 else now_ms - contact.last_ms
+
     def _is_presumed_alive(self, broker: BrokerImage) -> bool:
         return not broker.is_fenced or broker.broker_epoch >= self._active_since_offset
 

@@ -1,12 +1,13 @@
-"""The answer to a Metadata request from an image, the same on brokers and controllers.
+"""Answers from an image, the same on brokers and controllers: to a Metadata request, and to one for events.
 
-It is made in steps: one about all topics may name a hundred thousand partitions. Kafka: `KRaftMetadataCache`.
+The former is made in steps: one about all topics may name a hundred thousand partitions. Kafka: `KRaftMetadataCache`.
 """
 
 from collections.abc import Generator
 
 from rayka.errors import ErrorCode
 from rayka.metadata.image import BrokerImage, MetadataImage, PartitionImage, TopicImage
+from rayka.protocol.events import DescribeEventsRequest, DescribeEventsResponse, Event
 from rayka.protocol.membership import (
     MetadataBroker,
     MetadataPartition,
@@ -83,3 +84,10 @@ def _partition(number: int, partition: PartitionImage) -> MetadataPartition:
         partition.adding_replicas,
         partition.removing_replicas,
     )
+
+
+def events_response(image: MetadataImage, request: DescribeEventsRequest) -> DescribeEventsResponse:
+    """The newest of those after an event."""
+    found = [each for each in image.events if each.number > request.since][-request.count :]
+    events = (Event(each.number, each.timestamp_ms, each.kind, each.subjects, each.reason) for each in found)
+    return DescribeEventsResponse(tuple(events))

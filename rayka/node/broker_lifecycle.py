@@ -198,6 +198,7 @@ class BrokerLifecycle:
             number=self._heartbeat_count,
             directory_size_bytes=self._directories.size_bytes,
             load=self._meter.unreported,
+            offline_reasons=self._directories.offline_reasons(),
         )
 
     def _on_response(self, response: HeartbeatResponse) -> None:

@@ -129,6 +129,7 @@ class BrokerNode:
             "describe_log_dirs": log_dirs.describe,
             "alter_replica_log_dirs": log_dirs.alter,
             "metadata": follower.answer,
+            "describe_events": follower.events,
             "offset_commit": groups.commit,
             "find_coordinator": groups.find,
             "list_groups": groups.list_groups,

@@ -4,7 +4,7 @@ Each is the whole node that it would be alone, with its own state and its own di
 the broker's first one, as Kafka's `metadata.log.dir` may, with a lock and a `meta.properties` of its own. Between them
 are the same calls as between two processes. Invariant: a call reaches the node that its caller means. Most APIs are
 served by one of them only, as the table of APIs says; what both serve is told apart here: `fetch` by topic, `metadata`
-by the active controller, `status` is of both (decision 032).
+and events by the active controller, `status` is of both (decision 032).
 """
 
 import logging
@@ -90,7 +90,9 @@ class CombinedNode:
     def _serving(self, request: Request[Any]) -> BrokerNode | ControllerNode:
         if isinstance(request, FetchRequest):
             return self.controller if request.is_of_metadata else self.broker
-        return self.broker if ServedBy.BROKER in api_of(request).served_by else self.controller
+        served_by = api_of(request).served_by
+        is_newest_here = ServedBy.CONTROLLER in served_by and self.controller.is_active
+        return self.broker if ServedBy.BROKER in served_by and not is_newest_here else self.controller
 
     async def _metadata(self, request: MetadataRequest) -> MetadataResponse:
         """The newest metadata where this is the active controller, else what the broker knows.

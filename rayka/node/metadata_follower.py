@@ -19,7 +19,7 @@ from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import MetadataImage
 from rayka.metadata.image_snapshot import difference
 from rayka.metadata.metadata_records import MetadataRecord
-from rayka.metadata.response import metadata_steps
+from rayka.metadata.response import events_response, metadata_steps
 from rayka.node.clock import now_s
 from rayka.node.controller_link import ControllerLink, Pauses
 from rayka.node.metadata_codec import METADATA_CODEC
@@ -28,6 +28,7 @@ from rayka.node.signal import Signal
 from rayka.node.snapshot_download import download_snapshot
 from rayka.node.turns import in_turns, result_in_turns
 from rayka.protocol.batch_header import split_batches
+from rayka.protocol.events import DescribeEventsRequest, DescribeEventsResponse
 from rayka.protocol.fetch import FetchPartition, FetchPartitionResult, FetchRequest
 from rayka.protocol.membership import MetadataRequest, MetadataResponse
 from rayka.protocol.quorum_messages import FetchSnapshotRequest
@@ -80,6 +81,10 @@ class MetadataFollower:
             self.image, request, cluster_id=self._cluster_id, controller_id=self.controller_id
         )
         return await result_in_turns(steps)
+
+    async def events(self, request: DescribeEventsRequest) -> DescribeEventsResponse:
+        """As in the image: they are to be had without an active controller, too."""
+        return events_response(self.image, request)
 
     async def wait_for_first_image(self) -> None:
         """Returns once there is an image, however long the logs take to recover."""

@@ -107,7 +107,11 @@ class Partition(ReplicaLog):
                 replica_lag_time_max_ms=self._lag_max_ms,
                 now_ms=now_ms,
             )
+            before = self.role
             self.role = PartitionLeader(self, state, followers, now_ms)
+            if isinstance(before, PartitionLeader) and state.leader_epoch == before.state.leader_epoch + 1:
+                # A replica was dropped. After a larger step another broker may have led in between.
+                self.role.lead_began = before.lead_began
             self._begin_epoch(now_ms)
 
     def on_log_reopened(self, log: Log, now_ms: int) -> None:

@@ -26,7 +26,7 @@ from rayka.errors import (
     RecordTooLarge,
     StorageError,
 )
-from rayka.ids import NO_NODE, NO_OFFSET, NO_TIMESTAMP
+from rayka.ids import NO_NODE, NO_OFFSET, NO_TIMESTAMP, OffsetAndEpoch
 from rayka.metadata.image import PartitionImage
 from rayka.partition.follower_states import FollowerFetch, FollowerState, FollowerStates
 from rayka.partition.isr import OUTCOMES, IsrState, Outcome
@@ -80,6 +80,8 @@ class PartitionLeader:
         self._replica = replica
         self.followers = followers
         self.epoch_start_offset = replica.log.log_end_offset
+        # Epochs up to this one are the broker's own, one after another; what it appended in them is in the log.
+        self.lead_began = OffsetAndEpoch(self.epoch_start_offset, state.leader_epoch)
         self.state = state
         self.isr = IsrState(state.isr)
         self._update_followers(now_ms)

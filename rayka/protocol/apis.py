@@ -91,7 +91,7 @@ APIS: tuple[Api, ...] = (
     Api("balance", balance.BalanceRequest, CONTROLLER),
     Api("describe_balance", balance.DescribeBalanceRequest, CONTROLLER),
     Api("cancel_balance", balance.CancelBalanceRequest, CONTROLLER),
-    Api("describe_events", events.DescribeEventsRequest, CONTROLLER),
+    Api("describe_events", events.DescribeEventsRequest, BROKER | CONTROLLER),
     Api("record_event", events.RecordEventRequest, CONTROLLER),
     Api("describe_load", load.DescribeLoadRequest, CONTROLLER),
     Api("describe_configs", configs.DescribeConfigsRequest, CONTROLLER),

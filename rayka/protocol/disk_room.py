@@ -1,11 +1,18 @@
-"""How much more the disks of a broker may take: one rule for balances, healing and drains. Rayka's own."""
+"""How much more the disks of a broker may take: one rule for balances, healing and drains. Rayka's own.
+
+A broker's disks stay below 80 % of what they hold and have free. On a machine with several brokers that is not known,
+because they may share a disk: there no broker takes more than is free, and what one of them is given counts for all.
+A broker that has not reported its disks counts as having room.
+"""
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from rayka.protocol.load import LoadReport
 
 DISK_USE_MAX = 0.8  # of what disks can hold
+UNKNOWN_BYTES = float("inf")
 
 
 def capacities(reports: Mapping[int, LoadReport], hosts: Mapping[int, str]) -> dict[int, int]:
@@ -20,6 +27,55 @@ def capacities(reports: Mapping[int, LoadReport], hosts: Mapping[int, str]) -> d
     }
 
 
-def room_bytes(capacity_bytes: int, size_bytes: int, use_max: float = DISK_USE_MAX) -> float:
-    """How many bytes disks of that capacity may take beside those that they hold."""
-    return capacity_bytes * use_max - size_bytes if capacity_bytes else float("inf")
+@dataclass(slots=True)
+class Disks:
+    """Those of one broker, as reported, and what they are to hold by the plan that is made."""
+
+    machine: str
+    capacity_bytes: int = 0  # 0: not known
+    reported_bytes: int = 0
+    free_bytes: float = UNKNOWN_BYTES
+    planned_bytes: int = 0
+
+
+class DiskRoom:
+    """The room of all brokers while a plan is made. The planner keeps each `planned_bytes` up to date."""
+
+    def __init__(self, disks: Mapping[int, Disks]) -> None:
+        self.disks = disks
+        self._beside = {
+            broker_id: [
+                other for other in disks.values() if other is not own and other.machine == own.machine
+            ]
+            for broker_id, own in disks.items()
+        }
+
+    @classmethod
+    def reported(cls, reports: Mapping[int, LoadReport], hosts: Mapping[int, str]) -> "DiskRoom":
+        """As brokers have reported it, given the machine of each; nothing is planned yet."""
+        known = capacities(reports, hosts)
+        found = {}
+        for broker_id, host in hosts.items():
+            report = reports.get(broker_id)
+            size_bytes, free_bytes = (
+                (0, UNKNOWN_BYTES) if report is None else (report.size_bytes, report.free_bytes)
+            )
+            found[broker_id] = Disks(host, known[broker_id], size_bytes, free_bytes, size_bytes)
+        return cls(found)
+
+    def left_bytes(self, broker_id: int, use_max: float = DISK_USE_MAX) -> float:
+        """How many bytes the broker may be given, so that its disks are used up to that share."""
+        own = self.disks[broker_id]
+        if own.capacity_bytes:
+            return own.capacity_bytes * use_max - own.planned_bytes
+        return self.free_bytes(broker_id)
+
+    def free_bytes(self, broker_id: int) -> float:
+        """How many bytes are free on its disks once the plan is carried out. What other brokers of the machine are to
+        lose is not counted: these disks may be others.
+        """
+        own = self.disks[broker_id]
+        coming_bytes = sum(
+            max(0, each.planned_bytes - each.reported_bytes) for each in self._beside[broker_id]
+        )
+        return own.reported_bytes + own.free_bytes - own.planned_bytes - coming_bytes

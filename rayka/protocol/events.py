@@ -1,6 +1,7 @@
-"""Events: what the cluster decided by itself, and why. The newest 1,000 are kept in the metadata log. Rayka's own.
+"""Events: what happened to the cluster, and what it decided by itself, with causes. The newest 1,000 are kept in the
+metadata log. Rayka's own.
 
-The active controller records its own decisions; a node of the cluster, such as the supervisor, has others recorded. An
+The active controller records its own events; a node of the cluster, such as the supervisor, has others recorded. An
 event is known by its number: later ones have higher numbers, over all controllers.
 """
 
@@ -18,8 +19,14 @@ _TIMESTAMP_MS_MAX = 1 << 53
 _KIND = re.compile("[a-z][a-z-]{0,39}")
 
 
+def one_line(reason: str) -> str:
+    """The reason as an event takes it: one line of printable characters, cut to the bound."""
+    line = " ".join(reason.split())
+    return "".join(each if each.isprintable() else "?" for each in line)[:REASON_LENGTH_MAX]
+
+
 class Event(Message, frozen=True, array_like=True, gc=False):
-    """One decision. `subjects`: the nodes (`broker-4`), topics or partitions (`orders-0`) that it is about; of many
+    """One event. `subjects`: the nodes (`broker-4`), topics or partitions (`orders-0`) that it is about; of many
     only the first ones.
     """
 
@@ -54,8 +61,8 @@ class RecordEventResponse(Message, frozen=True, array_like=True):
 
 
 class RecordEventRequest(Request[RecordEventResponse], frozen=True, array_like=True):
-    """A node of the cluster has decided something, at a time of its wall clock. An event that is there already, the
-    same in all of this, is not recorded again, so a request may be repeated.
+    """A node of the cluster has seen or decided something, at a time of its wall clock. An event that is there already,
+    the same in all fields, is not recorded again, so a request may be repeated.
     """
 
     timestamp_ms: int

@@ -5,6 +5,8 @@ for thousands of partitions. Rates are per second. Rayka's own; Kafka's brokers 
 collects by a topic.
 """
 
+import msgspec
+
 from rayka.ids import NO_NODE
 from rayka.ports import Message, Request
 from rayka.protocol.of_partition import OfNamedPartition, OfPartition
@@ -47,6 +49,19 @@ class LoadReport(Message, frozen=True, array_like=True):
     partitions: tuple[PartitionLoad, ...] = ()
 
 
+_AT_REST = {
+    each: 0
+    for each in LoadReport.__struct_fields__
+    if each.startswith(("bytes_", "records_", "replication_"))
+    or each in ("processor_permille", "leader_count")
+}
+
+
+def at_rest(report: LoadReport) -> LoadReport:
+    """What is left of the report when its broker has stopped."""
+    return msgspec.structs.replace(report, **_AT_REST)
+
+
 def is_plausible(report: LoadReport) -> bool:
     """Whether a broker can be meant by it: nothing negative, nothing beyond all disks and networks, no partition twice.
     A report that is not is left out; its heartbeat counts.
@@ -63,13 +78,15 @@ def is_plausible(report: LoadReport) -> bool:
 
 class BrokerLoad(Message, frozen=True, array_like=True):
     """What is known of one broker: means over `window_ms`, sizes and counts of the newest report, `age_ms` ago. Both
-    are -1 for a broker that has not reported to this controller yet.
+    are -1 for a broker that has not reported to this controller yet. Of a fenced one, which does nothing for clients,
+    only sizes and counts of replicas are left.
     """
 
     broker_id: int
     age_ms: int
     window_ms: int
     report: LoadReport
+    is_fenced: bool = False
 
 
 class NamedPartitionLoad(OfNamedPartition, frozen=True, array_like=True, gc=False):

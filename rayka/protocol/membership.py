@@ -18,6 +18,7 @@ from rayka.ids import (
     Role,
 )
 from rayka.ports import Message, Request
+from rayka.protocol.events import REASON_LENGTH_MAX
 from rayka.protocol.load import LoadReport
 from rayka.protocol.request_checks import check_each_once, require
 
@@ -152,7 +153,8 @@ class HeartbeatRequest(Request[HeartbeatResponse], frozen=True, array_like=True)
     `recovered_directory_ids`: directories that were full, and are not offline any more; `number`: rises with each
     heartbeat of a process, for one that comes late would say what was so before; `directory_size_bytes`: of the
     replicas in each directory, in the order of the registration, or nothing while that is not known; `load`: how much
-    the broker has to do, if it has measured that since a controller last answered.
+    the broker has to do, if it has measured that since a controller last answered; `offline_reasons`: why directories
+    are offline, in the order of their ids, nothing from a broker of an earlier version.
     """
 
     broker_id: int
@@ -165,6 +167,7 @@ class HeartbeatRequest(Request[HeartbeatResponse], frozen=True, array_like=True)
     number: int = 0
     directory_size_bytes: tuple[int, ...] = ()
     load: LoadReport | None = None
+    offline_reasons: tuple[str, ...] = ()
 
     def check(self) -> None:
         require(self.broker_id >= 0, "broker_id", "0 or more", self.broker_id)
@@ -173,6 +176,13 @@ class HeartbeatRequest(Request[HeartbeatResponse], frozen=True, array_like=True)
         require(self.number >= 0, "number", "0 or more", self.number)
         sizes = self.directory_size_bytes
         require(min(sizes, default=0) >= 0, "directory_size_bytes", "0 or more each", sizes)
+        longest = max(map(len, self.offline_reasons), default=0)
+        require(
+            longest <= REASON_LENGTH_MAX,
+            "offline_reasons",
+            f"{REASON_LENGTH_MAX} characters or less each",
+            longest,
+        )
 
 
 # ---- Status --------------------------------------------------------------------------------------------------------

@@ -62,14 +62,12 @@ def _range(_: click.Context, __: click.Parameter, value: str | None) -> range | 
 @click.option(
     "--members", type=click.IntRange(0, 9), help="Of a group that reads all topics; drawn otherwise."
 )
-@click.option(
-    "--compacts", is_flag=True, default=None, help="Compacted topics, and no group; drawn otherwise."
-)
+@click.option("--compacts", is_flag=True, default=None, help="Compacted topics; drawn otherwise.")
 @click.option(
     "--expires",
     is_flag=True,
     default=None,
-    help="Topics that lose what is old, and no group; drawn otherwise.",
+    help="Topics that lose what is old; drawn otherwise.",
 )
 @click.option(
     "--ops", "ops_per_second", type=_Amount(0, 10_000), help="Client operations a simulated second."
@@ -94,10 +92,6 @@ def sim(
     """Run a cluster on virtual time under faults, and check what must never break."""
     if (seed is None) == (seeds is None):
         raise click.UsageError("expected one of --seed and --seeds")
-    if chosen["members"] and (chosen["compacts"] or chosen["expires"]):
-        raise click.UsageError(
-            "expected a group or topics that lose records, found --members and one of those"
-        )
     chosen = {name: value for name, value in chosen.items() if value is not None} | {"seconds": seconds}
     if seeds is not None:
         return _run_many(seeds, chosen, jobs, results)
@@ -139,6 +133,8 @@ def _describe(options: SimOptions, outcome: Outcome, elapsed_s: float) -> None:
     click.echo(f"faults      {outcome.fault_count}")
     click.echo(f"operations  {operations or 'none'}")
     if options.topics:
+        loses = " and ".join(["compacted"] * options.compacts + ["expiring"] * options.expires)
+        click.echo(f"topics      {len(options.topics)}{', ' * bool(loses)}{loses}")
         sends = ", ".join(f"{count} {name}" for name, count in outcome.sends.items() if count)
         click.echo(f"records     {sends or 'none'}; {outcome.polled_count} read")
         click.echo(f"losses      in {outcome.loss_count} partitions, all of them legal")

@@ -177,12 +177,9 @@ def swarm(seed: int, **chosen: Any) -> SimOptions:
         drawn["config"]["controller_quorum_auto_join_enable"] = False
     drawn |= _apart(seed, drawn["fault_kinds"])
     drawn["lanes"] = _lanes(seed)
-    drawn |= _grouped(seed, drawn) if chosen.get("members") is None else draw_group(seed)
     drawn["elastic"] = draw_elastic(seed)
     drawn["comers"] = _comers(seed) if _may_have_comers(drawn, chosen) else 0
-    loses = chosen.get("compacts") or chosen.get("expires")
-    if (chosen.get("comers") or drawn["comers"] or loses) and chosen.get("members") is None:
-        drawn["members"] = 0
+    drawn |= _together(seed, drawn, chosen)
     drawn |= {name: value for name, value in chosen.items() if value is not None}
     if drawn["comers"]:
         drawn |= _elastic(seed, drawn, chosen)
@@ -197,9 +194,9 @@ def swarm(seed: int, **chosen: Any) -> SimOptions:
             drawn["config"]["replica_fetch_max_bytes"] = _COPY_BYTES
         if drawn["compacts_offsets"]:
             drawn["config"] = drawn["config"] | _compacted_offsets(seed)
-    if drawn["compacts"] and not drawn["members"]:
+    if drawn["compacts"]:
         drawn |= _compacted(seed, drawn)
-    if drawn["expires"] and not drawn["members"]:
+    if drawn["expires"]:
         drawn |= _expiring(seed, drawn)
     holder_count = drawn["brokers"] + drawn["comers"] + drawn["coordinators"]
     is_restless = holder_count > _RESTLESS_MAX or drawn["members"]
@@ -223,11 +220,31 @@ def _apart(seed: int, fault_kinds: tuple[FaultKind, ...]) -> dict[str, Any]:
     }
 
 
-def _grouped(seed: int, drawn: dict[str, Any]) -> dict[str, Any]:
-    """A group in some of the runs with topics that keep every record, and partitions for several members."""
+def _together(seed: int, drawn: dict[str, Any], chosen: dict[str, Any]) -> dict[str, Any]:
+    """The group, and whether topics lose records beside it.
+
+    All that is chosen goes together. A chosen group leaves out drawn compaction and retention; chosen compaction,
+    retention and comers leave out a drawn group. One half of the seeds combine all that they draw. In the other half a
+    group gives way to compaction and comers, and retention gives way to the group.
+    """
+    if chosen.get("members") is not None:
+        group = draw_group(seed)
+        return group | {"compacts": False, "expires": False} if chosen["members"] else group
+    is_left_out = any(chosen.get(each) for each in ("comers", "compacts", "expires"))
+    combines = not is_left_out and Random(f"together swarm {seed}").random() < 0.5
+    group = _grouped(seed, drawn, gives_way=drawn["compacts"] and not combines)
+    if is_left_out or (drawn["comers"] and not combines):
+        group["members"] = 0
+    if group["members"] and not combines:
+        group["expires"] = False
+    return group
+
+
+def _grouped(seed: int, drawn: dict[str, Any], *, gives_way: bool) -> dict[str, Any]:
+    """A group in some of the runs with topics, which get partitions for several members."""
     group = draw_group(seed)
-    if drawn["compacts"] or not drawn["topics"] or not group["members"]:
-        return group | {"members": 0, "coordinators": 0}
+    if gives_way or not drawn["topics"] or not group["members"]:
+        return group | {"members": 0}
     random = Random(f"group topics {seed}")
     counts = [random.choice((1, 2, 4)) for _ in drawn["topics"]]
     topics = (

@@ -11,8 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from rayka.client.producer.accumulator import OPENED_AT, Accumulator, Moment
 from rayka.client.producer.delivery_future import DeliveryFuture
+from rayka.client.producer.part_ends import PartEnd
 from rayka.client.producer.partition_queue import NEVER, STAMP_AGE_MS, Limits
-from rayka.client.producer.producer_batch import BATCH_OVERHEAD_BYTES, PartEnd, ProducerBatch
+from rayka.client.producer.producer_batch import BATCH_OVERHEAD_BYTES, ProducerBatch
 from rayka.client.producer.record_columns import KEYED_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES, Columns, Row
 from rayka.errors import RequestTimedOut, UnknownTopicOrPartition
 from rayka.protocol.batch_decode import decode
@@ -519,7 +520,7 @@ def test_an_old_timestamp_sends_the_next_record_through_the_lock_for_a_new_one()
     start_batch(filling, batch)
     (decoded,) = (decode(each) for each in split_batches(batch.encode(Codec.NONE, 1 << 20)))
     assert decoded.timestamps_ms.tolist() == [500, 500, 510]
-    assert [batch.timestamp_of(index) for index in range(3)] == [500, 500, 510]
+    assert [batch.metadata_of(index).timestamp_ms for index in range(3)] == [500, 500, 510]
 
 
 # ---- Contents ----
@@ -616,7 +617,7 @@ def test_a_batch_that_grew_too_large_becomes_several():
     expected = [
         base + index - begin for index, (base, begin) in enumerate(zip(base_offsets, begins, strict=True))
     ]
-    assert [batch.offset_of(index) for index in range(10)] == expected
+    assert [batch.metadata_of(index).offset for index in range(10)] == expected
     runs = batch.runs(1, 8)
     assert sum(count for _, count in runs) == 8
     assert [offset + each for offset, count in runs for each in range(count)] == expected[1:9]

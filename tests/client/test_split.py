@@ -1,7 +1,10 @@
 """Batches that the log refuses as too large go again in smaller parts; one record that is too large fails alone."""
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import count
+from typing import Any
 
 import pytest
 
@@ -9,7 +12,8 @@ import rayka
 import rayka.testing
 from rayka import Admin, Producer
 from rayka.client.producer.delivery_future import DeliveryFuture
-from rayka.errors import ErrorCode, NetworkException, RecordTooLarge
+from rayka.errors import NetworkException, RecordTooLarge
+from rayka.protocol.produce import ProduceRequest
 from rayka.testing import InProcessCluster
 from tests.client.support import QUICK, ScriptedCluster
 
@@ -122,6 +126,14 @@ def test_the_runs_of_a_split_batch_cover_its_records(cluster: InProcessCluster):
     assert covered == list(range(1, 101))
 
 
+def test_records_beyond_what_one_batch_can_hold_go_in_several():
+    cluster, large = ScriptedCluster({"orders": 1}), 100 << 20
+    cluster.configs = {"max.message.bytes": str(large)}
+    with Producer(cluster, batch_size=large, max_request_size=large, buffer_memory=large) as producer:
+        runs = producer.send_batch("orders", [bytes(1 << 20)] * 70).result(WAIT_S)
+    assert [each.record_count for each in runs] == [35, 35]
+
+
 def test_the_limit_is_learnt_so_that_later_batches_fit():
     cluster = limited(2_000)
     cluster.configs = {}
@@ -136,11 +148,55 @@ def test_the_limit_is_learnt_so_that_later_batches_fit():
         assert cluster.refused_count == refused_count
 
 
-def test_a_batch_that_the_log_may_have_is_not_cut_into_what_it_would_take_twice():
+class LosingCluster:
+    """A cluster whose first produce is executed, and answered never; `then` runs before anything else is sent."""
+
+    def __init__(self, cluster: InProcessCluster, then: Callable[[], object]) -> None:
+        self.name = cluster.name
+        self._network = cluster.network()
+        self._then: Callable[[], object] | None = then
+
+    def network(self, transport: str = "auto") -> "LosingCluster":
+        return self
+
+    async def node_ids(self) -> Sequence[int]:
+        return await self._network.node_ids()
+
+    async def call(self, node_id: int, request: Any, timeout_ms: int) -> Any:
+        response = await self._network.call(node_id, request, timeout_ms)
+        if isinstance(request, ProduceRequest) and (then := self._then) is not None:
+            self._then = None
+            await asyncio.to_thread(then)
+            raise NetworkException("the answer was lost")
+        return response
+
+
+def test_a_batch_that_the_log_has_is_known_again_though_its_limit_was_lowered(
+    cluster: InProcessCluster,
+):  # C3
+    topic = new_topic(cluster)
+    losing = LosingCluster(cluster, partial(lowered, cluster, topic, 1_000))
+    with Producer(losing, retry_backoff_ms=1, **GATHERING) as producer:
+        sent = [producer.send(topic, b"%0100d" % number) for number in range(20)]
+        producer.flush(WAIT_S)
+        assert [each.result(0).offset for each in sent] == list(range(20))
+    assert [each.value for each in rayka.read(topic, cluster=cluster)] == [b"%0100d" % n for n in range(20)]
+
+
+def test_a_batch_whose_first_request_was_lost_is_cut_all_the_same():
     cluster = limited(1_000)
-    cluster.answers += [NetworkException("lost"), ErrorCode.MESSAGE_TOO_LARGE]
+    cluster.answers += [NetworkException("lost")]
     with Producer(cluster, retry_backoff_ms=1, **GATHERING) as producer:
         sent = [producer.send("orders", b"%0100d" % number) for number in range(20)]
         producer.flush(WAIT_S)
-        assert {type(each.exception(0)) for each in sent} == {RecordTooLarge}
-    assert cluster.values("orders", 0) == []
+        assert [each.result(0).offset for each in sent] == list(range(20))
+
+
+@pytest.mark.parametrize("limit", ["max.message.bytes", "segment.bytes"])
+def test_batches_are_made_for_the_smaller_of_the_topics_limits(limit: str):
+    cluster = limited(2_000)
+    cluster.configs = {limit: "2000"}
+    with Producer(cluster, **GATHERING) as producer:
+        producer.send_batch("orders", [bytes(100)] * 100)
+        producer.flush(WAIT_S)
+    assert cluster.refused_count == 0

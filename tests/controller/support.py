@@ -15,8 +15,10 @@ from rayka.metadata.metadata_records import (
     METADATA_VERSION,
     METADATA_VERSION_MAX,
     ConfigRecord,
+    EventRecord,
     FeatureLevelRecord,
     MetadataRecord,
+    RegisterBrokerRecord,
 )
 from rayka.protocol.configs import ResourceType
 from rayka.protocol.membership import (
@@ -37,6 +39,19 @@ EPOCH_MS = 1_700_000_000_000
 SECOND_PROCESS = UUID(int=2)
 WITHOUT_ELR = [FeatureLevelRecord(name=METADATA_VERSION, level=1)]  # how an older cluster began (B43)
 WITH_ELR = [*WITHOUT_ELR, FeatureLevelRecord(name=ELIGIBLE_LEADER_REPLICAS, level=1)]
+
+
+_INCIDENTS = ("broker-", "disk-", "controller-")
+
+
+def is_incident(kind: str) -> bool:
+    """Whether an event of this kind is what happened to a node, and no decision."""
+    return kind.startswith(_INCIDENTS)
+
+
+def changes(records: Iterable[MetadataRecord]) -> list[MetadataRecord]:
+    """The records but for the events of incidents."""
+    return [each for each in records if not (isinstance(each, EventRecord) and is_incident(each.kind))]
 
 
 class Machine:
@@ -85,9 +100,17 @@ class Machine:
             return result
 
     def written_by(self, request: Any) -> list[MetadataRecord]:
+        """Without what is recorded of incidents."""
         count = len(self.records)
         self.handle(request)
-        return self.records[count:]
+        return changes(self.records[count:])
+
+    @property
+    def registered_offset(self) -> int:
+        """That of the newest registration."""
+        return max(
+            offset for offset, each in enumerate(self.records) if isinstance(each, RegisterBrokerRecord)
+        )
 
     def replay(self, *records: MetadataRecord) -> None:
         for record in records:

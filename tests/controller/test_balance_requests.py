@@ -19,8 +19,8 @@ def machine() -> Machine:
     machine = cluster(4)
     create(machine, *((1 + number % 3,) for number in range(12)))
     for broker_id in (1, 2, 3):
-        machine.heartbeat(broker_id, load=LoadReport(1_000, 0, 0, 4 * MB, 4, 4))
-    machine.heartbeat(4, load=LoadReport(1_000))
+        machine.heartbeat(broker_id, load=LoadReport(1_000, 0, 90 * MB, 4 * MB, 4, 4))
+    machine.heartbeat(4, load=LoadReport(1_000, free_bytes=90 * MB))
     return machine
 
 

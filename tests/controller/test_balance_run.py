@@ -23,6 +23,7 @@ from rayka.protocol.configs import (
     IncrementalAlterConfigsRequest,
     ResourceType,
 )
+from rayka.protocol.events import EVENTS_MAX, RecordEventRequest
 from rayka.protocol.load import LoadReport
 from rayka.protocol.partition_admin import UnregisterBrokerRequest
 from rayka.protocol.topics import CreateTopicsRequest, DeleteTopicsRequest, NewTopic
@@ -383,6 +384,18 @@ def test_a_new_controller_goes_on_when_everything_under_way_has_ended(machine: M
     go_on(machine)
     assert counts(machine) == [3, 3, 3, 3]
     assert [kind for kind, _ in told(machine)] == ["balance-begun", "balance-ended"]
+
+
+def test_a_new_controller_goes_on_with_a_balance_after_a_thousand_other_events(machine: Machine) -> None:
+    balance(machine, moves=1)
+    for number in range(3 * EVENTS_MAX):
+        machine.handle(
+            RecordEventRequest(number, "process-ended", ("broker-9",), "it crashes again and again")
+        )
+        if number % 100 == 0:
+            look(machine, 250)
+    machine.change_controller()
+    assert status(machine).state == "planning"
 
 
 def test_a_cluster_without_events_balances_too_and_a_new_controller_leaves_it_at_that() -> None:

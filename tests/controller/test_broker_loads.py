@@ -13,7 +13,7 @@ from rayka.protocol.load import (
     PartitionLoad,
 )
 from rayka.protocol.partition_admin import UnregisterBrokerRequest
-from tests.controller.admin_support import cluster, create
+from tests.controller.admin_support import cluster, create, fence
 from tests.controller.support import Machine
 
 
@@ -56,6 +56,25 @@ def test_the_window_is_bounded(machine: Machine) -> None:
     for number in range(REPORTS_MAX * 3):
         machine.heartbeat(1, number=number, load=LoadReport(1_000))
     assert load(machine).window_ms == REPORTS_MAX * 1_000
+
+
+def test_a_fenced_broker_does_nothing_for_clients_and_holds_what_it_held(machine: Machine) -> None:
+    amounts = {each: 7 for each in LoadReport.__struct_fields__ if each not in ("interval_ms", "partitions")}
+    machine.heartbeat(1, load=LoadReport(1_000, partitions=(of_orders(machine),), **amounts))
+    assert not load(machine).is_fenced
+    fence(machine, 1)
+    found = load(machine)
+    left = {each for each in amounts if getattr(found.report, each)}
+    assert (found.is_fenced, left) == (True, {"free_bytes", "size_bytes", "partition_count"})
+    (partition,) = described(machine).partitions
+    assert (partition.size_bytes, partition.is_leader, partition.bytes_in, partition.records_in) == (
+        700,
+        False,
+        0,
+        0,
+    )
+    machine.heartbeat(1)
+    assert load(machine).report.bytes_in == 7
 
 
 def test_reports_are_in_no_record(machine: Machine) -> None:

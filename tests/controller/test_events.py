@@ -18,13 +18,18 @@ from rayka.protocol.events import (
 )
 from rayka.protocol.partition_admin import UnregisterBrokerRequest
 from tests.controller.admin_support import cluster, create, fence
-from tests.controller.support import EPOCH_MS, WITHOUT_ELR, Machine, registration
+from tests.controller.support import EPOCH_MS, WITHOUT_ELR, Machine, is_incident, registration
 from tests.controller.test_healing import TIMEOUT_MS, complete, look, lose, reassign, set_for_all
 
 
-def events(machine: Machine, **asked: int) -> tuple[Event, ...]:
+def all_events(machine: Machine, **asked: int) -> tuple[Event, ...]:
     response: DescribeEventsResponse = machine.handle(DescribeEventsRequest(**asked))
     return response.events
+
+
+def events(machine: Machine, **asked: int) -> tuple[Event, ...]:
+    """Those of decisions, and not of incidents."""
+    return tuple(each for each in all_events(machine, **asked) if not is_incident(each.kind))
 
 
 def record(machine: Machine, reason: str = "busy", timestamp_ms: int = 5) -> int:
@@ -40,16 +45,16 @@ def told(machine: Machine) -> list[tuple[str, str]]:
 
 def test_a_recorded_event_is_numbered_and_found_by_those_after_it() -> None:
     machine = Machine()
-    assert [record(machine, reason) for reason in ("one", "two", "three")] == [0, 1, 2]
-    assert events(machine)[0] == Event(0, 5, "scale-out", ("broker-4",), "one")
-    assert [each.reason for each in events(machine, since=0)] == ["two", "three"]
+    assert [record(machine, reason) for reason in ("one", "two", "three")] == [1, 2, 3]
+    assert events(machine)[0] == Event(1, 5, "scale-out", ("broker-4",), "one")
+    assert [each.reason for each in events(machine, since=1)] == ["two", "three"]
     assert [each.reason for each in events(machine, count=1)] == ["three"]
 
 
 def test_a_repeated_request_records_nothing_twice() -> None:
     machine = Machine()
-    assert (record(machine), record(machine, "other"), record(machine)) == (0, 1, 0)
-    assert record(machine, timestamp_ms=6) == 2
+    assert (record(machine), record(machine, "other"), record(machine)) == (1, 2, 1)
+    assert record(machine, timestamp_ms=6) == 3
 
 
 def test_the_newest_1000_events_stay_over_a_snapshot_and_a_change_of_the_controller() -> None:
@@ -57,11 +62,11 @@ def test_the_newest_1000_events_stay_over_a_snapshot_and_a_change_of_the_control
     for number in range(EVENTS_MAX + 7):
         record(machine, str(number))
     machine.change_controller()
-    assert [each.number for each in machine.image.events] == list(range(7, EVENTS_MAX + 7))
-    assert [each.number for each in events(machine)] == list(range(7, EVENTS_MAX + 7))
+    assert [each.number for each in machine.image.events] == list(range(8, EVENTS_MAX + 8))
+    assert [each.number for each in events(machine)] == list(range(8, EVENTS_MAX + 8))
     values = [encode_record(each) for each in image_records(machine.image)]
     assert image_of(map(decode_record, values), machine.image.next_offset) == machine.image
-    assert record(machine, "next") == EVENTS_MAX + 7
+    assert record(machine, "next") == EVENTS_MAX + 8
 
 
 def test_at_an_older_metadata_version_no_event_is_written() -> None:
@@ -89,7 +94,7 @@ def test_healing_tells_that_it_begins_and_ends() -> None:
     lose(machine, 2)
     (begun,) = events(machine)
     assert begun == Event(
-        0,
+        begun.number,
         EPOCH_MS + TIMEOUT_MS,
         "heal-begun",
         ("broker-2",),

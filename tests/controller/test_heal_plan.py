@@ -1,6 +1,7 @@
 """Plans that make lost replicas anew: legal whatever is lost, on as many racks as there can be, and with room."""
 
 from collections import Counter
+from collections.abc import Collection
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,9 +15,13 @@ from rayka.protocol.disk_room import DISK_USE_MAX
 MB = 1_000_000
 
 
-def made(nodes: list[BrokerShape], partitions: list[PartitionShape], gone: set[int]) -> tuple[Move, ...]:
+def made(
+    nodes: list[BrokerShape], partitions: list[PartitionShape], gone: set[int], awaited: Collection[int] = ()
+) -> tuple[Move, ...]:
     losses = {
-        each.topic_partition: Loss(tuple(lost), len(each.replicas) - len(lost))
+        each.topic_partition: Loss(
+            tuple(lost), len(each.replicas) - len(lost), tuple(each for each in lost if each in awaited)
+        )
         for each in partitions
         if (lost := [broker_id for broker_id in each.replicas if broker_id in gone])
     }
@@ -36,6 +41,14 @@ def test_what_a_broker_held_is_spread_evenly_over_the_others() -> None:
     moves = made(nodes, partitions, {1})
     assert Counter(each.after for each in moves) == {(2,): 10, (3,): 10, (4,): 10, (5,): 10}
     assert {(each.goal, each.copied_bytes) for each in moves} == {(Goal.HEAL, MB)}
+
+
+def test_brokers_of_one_machine_are_given_no_more_than_its_disk_has_free() -> None:
+    """As by a drain: they may share the disk, so what one of them is given counts for all."""
+    gone = BrokerShape(1, "a", "m1", takes_replicas=False)
+    shared = [BrokerShape(each, "b", "m2", reported_bytes=0, free_bytes=10 * MB) for each in (2, 3)]
+    partitions = [PartitionShape(TopicPartition("t", each), (1,), 3 * MB) for each in range(9)]
+    assert Counter(each.after for each in made([gone, *shared], partitions, {1})).total() == 3
 
 
 def test_a_plan_is_bounded() -> None:
@@ -67,6 +80,18 @@ def clusters(draw: st.DrawFn) -> tuple[list[BrokerShape], list[PartitionShape], 
         for number in range(draw(st.integers(1, 12)))
     ]
     return nodes, partitions, gone
+
+
+@given(clusters(), st.data())
+def test_no_other_replica_is_replaced_before_those_that_a_reassignment_waits_for(
+    drawn: tuple[list[BrokerShape], list[PartitionShape], set[int]], data: st.DataObject
+) -> None:
+    nodes, partitions, gone = drawn
+    awaited = data.draw(st.sets(st.sampled_from(sorted(gone))))
+    for move in made(nodes, partitions, gone, awaited):
+        left = {old for old, new in zip(move.before, move.after, strict=True) if old == new and old in gone}
+        replaced = {*move.before} & gone - left
+        assert not left & awaited or replaced <= awaited
 
 
 @given(clusters())

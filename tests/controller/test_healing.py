@@ -14,7 +14,13 @@ from rayka.controller.controller_timers import (
 )
 from rayka.ids import Role
 from rayka.metadata.metadata_records import ConfigRecord, PartitionChangeRecord
-from rayka.protocol.configs import ResourceType
+from rayka.protocol.configs import (
+    AlterConfigOp,
+    AlteredResource,
+    ConfigChange,
+    IncrementalAlterConfigsRequest,
+    ResourceType,
+)
 from rayka.protocol.load import LoadReport
 from rayka.protocol.partition_admin import AlterPartitionReassignmentsRequest, Reassignment
 from rayka.protocol.replica_reports import AssignedReplica, AssignReplicasToDirsRequest
@@ -222,9 +228,9 @@ def test_of_two_lost_replicas_one_is_replaced_where_one_broker_is_left() -> None
     machine = cluster(4)
     create(machine, (1, 2, 3))
     assert lose(machine, 2, 3) == 1
-    assert machine.partition().replicas == (1, 4, 3, 2)
+    assert machine.partition().replicas == (1, 2, 4, 3)
     complete(machine)
-    assert machine.partition().replicas == (1, 4, 3)
+    assert machine.partition().replicas == (1, 2, 4)
 
 
 def test_where_no_replica_leads_nothing_is_begun() -> None:
@@ -318,6 +324,19 @@ def test_a_reassignment_that_is_under_way_is_left_alone_unless_it_waits_for_what
     assert lose(machine, 2, 3) == 1
     assert machine.partition(number=0).target_replicas in ((1, 4), (1, 5))
     assert machine.partition(number=1).target_replicas == (2, 4)
+
+
+def test_the_broker_that_is_left_goes_to_the_replica_that_a_reassignment_waits_for() -> None:  # B45
+    """Brokers 3 and 5 are gone, 4 takes nothing: with 2 in the place of 5 the reassignment waits for 3 for ever."""
+    machine = cluster(5)
+    create(machine, (5, 2, 4))
+    reassign(machine, (5, 1, 3))
+    change = ConfigChange("cordoned.log.dirs", AlterConfigOp.SET, "*")
+    machine.handle(IncrementalAlterConfigsRequest((AlteredResource(ResourceType.BROKER, "4", (change,)),)))
+    assert lose(machine, 3, 5) == 1
+    assert machine.partition().target_replicas == (5, 1, 2)
+    report_isr(machine, 2, 4, 1)
+    assert (machine.partition().replicas, machine.partition().is_reassigned) == ((5, 1, 2), False)
 
 
 @pytest.mark.parametrize("kept", [(2,), (2, 3)])

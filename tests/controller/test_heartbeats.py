@@ -11,7 +11,7 @@ from rayka.metadata.metadata_records import (
 )
 from rayka.protocol.membership import HeartbeatRequest
 from rayka.protocol.topics import NewTopic
-from tests.controller.support import SESSION_MS, WITHOUT_ELR, Machine
+from tests.controller.support import SESSION_MS, WITHOUT_ELR, Machine, changes
 from tests.metadata.support import active, directory, partition, topic
 
 
@@ -321,7 +321,7 @@ def test_partitions_are_moved_before_the_broker_changes() -> None:
     machine = Machine(records=[*active(1, 2), topic(), partition(0, (1, 2))])
     count = len(machine.records)
     machine.heartbeat(1, want_fence=True)
-    kinds = [type(record) for record in machine.records[count:]]
+    kinds = [type(record) for record in changes(machine.records[count:])]
     assert kinds == [PartitionChangeRecord, BrokerRegistrationChangeRecord]
 
 

@@ -14,6 +14,7 @@ import fcntl
 import gc
 import importlib
 import marshal
+import mmap
 import os
 import re
 import runpy
@@ -116,8 +117,10 @@ def _place_of(text: bytes) -> int:
         (heap,) = (line.split()[0] for line in maps if line.endswith("[heap]\n"))
         begin, end = (int(each, 16) for each in heap.split("-"))
         memory.seek(begin)
-        (found,) = string.finditer(memory.read(end - begin))
-    return begin + found.end() - len(text)
+        with mmap.mmap(-1, end - begin) as copy:  # outside of the heap, or the text would be there twice
+            memory.readinto(copy)  # type: ignore[arg-type]
+            (found,) = (each.end() for each in string.finditer(copy))
+    return begin + found - len(text)
 
 
 def _write(place: int, text: bytes) -> None:

@@ -12,4 +12,4 @@ def test_what_both_nodes_serve_is_what_a_combined_node_tells_apart() -> None:
         for api in APIS
         if api.served_by & BrokerNode.serves and api.served_by & ControllerNode.serves
     }
-    assert both == {"fetch", "metadata", "status"}
+    assert both == {"fetch", "metadata", "status", "describe_events"}

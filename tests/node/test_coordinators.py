@@ -6,12 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from rayka.coordinator.group_shard import OFFSETS_TOPIC
+from rayka.coordinator.group_shard import OFFSETS_TOPIC, partition_of_group
 from rayka.errors import ErrorCode
 from rayka.ids import Role
 from rayka.metadata.image import PartitionImage
 from rayka.protocol.group_offsets import CommittedOffset
 from rayka.protocol.membership import MetadataRequest, StatusRequest
+from rayka.protocol.partition_admin import AlterPartitionReassignmentsRequest, Reassignment
 from tests.node.group_callers import (
     PARTITIONS,
     Caller,
@@ -21,6 +22,7 @@ from tests.node.group_callers import (
     partition_of,
     settled,
 )
+from tests.node.log_support import until
 from tests.testing.virtual import CONTROLLER, TOPIC, VirtualCluster
 
 COORDINATORS = (1001, 1002)
@@ -164,3 +166,30 @@ def test_coordinators_that_come_later_take_over_the_groups_without_a_rebalance()
     assert {tuple(sorted(each.replicas)[1:]) for each in offsets_partitions(cluster)} == {COORDINATORS}
     cluster.run(go_on_in_one_generation(members, 6))
     cluster.sim.close()
+
+
+def test_a_coordinator_goes_on_when_another_replica_is_moved(cluster: VirtualCluster) -> None:
+    """The end of a reassignment raises the leader epoch (B14): the groups notice nothing, for nothing is loaded."""
+    first, _ = cluster.run(settled(cluster))
+    number, before = partition_of_group("g", PARTITIONS), partition_of(cluster)
+    broker = cluster.sim.cluster.machines[before.leader_id].broker
+    assert broker is not None
+    loaded = broker.shards.get(OFFSETS_TOPIC, number).shard
+
+    async def move() -> None:
+        """One member waits for the other to join while the last replica goes to another broker."""
+        joining = asyncio.ensure_future(first.join())
+        await asyncio.sleep(0.5)
+        spare = min({1, 2, 3} - set(before.replicas))
+        wanted = Reassignment(OFFSETS_TOPIC, number, (*before.replicas[:2], spare))
+        await first.to(CONTROLLER, AlterPartitionReassignmentsRequest((wanted,)))
+        await until(lambda: partition_of(cluster).replicas == wanted.replicas)
+        await asyncio.sleep(0.5)
+        assert not joining.done()
+        joining.cancel()
+
+    cluster.run(move())
+    after = partition_of(cluster)
+    assert (after.leader_id, after.leader_epoch) == (before.leader_id, before.leader_epoch + 1)
+    assert broker.shards.get(OFFSETS_TOPIC, number).shard is loaded
+    assert first.refusals == []

@@ -84,6 +84,35 @@ def test_a_new_leader_knows_what_is_committed_when_its_epochs_beginning_is() -> 
     run(main)
 
 
+def test_a_leader_that_goes_on_in_the_next_epoch_has_the_same_lead_and_knows_what_is_committed() -> None:
+    async def main() -> None:
+        broker = await leading()
+        log = log_of(broker)
+        log.append([FIRST])
+        await broker.apply(changed(leader_id=BROKER))  # as when a replica is dropped
+        assert (log.lead_began_in, log.leading_epoch, log.high_watermark) == (0, 1, 0)
+        follow(broker)
+        assert log.high_watermark == 1
+        await broker.apply(changed(leader_id=LEADER))
+        assert log.lead_began_in is None
+        await broker.apply(changed(leader_id=BROKER))
+        assert (log.lead_began_in, log.leading_epoch) == (3, 3)
+        await broker.stop()
+
+    run(main)
+
+
+def test_a_leader_that_missed_an_epoch_has_another_lead() -> None:  # another broker may have led in it
+    async def main() -> None:
+        broker = await leading()
+        log = log_of(broker)
+        await broker.apply(changed(leader_id=LEADER), changed(leader_id=BROKER))
+        assert (log.lead_began_in, log.leading_epoch) == (2, 2)
+        await broker.stop()
+
+    run(main)
+
+
 def test_a_log_that_is_opened_anew_under_a_leader_waits_for_what_it_had_appended() -> None:
     async def main() -> None:
         broker = await leading()

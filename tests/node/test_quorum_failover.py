@@ -244,6 +244,20 @@ def test_a_voter_that_was_cut_off_catches_up() -> None:  # A33
         wait_for(lambda: status(cluster, cut_off).high_watermark >= end, "it has everything")
 
 
+def test_without_a_quorum_a_broker_tells_what_happened() -> None:
+    with quorum() as cluster, rayka.Admin(cluster=cluster, retry_backoff_ms=5) as admin:
+        active = cluster.await_active_controller()
+        wait_for(
+            lambda: any(each.kind == "controller-leads" for each in admin.events()), "its lead is told of"
+        )
+        known = admin.events()
+        for each in others(active):
+            cluster.kill(each)
+        wait_for(lambda: status(cluster, active).leader_id < 0, "nobody leads")
+        assert admin.events() == known
+        assert admin.events(since=known[0].number, count=1) == known[-1:]
+
+
 def test_a_quorum_without_majority_refuses_in_time_and_names_the_missing_voters() -> None:
     with quorum() as cluster:
         active = cluster.await_active_controller()

@@ -12,7 +12,7 @@ from uuid import UUID
 import numpy as np
 import pytest
 
-from rayka.errors import InconsistentClusterId, NotController, StorageError
+from rayka.errors import ErrorCode, InconsistentClusterId, NetworkException, NotController, StorageError
 from rayka.ids import METADATA_TOPIC_ID, OffsetAndEpoch, ReplicaKey
 from rayka.node.quorum.format import format_controller
 from rayka.protocol.batch_encode import encode_batch
@@ -21,6 +21,7 @@ from rayka.protocol.caller import Caller
 from rayka.protocol.fetch import FetchPartition, FetchPartitionResult, FetchRequest, FetchResponse
 from rayka.protocol.quorum_messages import (
     BeginQuorumEpochRequest,
+    BeginQuorumEpochResponse,
     EndQuorumEpochRequest,
     VoteRequest,
 )
@@ -236,6 +237,40 @@ def test_a_node_of_another_cluster_is_refused_by_name() -> None:  # A17, A27
         with pytest.raises(InconsistentClusterId, match="cluster-b fetches from cluster counters"):
             await (await counters.active()).handle(fetch)
         assert await counters.add(1) == 6
+
+    run(scenario())
+
+
+REFUSED = BeginQuorumEpochResponse(3001, 1, ErrorCode.INVALID_VOTER_KEY)
+
+
+def test_a_leader_says_no_more_that_a_voter_refuses_which_fetches_again() -> None:
+    async def scenario() -> None:
+        counters = Counters()
+        await counters.start()
+        leader = await counters.active()
+        follower_id = next(each for each in counters.nodes if each != leader.settings.node_id)
+        counters.kill(follower_id)
+        await until(lambda: f"do not answer: controller-{follower_id}" in leader.log.commit_problem())
+        leader.driver.peers.on_answered(follower_id, REFUSED)
+        assert f"controller-{follower_id} refuses: INVALID_VOTER_KEY" in leader.log.commit_problem()
+        await counters.start(follower_id)
+        await until(lambda: leader.log.commit_problem() == "")
+
+    run(scenario())
+
+
+def test_a_refusal_counts_until_the_next_call_fails_and_only_of_a_voter() -> None:
+    async def scenario() -> None:
+        node = await alone(MemoryDisk())
+        peers = node.driver.peers
+        peers.on_answered(3009, REFUSED)  # removed from the voters since
+        peers.on_answered(3002, REFUSED)
+        assert re.findall(r"controller-\d+ refuses", node.log.commit_problem()) == ["controller-3002 refuses"]
+        peers.on_failed(3002, NetworkException("no process"))
+        assert "refuses" not in node.log.commit_problem()
+        assert "do not answer: controller-3002" in node.log.commit_problem()
+        node.kill()
 
     run(scenario())
 

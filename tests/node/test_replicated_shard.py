@@ -26,10 +26,15 @@ class Log:
         self.records: list[int] = []
         self.high_watermark = 0
         self.leading_epoch: int | None = EPOCH
+        self.has_won_again = True  # each other epoch that it leads
         self.start_offset = 0
         self.epochs: dict[int, int] = {}  # of offsets where it is not EPOCH
         self.failure: StorageError | None = None
         self.news = Signal()
+
+    @property
+    def lead_began_in(self) -> int | None:
+        return EPOCH if self.leading_epoch is not None and not self.has_won_again else self.leading_epoch
 
     @property
     def leader_id(self) -> int:
@@ -148,6 +153,22 @@ def test_an_epoch_that_was_lost_and_won_again_begins_from_what_is_committed() ->
             await lost
         assert (running.shard.is_active, running.activated_count) == (True, 2)
         assert await running.shard.submit(0) == 1
+        await running.stop()
+
+    run(main)
+
+
+def test_a_shard_goes_on_in_the_next_epoch_of_the_same_lead() -> None:
+    async def main() -> None:
+        running = await Running.start(records=[1])
+        asked = running.submit(7)
+        await settle()
+        running.log.leading_epoch, running.log.has_won_again = EPOCH + 1, False
+        await running.tell()
+        assert (running.shard.is_active, running.shard.active_epoch) == (True, EPOCH + 1)
+        running.log.high_watermark = 2
+        await running.tell()
+        assert (await asked, running.activated_count, running.shard.shard.offsets) == (8, 1, [0, 1])
         await running.stop()
 
     run(main)

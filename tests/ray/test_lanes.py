@@ -199,7 +199,7 @@ def test_the_end_of_a_brokers_process_is_noticed_by_its_lane(
     async def noticed() -> None:
         record = await supervise.kept_record(lanes.cluster.name, WAIT_S)
         assert record is not None
-        watching = asyncio.create_task(ExitWatch(record.spec).run(lambda: [broker]))
+        watching = asyncio.create_task(ExitWatch(record.spec, lambda *_: None).run(lambda: [broker]))
         async with asyncio.timeout(WAIT_S):
             await opened.wait()
             kill(killed)

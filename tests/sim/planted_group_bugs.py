@@ -5,7 +5,8 @@ from typing import Any
 
 import msgspec
 
-from rayka.client.consumer.fetch_state import FetchTicket
+from rayka.client.consumer.delivery import Delivery
+from rayka.client.consumer.fetch_state import FetchState, FetchTicket
 from rayka.client.consumer.fetcher import Fetcher
 from rayka.client.group import group_membership
 from rayka.client.group.committing import GroupOffsets
@@ -20,6 +21,7 @@ from rayka.coordinator.known_groups import KnownGroups
 from rayka.coordinator.rebalances import Rebalances
 from rayka.errors import ErrorCode
 from rayka.ids import TopicPartition
+from rayka.protocol.fetch import LATEST_TIMESTAMP
 from rayka.protocol.groups import GroupHeartbeatResponse, GroupState, MemberAssignment
 from rayka.shard.runtime import ShardRuntime
 from rayka.shard.shard import Later
@@ -103,6 +105,28 @@ def begins_anew(original: Any) -> Any:
         return dict.fromkeys(await original(self, partitions))
 
     return fetch
+
+
+def passes_over_what_follows_a_gap(original: Any) -> Any:
+    def next_records(self: Delivery, limit: int) -> Any:
+        ends: dict[TopicPartition, int] = self.__dict__.setdefault("ends", {})
+        kept = []
+        for record in original(self, limit):
+            end = ends.get(tp := TopicPartition(record.topic, record.partition), record.offset)
+            ends[tp] = record.offset + 1
+            if record.offset <= end:
+                kept.append(record)
+        return kept
+
+    return next_records
+
+
+def resets_to_the_end(_: Any) -> Any:
+    def reset(self: FetchState, ticket: FetchTicket) -> bool:
+        self.seek_to_timestamp(ticket.topic_partition, LATEST_TIMESTAMP)
+        return True
+
+    return reset
 
 
 def does_nothing(_: Any) -> Any:
@@ -237,6 +261,9 @@ def with_plan(**fields: Any) -> dict[str, Any]:
 
 STATIC = with_plan(static_count=3, has_zombies=True)
 DYING = with_plan(has_death=True)
+# Gaps that compaction and retention have made excuse no other gap.
+COMPACTED = GROUP | {"compacts": True}
+LOSING = GROUP | {"compacts": True, "expires": True}
 EXPIRING = GROUP | {"config": GROUP["config"] | {"offsets_retention_check_interval_ms": 2_000}}
 
 
@@ -290,4 +317,14 @@ GROUP_BUGS = [
          answers_before_the_high_watermark, 12, chosen=FAR_APART),
     _bug("a coordinator takes commits that were meant for a former epoch", "group-went-back", committed_offsets,
          "_check_coordinator_epoch", does_nothing, 11, chosen=DEAF),
+    _bug("a member commits more than it was given of a compacted topic", "group-skipped", Fetcher, "consumed",
+         commits_one_more, chosen=COMPACTED),
+    _bug("a member passes over what follows a gap", "group-skipped", Delivery, "next_records",
+         passes_over_what_follows_a_gap, chosen=COMPACTED),
+    _bug("a member begins behind what was committed and has not expired", "group-skipped", GroupOffsets, "fetch",
+         begins_later, 3, chosen=LOSING),
+    _bug("a member whose offset has expired begins at the end", "group-skipped", FetchState, "reset",
+         resets_to_the_end, chosen=LOSING),
+    _bug("a consumer passes over what follows a gap", "poll-skip", Delivery, "next_records",
+         passes_over_what_follows_a_gap, chosen=COMPACTED | {"members": 0, "consumers": 1}),
 ]  # fmt: skip

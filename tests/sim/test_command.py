@@ -17,11 +17,15 @@ def test_amounts_that_no_run_can_have_are_refused(given: tuple[str, str]) -> Non
     assert given[0] in outcome.output
 
 
-@pytest.mark.parametrize("flag", ["--compacts", "--expires"])
-def test_a_group_and_topics_that_lose_records_are_refused_together(flag: str) -> None:
-    outcome = CliRunner().invoke(sim, ["--seed", "1", flag, "--members", "3"])
-    assert outcome.exit_code == 2
-    assert "--members" in outcome.output
+def test_all_that_is_chosen_goes_together() -> None:
+    """Also where the seed alone has no topics, or draws that its topics keep all records."""
+    for seed in range(100):
+        options = swarm(seed, members=3, comers=2, coordinators=2, compacts=True, expires=True)
+        assert (options.members, options.comers, options.coordinators) == (3, 2, 2)
+        assert options.topics
+        assert all(each.configs["cleanup.policy"] == "compact,delete" for each in options.topics)
+        wanted = {"log_cleaner_backoff_ms", "log_retention_check_interval_ms", "offsets_topic_num_partitions"}
+        assert wanted <= options.config.keys()
 
 
 def test_a_replay_has_the_flags_of_its_run() -> None:
@@ -30,9 +34,10 @@ def test_a_replay_has_the_flags_of_its_run() -> None:
 
 
 def test_compaction_and_retention_can_be_asked_for_with_any_seed_that_has_topics() -> None:
-    """Also where the seed draws a group, of which every record is looked at, and which is left out then."""
+    """Also where the seed draws a group, which is left out then."""
     compacted = [each for seed in range(100) if (each := swarm(seed, compacts=True)).topics]
     assert all(topic.is_compacted for each in compacted for topic in each.topics)
     expiring = [each for seed in range(100) if (each := swarm(seed, expires=True)).topics]
     assert all("retention.ms" in topic.configs for each in expiring for topic in each.topics)
     assert len(compacted) == len(expiring) > 50
+    assert not any(each.members for each in (*compacted, *expiring))

@@ -53,6 +53,21 @@ def test_coordinators_load_what_compaction_has_left() -> None:  # E17 F22
     assert any(log.cleaned_offset > 0 for log in offsets)
 
 
+@pytest.mark.sim
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_group_reads_topics_that_lose_records_while_brokers_come_and_go(seed: int) -> None:  # F11 F22 G16
+    chosen = {"members": 3, "comers": 2, "coordinators": 2, "compacts": True, "expires": True}
+    simulation = Simulation(swarm(seed, seconds=SECONDS, **chosen))
+    outcome = simulation.run()
+    assert outcome.verdict is Verdict.OK, outcome
+    groups, truths = simulation.groups, simulation.replication.truths.values()
+    assert any(map(groups.history.committed_end, groups.partitions))
+    topics = {each.topic for each in groups.partitions}
+    read = [each for each in truths if each.name.rpartition("-")[0] in topics]
+    assert any(each.compacted for each in read)
+    assert any(each.log_start_offset for each in read)
+
+
 def test_one_group_in_three_has_its_offsets_compacted_and_is_else_the_same() -> None:
     drawn = [each for seed in range(400) if (each := swarm(seed)).members]
     compacted = [each for each in drawn if each.compacts_offsets]
@@ -103,7 +118,9 @@ def test_seeds_draw_groups_of_all_kinds() -> None:
     drawn = [swarm(seed) for seed in range(400)]
     grouped = [each for each in drawn if each.members]
     assert 80 <= len(grouped) <= 160
-    assert all(each.topics and not each.compacts for each in grouped)
+    assert all(each.topics for each in grouped)
+    for name in ("compacts", "expires", "comers"):
+        assert 4 <= sum(bool(getattr(each, name)) for each in grouped) <= 30, name
     assert all(2 <= each.members <= 4 and 1 <= each.coordinators <= 2 for each in grouped)
     assert {each.group.assignor for each in grouped} == {
         "range",

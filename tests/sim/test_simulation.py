@@ -40,13 +40,24 @@ def test_another_seed_gives_another_trace() -> None:
     assert len(traces) == 2
 
 
-@pytest.mark.parametrize("line", [line for line in SEEDS.read_text().splitlines() if line and line[0] != "#"])
+KEPT = [line for line in SEEDS.read_text().splitlines() if line and line[0] != "#"]
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("line", [line for line in KEPT if line.startswith("--")])
+def test_a_command_that_failed_once_is_well(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A line that begins with "--" has the options of a whole command, up to a colon."""
+    options = line.partition(": ")[0].split()
+    assert run(["sim", *options, "--no-shrink"]) == Verdict.OK, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line", [line for line in KEPT if not line.startswith("--")])
 def test_a_seed_that_failed_once_is_well(line: str) -> None:
     """One that begins with "data" failed with records, with "combined" on combined nodes, with "lanes" with direct
     lanes, with "group" with three members and a coordinator, with "grouped" with the group that its seed draws, with
     "members" with three members and what else its seed draws of a group, with "compacted-offsets" with compaction of
-    what the group commits, with "elastic" with two brokers that come and "elastic3" with three, with "lone" with one
-    broker and a fault each second; the others are the runs that they were when no run had any.
+    what the group commits, with "elastic" with two brokers that come and "elastic3" with three; the others are the runs
+    that they were when no run had any.
     """
     words = line.split()
     seed, seconds = [word for word in words if word[0].isdigit()][:2]
@@ -57,8 +68,6 @@ def test_a_seed_that_failed_once_is_well(line: str) -> None:
         "compacts_offsets": "compacted-offsets" in words,
         "comers": 2 * ("elastic" in words) + 3 * ("elastic3" in words),
     } | ({} if words[0] == "data" else {"topics": ()})
-    if "lone" in words:
-        chosen |= {"brokers": 1, "faults_per_minute": 60.0}
     if not {"lanes", "group", "grouped"} & set(words):
         chosen["lanes"] = NO_LANES
     if "members" in words:

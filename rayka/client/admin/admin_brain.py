@@ -22,7 +22,7 @@ from rayka.client.bootstrap import ClusterHandle
 from rayka.client.metadata import ClusterMetadata, NoSuchTopic
 from rayka.client.retry import Retry
 from rayka.config import AdminConfig
-from rayka.errors import BrokerIdNotRegistered, ErrorCode
+from rayka.errors import ApiError, BrokerIdNotRegistered, ErrorCode, UnavailableError
 from rayka.ids import TopicPartition
 from rayka.protocol.balance import BalanceRequest, CancelBalanceRequest, DescribeBalanceRequest
 from rayka.protocol.events import DescribeEventsRequest
@@ -30,6 +30,8 @@ from rayka.protocol.load import DescribeLoadRequest
 from rayka.protocol.membership import MetadataRequest, MetadataTopic
 from rayka.protocol.partition_admin import CreatePartitionsRequest, NewPartitions, UnregisterBrokerRequest
 from rayka.protocol.topics import CreateTopicsRequest, DeleteTopicsRequest, NewTopic
+
+_CONTROLLER_PATIENCE_MS = 2_000  # for what brokers know, too
 
 logger = logging.getLogger(__name__)
 
@@ -156,8 +158,18 @@ class AsyncAdmin(AdminPart):
         return response.is_cancelled or may_have_run
 
     async def events(self, since: int, count: int) -> list[EventInfo]:
-        """The newest events of those after one, the oldest first."""
-        response = await self._ask(DescribeEventsRequest(since, count))
+        """The newest events of those after one, the oldest first. A broker gives them without an active controller: the
+        loss of the quorum is when they are wanted most.
+        """
+        request = DescribeEventsRequest(since, count)
+        try:
+            timeout_ms = min(self.timeout_ms, _CONTROLLER_PATIENCE_MS)
+            response = await self._nodes.call_controller(request, timeout_ms)
+        except UnavailableError as error:
+            try:
+                response = await self._nodes.ask_any_broker(request)
+            except (ApiError, UnavailableError):
+                raise error from None
         return [EventInfo.taken_from(each) for each in response.events]
 
     # ---- Within ----

@@ -50,10 +50,12 @@ class LoadAdmin(AdminFace):
         return self._run(self._brain.cancel_balance)
 
     def events(self, *, since: int | None = None, count: int = EVENTS_MAX) -> list[EventInfo]:
-        """What the cluster decided by itself, and why: the newest `count` events, the oldest of them first.
+        """What happened to the cluster and what it decided by itself, with causes: the newest `count` events, the
+        oldest of them first.
 
         `since`: the number of an event; only later ones. The cluster keeps the newest 1,000, over changes of the
-        active controller and restarts; a cluster of an earlier version of Rayka has none.
+        active controller and restarts; a cluster of an earlier version of Rayka has none. Where no controller is
+        active for 2 s, a broker says what it knows.
         """
         after = NO_EVENT if since is None else int_of(since, "since")
         if after < NO_EVENT:

@@ -15,7 +15,8 @@ class BrokerLoadInfo(Result):
 
     `is_known` is False, and the rest 0, for a broker that has not reported to this controller yet. Means are over the
     last `window_ms`, sizes and counts from the newest report, `age_ms` ago. `processor_share`: of one core, by its
-    process.
+    process. `is_fenced`: the broker has stopped, or is silent, so it does nothing for clients; what it holds is as it
+    reported last.
     """
 
     node_id: int
@@ -33,6 +34,7 @@ class BrokerLoadInfo(Result):
     records_out: int
     replication_bytes_in: int
     replication_bytes_out: int
+    is_fenced: bool = False
 
     @classmethod
     def of(cls, load: BrokerLoad) -> Self:
@@ -44,6 +46,7 @@ class BrokerLoadInfo(Result):
             age_ms=load.age_ms if is_known else 0,
             window_ms=load.window_ms if is_known else 0,
             processor_share=load.report.processor_permille / 1000,
+            is_fenced=load.is_fenced,
         )
 
 
@@ -146,13 +149,19 @@ class BalanceStatus(Result):
 
 @dataclass(frozen=True)
 class EventInfo(Result):
-    """What the cluster decided by itself, and why. Later events have higher numbers; `timestamp_ms` is of the clock of
-    the node that decided.
+    """What happened to the cluster, or what it decided by itself, and why. Later events have higher numbers;
+    `timestamp_ms` is of the clock of the node that saw or decided it.
 
-    `kind`: `heal-begun`, `heal-ended`, `heal-stopped` of replicas that are made anew; `balance-begun`, `balance-ended`,
-    `balance-cancelled`, about the brokers that were badly off where it began by itself; `scale-out-` and `scale-in-`
-    with `begun`, `ended`, `stopped` or `waits`, of nodes that come and go by the load. `subjects` are the nodes
-    (`broker-4`), topics or partitions (`orders-0`) that it is about, of many the first ones.
+    `kind`: of brokers and coordinators `broker-started` (a process has registered), `-unfenced` (it serves),
+    `-fenced`, `-stopped`, `-cordoned` (a drain begins so) and `-removed`; of their disks `disk-offline` and
+    `disk-online`; `controller-leads` where another controller became active; of processes and machines
+    `process-ended`, `machine-lost`, `node-missing`, `node-made` and `supervisor-began`.
+
+    Of decisions: `heal-begun`, `heal-ended`, `heal-stopped` of replicas that are made anew; `balance-begun`,
+    `balance-ended`, `balance-cancelled`, about the brokers that were badly off where it began by itself; `scale-out-`
+    and `scale-in-` with `begun`, `ended`, `stopped` or `waits`, of nodes that come and go by the load; `drain-` of
+    machines that Ray drains. `subjects` are the nodes (`broker-4`), topics or partitions (`orders-0`) that it is about,
+    of many the first ones.
     """
 
     number: int

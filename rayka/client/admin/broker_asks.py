@@ -19,7 +19,7 @@ from rayka.protocol.configs import (
     IncrementalAlterConfigsRequest,
     ResourceType,
 )
-from rayka.protocol.events import REASON_LENGTH_MAX, SUBJECTS_MAX, RecordEventRequest
+from rayka.protocol.events import SUBJECTS_MAX, RecordEventRequest, one_line
 from rayka.protocol.partition_admin import AlterPartitionReassignmentsRequest, Reassignment
 
 NO_TOPIC = ("",)  # so that no partition is named
@@ -75,4 +75,4 @@ async def reassign(ask: Ask, plan: Plan) -> str:
 async def record_event(ask: Ask, timestamp_ms: int, kind: str, node_ids: Iterable[int], reason: str) -> None:
     """Has it among the events of the cluster."""
     subjects = tuple(map(node_name, node_ids))[:SUBJECTS_MAX]
-    await ask(RecordEventRequest(timestamp_ms, kind, subjects, reason[:REASON_LENGTH_MAX]))
+    await ask(RecordEventRequest(timestamp_ms, kind, subjects, one_line(reason)))

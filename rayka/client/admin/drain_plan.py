@@ -7,10 +7,9 @@ from rayka.client.admin.admin_results import BrokerDescription, PartitionDescrip
 from rayka.client.admin.reported_disks import NO_REPORTS, ReportedDisks
 from rayka.errors import BrokerIdNotRegistered, InvalidReplicationFactor, NoDiskRoom
 from rayka.ids import Role, TopicPartition, is_internal, role_of
-from rayka.protocol.disk_room import DISK_USE_MAX, capacities, room_bytes
+from rayka.protocol.disk_room import DISK_USE_MAX, DiskRoom
 
 Plan = dict[TopicPartition, tuple[int, ...]]
-_UNKNOWN_BYTES = float("inf")
 _NAMED_MAX = 3  # partitions in an error
 _ADD_ANOTHER = (
     "add another broker first (one more in the spec, and `rayka start` again while the cluster runs)"
@@ -92,13 +91,7 @@ class Successors:
             for role in (Role.BROKER, Role.COORDINATOR)
         }
         self._may_fill = may_fill
-        hosts = {each.node_id: each.host for each in brokers}
-        held = {each: report.size_bytes for each, report in disks.reports.items()}
-        free = {each: report.free_bytes for each, report in disks.reports.items()}
-        known = capacities(disks.reports, hosts)
-        self._bytes_to_bound = {each: room_bytes(known[each], held.get(each, 0)) for each in hosts}
-        self._free_bytes = {each: float(free.get(each, _UNKNOWN_BYTES)) for each in hosts}
-        self._beside = {each: [other for other in hosts if hosts[other] == hosts[each]] for each in hosts}
+        self._room = DiskRoom.reported(disks.reports, {each.node_id: each.host for each in brokers})
 
     def __repr__(self) -> str:
         return f"<Successors of {self._broker_id}: {self._counts}>"
@@ -115,7 +108,7 @@ class Successors:
         free = [each for each in able if each not in others]
         fitting = [each for each in free if size_bytes < self.room_bytes(each)]
         if not fitting and self._may_fill:
-            fitting = [each for each in free if size_bytes < self._free_bytes[each]]
+            fitting = [each for each in free if size_bytes < self._room.free_bytes(each)]
         if not fitting:
             return Homeless(len(target), size_bytes, able, is_crowded=bool(free))
 
@@ -132,15 +125,13 @@ class Successors:
         return tuple(replicas)
 
     def expect(self, node_id: int, size_bytes: int) -> None:
-        """So much more comes to the broker's disks than it has reported; brokers of a machine may share them."""
+        """So much more comes to the broker's disks than it has reported."""
         if node_id in self._nodes:
-            self._bytes_to_bound[node_id] -= size_bytes
-            for each in self._beside[node_id]:
-                self._free_bytes[each] -= size_bytes
+            self._room.disks[node_id].planned_bytes += size_bytes
 
     def room_bytes(self, node_id: int) -> float:
         """How much more the broker may be given, before its disks are above 80 % or full."""
-        return min(self._bytes_to_bound[node_id], self._free_bytes[node_id])
+        return self._room.left_bytes(node_id)
 
 
 def target_replicas(partition: PartitionDescription) -> tuple[int, ...]:

@@ -10,7 +10,6 @@ import threading
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import nullcontext
 from functools import partial
 from itertools import islice
 from typing import Any, Generic, Unpack
@@ -207,20 +206,21 @@ class Consumer(ConsumerMembership, Generic[ValueT]):
         deadline_s = time.monotonic() + timeout_ms / 1000
         silence_ms_max = self._config.default_api_timeout_ms
         self._maybe_auto_commit(late_s=COMMIT_LATE_S)
-        with nullcontext() if self._group is None else self._group.polling():
-            while True:
-                self._hand_over()
-                if taken := take():
-                    return taken
-                self._maybe_auto_commit()
-                remaining_ms = max(0.0, (deadline_s - time.monotonic()) * 1000)
-                poll = partial(self._fetcher.poll, remaining_ms, self._delivery.add, silence_ms_max)
-                if not self._polls(poll, remaining_ms):
-                    self._check_open()
-                    if not self._has_handover and time.monotonic() >= deadline_s:
-                        if self._group is not None:
-                            self._group.raise_error()
-                        return None
+        if self._group is not None:
+            self._group.check_poll()
+        while True:
+            self._hand_over()
+            if taken := take():
+                return taken
+            self._maybe_auto_commit()
+            remaining_ms = max(0.0, (deadline_s - time.monotonic()) * 1000)
+            poll = partial(self._fetcher.poll, remaining_ms, self._delivery.add, silence_ms_max)
+            if not self._polls(poll, remaining_ms):
+                self._check_open()
+                if not self._has_handover and time.monotonic() >= deadline_s:
+                    if self._group is not None:
+                        self._group.raise_error()
+                    return None
 
 
 def record_count(max_records: int | None, default: int) -> int:

@@ -7,6 +7,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any
 
 from rayka.client import io_thread
@@ -98,7 +99,7 @@ class ConsumerMembership(ConsumerCommits, ConsumerPositions):
 
     def _face(self) -> GroupFace:
         member = self._run(self._member)
-        return GroupFace(member, self._delivery, run=self._run, commit=self._commit_before_handover)
+        return GroupFace(member, self._delivery)
 
     async def _member(self) -> GroupMember:
         return GroupMember(self._config, self._fetcher)
@@ -114,15 +115,22 @@ class ConsumerMembership(ConsumerCommits, ConsumerPositions):
 
     def _hand_over(self) -> None:
         """What changes in the group, before any record is given."""
+        self._check_not_closing()
+        if self._group is not None:
+            self._group.polled()
+            self._group.hand_over(self._run, self._commit_before_handover)
+            self._check_not_closing()  # in a callback, or by another thread while one ran
+
+    def _check_not_closing(self) -> None:
+        self._check_open()
         if self._is_closing:
             raise ClosedError(f"{self!r} is being closed by another thread")
-        if self._group is not None:
-            self._group.hand_over()
 
     def _polls(self, poll: BlockingWork[bool], remaining_ms: float) -> bool:
         """What the fetcher's poll says. That a topic is gone is no error to a group: the leader assigns the others."""
         try:
-            return self._run_within(remaining_ms, poll)
+            with nullcontext() if self._group is None else self._group.waiting():
+                return self._run_within(remaining_ms, poll)
         except UnknownTopicOrPartition:
             if self._group is None:
                 raise
@@ -138,7 +146,7 @@ class ConsumerMembership(ConsumerCommits, ConsumerPositions):
     def _leave_group(self, group: GroupFace) -> None:
         """Raises what a callback has raised, in the end."""
         self._run(group.member.begin_leaving)
-        group.hand_over()
+        group.hand_over(self._run, self._commit_before_handover)
         self._run(group.member.close)
         self._group = None
         group.raise_error()

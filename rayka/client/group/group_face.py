@@ -1,8 +1,9 @@
 """A sync consumer's side of its group: what changes is done in the thread that polls, callbacks included.
 
 Invariants: no record is handed out between the first stage of a handover and its last; a callback that raises ends
-nothing, its error is raised from a poll once the member is settled, or at the end of that poll. Kafka:
-ConsumerCoordinator.poll, ConsumerRebalanceListener.
+nothing, its error is raised from a poll once the member is settled, or at the end of that poll. A face does not refer
+to its consumer: one that is dropped is gone at once, and leaves its group. Kafka: ConsumerCoordinator.poll,
+ConsumerRebalanceListener.
 """
 
 import logging
@@ -20,38 +21,37 @@ Run = Callable[..., Any]
 
 
 class GroupFace:
-    """See the module. `run` waits for a coroutine on the loop, `commit` commits what was handed out, if it is to be."""
+    """See the module."""
 
-    def __init__(
-        self, member: GroupMember, delivery: Delivery, *, run: Run, commit: Callable[[], object]
-    ) -> None:
+    def __init__(self, member: GroupMember, delivery: Delivery) -> None:
         self.member = member
         self.listener = Listener()
         self.is_telling = False
         self._delivery = delivery
-        self._run = run
-        self._commit = commit
         self._stages: HandoverStages | None = None
         self._error: Exception | None = None
 
     def __repr__(self) -> str:
         return f"<GroupFace {self._stages} of {self.member!r}>"
 
-    @contextmanager
-    def polling(self) -> Iterator[None]:
-        """Within it the application polls."""
+    def check_poll(self) -> None:
+        """Raises RuntimeError in a callback of the group."""
         if self.is_telling:
             raise RuntimeError("poll was called in a callback of the group; return from it, and poll then")
-        self.member.is_polling = True
+
+    def polled(self) -> None:
+        """Begins `max_poll_interval_ms` anew: the application has polled, or a poll that waits goes on (E6)."""
+        self.member.polled_s = time.monotonic()
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Within it a poll waits for the IO thread, for as long as its caller wants, and runs none of its code."""
+        self.member.is_waiting = True
         try:
             yield
         finally:
             self.polled()
-            self.member.is_polling = False
-
-    def polled(self) -> None:
-        """The application has polled just now."""
-        self.member.polled_s = time.monotonic()
+            self.member.is_waiting = False
 
     @property
     def is_waiting(self) -> bool:
@@ -62,35 +62,43 @@ class GroupFace:
     def _has_handover(self) -> bool:
         return bool(self._stages) or self.member.ready is not None
 
-    def hand_over(self) -> None:
-        """Does all that is to be done now, and raises what the member has failed with."""
+    def hand_over(self, run: Run, commit: Callable[[], object]) -> None:
+        """Does all that is to be done now, and raises what the member has failed with. `run` waits for a coroutine on
+        the loop, `commit` commits what was handed out, if it is to be.
+        """
         while self._has_handover:
             ready = self.member.ready
             if not self._stages and ready is not None:
                 self._stages = HandoverStages(ready)
-            self._go_on()
+            self._go_on(run, commit)
         if self.member.core.failure is not None:
-            failure = self._run(self.member.take_failure)
-            if failure is not None:
-                raise failure
+            failure = run(self.member.take_failure)
+            try:
+                if failure is not None:
+                    raise failure
+            finally:
+                del failure  # it refers to this frame, and to those of the consumer
         if self._error is not None and self.member.is_settled:
             self.raise_error()
 
     def raise_error(self) -> None:
         """What a callback has raised."""
         error, self._error = self._error, None
-        if error is not None:
-            raise error
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # it refers to this frame, and to those of the consumer
 
-    def _go_on(self) -> None:
+    def _go_on(self, run: Run, commit: Callable[[], object]) -> None:
         stages = self._stages
         while stages:
             stage = stages.left[0]
             if stage is Stage.COMMIT:
-                self._commit()
+                commit()
                 stages.left.popleft()
             elif stage is Stage.READ:
-                if not self._run(self.member.read, stages.handover):
+                if not run(self.member.read, stages.handover):
                     stages.left.clear()
                     return
                 self._delivery.keep_only(dict.fromkeys(stages.handover.read))

@@ -2,8 +2,9 @@
 
 Heartbeats, joins and syncs run here and never in a thread of the application. What changes for the application is
 offered to its face as `ready`. The face says when it polls, so a member whose application does not poll for
-`max_poll_interval_ms` leaves (E6). Invariant: a failure of the coordinator changes nothing of what is read. Kafka:
-AbstractCoordinator, ConsumerCoordinator, HeartbeatThread.
+`max_poll_interval_ms` leaves (E6). Invariants: a failure of the coordinator changes nothing of what is read; after the
+end nothing is sent but one leave, and nothing is offered. Kafka: AbstractCoordinator, ConsumerCoordinator,
+HeartbeatThread.
 """
 
 import asyncio
@@ -40,12 +41,14 @@ _TELL_PARKED_AFTER_S = 10.0
 
 class GroupMember:
     """See the module. On the loop, but for what is for the face: `ready`, `metadata`, and `topics` and `failure` of the
-    core, which it may read, and `polled_s` and `is_polling`, which it sets.
+    core, which it may read, and `polled_s` and `is_waiting`, which it sets.
     """
 
     def __init__(self, config: ConsumerConfig, fetcher: Fetcher) -> None:
+        # When the application called poll last, or a poll that waits went on.
         self.polled_s = now_s()
-        self.is_polling = False
+        self.is_waiting = False  # a poll waits for the IO thread: no code of the application runs in it
+        self._is_ended = False
         self.core = Membership(config)
         self._config = config
         self._group_id = self.core.metadata.group_id
@@ -120,17 +123,20 @@ class GroupMember:
         self._advance()
 
     async def close(self) -> None:
-        """Waits for the leave that may be under way, and ends all else."""
-        await asyncio.gather(*self._end(), return_exceptions=True)
+        """Leaves if the member has not left, waits for the leave that may be under way, and ends all else."""
+        await asyncio.gather(*self.abandon(), return_exceptions=True)
 
-    def abandon(self) -> None:
-        """The consumer is gone and was not closed: leaves if it can, and waits for nothing."""
-        self.core.expire()
+    def abandon(self) -> "list[asyncio.Task[None]]":
+        """As `close`, and waits for nothing; returns the tasks that are ending."""
+        self.core.expire("the consumer was closed or is gone")
         self._advance()
-        self._end()
+        return self.end()
 
-    def _end(self) -> "list[asyncio.Task[None]]":
-        """Ends all but a leave that is under way; returns the tasks that are ending."""
+    def end(self) -> "list[asyncio.Task[None]]":
+        """Ends all but a leave that is under way, and sends none, as the death of its process would; returns the tasks
+        that are ending.
+        """
+        self._is_ended, self._offered, self.ready = True, None, None
         self._fetcher.is_in_group = False
         self._metadata.unlisten(self._on_topic)
         if self._timer is not None:
@@ -145,6 +151,8 @@ class GroupMember:
 
     def _advance(self) -> None:
         """After anything that the core was told, and when its time comes."""
+        if self._is_ended:  # a callback of the group, or another thread, goes on for a while
+            return
         self._look_at_polls()
         while (step := self.core.next_step(_now_ms())) is not None:
             if not isinstance(step, _BESIDE):
@@ -181,24 +189,25 @@ class GroupMember:
             return
 
     def _look_at_polls(self) -> None:
-        if self.core.state is MemberState.UNJOINED or self.is_polling:
+        if self.core.state is MemberState.UNJOINED or self.is_waiting:
             return
         if now_s() - self.polled_s >= self._config.max_poll_interval_ms / 1000:
             logger.warning(
-                "group %r: the application has not polled for max_poll_interval_ms=%d: the consumer leaves the group,"
-                " and joins again with the next poll; poll more often, take fewer records (max_poll_records), or raise"
-                " the limit",
+                "group %r: the application has not polled for max_poll_interval_ms=%d, or what it runs within poll (a"
+                " deserializer, an interceptor, a callback of the group) has not returned: the consumer leaves the"
+                " group, and joins again with the next poll; poll more often, take fewer records (max_poll_records),"
+                " or raise the limit",
                 self._group_id,
                 self._config.max_poll_interval_ms,
             )
-            self.core.expire()
+            self.core.expire("the application did not poll within max_poll_interval_ms")
 
     def _arm(self) -> None:
         due_s = []
         if (due_ms := self.core.next_due_ms()) is not None:
             due_s.append(due_ms / 1000)
         if self.core.state is not MemberState.UNJOINED:
-            polled_s = now_s() if self.is_polling else self.polled_s
+            polled_s = now_s() if self.is_waiting else self.polled_s
             due_s.append(polled_s + self._config.max_poll_interval_ms / 1000)
         if self._timer is not None:
             self._timer.cancel()

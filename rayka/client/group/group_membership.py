@@ -140,9 +140,9 @@ class Membership:
         """Once the application has been told (`handover`), the member leaves; a static one only stops (E6, E7)."""
         self._is_leaving = True
 
-    def expire(self) -> None:
-        """The application has not polled for too long: the member leaves, and joins again when it polls."""
-        self._leave_group("the application did not poll within max_poll_interval_ms")
+    def expire(self, reason: str) -> None:
+        """Leaves without telling the application first, unless the member has left; joins again with the next poll."""
+        self._leave_group(reason)
         self._forget()
         self._is_prepared = False
 

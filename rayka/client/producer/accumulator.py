@@ -22,8 +22,9 @@ import msgspec
 from rayka.client.producer.agenda import APPENDING_MS, Agenda
 from rayka.client.producer.delivery_future import DeliveryFuture, OnDelivery
 from rayka.client.producer.dispatch import Dispatch
+from rayka.client.producer.part_ends import PartEnd
 from rayka.client.producer.partition_queue import NEVER, Limits, PartitionQueue
-from rayka.client.producer.producer_batch import PartEnd, ProducerBatch
+from rayka.client.producer.producer_batch import ProducerBatch
 from rayka.client.producer.producer_identity import ProducerIdentity
 from rayka.client.producer.producer_topics import ProducerTopics
 from rayka.client.producer.record_columns import Columns, Row
@@ -301,17 +302,23 @@ class Accumulator:
             self.agenda.bring_all_back()
         self._wake_ups.wake_in_time(self.agenda.soonest_ms)
 
-    def go_on(self, batch: ProducerBatch, end: PartEnd | None) -> bool:
-        """A part of a batch is over, or with None became smaller ones: the next goes now. False when its partition is
-        gone.
+    def go_on(
+        self, batch: ProducerBatch, end: PartEnd | None = None, *, has_fewer_records: bool = False
+    ) -> bool:
+        """A part of a batch is over, or became smaller ones, or has fewer records because the log refused some: what is
+        left goes now. False when there is nothing, or its partition is gone.
         """
         with self._lock:
             if not self.topics.holds(batch):
                 return False
             queue = self.topics.queue_of(batch)
+            if has_fewer_records:
+                self.identity.on_refused(queue, batch)
             if end is not None:
                 self.identity.on_over(queue, batch, batch.part_count, is_acknowledged=end.error is None)
                 batch.end_part(end)
+            if not batch.left_count:
+                return False
             batch.is_in_flight = False
             self._settle(queue)
             return True

@@ -31,7 +31,6 @@ from rayka.protocol.batch_columns import (
     as_binary,
     as_header_array,
     binary_array,
-    int64_array,
     list_array,
     list_lengths,
     offset_steps,
@@ -136,7 +135,7 @@ def _cut_by_partition(given: Input, sizes: np.ndarray, batch_bytes: int) -> Iter
     order = np.argsort(given.partitions, kind="stable")
     numbers, begins = np.unique(given.partitions[order], return_index=True)
     for number, rows in zip(numbers.tolist(), np.split(order, begins[1:]), strict=True):
-        columns = given.columns if len(numbers) == 1 else _take(given.columns, rows)
+        columns = given.columns if len(numbers) == 1 else given.columns.take(rows)
         yield from _cut(number, columns, sizes[rows], batch_bytes)
 
 
@@ -149,17 +148,6 @@ def _cut(partition: int | None, columns: Columns, sizes: np.ndarray, batch_bytes
         whole = begin == 0 and end == len(sizes)
         yield Piece(partition, columns if whole else columns.slice(begin, end), end_bytes - begin_bytes)
         begin, begin_bytes = end, end_bytes
-
-
-def _take(columns: Columns, rows: np.ndarray) -> Columns:
-    indices = int64_array(rows)
-    return Columns(*(_take_one(each, rows, indices) for each in columns))
-
-
-def _take_one(column: Any, rows: np.ndarray, indices: pa.Array) -> Any:
-    if column is None or isinstance(column, int):
-        return column
-    return column[rows] if isinstance(column, np.ndarray) else column.take(indices)
 
 
 # ---- Sizes ----

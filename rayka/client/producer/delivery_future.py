@@ -70,8 +70,7 @@ class DeliveryFuture(msgspec.Struct, eq=False, gc=False):
 
     def metadata(self) -> RecordMetadata:
         """Where the record is, once it was acknowledged."""
-        batch, index = self.batch, self.slot
-        return RecordMetadata(batch.topic, batch.partition, batch.offset_of(index), batch.timestamp_of(index))
+        return self.batch.metadata_of(self.slot)
 
 
 class BatchFuture:

@@ -1,7 +1,9 @@
 """What an answer or a failure means: for batches, for the callbacks and futures of their records.
 
-A batch of several records that the log refuses as too large goes again in smaller parts; a single record that is too
-large fails alone. Kafka: RecordAccumulator.splitAndReenqueue.
+What is about single records costs the others nothing: a batch that the log refuses as too large goes again in smaller
+parts, until a record that is too large is alone and fails; records that the log names in its refusal fail, and the
+others go again without them. Kafka: RecordAccumulator.splitAndReenqueue; Sender.failBatch, which fails the others too
+(KIP-467).
 
 A request that fails in a way that passes is repeated until `delivery_timeout_ms`: after a pause, or as soon as a new
 leader is known where it was the leader that failed. With idempotence the broker knows a repeated batch again; without,
@@ -13,18 +15,18 @@ import logging
 from collections.abc import Callable, Sequence
 
 from rayka.client.producer.accumulator import Accumulator
+from rayka.client.producer.part_ends import PartEnd
 from rayka.client.producer.partition_leaders import PartitionLeaders
-from rayka.client.producer.producer_batch import Callback, PartEnd, ProducerBatch
+from rayka.client.producer.producer_batch import Callback, ProducerBatch
 from rayka.client.producer.producer_metrics import Counts
 from rayka.client.retry import SOON_MAX, Backoff
 from rayka.errors import (
     ApiError,
     ErrorCode,
     InvalidMetadataError,
-    NetworkException,
-    NotEnoughReplicasAfterAppend,
     OutOfOrderSequence,
     RaykaError,
+    RecordBatchTooLarge,
     RecordTooLarge,
     RequestTimedOut,
     error_for,
@@ -34,7 +36,7 @@ from rayka.protocol.batch_header import Codec
 from rayka.protocol.produce import ProducePartitionResult
 
 NO_LEADER_ERRORS = (InvalidMetadataError, RequestTimedOut)
-_PERHAPS_IN_LOG = (NetworkException, RequestTimedOut, NotEnoughReplicasAfterAppend)
+_TOO_LARGE = (RecordTooLarge, RecordBatchTooLarge)  # for the topic, for a segment of its log
 _IN_LOG = (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER)
 
 logger = logging.getLogger(__name__)
@@ -88,6 +90,8 @@ class Outcomes:
         for batch, result in zip(batches, results, strict=True):
             if result.error_code not in _IN_LOG:
                 where = f"{node_name(node_id)} of cluster {self._cluster_name!r}, {batch.topic_partition}"
+                if result.record_errors and self._goes_on_without(batch, result, where):
+                    continue
                 error = error_for(result.error_code, f"{where}: {result.error_message}")
                 self.on_error(batch, error, node_id, leader_epoch=result.leader_epoch)
 
@@ -106,9 +110,8 @@ class Outcomes:
         """Another try later, soon at a leader that does not know yet that it leads, at once at another one that is
         known by now, or the end. `leader_epoch`: the last one that the node knows.
         """
-        if isinstance(error, RecordTooLarge) and self._goes_on_smaller(batch, error):
+        if isinstance(error, _TOO_LARGE) and self._goes_on_smaller(batch, error):
             return
-        batch.may_be_in_log |= isinstance(error, _PERHAPS_IN_LOG)
         may_retry = error.retriable or isinstance(error, OutOfOrderSequence)
         is_soon = batch.failure_count < SOON_MAX and self._leaders.is_behind(batch, node_id, leader_epoch)
         retry_ms = self._soon_ms(batch) if is_soon else self.retry_ms(batch)
@@ -123,15 +126,15 @@ class Outcomes:
         else:
             self._accumulator.on_new_leaders(batch.topic, (batch.partition,))
 
-    def _goes_on_smaller(self, batch: ProducerBatch, error: RecordTooLarge) -> bool:
-        """Whether the log is asked to take less at a time, or what is behind the one record that is too large."""
+    def _goes_on_smaller(self, batch: ProducerBatch, error: ApiError) -> bool:
+        """Whether the log is asked to take less at a time, or what is behind the one record that is too large.
+
+        A log that has the batch whole, from before its limit was lowered, does not refuse it.
+        """
         if batch.part_count > 1:
-            # The log may have it whole, from before its limit was lowered, and would not know its parts again.
-            if batch.may_be_in_log and batch.sequence is not None:
-                return False
             batch.split(self._codec)
             self.counts.splits_total += 1
-            is_going_on = self._accumulator.go_on(batch, None)
+            is_going_on = self._accumulator.go_on(batch)
         else:
             is_going_on = batch.has_more_parts and self._accumulator.go_on(batch, PartEnd(error=error))
             self.counts.errors_total += is_going_on
@@ -139,6 +142,27 @@ class Outcomes:
                 logger.warning("1 record for %s failed: %s", batch.topic_partition, error)
         self._leaders.refresh(batch.topic)  # the limit has changed: batches to come are made for it
         return is_going_on
+
+    def _goes_on_without(self, batch: ProducerBatch, result: ProducePartitionResult, where: str) -> bool:
+        """Whether the answer names records of the batch: they are over, and so is the batch if there are no others.
+
+        A log that has the batch from an earlier try does not refuse it, so none of it is there.
+        """
+        errors: dict[int, Exception] = {
+            each.batch_index: error_for(each.error_code, f"{where}: {each.error_message}")
+            for each in result.record_errors
+            if 0 <= each.batch_index < batch.part_count
+        }
+        if not errors:
+            return False
+        batch.refuse(errors, self._codec)
+        self.counts.errors_total += len(errors)
+        first = next(iter(errors.values()))
+        if self.logs_failures:
+            logger.warning("%d of %s failed: %s", len(errors), batch.records_text, first)
+        if not self._accumulator.go_on(batch, has_fewer_records=True):
+            self._end(batch, first)
+        return True
 
     def on_unsent(self, batch: ProducerBatch, error: ApiError) -> None:
         """It could not go: another try later, or the end."""
@@ -163,11 +187,14 @@ class Outcomes:
     def end(self, batch: ProducerBatch, error: Exception) -> None:
         """It has failed for good."""
         self.counts.errors_total += batch.left_count if batch.is_sealed else len(batch)
+        if self.logs_failures:
+            logger.warning("%s failed: %s", batch.records_text, error)
+        self._end(batch, error)
+
+    def _end(self, batch: ProducerBatch, error: Exception) -> None:
         callbacks = batch.fail(error)
         self._leaders.on_settled(batch)
         self._accumulator.finish((batch,), is_acknowledged=False)
-        if self.logs_failures:
-            logger.warning("%s failed: %s", batch.records_text, error)
         self._call_back(batch, callbacks)
 
     def _call_back(self, batch: ProducerBatch, callbacks: Sequence[Callback]) -> None:

@@ -3,7 +3,7 @@
 A batch gathers either records of `send`, each held by the future that its caller got, or columns of `send_batch`. Its
 life: open, closed, sealed by the IO thread when it is to be sent, done. Sealing gives every record its index. Almost
 always it becomes one batch of the log; one that grew too large, here or for the log, becomes several parts, sent one
-after the other, and each ends for itself.
+after the other, and each ends for itself; records that the log refuses leave it (`part_ends`).
 
 `send` appends to an open batch without a lock, which one thread may do while another seals:
 1. the appender appends its future, then looks whether the batch is sealed;
@@ -13,15 +13,17 @@ after the other, and each ends for itself.
 Kafka: ProducerBatch.
 """
 
+import sys
 import threading
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice, pairwise, repeat
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rayka.client.producer.acknowledgement import offset_after
+from rayka.client.producer.acknowledgement import RecordMetadata, offset_after
+from rayka.client.producer.part_ends import PartEnd, PartEnds
 from rayka.client.producer.record_columns import Columns, columns_of_rows, concatenated, encode_columns
 from rayka.errors import InvariantBroken, RaykaError
 from rayka.ids import NO_OFFSET, NO_TIMESTAMP, TopicPartition
@@ -40,14 +42,6 @@ _GIVEN_AWAY: "list[DeliveryFuture]" = []  # nothing is added to it: the batch is
 _completion = threading.Lock()  # orders "it is done" and "call me when it is", for all batches
 
 
-class PartEnd(NamedTuple):
-    """Where a part is in the log, or why it is not there."""
-
-    base_offset: int = NO_OFFSET
-    log_append_time_ms: int = NO_TIMESTAMP
-    error: Exception | None = None
-
-
 class ProducerBatch:
     """See the module. `send` may fill it up to `limit_bytes` without the lock; `granted_bytes` are set aside for it.
 
@@ -56,10 +50,10 @@ class ProducerBatch:
     """
 
     __slots__ = (
-        "_callbacks", "_chunks", "_done_count", "_earlier_stamps", "_encoded_as", "_keys", "_parts", "_placed",
+        "_callbacks", "_chunks", "_earlier_stamps", "_encoded_as", "_ends", "_keys", "_parts",
         "_slots", "_stamp_ms", "_timestamps_ms", "base_offset", "count", "created_ms", "error", "failure_count",
         "granted_bytes", "has_keys", "has_rows", "is_closed", "is_done", "is_in_flight", "is_sealed", "is_urgent",
-        "last_error", "limit_bytes", "log_append_time_ms", "may_be_in_log", "number", "partition", "records",
+        "last_error", "limit_bytes", "log_append_time_ms", "number", "partition", "records",
         "sequence", "size_bytes", "stamped_ms", "topic", "was_open", "went_first",
     )  # fmt: skip
 
@@ -89,7 +83,6 @@ class ProducerBatch:
         self.is_done = False
         self.failure_count = 0
         self.last_error: RaykaError | None = None
-        self.may_be_in_log = False  # an answer about the part that is next was lost
         self.sequence: ProducerSequence | None = None  # of the part that is next, once it was sent
         self.number = 0  # of those sent for the partition
         self.error: Exception | None = None
@@ -105,10 +98,7 @@ class ProducerBatch:
         self._callbacks: list[Callback] | None = None
         self._parts: Sequence[np.ndarray] = ()  # encoded, those that are not acknowledged
         self._encoded_as: ProducerSequence | None = None
-        self._done_count = 0  # records in parts that are over
-        self._placed: Sequence[
-            tuple[int, PartEnd]
-        ] = ()  # those parts, and the index of the first record of each
+        self._ends: PartEnds | None = None  # None: it ends as one
 
     def __repr__(self) -> str:
         state = (
@@ -193,8 +183,8 @@ class ProducerBatch:
 
     @property
     def left_count(self) -> int:
-        """Records in parts that are not over; only once it is sealed."""
-        return self.count - self._done_count
+        """Records that are neither refused nor in a part that is over; only once it is sealed."""
+        return self.count if self._ends is None else self._ends.left_count
 
     @property
     def part_count(self) -> int:
@@ -234,8 +224,7 @@ class ProducerBatch:
         part, count = self._parts[0], self.part_count
         if count < 2:
             raise InvariantBroken(f"{self!r} has nothing to split")
-        decoded = decode(RecordBatch(part), check_crc=False)
-        columns = Columns(decoded.values, decoded.keys, decoded.headers, decoded.timestamps_ms)
+        columns = _columns_in(part)
         sequence = self.sequence or NO_SEQUENCE
         smaller: list[np.ndarray] = []
         for begin, end in pairwise((0, count // 2, count)):
@@ -245,13 +234,28 @@ class ProducerBatch:
 
     # ---- The end ----
 
-    def end_part(self, end: "PartEnd") -> None:
+    def refuse(self, errors: Mapping[int, Exception], codec: Codec) -> None:
+        """The log refuses these records of the part that is next, by their numbers in it. Each ends with its error; the
+        part goes again without them, under the sequence that the first of it had. `left_count` may be 0 then.
+        """
+        part, count = self._parts[0], self.part_count
+        self._ends = self._ends or PartEnds(self.count)
+        self._ends.refuse(errors)
+        is_kept = np.ones(count, bool)
+        is_kept[list(errors)] = False
+        rest: Sequence[np.ndarray] = ()
+        if is_kept.any():
+            columns = _columns_in(part).take(np.flatnonzero(is_kept))
+            rest = encode_columns(columns, codec, sys.maxsize)
+        self._parts = [*rest, *self._parts[1:]]
+        self._encoded_as = None  # the sequences of parts behind it move up
+
+    def end_part(self, end: PartEnd) -> None:
         """The part that was next is over; another one is next now."""
         count = self.part_count
-        self._placed = (*self._placed, (self._done_count, end))
-        self._done_count += count
+        self._ends = self._ends or PartEnds(self.count)
+        self._ends.end_part(count, end)
         self._parts = self._parts[1:]
-        self.may_be_in_log = False
         if self.sequence is not None:
             self.sequence = self._encoded_as = self.sequence.after(count)
 
@@ -275,50 +279,53 @@ class ProducerBatch:
                 self._callbacks.append(callback)
             return not self.is_done
 
+    def failures(self, index: int, count: int) -> Iterator[tuple[np.ndarray, Exception]]:
+        """Which of so many records from an index on are not acknowledged, by their indexes, and why; at the end."""
+        if self._ends is not None:
+            yield from self._ends.failures(index, count)
+        elif self.error is not None:
+            yield np.arange(index, index + count), self.error
+
     def error_of(self, index: int, count: int = 1) -> Exception | None:
         """The first error of these records, once the batch is done."""
-        if not self._placed:  # then all ended as one; perhaps unsent, and they have no index
+        if self._ends is None:  # then all ended as one; perhaps unsent, and they have no index
             return self.error
-        edges = [*(begin for begin, _ in self._placed[1:]), self._done_count]
-        ends = zip(self._placed, edges, strict=True)
-        errors = [
-            each.error for (begin, each), end in ends if begin < index + count and index < end and each.error
-        ]
-        return next(iter(errors), self.error if index + count > self._done_count else None)
+        return next((error for _, error in self._ends.failures(index, count)), None)
 
-    def offset_of(self, index: int) -> int:
-        begin, end = self._place_of(index)
-        return offset_after(end.base_offset, index - begin)
-
-    def timestamp_of(self, index: int) -> int:
-        """The record's timestamp in the log."""
-        log_append_time_ms = self._place_of(index)[1].log_append_time_ms
-        if log_append_time_ms != NO_TIMESTAMP:
-            return log_append_time_ms
-        timestamps_ms = self._timestamps_ms
-        return timestamps_ms if isinstance(timestamps_ms, int) else int(timestamps_ms[index])
+    def metadata_of(self, index: int) -> RecordMetadata:
+        """Where the record is, once the batch was acknowledged."""
+        before_count, end = index, PartEnd(self.base_offset, self.log_append_time_ms)
+        if self._ends is not None:
+            before_count, end = self._ends.end_of(index)
+        timestamp_ms, stamps = end.log_append_time_ms, self._timestamps_ms
+        if timestamp_ms == NO_TIMESTAMP:
+            timestamp_ms = stamps if isinstance(stamps, int) else int(stamps[index])
+        return RecordMetadata(
+            self.topic, self.partition, offset_after(end.base_offset, before_count), timestamp_ms
+        )
 
     def runs(self, index: int, count: int) -> list[tuple[int, int]]:
         """Base offset and length of the runs that so many records from an index on make in the log."""
-        begins = [begin for begin, _ in self._placed if index < begin < index + count]
-        if index < self._done_count < index + count:
-            begins.append(self._done_count)
-        edges = [index, *begins, index + count]
-        return [(self.offset_of(begin), end - begin) for begin, end in pairwise(edges)]
-
-    def _place_of(self, index: int) -> "tuple[int, PartEnd]":
-        if index >= self._done_count:
-            return self._done_count, PartEnd(self.base_offset, self.log_append_time_ms)
-        return next(each for each in reversed(self._placed) if each[0] <= index)
+        if self._ends is not None:
+            return self._ends.runs(index, count)
+        return [(offset_after(self.base_offset, index), count)]
 
     def _finish(self) -> Sequence[Callback]:
         if self.is_done:
             raise InvariantBroken(f"{self!r} is over already")
         self._parts, self._chunks, self._slots, self._keys, self._earlier_stamps = (), None, None, None, None
+        if self._ends is not None:
+            self._ends.last = PartEnd(self.base_offset, self.log_append_time_ms, self.error)
         with _completion:
             self.is_done = True
             callbacks, self._callbacks = self._callbacks, None
         return callbacks or ()
+
+
+def _columns_in(part: np.ndarray) -> Columns:
+    """The records of a part, as they were encoded."""
+    decoded = decode(RecordBatch(part), check_crc=False)
+    return Columns(decoded.values, decoded.keys, decoded.headers, decoded.timestamps_ms)
 
 
 def _numbered(parts: Sequence[np.ndarray], sequence: ProducerSequence) -> list[np.ndarray]:

@@ -52,6 +52,15 @@ class ProducerIdentity:
         if queue.batches[0] is batch and batch.went_first:
             queue.sequences.needs_new_epoch = True
 
+    def on_refused(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
+        """The log has none of the batch, which goes on with fewer records: the sequences behind it follow no more.
+
+        What is left is numbered anew at once if nothing is before it. Else one before it may be in the log, and must
+        keep its sequence: the batch goes again under its own, and what is behind it is out of order then.
+        """
+        if batch.sequence is not None and queue.batches[0] is batch:
+            queue.sequences.needs_new_epoch = True
+
     def on_over(
         self, queue: PartitionQueue, batch: ProducerBatch, count: int, *, is_acknowledged: bool
     ) -> None:

@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from rayka.errors import InvariantBroken
-from rayka.protocol.batch_columns import Timestamps
+from rayka.errors import InvariantBroken, RecordTooLarge
+from rayka.protocol.batch_columns import Timestamps, int64_array
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_header import NO_SEQUENCE, Codec, ProducerSequence
 
@@ -46,6 +46,11 @@ class Columns(NamedTuple):
     def slice(self, begin: int, end: int) -> "Columns":
         """The records [begin, end); nothing is copied of arrays."""
         return Columns(*(_slice(each, begin, end) for each in self))
+
+    def take(self, rows: np.ndarray) -> "Columns":
+        """The records at these places, of Arrow columns."""
+        indices = int64_array(rows)
+        return Columns(*(_take(each, rows, indices) for each in self))
 
 
 def columns_of_rows(
@@ -99,20 +104,27 @@ def concatenated(chunks: Sequence[Columns]) -> Columns:
 def encode_columns(
     columns: Columns, codec: Codec, size_bytes_max: int, sequence: ProducerSequence = NO_SEQUENCE
 ) -> Sequence[np.ndarray]:
-    """One batch of the log; several, each within size_bytes_max as far as single records are, if one would exceed it.
+    """One batch of the log; several, each within size_bytes_max as far as single records are, if one would exceed it,
+    or what a batch can hold at all.
 
     Raises SerializationError and RecordTooLarge, as `encode_batch`.
     """
     count = len(columns.values)
-    encoded = encode_batch(
-        columns.values,
-        keys=columns.keys,
-        headers=columns.headers,
-        timestamps_ms=columns.timestamps_ms,
-        codec=codec,
-        sequence=sequence,
-    )
-    if encoded.size <= size_bytes_max or count == 1:
+    try:
+        encoded = encode_batch(
+            columns.values,
+            keys=columns.keys,
+            headers=columns.headers,
+            timestamps_ms=columns.timestamps_ms,
+            codec=codec,
+            sequence=sequence,
+        )
+        is_small = encoded.size <= size_bytes_max
+    except RecordTooLarge:
+        is_small = False
+        if count == 1:
+            raise
+    if is_small or count == 1:
         return (encoded,)
     half = count // 2
     return [
@@ -125,6 +137,12 @@ def _slice(column: Any, begin: int, end: int) -> Any:
     if column is None or isinstance(column, int):
         return column
     return column.slice(begin, end - begin) if isinstance(column, pa.Array) else column[begin:end]
+
+
+def _take(column: Any, rows: np.ndarray, indices: pa.Array) -> Any:
+    if column is None or isinstance(column, int):
+        return column
+    return column[rows] if isinstance(column, np.ndarray) else column.take(indices)
 
 
 def _concatenated(arrays: Sequence[pa.Array | None], chunks: Sequence[Columns]) -> pa.Array | None:

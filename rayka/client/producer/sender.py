@@ -40,7 +40,10 @@ from rayka.protocol.membership import MetadataTopic
 from rayka.protocol.produce import ProducePartition, ProduceRequest, ProduceResponse
 from rayka.protocol.producer_ids import InitProducerIdRequest
 
-_MESSAGE_BYTES_MAX = TopicConfig().max_message_bytes
+_BATCH_BYTES_MAX = {
+    "max.message.bytes": TopicConfig().max_message_bytes,
+    "segment.bytes": TopicConfig().segment_bytes,
+}
 
 logger = logging.getLogger(__name__)
 
@@ -154,8 +157,8 @@ class Sender:
 
     def _set_topic(self, topic: MetadataTopic) -> None:
         """New records go to the partitions that the topic has now; those that wait stay where they are."""
-        message_bytes_max = int(topic.configs.get("max.message.bytes", _MESSAGE_BYTES_MAX))
-        gone = self.accumulator.set_topic(topic.name, len(topic.partitions), message_bytes_max)
+        bytes_max = min(int(topic.configs.get(name, default)) for name, default in _BATCH_BYTES_MAX.items())
+        gone = self.accumulator.set_topic(topic.name, len(topic.partitions), bytes_max)
         self.outcomes.fail(
             gone, NoSuchTopic(f"topic {topic.name!r} has {len(topic.partitions)} partitions now")
         )

@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterator
 from rayka.config import BrokerConfig
 from rayka.controller.balancer.badly_off import away_brokers
 from rayka.controller.balancer.balance_plan import Plan, plan_balance
-from rayka.controller.balancer.balance_run import BalanceRun, Cause
+from rayka.controller.balancer.balance_run import BalanceRun, Cause, last_balance_event
 from rayka.controller.balancer.cluster_shapes import ClusterShapes
 from rayka.controller.balancer.heal_requests import heal
 from rayka.controller.balancer.planned_moves import still_due
@@ -28,10 +28,12 @@ from rayka.ids import TopicIdPartition
 from rayka.metadata.effective_configs import broker_config
 from rayka.metadata.metadata_records import MetadataRecord, PartitionChangeRecord
 from rayka.protocol.balance import BalanceState
+from rayka.protocol.events import EVENTS_MAX
 from rayka.shard.shard import Result, Steps
 
 REPLAN_MS = 10_000
 _LATE_MS = 500  # of a heartbeat that brings a report
+_TELL_AGAIN_AFTER = EVENTS_MAX // 2  # events
 _Records = Generator[MetadataRecord | list[MetadataRecord] | None, int, None]
 
 
@@ -60,6 +62,7 @@ def go_on_balancing(
         if cause is None:
             return
         run.begin(cause)
+    yield from _tell_again(context, events)
     if run.is_cancelled:
         yield from cancel(context, events)
         return
@@ -159,6 +162,13 @@ def start(context: RequestContext, plan: Plan, events: DecidedEvents) -> _Record
         yield events.records(Decision(EventKind.BALANCE_BEGUN, run.cause.subjects, _told(run.cause, plan)))
     elif not plan.moves:
         yield from _end(run, events)
+
+
+def _tell_again(context: RequestContext, events: DecidedEvents) -> _Records:
+    """A new active controller knows by that event that a balance goes on: it must not be pushed out by later ones."""
+    begun = last_balance_event(context.image) if context.balance.is_told else None
+    if begun is not None and context.image.next_event_number - begun.number > _TELL_AGAIN_AFTER:
+        yield events.records(Decision(EventKind(begun.kind), begun.subjects, begun.reason))
 
 
 def _told(cause: Cause, plan: Plan) -> str:

@@ -1,6 +1,6 @@
 """What should move so that the cluster is balanced: a synchronous core that is given brokers, replicas and loads.
 
-Goals in their order; none undoes what an earlier one has reached:
+Goals in their order:
 
 1. each partition on as many racks and machines as it can be (with as many replicas as it has, always);
 2. no disk above 80 % of its capacity; one that is, is brought to 75 %, on disks that stay below that;
@@ -9,9 +9,15 @@ Goals in their order; none undoes what an earlier one has reached:
 5. evenness of bytes in, by replicas of much traffic and few bytes, and of bytes out, by preferred leaders.
 
 An evenness is looked after when a broker is off its share by more than 10 % (of traffic 20 %), and then brought to
-within half of that. Each step lowers the sum of the squares of what brokers are off by, so planning ends, and a plan
-that was carried out leads to an empty one: nothing moves to and fro. The moves of a goal come by what they gain for
-each byte copied. At most 1,000 partitions a plan; when that is not all, the next plan goes on.
+within half of that. What brokers are off by more than this half is the goal's *excess*. No replica goes to disks that
+have no room for it (`disk_room`), whatever the goal.
+
+Each step lowers the excess of its own goal (of racks: the number that are wanting) and raises that of no goal before
+it. So planning ends, and nothing moves to and fro, not even where a share cannot be reached because one partition is
+larger. All goals are gone through until none finds a step. So a plan that was carried out leads to an empty one.
+
+The moves of a goal come by what they gain for each byte copied. At most 1,000 partitions a plan; when that is not all,
+the next plan goes on.
 
 It is a generator: one step is some ten microseconds of work, so a caller can give others their turn. Rayka's own;
 Cruise Control's `GoalOptimizer` has these goals among its own.
@@ -33,7 +39,7 @@ from rayka.controller.balancer.holders import (
 )
 from rayka.ids import TopicPartition
 from rayka.protocol.balance import BalanceShare
-from rayka.protocol.disk_room import DISK_USE_MAX, room_bytes
+from rayka.protocol.disk_room import DISK_USE_MAX
 
 MOVES_MAX = 1_000
 DISK_USE_AIM = 0.75
@@ -43,6 +49,8 @@ TRAFFIC_BYTES_MIN = 1_000_000
 _LOOKS_MAX = 100  # at candidates of one pair of brokers
 _TARGETS_MAX = 8  # brokers that are looked at for one that gives
 _STEPS_PER_MOVE = 5  # what it takes to look at a hundred brokers
+_ROUNDS_MAX = 20  # through all goals; two or three are what it takes
+_ROUNDING = 1e-9  # of an excess
 Planning = Generator[None, int, "Plan"]
 _Steps = Generator[None, int, bool]  # whether something was found to move
 _Cost = Callable[[Holder], float]
@@ -84,6 +92,26 @@ class Plan(NamedTuple):
     is_whole: bool
 
 
+class Bounds(NamedTuple):
+    """Between them a broker is even enough. Excesses of brokers with different shares add up with their weights."""
+
+    low: float
+    high: float
+    weight: float = 1.0
+
+    def excess(self, value: float) -> float:
+        beyond = max(0.0, value - self.high, self.low - value)
+        return beyond * beyond * self.weight
+
+
+def excess_change(source: float, target: float, amount: float, bounds: tuple[Bounds, Bounds]) -> float:
+    """How much larger the excess of two brokers is when the first has given the amount to the second."""
+    of_source, of_target = bounds
+    before = of_source.excess(source) + of_target.excess(target)
+    change = of_source.excess(source - amount) + of_target.excess(target + amount) - before
+    return change if abs(change) > _ROUNDING * before else 0.0
+
+
 def plan_balance(
     brokers: Iterable[BrokerShape],
     partitions: Iterable[PartitionShape],
@@ -101,6 +129,7 @@ class _Planner:
         self._last_goal = last_goal
         self._partitions = partitions
         self._changed: dict[int, None] = {}
+        self._step_count = 0
 
     def run(self) -> Planning:
         holders = self._holders
@@ -109,21 +138,31 @@ class _Planner:
             yield
         yield from holders.settle()
         before = self._shares()
-        if len(holders.usable) > 1:
-            goals = {
-                Goal.SPREAD: self._spread,
-                Goal.CAPACITY: self._relieve_disks,
-                Goal.SIZE: self._even_sizes,
-                Goal.LEADERS: self._even_leaders,
-                Goal.BYTES_IN: self._even_bytes_in,
-                Goal.BYTES_OUT: self._even_bytes_out,
-            }
-            for goal, reach in goals.items():
-                if goal <= self._last_goal:
-                    yield from reach()
-        moves, after, is_whole = (yield from self._moves()), self._shares(), not self._is_full
+        is_at_rest = len(holders.usable) <= 1
+        for _ in range(0 if is_at_rest else _ROUNDS_MAX):
+            step_count = self._step_count
+            yield from self._reach_all()
+            is_at_rest = self._step_count == step_count
+            if is_at_rest or self._is_full:
+                break
+        moves, after, is_whole = (yield from self._moves()), self._shares(), is_at_rest and not self._is_full
         yield from holders.dismantle()
         return Plan(moves, before, after, is_whole)
+
+    def _reach_all(self) -> Generator[None, int, None]:
+        """Each goal once."""
+        self._holders.share_out()
+        goals = {
+            Goal.SPREAD: self._spread,
+            Goal.CAPACITY: self._relieve_disks,
+            Goal.SIZE: self._even_sizes,
+            Goal.LEADERS: self._even_leaders,
+            Goal.BYTES_IN: self._even_bytes_in,
+            Goal.BYTES_OUT: self._even_bytes_out,
+        }
+        for goal, reach in goals.items():
+            if goal <= self._last_goal:
+                yield from reach()
 
     @property
     def _is_full(self) -> bool:
@@ -158,6 +197,7 @@ class _Planner:
         if placed.gain is None:
             placed.gain = (goal, gain)
         self._changed[placed.number] = None
+        self._step_count += 1
 
     def _even(
         self, cost: _Cost, is_off: Callable[[float], bool], trigger: float, give: Callable[[Holder], _Steps],
@@ -188,14 +228,15 @@ class _Planner:
                     break
 
     def _spread_one(self, placed: Placed) -> bool:
-        """Moves the replica that shares its place to the emptiest broker elsewhere; whether there was one."""
+        """Moves the replica that shares its place to the emptiest broker elsewhere with room; whether there was one."""
         best = self._holders.spread(placed.replicas)
         for source_id in reversed(placed.replicas):  # the preferred leader last
             source = self._holders.by_id[source_id]
             others = [each for each in placed.replicas if each != source_id]
             for target in sorted(self._holders.usable, key=_by_fill):
                 found = self._holders.spread((*others, target.shape.broker_id))
-                if found > best and self._holders.may_replace(placed, source, target):
+                may_go = self._holders.has_room(placed, target) and found > best
+                if may_go and self._holders.may_replace(placed, source, target):
                     self._replace(placed, source, target, Goal.SPREAD)
                     return True
         return False
@@ -225,20 +266,21 @@ class _Planner:
         """
         targets = sorted((each for each in self._holders.usable if each is not source), key=_by_fill)
         for target in targets[:_TARGETS_MAX]:
-            most = _improving_bytes(source, target)
-            if most <= 0 and wanted_bytes is None:
-                return False
-            free = room(target, DISK_USE_MAX if wanted_bytes is None else DISK_USE_AIM)
-            ideal = most / 2 if wanted_bytes is None else wanted_bytes
-            end = min(free, most) if wanted_bytes is None else free
-            found: Placed | None = yield from self._candidate(source, target, ideal, end)
+            if wanted_bytes is None:
+                most = _improving_bytes(source, target)
+                if most <= 0 or not _size_excess(source) + _size_excess(target):
+                    return False
+                ideal, end = most / 2, min(self._holders.left_bytes(target), most)
+            else:
+                ideal, end = wanted_bytes, self._holders.left_bytes(target, DISK_USE_AIM)
+            found: Placed | None = yield from self._candidate(source, target, ideal, end, goal)
             if found is not None:
                 self._replace(found, source, target, goal)
                 return True
         return False
 
     def _candidate(
-        self, source: Holder, target: Holder, ideal: float, end: float
+        self, source: Holder, target: Holder, ideal: float, end: float, goal: Goal
     ) -> Generator[None, int, Placed | None]:
         """The largest replica of up to the ideal size that may go there, or else the next larger one below the end."""
         entries, holders = source.by_size, self._holders
@@ -252,29 +294,27 @@ class _Planner:
             if place % 8 == 0:
                 yield
             placed: Placed = holders.placed[number]
-            if holders.may_replace(placed, source, target):
+            is_better = goal is not Goal.SIZE or _size_change(source, target, size_bytes) < 0
+            if is_better and holders.may_replace(placed, source, target):
                 return placed
         return None
 
     # ---- Leaders -------------------------------------------------------------------------------------------------
 
     def _even_leaders(self) -> Generator[None, int, None]:
-        yield from self._even(_by_leads, self._is_leading_off, SIZE_TRIGGER, self._give_lead)
-
-    def _is_leading_off(self, tolerance: float) -> bool:
-        """More than one more or fewer than the others on average, and more than a share of that."""
-        mean = _mean(self._holders.usable, _by_leads)
-        return any(abs(len(each.led) - mean) > max(1.0, mean * tolerance) for each in self._holders.usable)
+        is_off = partial(_is_leading_off, self._holders.usable)
+        yield from self._even(_by_leads, is_off, SIZE_TRIGGER, self._give_lead)
 
     def _give_lead(self, source: Holder) -> _Steps:
         """Of the partitions that the broker is to lead one gets the one of its other replicas that leads least, if that
-        leads fewer by two or more.
+        makes leaders more even.
         """
-        best: tuple[int, Placed, Holder] | None = None
+        best: tuple[float, Placed, Holder] | None = None
+        bounds = _lead_bounds(self._holders.usable)
         for looked_at, number in enumerate(source.led):
             placed = self._holders.placed[number]
-            target = self._least(placed, lambda holder: len(holder.led))
-            if target is not None and len(target.led) <= len(source.led) - 2:
+            target = self._least(placed, _by_leads)
+            if target is not None and _lead_change(source, target, bounds) < 0:
                 if best is None or len(target.led) < best[0]:
                     best = len(target.led), placed, target
                 if looked_at >= _LOOKS_MAX:
@@ -283,7 +323,7 @@ class _Planner:
                 yield
         return self._prefer_best(best, Goal.LEADERS)
 
-    def _prefer_best(self, best: tuple[int, Placed, Holder] | None, goal: Goal) -> bool:
+    def _prefer_best(self, best: tuple[float, Placed, Holder] | None, goal: Goal) -> bool:
         """Whether there was one."""
         if best is not None:
             self._prefer(best[1], best[2], goal)
@@ -301,47 +341,72 @@ class _Planner:
         yield from self._even(_by_bytes_in, is_busy, TRAFFIC_TRIGGER, self._give_busy_replica)
 
     def _give_busy_replica(self, source: Holder) -> _Steps:
-        """The smallest replica whose traffic improves it there, while both brokers stay within the bounds of size."""
-        target = min(self._holders.usable, key=_by_bytes_in)
-        most = source.bytes_in - target.bytes_in
-        tolerance = SIZE_TRIGGER / 2
+        """The smallest replica whose traffic improves it there, while bytes on disk and leaders stay as even as they
+        are.
+        """
+        target, bounds = (
+            min(self._holders.usable, key=_by_bytes_in),
+            _traffic_bounds(self._holders.usable, _by_bytes_in),
+        )
+        may_lead_less = _lead_change(source, target, _lead_bounds(self._holders.usable)) <= 0
+        if source.bytes_in <= bounds.high:
+            return False
         for place, (size_bytes, number) in enumerate(source.by_size):
             if place % 8 == 0:
                 yield
+            if _size_change(source, target, size_bytes) > 0:  # with a larger one they would be less even yet
+                return False
             placed = self._holders.placed[number]
-            if 0 < placed.shape.bytes_in < most and self._holders.may_replace(placed, source, target):
-                fills = (
-                    (source.size_bytes - size_bytes) / source.target_bytes,
-                    (target.size_bytes + size_bytes) / target.target_bytes,
-                )
-                is_even = fills[0] >= 1 - tolerance and fills[1] <= 1 + tolerance
-                may_go = is_even and size_bytes < room(target)
-                if may_go:
-                    self._replace(placed, source, target, Goal.BYTES_IN)
-                return may_go
+            change = _even_change(source.bytes_in, target.bytes_in, placed.shape.bytes_in, bounds)
+            if (
+                change < 0
+                and (may_lead_less or number not in source.led)
+                and self._holders.has_room(placed, target)
+                and self._holders.may_replace(placed, source, target)
+            ):
+                self._replace(placed, source, target, Goal.BYTES_IN)
+                return True
         return False
 
     def _even_bytes_out(self) -> Generator[None, int, None]:
-        mean = _mean(self._holders.usable, _by_leads)
-        most_leads = mean + max(1.0, mean * SIZE_TRIGGER)
-        give = partial(self._give_busy_lead, most_leads=most_leads, fewest_leads=2 * mean - most_leads)
         is_busy = partial(_is_busy, self._holders.usable, _by_bytes_out)
-        yield from self._even(_by_bytes_out, is_busy, TRAFFIC_TRIGGER, give)
+        yield from self._even(_by_bytes_out, is_busy, TRAFFIC_TRIGGER, self._give_busy_lead)
 
-    def _give_busy_lead(self, source: Holder, most_leads: float, fewest_leads: float) -> _Steps:
-        """The readers of one partition move; leaders stay as even as they were made."""
-        best: tuple[int, Placed, Holder] | None = None
-        for looked_at, number in enumerate(source.led if len(source.led) - 1 >= fewest_leads else ()):
+    def _give_busy_lead(self, source: Holder) -> _Steps:
+        """The readers of one partition move; leaders stay as even as they are."""
+        best: tuple[float, Placed, Holder] | None = None
+        bounds, lead_bounds = (
+            _traffic_bounds(self._holders.usable, _by_bytes_out),
+            _lead_bounds(self._holders.usable),
+        )
+        for looked_at, number in enumerate(source.led if source.bytes_out > bounds.high else ()):
             if looked_at % 8 == 0:
                 yield
             placed = self._holders.placed[number]
             target = self._least(placed, _by_bytes_out)
-            traffic = placed.shape.bytes_out
-            if traffic and target is not None and len(target.led) + 1 <= most_leads:
-                gain = traffic * (source.bytes_out - target.bytes_out - traffic)
-                if gain > 0 and (best is None or gain > best[0]):
-                    best = gain, placed, target
+            if target is not None and _lead_change(source, target, lead_bounds) <= 0:
+                change = _even_change(source.bytes_out, target.bytes_out, placed.shape.bytes_out, bounds)
+                if change < 0 and (best is None or change < best[0]):
+                    best = change, placed, target
         return self._prefer_best(best, Goal.BYTES_OUT)
+
+
+def _is_leading_off(usable: list[Holder], tolerance: float) -> bool:
+    """Whether some broker is the preferred leader of more than one more or fewer than the others on average, and of
+    more than a share of that.
+    """
+    bounds = _lead_bounds(usable, tolerance)
+    return any(bounds.excess(len(each.led)) > 0 for each in usable)
+
+
+def _lead_bounds(usable: list[Holder], tolerance: float = SIZE_TRIGGER / 2) -> Bounds:
+    mean = _mean(usable, _by_leads)
+    off = max(1.0, mean * tolerance)
+    return Bounds(mean - off, mean + off)
+
+
+def _traffic_bounds(usable: list[Holder], traffic: _Cost) -> Bounds:
+    return Bounds(0.0, _mean(usable, traffic) * (1 + TRAFFIC_TRIGGER / 2))
 
 
 def _is_busy(usable: list[Holder], traffic: _Cost, tolerance: float) -> bool:
@@ -365,9 +430,28 @@ def _improving_bytes(source: Holder, target: Holder) -> float:
     return bytes_between - 1  # what is equal but for a rounding would go to and fro for ever
 
 
-def room(target: Holder, use_max: float = DISK_USE_MAX) -> float:
-    """How many bytes its disks may take more."""
-    return room_bytes(target.shape.capacity_bytes, target.size_bytes, use_max)
+def _size_bounds(holder: Holder) -> Bounds:
+    target_bytes, off = holder.target_bytes, holder.target_bytes * SIZE_TRIGGER / 2
+    return Bounds(target_bytes - off, target_bytes + off, 1 / target_bytes)
+
+
+def _size_excess(holder: Holder) -> float:
+    return _size_bounds(holder).excess(holder.size_bytes)
+
+
+def _size_change(source: Holder, target: Holder, size_bytes: int) -> float:
+    bounds = _size_bounds(source), _size_bounds(target)
+    return excess_change(source.size_bytes, target.size_bytes, size_bytes, bounds)
+
+
+def _lead_change(source: Holder, target: Holder, bounds: Bounds) -> float:
+    """When the second broker is the preferred leader of one partition that the first is."""
+    return _even_change(len(source.led), len(target.led), 1, bounds)
+
+
+def _even_change(source: float, target: float, amount: float, bounds: Bounds) -> float:
+    """Where all brokers have the same share."""
+    return excess_change(source, target, amount, (bounds, bounds))
 
 
 def _by_leads(holder: Holder) -> float:

@@ -15,7 +15,7 @@ from rayka.controller.request_context import RequestContext
 from rayka.errors import BrokerNotAvailable
 from rayka.ids import TopicPartition, is_internal
 from rayka.metadata.image import BrokerImage
-from rayka.protocol.disk_room import capacities
+from rayka.protocol.disk_room import DiskRoom
 from rayka.protocol.load import LoadReport, PartitionLoad
 
 
@@ -65,7 +65,8 @@ class ClusterShapes:
 
     def _brokers(self, context: RequestContext) -> list[BrokerShape]:
         nodes = self._image.brokers.values()
-        known = capacities(self._reports, {each.broker_id: each.registration.host for each in nodes})
+        hosts = {each.broker_id: each.registration.host for each in nodes}
+        disks = DiskRoom.reported(self._reports, hosts).disks
         return [
             BrokerShape(
                 each.broker_id,
@@ -74,7 +75,9 @@ class ClusterShapes:
                 takes_replicas=each.takes_user_partitions and _takes_replicas(context, each),
                 takes_internal=_takes_replicas(context, each),
                 is_coordinator=each.is_coordinator,
-                capacity_bytes=known[each.broker_id],
+                capacity_bytes=disks[each.broker_id].capacity_bytes,
+                reported_bytes=disks[each.broker_id].reported_bytes,
+                free_bytes=disks[each.broker_id].free_bytes,
             )
             for each in nodes
         ]

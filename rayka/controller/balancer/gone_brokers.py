@@ -35,13 +35,13 @@ class Gone(NamedTuple):
         """Which of the replicas that the partition has, or will have, are gone."""
         return tuple(each for each in partition.target_replicas if self.holds(partition, each))
 
-    def is_waited_for(self, partition: PartitionImage) -> bool:
-        """Whether the partition's reassignment cannot end, because it waits for one that is gone: one that is added or,
-        where fewer replicas remain than there were, any that remains (B45).
+    def awaited_replicas(self, partition: PartitionImage) -> tuple[int, ...]:
+        """Which of these the partition's reassignment waits for, so that it cannot end: those that are added or, where
+        fewer replicas remain than there were, any that remains (B45).
         """
         adding, removing = partition.adding_replicas, partition.removing_replicas
         awaited = partition.target_replicas if len(removing) > len(adding) else adding
-        return any(self.holds(partition, each) for each in awaited)
+        return tuple(each for each in awaited if self.holds(partition, each))
 
 
 class GoneBrokers:

@@ -3,7 +3,8 @@
 Each replica that is lost is replaced in its place of the order, so a partition has as many as before. Of the brokers
 that stay below 80 % of their disks with it, the one is taken that puts the partition on the most racks, then on the
 most machines, then the one that is least full; for an internal topic's partition first one of the role of the lost
-one. A replica that finds no broker stays as it is. Partitions whose reassignment waits for what is gone come first,
+one. A replica that finds no broker stays as it is; one that a reassignment waits for is replaced before others of its
+partition, so that the reassignment can end. Partitions whose reassignment waits for what is gone come first,
 then those with the fewest replicas in sync. At most 1,000 partitions a plan.
 
 A generator, as `plan_balance`. Rayka's own.
@@ -12,7 +13,7 @@ A generator, as `plan_balance`. Rayka's own.
 from collections.abc import Generator, Iterable, Mapping
 from typing import NamedTuple
 
-from rayka.controller.balancer.balance_plan import MOVES_MAX, Goal, Move, room
+from rayka.controller.balancer.balance_plan import MOVES_MAX, Goal, Move
 from rayka.controller.balancer.holders import BrokerShape, Holder, Holders, PartitionShape, Placed
 from rayka.controller.balancer.step_sort import sorted_in_steps
 from rayka.ids import TopicPartition
@@ -21,10 +22,13 @@ _BROKERS_PER_STEP = 4
 
 
 class Loss(NamedTuple):
-    """The replicas that a partition has lost; those of a smaller `urgency` come first."""
+    """The replicas that a partition has lost; those of a smaller `urgency` come first. `awaited`: of these, the ones
+    without which the partition's reassignment never ends.
+    """
 
     replicas: tuple[int, ...]
     urgency: int
+    awaited: tuple[int, ...] = ()
 
 
 def plan_healing(
@@ -56,11 +60,18 @@ def plan_healing(
 
 
 def _heal(holders: Holders, placed: Placed, loss: Loss) -> Generator[None, int, None]:
-    for broker_id in loss.replicas:
+    # A free broker that went to another replica would leave the reassignment waiting for ever. Then the last replica
+    # comes first, so that the preferred leader's place is the last to change.
+    order = sorted(loss.replicas, key=lambda each: (each not in loss.awaited, -placed.replicas.index(each)))
+    for broker_id in order:
         for _ in range(0, len(holders.by_id), _BROKERS_PER_STEP):
             yield
         source = holders.by_id[broker_id]
-        targets = [each for each in holders.by_id.values() if _may_take(each, placed)]
+        targets = [
+            each
+            for each in holders.by_id.values()
+            if _may_take(each, placed) and holders.has_room(placed, each)
+        ]
         if targets:
             _, target = min((_cost(holders, placed, source, each), each) for each in targets)
             holders.replace(placed, source, target)
@@ -69,7 +80,7 @@ def _heal(holders: Holders, placed: Placed, loss: Loss) -> Generator[None, int, 
 def _may_take(target: Holder, placed: Placed) -> bool:
     shape = target.shape
     takes = shape.takes_replicas if placed.shape.is_movable else shape.takes_internal
-    return takes and shape.broker_id not in placed.replicas and placed.size_bytes < room(target)
+    return takes and shape.broker_id not in placed.replicas
 
 
 def _cost(

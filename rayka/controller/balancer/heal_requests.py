@@ -5,8 +5,8 @@ From time to time the controller looks for what is gone, plans, and begins as ma
 They are reassignments as any other (B45): a replica that is gone is removed when the one in its place is in sync, and a
 broker that comes back later finds in the metadata that it holds the replica no more, and deletes it. A partition that
 no broker leads is left alone: nothing is there to copy from. So is one whose reassignment is under way, unless that
-waits for a broker that is gone: then another one takes the place of this broker. What comes back before its move has
-begun stays where it is.
+waits for a broker that is gone: then another one takes the place of this broker, before it takes any other place. What
+comes back before its move has begun stays where it is.
 """
 
 from collections.abc import Generator, Iterator
@@ -68,8 +68,8 @@ def _plan(context: RequestContext, gone: Gone, timeout_ms: int) -> Generator[Non
         partition = context.image.partition(key)
         if partition is not None and not context.moves.is_declined(key) and _is_healable(partition, gone):
             name = TopicPartition(context.image.topics_by_id[key.topic_id].name, key.partition)
-            urgency = 0 if gone.is_waited_for(partition) else len(partition.isr)
-            losses[name] = Loss(gone.lost_replicas(partition), urgency)
+            awaited = gone.awaited_replicas(partition)
+            losses[name] = Loss(gone.lost_replicas(partition), 0 if awaited else len(partition.isr), awaited)
         elif partition is not None and gone.lost_replicas(partition):
             left[key] = None
         yield
@@ -90,8 +90,8 @@ def _plan(context: RequestContext, gone: Gone, timeout_ms: int) -> Generator[Non
 
 def _is_healable(partition: PartitionImage, gone: Gone) -> bool:
     """Whether a replica is lost that a move can replace now."""
-    is_free = not partition.is_reassigned or gone.is_waited_for(partition)
-    return partition.has_leader and is_free and bool(gone.lost_replicas(partition))
+    may_move = not partition.is_reassigned or bool(gone.awaited_replicas(partition))
+    return partition.has_leader and may_move and bool(gone.lost_replicas(partition))
 
 
 def _begin(context: RequestContext, gone: Gone, moves_max: int) -> Iterator[PartitionChangeRecord]:

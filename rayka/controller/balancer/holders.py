@@ -12,13 +12,14 @@ from typing import NamedTuple
 from rayka.controller.balancer.step_sort import sorted_in_steps
 from rayka.ids import TopicPartition
 from rayka.protocol.balance import BalanceShare
+from rayka.protocol.disk_room import DISK_USE_MAX, UNKNOWN_BYTES, DiskRoom, Disks
 
 REPLICA_BYTES_MIN = 4_096  # what an empty replica counts, so that empty ones spread, too
 
 
 class BrokerShape(NamedTuple):
     """A broker. `takes_replicas`: it runs, and is to have its share; `takes_internal`: it may hold replicas of internal
-    topics. `capacity_bytes` of its disks, 0 if not known.
+    topics. `capacity_bytes` of its disks, 0 if not known; what these hold and have free, as reported.
     """
 
     broker_id: int
@@ -28,6 +29,8 @@ class BrokerShape(NamedTuple):
     capacity_bytes: int = 0
     takes_internal: bool = False
     is_coordinator: bool = False
+    reported_bytes: int = 0
+    free_bytes: float = UNKNOWN_BYTES
 
 
 class PartitionShape(NamedTuple):
@@ -67,6 +70,7 @@ class Holder:
     """A broker. `target_bytes`: its even share; `led`: the movable partitions that it is the preferred leader of."""
 
     shape: BrokerShape
+    disks: Disks
     size_bytes: int = 0
     replica_count: int = 0
     bytes_in: int = 0
@@ -88,6 +92,7 @@ class Holder:
         """One replica more, or less."""
         self.replica_count += by
         self.size_bytes += by * placed.size_bytes
+        self.disks.planned_bytes = self.size_bytes
         self.bytes_in += by * placed.shape.bytes_in
 
     def lead(self, placed: Placed, *, is_first: bool) -> None:
@@ -113,7 +118,7 @@ class Holders:
     """All of them. Made in steps: `add` for each partition, then `settle` for each broker."""
 
     def __init__(self, brokers: Iterable[BrokerShape]) -> None:
-        self.by_id = {each.broker_id: Holder(each) for each in sorted(brokers)}
+        self.by_id = {each.broker_id: _holder(each) for each in sorted(brokers)}
         self.usable = [each for each in self.by_id.values() if each.shape.takes_replicas]
         self.placed: list[Placed] = []
 
@@ -126,7 +131,7 @@ class Holders:
         for each in shape.replicas:
             holder = self.by_id.get(each)
             if holder is None:  # of a broker that is not registered any more
-                holder = self.by_id[each] = Holder(
+                holder = self.by_id[each] = _holder(
                     BrokerShape(each, f"?{each}", f"?{each}", takes_replicas=False)
                 )
             holder.count(placed, 1)
@@ -140,6 +145,14 @@ class Holders:
             holder.by_size = yield from sorted_in_steps(holder.by_size)
             for _ in range(0, len(holder.by_size), 32):
                 yield
+        for holder in self.by_id.values():
+            if holder.shape.free_bytes == UNKNOWN_BYTES:  # what it holds already is not on its way to it
+                holder.disks.reported_bytes = holder.size_bytes
+        self._room = DiskRoom({broker_id: each.disks for broker_id, each in self.by_id.items()})
+        self.share_out()
+
+    def share_out(self) -> None:
+        """Gives each broker its target, as replicas lie now."""
         total_bytes = sum(each.size_bytes for each in self.usable)
         for holder, weight in zip(self.usable, _weights(self.usable), strict=True):
             holder.target_bytes = max(1.0, total_bytes * weight)
@@ -155,6 +168,14 @@ class Holders:
                 yield
 
     # ---- What may be ---------------------------------------------------------------------------------------------
+
+    def left_bytes(self, target: Holder, use_max: float = DISK_USE_MAX) -> float:
+        """How many bytes more the broker's disks may take; a replica has to be smaller."""
+        return self._room.left_bytes(target.shape.broker_id, use_max)
+
+    def has_room(self, placed: Placed, target: Holder) -> bool:
+        """Whether the broker's disks may take the replica."""
+        return placed.size_bytes < self.left_bytes(target)
 
     def spread(self, replicas: Iterable[int]) -> tuple[int, int]:
         """On how many racks and machines these are."""
@@ -195,6 +216,10 @@ class Holders:
         placed.replicas[0], placed.replicas[place] = placed.replicas[place], placed.replicas[0]
         first.lead(placed, is_first=False)
         target.lead(placed, is_first=True)
+
+
+def _holder(shape: BrokerShape) -> Holder:
+    return Holder(shape, Disks(shape.machine, shape.capacity_bytes, shape.reported_bytes, shape.free_bytes))
 
 
 _LIKE_CAPACITIES = 1.5  # disks that differ by no more than this factor count as equal

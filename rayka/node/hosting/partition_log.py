@@ -74,6 +74,11 @@ class PartitionLog(Generic[RecordT]):
         return self._partition.leader_epoch if is_leading else None
 
     @property
+    def lead_began_in(self) -> int | None:
+        role = self._partition.role
+        return role.lead_began.epoch if isinstance(role, PartitionLeader) and self.failure is None else None
+
+    @property
     def leader_id(self) -> int:
         return self._partition.leader_id
 
@@ -118,7 +123,7 @@ class PartitionLog(Generic[RecordT]):
         partition = self._partition
         if not isinstance(partition.role, PartitionLeader):
             return partition.high_watermark
-        known_from = partition.role.epoch_start_offset
+        known_from = partition.role.lead_began.offset
         if partition.leader_epoch == self._opened_in:
             known_from = max(known_from, self._end_at_opening)
         return partition.high_watermark if partition.high_watermark >= known_from else NO_OFFSET

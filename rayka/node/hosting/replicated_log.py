@@ -34,6 +34,13 @@ class ReplicatedLog(AppendLog[RecordT], Protocol[RecordT]):
         ...
 
     @property
+    def lead_began_in(self) -> int | None:
+        """The epoch in which the present lead of this node began; None while it does not lead. Between that epoch and
+        `leading_epoch` no other node has led, so all that is in the log since then is this node's.
+        """
+        ...
+
+    @property
     def leader_id(self) -> int:
         """The node that leads as far as is known here; -1: none is known."""
         ...

@@ -1,10 +1,13 @@
 """One shard on one replicated log: it stands by, becomes active, answers requests, and stands by again.
 
-One loop looks at the log after every news of it. Invariants: an active shard is that of the epoch which this node leads
-now, so no answer is given in an epoch for what was done in another; a shard becomes active when the first record of its
-leader's epoch is committed and everything before has been replayed (A41, A67), and is built anew, from the newest
-snapshot and the committed log, when that epoch ends (A66), or when the log lost what the shard has replayed (B27); long
-replays, and long requests, leave others their turn. A replay that fails is a bug, and ends the node.
+One loop looks at the log after every news of it. Invariants: an active shard is that of the lead which this node has
+now, so no answer is given in a lead for what was done in another; a shard becomes active when the beginning of the lead
+is committed and everything before has been replayed (A41, A67), and is built anew, from the newest snapshot and the
+committed log, when that lead ends (A66), or when the log lost what the shard has replayed (B27); long replays, and long
+requests, leave others their turn. A replay that fails is a bug, and ends the node.
+
+A lead may last for several epochs: when a partition drops a replica, its leader goes on in the next epoch. Its shard
+knows all that is in the log, and goes on too: a group would stand still for as long as its coordinator loads.
 
 It knows no log and no state machine: the error for callers of another node comes from the shard, and so do its timers.
 Kafka: `CoordinatorRuntime`, `QuorumController.QuorumMetaLogListener`.
@@ -61,7 +64,7 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
         )
         self._on_active = on_active
         self._on_replayed = on_replayed
-        self._epoch: int | None = None
+        self._lead_began_in: int | None = None  # the lead in which the shard is active
         self._last_epoch = NO_EPOCH
         self._loading: _Loading[RecordT] | None = None
         self._waiting: dict[Pending, asyncio.Future[None]] = {}
@@ -80,12 +83,13 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
 
     @property
     def is_active(self) -> bool:
-        return self._runtime.is_active and self._epoch == self._log.leading_epoch
+        return self._runtime.is_active and self._lead_began_in == self._log.lead_began_in
 
     @property
     def active_epoch(self) -> int:
         """The leader epoch in which its shard is active; NO_EPOCH of one that is not."""
-        return self._epoch if self._epoch is not None and self.is_active else NO_EPOCH
+        epoch = self._log.leading_epoch
+        return epoch if epoch is not None and self.is_active else NO_EPOCH
 
     @property
     def takes_requests(self) -> bool:
@@ -222,7 +226,7 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
         return offset > self._log.next_offset or self._log.epoch_of(offset - 1) != self._last_epoch
 
     def _lead(self) -> bool:
-        """What comes first: an epoch that is over. The high watermark may have passed the records of a successor."""
+        """What comes first: a lead that is over. The high watermark may have passed the records of a successor."""
         if not self.is_active:
             self.end(self.not_here("leads no more", may_have_run=True))
             return True
@@ -252,7 +256,7 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
     def _maybe_activate(self) -> bool:
         if self._log.leading_epoch is None or self._log.high_watermark == NO_OFFSET:
             return False
-        self._epoch = self._log.leading_epoch
+        self._lead_began_in = self._log.lead_began_in
         now_ms = clock.now_ms()
         self._runtime.activate(now_ms)
         self._on_active()
@@ -263,7 +267,7 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
 
     def end(self, error: ApiError) -> None:
         """All callers that wait get an error; what the shard holds is built anew."""
-        self._epoch, self._loading = None, None
+        self._lead_began_in, self._loading = None, None
         self._complete(self._runtime.deactivate(error))
 
     def abandon(self) -> None:

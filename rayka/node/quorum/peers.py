@@ -28,7 +28,9 @@ _REFUSALS = {
 
 
 class Peers:
-    """What became of the last call to each node."""
+    """What became of the last call to each node. A leader calls a voter only while that does not fetch: a fetch ends
+    what is wrong with a voter, too.
+    """
 
     def __init__(self, node_id: int, quorum: Quorum, *, late_ms: int) -> None:
         self._node_id = node_id
@@ -60,6 +62,7 @@ class Peers:
     def on_failed(self, node_id: int, error: ApiError) -> None:
         """It did not answer, or refuses to."""
         if isinstance(error, RetriableApiError):
+            self._refusals.pop(node_id, None)
             self._silent[node_id] = self._silent.get(node_id, 0) + 1
         else:
             self._silent.pop(node_id, None)
@@ -72,6 +75,7 @@ class Peers:
     def forget(self) -> None:
         """What was true of a leader's calls says nothing of those to come."""
         self._silent.clear()
+        self._refusals.clear()
 
     def look(self, now_ms: int) -> None:
         """To be called now and then: a leader without its majority must know which voters were missing."""
@@ -81,9 +85,12 @@ class Peers:
     def _look(self, now_ms: int) -> None:
         self._next_look_ms = now_ms + self._late_ms // _LOOKS_PER_TIMEOUT
         if self._quorum.is_leader:
+            not_fetching = self._not_fetching(now_ms)
             for node_id in self._other_voters():
                 self._silent.pop(node_id, None)
-            self._silent.update(dict.fromkeys(self._not_fetching(now_ms), 1))
+                if node_id not in not_fetching:
+                    self._refusals.pop(node_id, None)
+            self._silent.update(dict.fromkeys(not_fetching, 1))
 
     # ---- What is wrong -----------------------------------------------------------------------------------------------
 
@@ -99,7 +106,12 @@ class Peers:
         missing = self.silent_voters()
         if missing:
             parts.append(f"voters that do not answer: {', '.join(map(node_name, missing))}")
-        parts += [f"{node_name(each)} refuses: {reason}" for each, reason in self._refusals.items()]
+        voters = self._other_voters()
+        parts += [
+            f"{node_name(each)} refuses: {reason}"
+            for each, reason in self._refusals.items()
+            if self._quorum.voters is None or each in voters
+        ]
         return "; ".join(parts)
 
     def reachable_voters(self) -> Sequence[int]:

@@ -45,6 +45,11 @@ class QuorumLog(Generic[RecordT]):
         return self._quorum.leading_epoch
 
     @property
+    def lead_began_in(self) -> int | None:
+        """Each epoch of a quorum has an election of its own."""
+        return self._quorum.leading_epoch
+
+    @property
     def leader_id(self) -> int:
         return self._quorum.election.leader_id
 

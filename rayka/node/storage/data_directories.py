@@ -18,6 +18,7 @@ from rayka.node.replication.replica import ReplicaOwner
 from rayka.node.settings import NodeSettings
 from rayka.node.turns import in_turns
 from rayka.protocol import membership as protocol
+from rayka.protocol.events import one_line
 
 # What works in the background leaves so much room to the logs that are appended to.
 SPARE_BYTES = 64 << 20
@@ -96,6 +97,15 @@ class DataDirectories:
         """The directories whose disk has failed, or is full while others can lead what is there."""
         return tuple(
             each.directory_id for each in self.all if each.failure is not None or each.is_reported_offline
+        )
+
+    def offline_reasons(self) -> tuple[str, ...]:
+        """Why these are offline, in the same order."""
+        offline = self.offline_ids()
+        return tuple(
+            one_line(str(each.failure or each.full or ""))
+            for each in self.all
+            if each.directory_id in offline
         )
 
     def recovered_ids(self) -> tuple[UUID, ...]:

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_header import RecordBatch
-from rayka.sim.checks.partition_truth import Batch, PartitionTruth
+from rayka.sim.checks.partition_truth import Batch
 from rayka.sim.checks.replica_views import ReplicaView, batches_of
 
 TOMBSTONE = b"t-"  # with it the key of a record begins that has no value
@@ -53,33 +53,31 @@ def records_of(batch: Batch) -> Iterator[tuple[int, bytes | None, bytes]]:
     return zip(range(batch.base_offset, batch.next_offset), batch.keys, batch.values, strict=True)
 
 
-def first_missing(view: ReplicaView, wall_ms: int, *, has_clock_jumps: bool) -> str:
-    """A record that this replica has to have, and does not; empty when there is none.
+def missing_offsets(view: ReplicaView) -> set[int]:
+    """Offsets within this replica's log that have no record."""
+    log, start = view.partition.log, view.partition.log.log_start_offset
+    missing = set(range(start, log.log_end_offset))
+    for batch in batches_of(log, start):
+        missing.difference_update(decode(batch).offsets.tolist())
+    return missing
+
+
+def first_missing(view: ReplicaView, missing: set[int], wall_ms: int, *, has_clock_jumps: bool) -> str:
+    """A record that this replica has to have, and which is `missing`; empty when there is none.
 
     It has the newest committed record of each key, and everything that is too young; one without a value until its time
     is over. A replica that copies from a compacted leader lacks what is newer, and what that has replaced there.
     """
     truth, log, config = view.truth, view.partition.log, view.partition.config
     start, end = log.log_start_offset, log.log_end_offset
-    present = {int(offset) for batch in batches_of(log, start) for offset in decode(batch).offsets}
     newest: dict[bytes | None, int] = {}
     for batch in truth.committed:
         age_ms = wall_ms - batch.timestamp_ms
         for offset, key, identity in records_of(batch):
-            is_gone = start <= offset < end and offset not in present
-            if is_gone and age_ms < config.min_compaction_lag_ms and not has_clock_jumps:
+            if offset in missing and age_ms < config.min_compaction_lag_ms and not has_clock_jumps:
                 return f"{identity!r} at {offset} is gone at an age of {age_ms} ms"
             is_kept_time = age_ms <= config.delete_retention_ms and not has_clock_jumps
             if is_kept_time or not identity.startswith(TOMBSTONE):
                 newest[key] = offset
-    gone = sorted(each for each in newest.values() if start <= each < end and each not in present)
+    gone = sorted(each for each in newest.values() if each in missing)
     return f"the newest record of a key, at {gone[0]}, is gone from [{start}, {end})" if gone else ""
-
-
-def may_be_gone(truth: PartitionTruth, begin: int, end: int) -> bool:
-    """Whether nothing at these offsets has to be in a compacted log."""
-    records = [each for batch in truth.committed for each in records_of(batch) if begin <= each[0] < end]
-    return len(records) == end - begin and all(
-        identity.startswith(TOMBSTONE) or truth.newest.get(key, -1) > offset
-        for offset, key, identity in records
-    )

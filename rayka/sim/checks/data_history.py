@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 
 from rayka.ids import NO_NODE, is_internal
 from rayka.protocol.produce import ACKS_ALL
-from rayka.sim.checks.compacted_logs import may_be_gone
 from rayka.sim.checks.history import Outcome
 from rayka.sim.checks.partition_truth import Batch, PartitionTruth
 
@@ -143,14 +142,9 @@ class DataHistory:
             )
         expected, session.next_offset = session.next_offset, offset + 1
         session.count += 1
-        is_deleted = expected < offset <= max(truth.deleted_up_to, truth.log_start_offset)
-        if expected < 0 or offset == expected or truth.has_lost or is_deleted:
-            return "", ""
-        if (
-            truth.is_compacted
-            and expected < offset
-            and may_be_gone(truth, max(expected, truth.log_start_offset), offset)
-        ):
+        gap = range(max(expected, truth.needed_begin), offset)
+        is_gap_legal = expected < offset and all(each in truth.compacted for each in gap)
+        if expected < 0 or offset == expected or truth.has_lost or is_gap_legal:
             return "", ""
         kind = "poll-skip" if offset > expected else "nonmonotonic-poll"
         return kind, f"{session} was given {offset} where {expected} was next"

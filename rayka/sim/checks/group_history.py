@@ -181,7 +181,10 @@ class GroupHistory:
 
     def _check_given(self, life: Life, topic_partition: TopicPartition, reading: _Reading, end: int) -> None:
         truth = self._replication.truth_named(topic_partition)
-        if truth is not None and (missing := _missing(truth, reading, end)):
+        if truth is None:
+            return
+        self._replication.look_at_starts(truth)
+        if missing := _missing(truth, reading, end):
             self._report(
                 "group-skipped", life, f"committed {end} of {topic_partition}, never given: {missing}"
             )
@@ -210,7 +213,7 @@ class GroupHistory:
 
 
 def _missing(truth: PartitionTruth, reading: _Reading, end: int) -> list[int]:
-    """The first of the records below `end` that no member was given."""
-    begin = max(truth.log_start_offset, truth.deleted_up_to)
-    found = (offset for offset in range(begin, min(end, truth.end)) if offset not in reading.given)
+    """The first of the records below `end` that no member was given, and neither compaction nor retention took."""
+    offsets = range(truth.needed_begin, min(end, truth.end))
+    found = (each for each in offsets if each not in reading.given and each not in truth.compacted)
     return [offset for offset, _ in zip(found, range(_SHOWN), strict=False)]

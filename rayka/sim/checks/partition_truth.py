@@ -70,6 +70,8 @@ class PartitionTruth:
     fewest_replicas: int = 1 << 30  # that it was ever given
     newest: dict[bytes | None, int] = field(default_factory=dict)  # committed offsets by key
     is_compacted: bool = False
+    # Offsets whose records compaction has removed from any replica: a reader may never be given these.
+    compacted: set[int] = field(default_factory=set)
     deleted_up_to: int = 0  # what was ever asked to be deleted ends here
     is_deleted_to_the_end: bool = False  # it was asked to delete all that is committed then
     expired_up_to: int = 0  # what any replica has deleted rightly ends here
@@ -144,10 +146,15 @@ class PartitionTruth:
     @property
     def needed_end(self) -> int:
         """Where the last record ends that a reader has to be given."""
-        if not self.is_compacted:
-            return self.end
-        kept = [offset for key, offset in self.newest.items() if key is None or not key.startswith(b"t-")]
-        return max(kept, default=-1) + 1
+        end = self.end
+        while end - 1 in self.compacted:
+            end -= 1
+        return end
+
+    @property
+    def needed_begin(self) -> int:
+        """Where the first record begins that a reader has to be given: those below are deleted."""
+        return max(self.log_start_offset, self.deleted_up_to)
 
     def lose(self, at_ms: int, offset: int, epoch: int) -> list[Batch]:
         """What is committed from the offset on is gone legally; returns it."""

@@ -14,7 +14,7 @@ from rayka.log.leader_epoch_cache import EpochStart
 from rayka.partition.partition import Partition
 from rayka.protocol.produce import ACKS_ALL, ProduceRequest, ProduceResponse
 from rayka.sim.checks.checkers import Checkers
-from rayka.sim.checks.compacted_logs import batch_of, first_missing, is_part_of
+from rayka.sim.checks.compacted_logs import batch_of, first_missing, is_part_of, missing_offsets
 from rayka.sim.checks.data_history import DataHistory
 from rayka.sim.checks.expired_logs import wrongly_gone
 from rayka.sim.checks.partition_truth import Batch, PartitionTruth, epoch_at
@@ -115,11 +115,14 @@ class ReplicaCheckers:
     def _check_compacted(self, view: ReplicaView) -> None:
         """Nothing disappears that compaction has to keep (F22, F23). Where losses or rot are legal, others look."""
         truth, state = view.truth, self._replication.state_of(view.truth)
+        missing = missing_offsets(view)
+        truth.compacted |= missing
         is_excused = truth.losses or truth.awaits_loss or view.node_id in truth.damaged
         if is_excused or state is None or view.node_id in self._replication.rotten:
             return
         has_clock_jumps = any(each.wall_offset_ms for each in self._checkers.machines.values())
-        problem = first_missing(view, self._checkers.loop.wall_clock_ms, has_clock_jumps=has_clock_jumps)
+        wall_ms = self._checkers.loop.wall_clock_ms
+        problem = first_missing(view, missing, wall_ms, has_clock_jumps=has_clock_jumps)
         if problem:
             self._report("compaction", view, problem)
 

@@ -285,6 +285,6 @@ class _Consumer(DataClient):
             if truth is None or state is None or not state.has_leader or truth.has_lost:
                 continue
             owner.replication.look_at_starts(truth)  # what expired meanwhile has not to be read
-            if truth.needed_end > max(session.next_offset, truth.deleted_up_to, truth.log_start_offset):
+            if truth.needed_end > max(session.next_offset, truth.needed_begin):
                 found.append(f"consumer {self.process.node_id} stands at {session.next_offset} of {truth!r}")
         return found

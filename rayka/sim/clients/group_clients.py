@@ -93,8 +93,9 @@ class GroupClients:
         state = None if truth is None else replication.state_of(truth)
         if truth is None or state is None or not state.has_leader or replication.has_lost(topic_partition):
             return ""
+        replication.look_at_starts(truth)  # what expired meanwhile has not to be read
         committed = self.history.committed_end(topic_partition)
-        is_read = committed >= truth.end or truth.end <= max(truth.deleted_up_to, truth.log_start_offset)
+        is_read = truth.needed_end <= max(committed, truth.needed_begin)
         return "" if is_read else f"the group has committed {committed} of {truth!r}"
 
     def check_final(self) -> str:
@@ -233,7 +234,7 @@ class _Member(DataClient):
         """Without a leave: its session ends by itself. Its last commit may come late."""
         self.owned, self._added = (), {}
         offsets, group = self._consumed(reading), reading.member.metadata
-        await reading.member.close()
+        await asyncio.gather(*reading.member.end(), return_exceptions=True)
         if self._plan.has_zombies and self.owner.is_asking and self.random.random() < 0.5:
             await asyncio.sleep(0)
             self.begin("ghost", self._haunt(reading, offsets, group, self.life))
@@ -248,12 +249,13 @@ class _Member(DataClient):
     # ---- Polls -------------------------------------------------------------------------------------------------------
 
     async def _poll(self, reading: "_Reading") -> None:
-        with reading.polling():
-            await self._hand_over(reading)
-            try:
+        reading.member.polled_s = now_s()
+        await self._hand_over(reading)
+        try:
+            with reading.waiting():
                 await reading.fetcher.poll(_POLL_MS, reading.delivery.add)
-            except UnavailableError as error:
-                self.tell("member", str(error)[:120])
+        except UnavailableError as error:
+            self.tell("member", str(error)[:120])
         history = self._group.history
         while records := reading.delivery.next_records(100):
             for record in records:
@@ -361,11 +363,11 @@ class _Reading:
         self.delivery = Delivery()
 
     @contextmanager
-    def polling(self) -> Iterator[None]:
-        """Within it the application polls."""
-        self.member.is_polling = True
+    def waiting(self) -> Iterator[None]:
+        """Within it a poll waits for records."""
+        self.member.is_waiting = True
         try:
             yield
         finally:
             self.member.polled_s = now_s()
-            self.member.is_polling = False
+            self.member.is_waiting = False

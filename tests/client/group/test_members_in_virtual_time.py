@@ -49,7 +49,7 @@ class VirtualMember:
                     what = "lost" if ready.is_lost else "revoked" if ready.added is None else "assigned"
                     self.told.append((self._cluster.now_ms, what))
             await asyncio.sleep(0.05)
-        for task in member._end():
+        for task in member.end():
             task.cancel()
 
     @property

@@ -306,7 +306,7 @@ def test_an_answer_to_a_heartbeat_of_a_former_generation_changes_nothing(groups:
     groups.coordinator.wait(BEAT_MS)
     heartbeat = first.core.next_step(groups.coordinator.now_ms)
     assert isinstance(heartbeat, GroupHeartbeatRequest)
-    first.core.expire()
+    first.core.expire("it does not poll")
     groups.wait(5 * BEAT_MS)
     first.told.clear()
     first.core.on_error(heartbeat, UnknownMemberId("of before"), groups.coordinator.now_ms)
@@ -332,7 +332,7 @@ def test_an_application_that_does_not_poll_costs_the_member_its_place_until_it_p
     groups: Groups,
 ) -> None:  # E4 E6
     first, second = groups.settled(2)
-    second.core.expire()
+    second.core.expire("it does not poll")
     groups.wait(2 * BEAT_MS, second)
     assert isinstance(second.sent[-1], LeaveGroupRequest)
     assert first.owned == "t-0 t-1 t-2 t-3"
@@ -347,7 +347,7 @@ def test_a_member_that_leaves_while_it_joins_joins_again_when_the_application_po
 ) -> None:  # E4 E6
     member = groups.member()
     member.poll()
-    member.core.expire()
+    member.core.expire("it does not poll")
     member.sent.clear()
     groups.wait(5 * BEAT_MS, member)
     assert [type(each) for each in member.sent] == [LeaveGroupRequest]

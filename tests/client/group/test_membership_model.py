@@ -65,7 +65,7 @@ class GroupModel(RuleBasedStateMachine):
     def expire(self, data: st.DataObject) -> None:
         member = data.draw(st.sampled_from(self.members))
         if member.core.state is not MemberState.UNJOINED:
-            member.core.expire()
+            member.core.expire("it does not poll")
 
     # A static leader that comes back is not told by which counts the group was assigned, in Kafka either (KIP-814).
     @precondition(lambda self: not self.are_static)

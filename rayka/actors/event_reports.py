@@ -1,0 +1,72 @@
+"""What the supervisor has seen happen, on its way into the cluster's events.
+
+The controller may be what is lost, so an event waits until one takes it, with the time at which it was seen.
+Invariants: events are sent one after another, in their order; at most 200 wait, and the oldest are dropped first;
+nothing is sent while nothing happens. A supervisor that ends takes with it what waits. Decision 091.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Collection
+from typing import Protocol
+
+import ray
+
+from rayka.client.admin.broker_asks import Ask
+from rayka.errors import ApiError, RaykaError
+from rayka.ids import node_name
+from rayka.protocol.events import SUBJECTS_MAX, RecordEventRequest, one_line
+
+WAITING_MAX = 200
+_ASK_AGAIN_S = 1.0
+_logger = logging.getLogger(__name__)
+
+
+class Tell(Protocol):
+    """Takes an event: its kind, the nodes that it is about, and why."""
+
+    def __call__(self, kind: str, node_ids: Collection[int], reason: str) -> None: ...
+
+
+class EventReports:
+    """The events of one supervisor. Made and used on one event loop."""
+
+    def __init__(self, ask: Ask, wall_clock_ms: Callable[[], int]) -> None:
+        self._ask = ask
+        self._wall_clock_ms = wall_clock_ms
+        self._waiting: deque[RecordEventRequest] = deque(maxlen=WAITING_MAX)
+        self._has_new = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<EventReports waiting={len(self._waiting)}>"
+
+    def tell(self, kind: str, node_ids: Collection[int], reason: str) -> None:
+        """Has an event of now recorded, as soon as a controller takes it."""
+        subjects = tuple(map(node_name, node_ids))[:SUBJECTS_MAX]
+        self._waiting.append(RecordEventRequest(self._wall_clock_ms(), kind, subjects, one_line(reason)))
+        self._has_new.set()
+
+    async def run(self) -> None:
+        """Sends for ever. A repeated request records nothing twice."""
+        while True:
+            while self._waiting:
+                request = self._waiting[0]
+                if not await self._is_settled(request):
+                    await asyncio.sleep(_ASK_AGAIN_S)
+                elif self._waiting[0] is request:  # it may have been pushed out
+                    self._waiting.popleft()
+            self._has_new.clear()
+            await self._has_new.wait()
+
+    async def _is_settled(self, request: RecordEventRequest) -> bool:
+        """Whether the event is recorded, or never will be."""
+        try:
+            await self._ask(request)
+        except (RaykaError, TimeoutError, ray.exceptions.RayError) as error:
+            if isinstance(error, ApiError) and not error.retriable:
+                _logger.warning("%s is not recorded: %r", request, error)
+                return True
+            _logger.debug("%s is not recorded yet: %r", request, error)
+            return False
+        return True
