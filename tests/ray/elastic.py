@@ -1,10 +1,11 @@
 """A cluster that grows with its load and shrinks again, on a Ray with its own autoscaler.
 
-    python -m tests.ray.elastic [--minutes N] [--picture FILE.svg]
+    python -m tests.ray.elastic [--minutes N] [--picture FILE.svg] [--each-step]
 
 A load that three brokers are too few for ends at five, with data on them; a machine dies for good, its replicas are
 made anew, and another one comes for it until all are in sync; then the load goes down until it is three again. A
 producer and a group run throughout, and the supervisor is killed while the second broker comes, and while one goes.
+With `--each-step` the supervisor is killed at each of its steps, too: after each event of scaling.
 With `--minutes`, on a machine that does nothing else, the load rises and falls until they are over, and how soon the
 first broker came counts. The last line says what was seen, as JSON; a problem ends it with an error.
 """
@@ -177,15 +178,50 @@ class Watch(threading.Thread):
         self.join(_STEP_TIMEOUT_S)
 
 
+class StepKiller(threading.Thread):
+    """Ends the supervisor after each step of scaling that it tells of, once for each kind and broker."""
+
+    def __init__(self, cluster: Cluster, watch: Watch) -> None:
+        super().__init__(name="step killer", daemon=True)
+        self._cluster = cluster
+        self._watch = watch
+        self._is_stopping = threading.Event()
+        self.steps: dict[tuple[str, tuple[str, ...]], None] = {}
+
+    def run(self) -> None:
+        last = None
+        with rayka.Admin(cluster=self._cluster) as admin:
+            while not self._is_stopping.wait(_LOOK_S):
+                for each in admin.events(since=last):
+                    last, step = each.number, (each.kind, each.subjects)
+                    if each.kind.startswith("scale-") and step not in self.steps:
+                        self.steps[step] = None
+                        kill_supervisor(self._watch)
+
+    def stop(self) -> None:
+        self._is_stopping.set()
+        self.join(_STEP_TIMEOUT_S)
+
+
+def kill_supervisor(watch: Watch) -> None:
+    """Ends its process; Ray starts another one."""
+    handle = supervise.find(NAME)
+    assert handle is not None
+    kill(ray.get(handle.pid.remote(), timeout=_STEP_TIMEOUT_S))
+    watch.mark("supervisor killed")
+
+
 class Trial:
     """A running cluster, a producer, a group and what watches them."""
 
-    def __init__(self, cluster: Cluster, admin: rayka.Admin) -> None:
+    def __init__(self, cluster: Cluster, admin: rayka.Admin, *, kills_each_step: bool) -> None:
         self._cluster = cluster
         self._admin = admin
+        self._kills_each_step = kills_each_step
         self.sender = Sender(cluster, TOPIC, pause_s=IDLE_PAUSE_S, width=VALUE_BYTES)
         self.group = Group(cluster)
         self.watch = Watch(cluster)
+        self.killer = StepKiller(cluster, self.watch)
         self.times_s: list[float] = []
         self.whole_s: list[
             float
@@ -196,12 +232,16 @@ class Trial:
         until_s = time.monotonic() + 60 * minutes
         for each in (self.sender, self.group, self.watch):
             each.start()
+        if self._kills_each_step:
+            self.killer.start()
         try:
-            self._cycle(self._kill_supervisor)
+            self._cycle(lambda: kill_supervisor(self.watch))
             while time.monotonic() < until_s:
                 self._cycle(lambda: None)
         finally:
             self.sender.stop()
+            if self._kills_each_step:
+                self.killer.stop()
         self.group.stop_after(len(self.sender.acknowledged))
         self.watch.stop()
         assert is_small(self._cluster, self._admin), told(self._cluster)
@@ -224,13 +264,6 @@ class Trial:
         self._await(lambda: is_shrinking(self._cluster))
         disturb()  # the next supervisor finds which broker is to go
         self.times_s.append(self._await(lambda: is_small(self._cluster, self._admin)))
-
-    def _kill_supervisor(self) -> None:
-        """Ends its process; Ray starts another one."""
-        handle = supervise.find(NAME)
-        assert handle is not None
-        kill(ray.get(handle.pid.remote(), timeout=_STEP_TIMEOUT_S))
-        self.watch.mark("supervisor killed")
 
     def _lose_machine(self) -> None:
         """That of the last broker, with its disk; what it held is made anew, and another one comes for it."""
@@ -269,7 +302,9 @@ def await_that(holds: Callable[[], bool], said: Callable[[], object]) -> float:
     return round(time.monotonic() - began_s, 1)
 
 
-def run(data_dir: str, address: str, minutes: float, picture_path: Path | None) -> dict[str, Any]:
+def run(
+    data_dir: str, address: str, minutes: float, picture_path: Path | None, *, kills_each_step: bool
+) -> dict[str, Any]:
     """See the module."""
     request_resources(
         bundles=[{"machine": 1.0}] * BROKERS["min"]
@@ -278,7 +313,7 @@ def run(data_dir: str, address: str, minutes: float, picture_path: Path | None) 
     cluster = Cluster.start(ray={"address": address}, **spec(data_dir))
     with rayka.Admin(cluster=cluster) as admin:
         admin.create_topic(TOPIC, partitions=PARTITIONS)
-        trial = Trial(cluster, admin)
+        trial = Trial(cluster, admin, kills_each_step=kills_each_step)
         trial.run(minutes)
         decided = [(each.kind, *each.subjects) for each in admin.events() if each.kind.startswith("scale")]
     sender, watch = trial.sender, trial.watch
@@ -298,7 +333,8 @@ def run(data_dir: str, address: str, minutes: float, picture_path: Path | None) 
         "times_s": trial.times_s, "whole_s": trial.whole_s, "reaction_s": watch.reaction_s(), "records": read,
         "failed": len(sender.failed), "given_twice": len(group.twice()), "member_lost": group.lost_count,
         "gap_s": round(sender.longest_gap_s(sender.times[0], sender.times[-1]), 1),
-        "problems": watch.problems, "directories": left, "seen": watch.seen, "decided": decided,
+        "steps_killed_at": len(trial.killer.steps), "problems": watch.problems, "directories": left,
+        "seen": watch.seen, "decided": decided,
     }  # fmt: skip
 
 
@@ -356,7 +392,8 @@ def told(cluster: Cluster) -> str:
 @click.option(
     "--picture", "picture_path", type=click.Path(dir_okay=False, path_type=Path), help="Draw it over time."
 )
-def main(minutes: float, picture_path: Path | None) -> None:
+@click.option("--each-step", "kills_each_step", is_flag=True, help="Kill the supervisor at each step.")
+def main(minutes: float, picture_path: Path | None, kills_each_step: bool) -> None:
     """See the module."""
     logging.basicConfig(level=logging.ERROR)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))  # and leaves no Ray behind
@@ -365,7 +402,7 @@ def main(minutes: float, picture_path: Path | None) -> None:
         with autoscaled_ray(MACHINE, machines_max=BROKERS["max"], idle_s=6) as address:
             ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
             try:
-                result = run(data_dir, address, minutes, picture_path)
+                result = run(data_dir, address, minutes, picture_path, kills_each_step=kills_each_step)
             finally:
                 ray.shutdown()
     finally:

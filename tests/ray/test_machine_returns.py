@@ -2,19 +2,25 @@
 its leads back; a caller that knew the old actor must find the new one, or what is sent to those leads is refused.
 """
 
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import rayka
 from rayka.cluster import Cluster
+from rayka.errors import RaykaError
 from tests.ray.machines import Machines, homes
+from tests.ray.sender import Sender
 from tests.ray.support import wait_until
 from tests.rays import RayNodes
 
 pytestmark = pytest.mark.ray
 PARTITIONS = 4
+LOADED = "loaded"
 # A machine has room for one broker: both see the disk that is back, and the survivor might get the lost broker, too.
 ONE_BROKER_EACH = {
     "broker": {"resources": {"machine": 0.6}},
@@ -49,6 +55,7 @@ def test_a_machine_that_comes_back_leads_again_and_no_send_is_refused(
         Cluster.start(**fields) as cluster,
         rayka.Admin(cluster=cluster) as admin,
         new_producer(cluster) as former,
+        checked_load(cluster),
     ):
         admin.create_topic("kept", partitions=PARTITIONS)
         send_to_all(former)
@@ -68,6 +75,56 @@ def test_a_machine_that_comes_back_leads_again_and_no_send_is_refused(
             with new_producer(cluster) as fresh:
                 send_to_all(fresh)
             assert is_in_sync(admin), "no broker left an ISR meanwhile"
+
+
+@contextmanager
+def checked_load(cluster: Cluster) -> Iterator[None]:
+    """A producer and a group of one all the while: in the end each acknowledged record is at its offset, in the order
+    of its key, and was given to the group.
+    """
+    with rayka.Admin(cluster=cluster) as admin:
+        admin.create_topic(LOADED, partitions=PARTITIONS)
+    sender, reader = Sender(cluster, LOADED, pause_s=0.005), GroupReader(cluster)
+    for each in (sender, reader):
+        each.start()
+    try:
+        yield
+        sender.await_acknowledged(100)
+    finally:
+        sender.stop()
+    try:
+        records = sender.check()
+        wanted = {(each.partition, each.offset) for each in records}
+        wait_until(lambda: wanted <= reader.given)
+    finally:
+        reader.stop()
+
+
+class GroupReader(threading.Thread):
+    """A group of one that commits what it was given."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(name="group")
+        self._cluster = cluster
+        self._is_stopping = threading.Event()
+        self.given: set[tuple[int, int]] = set()
+
+    def run(self) -> None:
+        options: dict[str, Any] = {"group_id": "readers", "enable_auto_commit": False}
+        with rayka.Consumer(
+            LOADED, cluster=self._cluster, auto_offset_reset="earliest", **options
+        ) as consumer:
+            while not self._is_stopping.is_set():
+                records = consumer.poll(timeout_ms=200)
+                self.given.update((each.partition, each.offset) for each in records)
+                if records:
+                    with suppress(RaykaError):  # another generation, or nobody coordinates; it is given again
+                        consumer.commit()
+
+    def stop(self) -> None:
+        self._is_stopping.set()
+        self.join(60)
+        assert not self.is_alive()
 
 
 def await_report(cluster: Cluster, lost: int) -> None:

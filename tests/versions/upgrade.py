@@ -1,4 +1,5 @@
-"""An upgrade: a cluster of one version becomes one of another, node by node, under clients of both.
+"""An upgrade: a cluster of one version becomes one of another, node by node, under clients of both: producers, and
+members of one group.
 
 `python -m tests.versions.upgrade --from COMMIT` tries one from a commit of this repository to what is checked out.
 """
@@ -7,6 +8,8 @@ import argparse
 import tempfile
 import threading
 import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,8 @@ from tests.versions.packages import THIS, Version, version_at
 
 _PAUSE_S, _WAIT_S, _BATCH = 0.005, 60, 500
 TOPIC, GROUP = "kept", "readers"
+_LATER_FIRST = 1_000_000  # the first number that a producer of the later version sends
+_PASSING = ("IllegalGeneration", "RebalanceInProgress", "UnknownMemberId")
 
 
 class _Client(threading.Thread):
@@ -45,9 +50,12 @@ class _Client(threading.Thread):
 
 
 class Producing(_Client):
-    """Sends numbers one after another; `count` were acknowledged when it has ended."""
+    """Sends numbers one after another, from the first one on; `acknowledged` says where they are when it has ended."""
 
-    count = 0
+    def __init__(self, handle: Any, version: Version, first: int) -> None:
+        super().__init__(handle, version)
+        self.first = first
+        self.acknowledged: dict[tuple[int, int], int] = {}
 
     def work(self) -> None:
         with self.version.get("client.producer.producer.Producer")(
@@ -55,21 +63,23 @@ class Producing(_Client):
         ) as producer:
             futures = []
             while not self.is_stopping:
-                futures.append(producer.send(TOPIC, b"%d" % len(futures)))
+                futures.append(producer.send(TOPIC, b"%d" % (self.first + len(futures))))
                 time.sleep(_PAUSE_S)
-            for each in futures:
-                each.result(timeout=_WAIT_S)
-            self.count = len(futures)
+            for number, each in enumerate(futures, self.first):
+                at = each.result(timeout=_WAIT_S)
+                self.acknowledged[at.partition, at.offset] = number
 
 
 class Consuming(_Client):
-    """A member of a group, which commits what it was given."""
+    """A member of a group that commits what it was given; records of a refused commit are given once more."""
 
     def __init__(self, handle: Any, version: Version) -> None:
         super().__init__(handle, version)
         self.values: list[int] = []
+        self.refusal_count = 0
 
     def work(self) -> None:
+        passing = tuple(self.version.get(f"errors.{each}") for each in _PASSING)
         consumer_type = self.version.get("client.consumer.consumer.Consumer")
         options = {"group_id": GROUP, "auto_offset_reset": "earliest", "enable_auto_commit": False}
         with consumer_type(TOPIC, cluster=self.handle, **options) as consumer:
@@ -77,7 +87,10 @@ class Consuming(_Client):
                 records = consumer.poll(timeout_ms=100, max_records=_BATCH)
                 self.values += [int(each.value) for each in records]
                 if records:
-                    consumer.commit()
+                    try:
+                        consumer.commit()
+                    except passing:
+                        self.refusal_count += 1
 
 
 def upgrade(directory: Path, former: Version, later: Version) -> int:
@@ -90,29 +103,48 @@ def upgrade(directory: Path, former: Version, later: Version) -> int:
         former_handle, later_handle = (cluster.handle(each) for each in (former, later))
         with former.get("client.admin.admin.Admin")(cluster=former_handle) as admin:
             admin.create_topic(TOPIC, partitions=2)
-        clients = Producing(former_handle, former), Consuming(former_handle, former)
-        for each in clients:
-            each.start()
-        _roll(cluster, former, later)
+        producers = Producing(former_handle, former, 0), Producing(later_handle, later, _LATER_FIRST)
+        members = Consuming(former_handle, former), Consuming(later_handle, later)
+        producers[0].start()
+        members[0].start()
+
+        def join() -> None:
+            producers[1].start()
+            members[1].start()
+
+        _roll(cluster, former, later, half_way=join)
         with later.get("client.admin.admin.Admin")(cluster=later_handle) as admin:
             assert "by-former" in admin.list_topics()
             admin.create_topic("by-later", partitions=1)
         cluster.crash(1, later)
-        clients[0].end()
-        sent = clients[0].count
-        cluster.until_none(lambda: clients[1].error is None and sent - len(clients[1].values))
-        clients[1].end()
-        assert sorted(clients[1].values) == list(range(sent)), "the group has each record once"
+        for each in producers:
+            each.end()
+        sent = producers[0].acknowledged | producers[1].acknowledged
+        cluster.until_none(lambda: _missing(members, sent))
+        for each in members:
+            each.end()
+        given = Counter(value for each in members for value in each.values)
+        assert given.keys() == set(sent.values()), "the group has each record, and no other"
+        if not any(each.refusal_count for each in members):
+            assert set(given.values()) == {1}, "the group has each record once"
+        assert all(each.values for each in members), "members of both versions are given records"
         _read_again(later_handle, later, sent)
-        return sent
+        return len(sent)
     finally:
         cluster.close()
 
 
-def _roll(cluster: MixedCluster, former: Version, later: Version) -> None:
+def _missing(members: Sequence[Consuming], sent: Mapping[tuple[int, int], int]) -> int:
+    """How many records the group has not been given; none where a member has failed, which is told when it ends."""
+    is_running = all(each.error is None for each in members)
+    return len(set(sent.values()).difference(*(each.values for each in members))) if is_running else 0
+
+
+def _roll(cluster: MixedCluster, former: Version, later: Version, *, half_way: Callable[[], None]) -> None:
     """Brokers first, the active controller last; the first broker goes back once."""
     cluster.replace(BROKERS[0], later)
     cluster.replace(BROKERS[0], former)
+    half_way()
     for each in BROKERS:
         cluster.replace(each, later)
     with former.get("client.admin.admin.Admin")(cluster=cluster.handle(former)) as admin:
@@ -123,13 +155,13 @@ def _roll(cluster: MixedCluster, former: Version, later: Version) -> None:
     assert set(cluster.versions().values()) == {later.name}
 
 
-def _read_again(handle: Any, version: Version, sent: int) -> None:
-    """By the later version: every record, and where the group of the former one has come to."""
+def _read_again(handle: Any, version: Version, sent: Mapping[tuple[int, int], int]) -> None:
+    """By the later version: every record at the offset that was acknowledged, and where the group has come to."""
     read = version.get("client.consumer.reader.read")
-    assert sorted(int(each.value) for each in read(TOPIC, cluster=handle)) == list(range(sent))
+    assert {(each.partition, each.offset): int(each.value) for each in read(TOPIC, cluster=handle)} == sent
     with version.get("client.admin.admin.Admin")(cluster=handle) as admin:
         committed = admin.group_offsets(GROUP)
-        assert sum(each.offset for each in committed) == sent
+        assert sum(each.offset for each in committed) == len(sent)
 
 
 def main() -> None:
