@@ -15,7 +15,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
-from rayka.actors.event_reports import Tell
 from rayka.actors.lane_watch import LaneWatch
 from rayka.actors.launch import find, process_of
 from rayka.actors.names import actor_name
@@ -25,6 +24,7 @@ from rayka.config import ClusterSpec
 from rayka.errors import ApiError
 from rayka.ids import Role, node_name, role_of
 from rayka.node.controller_link import ControllerLink
+from rayka.node.event_reports import Tell
 from rayka.protocol.membership import NodeState, StatusRequest
 from rayka.protocol.replica_reports import ReportExitRequest
 from rayka.protocol.wire import decode

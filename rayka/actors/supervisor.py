@@ -28,7 +28,6 @@ from rayka.actors.cluster_record import ClusterRecord, Identities
 from rayka.actors.controller_ask import ControllerAsk
 from rayka.actors.draining.drained_cluster import DrainedCluster
 from rayka.actors.draining.drainer import Drainer
-from rayka.actors.event_reports import EventReports
 from rayka.actors.exit_watch import ExitWatch
 from rayka.actors.found_directories import FoundDirectory, look_at
 from rayka.actors.identities import Seen, sift
@@ -70,6 +69,7 @@ from rayka.actors.start_lock import is_starting
 from rayka.config import ClusterSpec
 from rayka.errors import RaykaError
 from rayka.ids import Role, node_name
+from rayka.node.event_reports import EventReports
 from rayka.node.repeats import Repeats
 
 _LOOK_S = 1.0

@@ -2,7 +2,7 @@
 
 An event stands in the batch of its change, so each change has one event, whichever controller writes it. The cause is
 what the controller knows itself, or what the broker has said of its disks. Ray knows that a process ended, and why: the
-supervisor has that recorded (`actors/event_reports.py`). Rayka's own (decision 091).
+supervisor has that recorded (`node/event_reports.py`). Rayka's own (decision 091).
 """
 
 from collections.abc import Iterator, Sequence

@@ -70,6 +70,7 @@ class LogDirectory:
         self.is_reported_offline = False  # the controller was told of that, so that others lead
         self.has_recovered = False  # it was reported offline, and takes writes again
         self.logs: dict[TopicPartition, Log] = {}
+        self.on_new_state: Callable[[], None] = lambda: None  # called when it takes no writes any more
 
     def __repr__(self) -> str:
         state = "" if self.failure is None else " offline"
@@ -329,8 +330,10 @@ class LogDirectory:
         """
         if self.full is None:
             _logger.error("%s takes no writes until %s: %s", self.path, error.until, error)
-        self.full = self.full or error
+        is_new, self.full = self.full is None, self.full or error
         self.is_reported_offline = self.is_reported_offline or is_reported_offline
+        if is_new:
+            self.on_new_state()
 
     def on_room(self) -> None:
         """The directory takes writes again."""

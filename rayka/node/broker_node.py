@@ -17,11 +17,13 @@ import msgspec
 from rayka.coordinator.group_shard import group_shard_type
 from rayka.errors import BrokerNotAvailable, InvariantBroken
 from rayka.ids import node_name
+from rayka.log.log_directory import LogDirectory
 from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import MetadataImage
 from rayka.node.answering import Response
 from rayka.node.broker_lifecycle import BrokerLifecycle
 from rayka.node.controller_link import ControllerLink
+from rayka.node.event_reports import EventReports
 from rayka.node.handlers.delete_records import DeleteRecordsHandler
 from rayka.node.handlers.fetch_handler import FetchHandler, ListOffsetsHandler
 from rayka.node.handlers.group_handler import GroupHandler
@@ -45,6 +47,7 @@ from rayka.protocol.topics import NewTopic
 _APIS_OF_ONE_GROUP = (
     "join_group", "sync_group", "group_heartbeat", "leave_group", "offset_fetch", "offset_delete",
 )  # fmt: skip
+_EVENT_TIMEOUT_MS = 2_000
 _logger = logging.getLogger(__name__)
 
 
@@ -58,6 +61,7 @@ class BrokerParts:
     follower: MetadataFollower
     lifecycle: BrokerLifecycle
     meter: LoadMeter
+    events: EventReports
     shards: HostedShards
     groups: GroupHandler
     produces: ProduceHandler
@@ -101,7 +105,8 @@ class BrokerNode:
         self._tasks.start("heartbeats", parts.lifecycle.run())
         self._tasks.start("load", parts.meter.run())
         self._tasks.start("expiry of producers", expire_producers(parts.replicas, self.settings.config))
-        self._tasks.start("offline directories", self._report_offline(parts))
+        self._tasks.start("disks", self._report_disks(parts))
+        self._tasks.start("events", parts.events.run())
         await parts.follower.wait_for_first_image()
         await parts.lifecycle.unfence()
         self.state = NodeState.RUNNING
@@ -144,6 +149,7 @@ class BrokerNode:
             follower,
             lifecycle,
             meter,
+            EventReports(lambda request: link.call(request, _EVENT_TIMEOUT_MS), settings.wall_clock_ms),
             shards,
             groups,
             produces,
@@ -191,11 +197,24 @@ class BrokerNode:
             parts.shards.abandon()
             parts.directories.release()
 
-    async def _report_offline(self, parts: BrokerParts) -> None:
+    async def _report_disks(self, parts: BrokerParts) -> None:
+        """The controller tells of those that are offline to it. A full one that nobody stands in for is not."""
+        told: dict[LogDirectory, None] = {}
         while True:
             await parts.directories.changed.wait()
             parts.directories.changed.clear()
             parts.lifecycle.wake()
+            for each in parts.directories.all:
+                is_full = each.full is not None and each.failure is None
+                if is_full and each not in told and not each.is_reported_offline:
+                    told[each] = None
+                    reason = f"{each.path} takes no writes: {each.full}; what is there is read"
+                    parts.events.tell("disk-full", (self.settings.node_id,), reason)
+                elif each in told and not is_full:
+                    del told[each]
+                    if each.failure is None:
+                        reason = f"{each.path} takes writes again"
+                        parts.events.tell("disk-online", (self.settings.node_id,), reason)
 
     # ---- Requests --------------------------------------------------------------------------------------
 

@@ -153,9 +153,9 @@ class EventInfo(Result):
     `timestamp_ms` is of the clock of the node that saw or decided it.
 
     `kind`: of brokers and coordinators `broker-started` (a process has registered), `-unfenced` (it serves),
-    `-fenced`, `-stopped`, `-cordoned` (a drain begins so) and `-removed`; of their disks `disk-offline` and
-    `disk-online`; `controller-leads` where another controller became active; of processes and machines
-    `process-ended`, `machine-lost`, `node-missing`, `node-made` and `supervisor-began`.
+    `-fenced`, `-stopped`, `-cordoned` (a drain begins so) and `-removed`; of their disks `disk-offline`, `disk-full`
+    where no other replica stands in, and `disk-online`; `controller-leads` where another controller became active; of
+    processes and machines `process-ended`, `machine-lost`, `node-missing`, `node-made` and `supervisor-began`.
 
     Of decisions: `heal-begun`, `heal-ended`, `heal-stopped` of replicas that are made anew; `balance-begun`,
     `balance-ended`, `balance-cancelled`, about the brokers that were badly off where it began by itself; `scale-out-`

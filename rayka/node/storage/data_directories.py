@@ -35,6 +35,8 @@ class DataDirectories:
         self.broker_epoch = NO_EPOCH  # of this process, once it has registered
         self.size_bytes: tuple[int, ...] = ()  # of the logs in each; empty until they were added up
         self.changed = asyncio.Event()  # one went offline or became full, or is not full any more
+        for each in directories:
+            each.on_new_state = self.changed.set
 
     def __repr__(self) -> str:
         return f"<DataDirectories {self.all}>"

@@ -1,14 +1,14 @@
-"""What the supervisor has seen is recorded as soon as a controller takes it, in its order, and bounded."""
+"""What a process has seen is recorded as soon as a controller takes it, in its order, and bounded."""
 
 import asyncio
 from collections.abc import Coroutine
 from typing import Any, cast
 
-from rayka.actors.event_reports import WAITING_MAX, EventReports
-from rayka.errors import InvalidRequest, UnavailableError
-from rayka.ports import Request
+from rayka.errors import DiskFull, InvalidRequest, UnavailableError
+from rayka.node.event_reports import WAITING_MAX, EventReports
 from rayka.protocol.events import RecordEventRequest, RecordEventResponse
 from tests.node.log_support import run
+from tests.testing.virtual import VirtualCluster
 
 
 class Controller:
@@ -19,12 +19,12 @@ class Controller:
         self.asked_count = 0
         self.recorded: list[RecordEventRequest] = []
 
-    async def __call__(self, request: Request[Any]) -> Any:
+    async def __call__(self, request: RecordEventRequest) -> RecordEventResponse:
         self.asked_count += 1
         await asyncio.sleep(0)
         if self.error is not None:
             raise self.error
-        self.recorded.append(cast("RecordEventRequest", request))
+        self.recorded.append(request)
         return RecordEventResponse(len(self.recorded))
 
 
@@ -99,3 +99,25 @@ def test_nothing_is_sent_while_nothing_happens() -> None:
         assert reporting.controller.asked_count == 0
 
     reporting(scenario)
+
+
+def test_a_full_disk_that_nobody_stands_in_for_is_told_of_and_that_it_has_room_again() -> None:
+    """The controller hears of it by no heartbeat, for nothing is offline: its leaders refuse appends, and are read."""
+    cluster = VirtualCluster()
+
+    def told() -> list[tuple[str, tuple[str, ...], str]]:
+        events = cluster.sim.ledger.newest_image.events
+        return [(each.kind, each.subjects, each.reason) for each in events if each.kind.startswith("disk-")]
+
+    broker = cluster.sim.cluster.machines[1].broker
+    assert broker is not None
+    assert broker.observed is not None
+    directories = broker.observed.directories
+    (directory,) = directories.all
+    directory.on_full(DiskFull("no space left on device"))
+    cluster.until(lambda: len(told()) == 2)
+    full, online = told()
+    reason = f"{directory.path} takes no writes: no space left on device; what is there is read"
+    assert full == ("disk-full", ("broker-1",), reason)
+    assert online == ("disk-online", ("broker-1",), f"{directory.path} takes writes again")
+    cluster.sim.close()

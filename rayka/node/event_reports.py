@@ -1,8 +1,8 @@
-"""What the supervisor has seen happen, on its way into the cluster's events.
+"""What a node or the supervisor has seen happen, on its way into the cluster's events.
 
 The controller may be what is lost, so an event waits until one takes it, with the time at which it was seen.
 Invariants: events are sent one after another, in their order; at most 200 wait, and the oldest are dropped first;
-nothing is sent while nothing happens. A supervisor that ends takes with it what waits. Decision 091.
+nothing is sent while nothing happens. A process that ends takes with it what waits. Decision 091.
 """
 
 import asyncio
@@ -11,16 +11,19 @@ from collections import deque
 from collections.abc import Callable, Collection
 from typing import Protocol
 
-import ray
-
-from rayka.client.admin.broker_asks import Ask
 from rayka.errors import ApiError, RaykaError
 from rayka.ids import node_name
-from rayka.protocol.events import SUBJECTS_MAX, RecordEventRequest, one_line
+from rayka.protocol.events import SUBJECTS_MAX, RecordEventRequest, RecordEventResponse, one_line
 
 WAITING_MAX = 200
 _ASK_AGAIN_S = 1.0
 _logger = logging.getLogger(__name__)
+
+
+class Record(Protocol):
+    """Has an event recorded by the active controller. Raises RaykaError, or TimeoutError."""
+
+    async def __call__(self, request: RecordEventRequest) -> RecordEventResponse: ...
 
 
 class Tell(Protocol):
@@ -30,10 +33,10 @@ class Tell(Protocol):
 
 
 class EventReports:
-    """The events of one supervisor. Made and used on one event loop."""
+    """The events of one process. Made and used on one event loop."""
 
-    def __init__(self, ask: Ask, wall_clock_ms: Callable[[], int]) -> None:
-        self._ask = ask
+    def __init__(self, record: Record, wall_clock_ms: Callable[[], int]) -> None:
+        self._record = record
         self._wall_clock_ms = wall_clock_ms
         self._waiting: deque[RecordEventRequest] = deque(maxlen=WAITING_MAX)
         self._has_new = asyncio.Event()
@@ -62,8 +65,8 @@ class EventReports:
     async def _is_settled(self, request: RecordEventRequest) -> bool:
         """Whether the event is recorded, or never will be."""
         try:
-            await self._ask(request)
-        except (RaykaError, TimeoutError, ray.exceptions.RayError) as error:
+            await self._record(request)
+        except (RaykaError, TimeoutError) as error:
             if isinstance(error, ApiError) and not error.retriable:
                 _logger.warning("%s is not recorded: %r", request, error)
                 return True
