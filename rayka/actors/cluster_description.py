@@ -98,9 +98,7 @@ async def describe(network: RayNetwork, ray_address: str, node_ids: Collection[i
         _kept_spec(network.cluster_name),
         supervise.report(network.cluster_name, _TIMEOUT_MS / 1000),
     )
-    metadata, quorum = await asyncio.gather(
-        _in_time(ask_metadata(network, nodes)), _in_time(_quorum(network, nodes))
-    )
+    metadata, quorum = await ask_cluster(network, nodes)
     members = set(spec.roles) if spec else set[int]()
     members |= {each.node_id for each in metadata.brokers} if metadata else set()
     members |= {each.node_id for each in quorum.voters} if quorum else set()
@@ -219,6 +217,16 @@ def _with_registration(node: NodeDescription, known: BrokerDescription | None) -
         data_dirs=node.data_dirs or known.data_dirs,
         offline_data_dirs=offline,
     )
+
+
+async def ask_cluster(
+    network: RayNetwork, nodes: Collection[NodeDescription]
+) -> tuple[MetadataResponse | None, QuorumInfo | None]:
+    """What is in the cluster, and its quorum, as far as these nodes say so within 2 s, however many do not answer."""
+    metadata, quorum = await asyncio.gather(
+        _in_time(ask_metadata(network, nodes)), _in_time(_quorum(network, nodes))
+    )
+    return metadata, quorum
 
 
 async def ask_metadata(network: RayNetwork, nodes: Collection[NodeDescription]) -> MetadataResponse | None:

@@ -207,7 +207,12 @@ def kill_supervisor(watch: Watch) -> None:
     """Ends its process; Ray starts another one."""
     handle = supervise.find(NAME)
     assert handle is not None
-    kill(ray.get(handle.pid.remote(), timeout=_STEP_TIMEOUT_S))
+    while True:
+        try:
+            kill(ray.get(handle.pid.remote(), timeout=_STEP_TIMEOUT_S))
+            break
+        except ray.exceptions.ActorUnavailableError:  # it is being started anew
+            time.sleep(_LOOK_S)
     watch.mark("supervisor killed")
 
 
@@ -333,7 +338,7 @@ def run(
         "times_s": trial.times_s, "whole_s": trial.whole_s, "reaction_s": watch.reaction_s(), "records": read,
         "failed": len(sender.failed), "given_twice": len(group.twice()), "member_lost": group.lost_count,
         "gap_s": round(sender.longest_gap_s(sender.times[0], sender.times[-1]), 1),
-        "steps_killed_at": len(trial.killer.steps), "problems": watch.problems, "directories": left,
+        "steps_killed_at": list(trial.killer.steps), "problems": watch.problems, "directories": left,
         "seen": watch.seen, "decided": decided,
     }  # fmt: skip
 

@@ -48,7 +48,7 @@ import sys
 import rayka
 found = {(each.partition, each.offset): int(each.value) for each in rayka.read("words", cluster="headless")}
 with rayka.Admin(cluster="headless") as admin:
-    committed = {each.partition: each.offset for each in admin.group_offsets("readers")}
+    committed = {each.topic_partition.partition: each.offset for each in admin.group_offsets("readers")}
 lines = [line.split() for line in open(sys.argv[1]) if line.endswith("\\n")]
 sent = {(int(p), int(o)): int(n) for kind, p, o, *n in lines if kind == "sent" for n in n}
 lost = {at: number for at, number in sent.items() if found.get(at) != number}
@@ -117,7 +117,8 @@ def test_without_redis_the_next_start_brings_back_all_that_was_acknowledged_and_
     again = json.loads(run(*RAYKA, "start", str(spec), "--json", **local).stdout)
     try:
         assert again["cluster_id"] == first["cluster_id"]
-        assert run(sys.executable, "-c", _CHECK, str(diary), **local).stdout == "{} 0 [] True\n"
+        found = run(sys.executable, "-c", _CHECK, str(diary), **local)
+        assert found.stdout == "{} 0 [] True\n", found.stderr
     finally:
         stopped = run(*RAYKA, "stop", "--cluster", "headless", **local)
     assert "ended the Ray" in stopped.stdout, stopped.stderr
