@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from rayka.sim.run_options import swarm
+from rayka.sim.run_options import TopicPlan, swarm
 from rayka.sim.simulation import Outcome, Simulation, Verdict
 
 HOUR_MS = 3_600_000
@@ -18,7 +18,11 @@ SECONDS = 15.0
 def run(seed: int) -> Outcome:
     """Every third node is an hour slow, every third an hour fast."""
     kinds = {"compacts": seed % 3 == 1, "expires": seed % 3 == 2}
-    simulation = Simulation(swarm(seed, seconds=SECONDS, members=3, coordinators=seed % 2, **kinds))
+    topics = (TopicPlan("data0", 2, 3, {}),)
+    options = swarm(
+        seed, seconds=SECONDS, members=3, coordinators=seed % 2, topics=topics, brokers=3, **kinds
+    )
+    simulation = Simulation(options)
     for number, machine in enumerate(simulation.cluster.machines.values()):
         machine.wall_offset_ms = (number % 3 - 1) * HOUR_MS
     return simulation.run()

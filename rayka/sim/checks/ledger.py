@@ -144,4 +144,7 @@ def difference(found: MetadataImage, expected: MetadataImage, before: Compared |
                 continue
             if own != value:
                 return f"{name}[{key!r}]: {own!r}, expected {value!r}"
+    if found.events != expected.events:  # the same objects are equal at once
+        own, known = ([each.number for each in one.events] for one in (found, expected))
+        return f"events: numbers {own}, expected {known}"
     return ""
