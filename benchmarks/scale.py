@@ -19,8 +19,9 @@ from benchmarks.harness import Bar, Row, compare
 from benchmarks.keyed_floor import LeastSends
 from benchmarks.limits import payloads
 from benchmarks.stage import cpu_seconds, local_ray, pid_of, running_cluster
-from rayka.client.producer.accumulator import Accumulator, Moment
+from rayka.client.producer.accumulator import Accumulator
 from rayka.client.producer.partition_queue import Limits
+from rayka.client.producer.record_columns import Moment
 from rayka.config import ProducerConfig
 
 FEW, SOME, MANY = 10, 1_000, 9_000

@@ -5,7 +5,7 @@ aiokafka's runs on the loop of its user.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar, Unpack
@@ -21,7 +21,8 @@ from rayka.client.producer.acknowledgement import RecordMetadata
 from rayka.client.producer.arrow_input import Data
 from rayka.client.producer.delivery_future import BatchFuture, DeliveryFuture, OnDelivery, await_done
 from rayka.client.producer.interceptors import OutgoingRecord, reported_to
-from rayka.client.producer.outbox import Outbox
+from rayka.client.producer.memory_line import Turn
+from rayka.client.producer.outbox import Attempt, Outbox
 from rayka.client.producer.producer_batch import ProducerBatch
 from rayka.client.producer.producer_metrics import ProducerMetrics
 from rayka.client.producer.record_columns import Row
@@ -212,21 +213,25 @@ class Producer(AioClient[_Core]):
         while not outbox.knows(topic, partition):
             await await_for(partial(outbox.learn, topic, partition), self._config.max_block_ms, caller=self)
 
-    async def _when_there_is_memory(self, outbox: Outbox, attempt: Callable[[], AddedT | None]) -> AddedT:
-        """Repeats the attempt as memory is freed."""
-        accumulator = outbox.accumulator
+    async def _when_there_is_memory(self, outbox: Outbox, attempt: Attempt[AddedT]) -> AddedT:
+        """Repeats the attempt as memory is freed, behind those that wait already."""
+        accumulator, line, turn = outbox.accumulator, outbox.accumulator.line, Turn()
         try:
+            line.join(turn)
             async with asyncio.timeout(self._config.max_block_ms / 1000):
                 while True:
                     # Before the attempt: what is freed behind it ends the wait.
-                    freed_count = accumulator.freed_count
-                    added = attempt()
+                    news_count = line.news_count
+                    added = attempt(turn)
                     if added is not None:
                         return added
-                    await called(partial(accumulator.call_when_freed, freed_count))
+                    accumulator.end_linger()
+                    await called(partial(line.call_on_news, turn, news_count))
                     outbox.check_usable()
         except TimeoutError as error:
             raise outbox.exhausted() from error
+        finally:
+            line.leave(turn)
 
     async def _finish(
         self, outbox: Outbox, pending: Sequence[ProducerBatch], timeout_s: float | None

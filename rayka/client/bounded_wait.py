@@ -21,6 +21,8 @@ def wait_for(
     """
     try:
         return io_thread.run(work, timeout_ms / 1000, slack_s)
+    except io_thread.InterruptsAStep:
+        raise
     except TimeoutError as error:
         raise _late(work, timeout_ms, caller) from error
 
@@ -32,6 +34,8 @@ async def await_for(work: Work[ResultT], timeout_ms: float, *, caller: object) -
     try:
         async with asyncio.timeout(timeout_ms / 1000 + SLACK_S):
             return await asyncio.wrap_future(io_thread.submit(work))
+    except io_thread.InterruptsAStep:
+        raise
     except TimeoutError as error:
         raise _late(work, timeout_ms, caller) from error
 

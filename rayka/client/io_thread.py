@@ -1,9 +1,8 @@
 """The one IO thread of this process: an asyncio loop that all clients share, a thousand of them too.
 
-Invariants: a sync call never waits for itself (called on this thread it is refused); nothing that runs on the loop ends
-it; Ctrl-C in a waiting
-thread cancels what it waits for; a forked child is refused (`forks`); at exit the loop is stopped before
-the interpreter goes.
+Invariants: a sync call never waits for itself (called on this thread it is refused, and so it is in code that has
+interrupted a step which this thread waits for); nothing that runs on the loop ends it; Ctrl-C in a waiting thread
+cancels what it waits for; a forked child is refused (`forks`); at exit the loop is stopped before the interpreter goes.
 Kafka has one `kafka-producer-network-thread` per client instead.
 """
 
@@ -18,6 +17,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from copy import copy
 from functools import partial
 from typing import Any, Generic, TypeVar
+from weakref import ref
 
 from rayka import forks
 from rayka.errors import RaykaError
@@ -33,6 +33,10 @@ _STOP_TIMEOUT_S = 2.0
 
 
 logger = logging.getLogger(__name__)
+
+
+class InterruptsAStep(TimeoutError):
+    """Code that has interrupted a step of its own thread would wait for what waits for that step."""
 
 
 class _Executor(ThreadPoolExecutor):
@@ -112,19 +116,33 @@ class _Process:
 
     def reset(self) -> None:
         """As in a new process: after a fork the parent's thread does not exist in the child."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._is_starting = False
         self.thread: _IoThread | None = None
         self.is_ending = False
 
     def get(self) -> _IoThread:
+        thread = self.thread
+        if thread is not None and not self.is_ending:
+            return thread
         with self._lock:
             if self.is_ending:
                 raise RuntimeError("rayka's IO thread has ended with this process; close clients before exit")
-            if self.thread is None:
-                forks.refuse()
-                forks.own(forks.IO_THREAD)
-                self.thread = _IoThread()
-            return self.thread
+            return self.thread or self._start()
+
+    def _start(self) -> _IoThread:
+        forks.refuse()
+        if self._is_starting:
+            raise TimeoutError(
+                "a signal handler has interrupted the start of rayka's IO thread, and cannot use it"
+            )
+        self._is_starting = True
+        try:
+            forks.own(forks.IO_THREAD)
+            self.thread = _IoThread()
+        finally:
+            self._is_starting = False
+        return self.thread
 
     def stop(self) -> None:
         # Not to be started again: a thread cannot start while the interpreter ends, and would be waited for.
@@ -135,6 +153,42 @@ class _Process:
 
 
 _process = _Process()
+
+
+class _StepLocks:
+    """The step locks of this process. `_locks` is replaced and never changed, so it is read without a lock."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._locks: tuple[ref[Any], ...] = ()
+
+    def new(self) -> Any:
+        made = threading.RLock()
+        with self._lock:
+            self._locks = (*(each for each in self._locks if each() is not None), ref(made))
+        return made
+
+    def is_any_held(self) -> bool:
+        """By the caller's own thread, further up in the stack."""
+        return any(ownership(lock)() for each in self._locks if (lock := each()) is not None)
+
+
+def ownership(lock: Any) -> Callable[[], bool]:
+    """What tells whether the caller's own thread holds the lock; `threading.Condition` asks a lock the same way."""
+    is_owned: Callable[[], bool] = lock._is_owned
+    return is_owned
+
+
+_step_locks = _StepLocks()
+
+
+def step_lock() -> Any:
+    """A reentrant lock that a thread holds for a short step, and that the IO thread takes too.
+
+    A signal handler or a finalizer may interrupt its own thread within such a step. It finds the lock open, and must
+    not change what the step changes; to wait for the IO thread is refused there (`refuse`).
+    """
+    return _step_locks.new()
 
 
 def loop() -> asyncio.AbstractEventLoop:
@@ -155,14 +209,20 @@ def is_lost() -> bool:
 
 
 def refuse(what: str) -> None:
-    """Raises RuntimeError when called on the IO thread, where waiting for it would never end, and UnavailableError in
-    a forked child, where it does not run.
+    """Raises RuntimeError when called on the IO thread, where waiting for it would never end; UnavailableError in a
+    forked child, where it does not run; InterruptsAStep, a TimeoutError, in a signal handler or a finalizer that has
+    interrupted a step which the IO thread waits for.
     """
     forks.refuse()
     if is_current():
         raise RuntimeError(
             f"{what} was called on rayka's IO thread (from a delivery or done callback), which would wait for "
             "itself; hand the work to another thread, or use what the callback was given"
+        )
+    if _step_locks.is_any_held():
+        raise InterruptsAStep(
+            f"{what} was called in a signal handler or a finalizer that has interrupted a step of a producer in this "
+            "thread, and nothing goes on before it returns: let it set a flag, and act where the program sees the flag"
         )
 
 

@@ -53,7 +53,7 @@ class _Mailbox:
 
 
 _mailboxes: "WeakKeyDictionary[asyncio.AbstractEventLoop, _Mailbox]" = WeakKeyDictionary()
-_lock = threading.Lock()
+_lock = threading.RLock()
 
 
 def poster() -> Callable[[Call], None]:

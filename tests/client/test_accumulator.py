@@ -9,12 +9,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rayka.client.producer.accumulator import OPENED_AT, Accumulator, Moment
+from rayka.client.producer.accumulator import OPENED_AT, Accumulator
 from rayka.client.producer.delivery_future import DeliveryFuture
 from rayka.client.producer.part_ends import PartEnd
 from rayka.client.producer.partition_queue import NEVER, STAMP_AGE_MS, Limits
 from rayka.client.producer.producer_batch import BATCH_OVERHEAD_BYTES, ProducerBatch
-from rayka.client.producer.record_columns import KEYED_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES, Columns, Row
+from rayka.client.producer.record_columns import (
+    KEYED_OVERHEAD_BYTES,
+    RECORD_OVERHEAD_BYTES,
+    Columns,
+    Moment,
+    Row,
+)
 from rayka.errors import RequestTimedOut, UnknownTopicOrPartition
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_header import Codec, RecordBatch, split_batches

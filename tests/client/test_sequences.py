@@ -4,10 +4,10 @@ from random import Random
 
 import pytest
 
-from rayka.client.producer.accumulator import Accumulator, Moment
+from rayka.client.producer.accumulator import Accumulator
 from rayka.client.producer.partition_queue import Limits, PartitionQueue
 from rayka.client.producer.producer_batch import ProducerBatch
-from rayka.client.producer.record_columns import RECORD_OVERHEAD_BYTES
+from rayka.client.producer.record_columns import RECORD_OVERHEAD_BYTES, Moment
 from rayka.client.producer.sequences import PRODUCER_EPOCH_MAX, Sequences
 from rayka.errors import (
     ApiError,

@@ -11,8 +11,7 @@ from typing import Any
 
 from rayka.client.consumer.delivery import Delivery
 from rayka.client.consumer.fetcher import Fetcher
-from rayka.client.producer.accumulator import Moment
-from rayka.client.producer.record_columns import RECORD_OVERHEAD_BYTES
+from rayka.client.producer.record_columns import RECORD_OVERHEAD_BYTES, Moment
 from rayka.client.producer.sender import Sender
 from rayka.config import ConsumerConfig, ProducerConfig
 from rayka.errors import UnavailableError, UnknownTopicOrPartition

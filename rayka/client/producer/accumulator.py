@@ -1,8 +1,8 @@
 """The records that a producer has taken and the log has not: which batch takes one, which may go, which are over.
 
-The accumulator holds the producer's only lock and is the only one that takes it: application threads append, the IO
-thread drains and ends batches. Its parts (queues, agenda, memory, producer id) are reached through it alone. It has no
-clock: `now_ms` and timestamps come in.
+The accumulator holds the producer's only lock: application threads append, the IO thread drains and ends batches, and
+those who wait for memory stand in line under it. Its parts (queues, agenda, memory, producer id) are reached through it
+alone. It has no clock: `now_ms` and timestamps come in.
 
 Invariants: batches of a partition stand in the order of their records and stay there until they are done, so order
 survives retries (`partition_queue`); memory set aside never exceeds `buffer_memory` (`buffer_pool`); a
@@ -13,21 +13,21 @@ Partitioning: a keyed record goes where Kafka would put it (murmur2); without a 
 until its batch is closed, then to the one with the shortest queue. Kafka: RecordAccumulator, BufferPool.
 """
 
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import msgspec
-
+from rayka.client import io_thread
 from rayka.client.producer.agenda import APPENDING_MS, Agenda
-from rayka.client.producer.delivery_future import DeliveryFuture, OnDelivery
+from rayka.client.producer.delivery_future import DeliveryFuture, OnDelivery, future_in
 from rayka.client.producer.dispatch import Dispatch
+from rayka.client.producer.interrupting_sends import InterruptingSends
+from rayka.client.producer.memory_line import MemoryLine, Turn
 from rayka.client.producer.part_ends import PartEnd
 from rayka.client.producer.partition_queue import NEVER, Limits, PartitionQueue
 from rayka.client.producer.producer_batch import ProducerBatch
 from rayka.client.producer.producer_identity import ProducerIdentity
 from rayka.client.producer.producer_topics import ProducerTopics
-from rayka.client.producer.record_columns import Columns, Row
+from rayka.client.producer.record_columns import Columns, Moment
 from rayka.client.producer.wake_ups import WakeUps
 from rayka.errors import ClosedError, InvariantBroken, OutOfOrderSequence, RaykaError
 from rayka.ids import NO_NODE
@@ -35,28 +35,23 @@ from rayka.ids import NO_NODE
 OPENED_AT = 8  # records of one partition
 
 
-class Moment(msgspec.Struct, frozen=True, gc=False):
-    """Now, on both clocks."""
-
-    now_ms: float
-    timestamp_ms: int
-
-
 class Accumulator:
     """See the module. `wake` has the sender drain soon."""
 
     def __init__(self, limits: Limits, wake: Callable[[], object]) -> None:
+        self._lock = io_thread.step_lock()
+        self._is_in_step = io_thread.ownership(self._lock)  # of the caller's own thread
+        self._interrupting = InterruptingSends()
+        self._interrupting_batches = self._interrupting.batches  # looked at by each append
         self.agenda = Agenda()
         self.identity = ProducerIdentity(is_idempotent=limits.is_idempotent)
-        self.topics = ProducerTopics(limits, self.agenda)
-        self.freed_count = 0  # how often memory was freed
+        self.line = MemoryLine(self._lock)
+        self.topics = ProducerTopics(limits, self.agenda, self.line)
         self._linger_ms = limits.linger_ms
         self._backlog_ms_max = limits.delivery_timeout_ms / 4
         self._wake_ups = WakeUps(wake)
         self._appended_ms = -NEVER
         self._is_closed = False
-        self._lock = threading.Lock()
-        self._when_freed: list[Callable[[], object]] = []
 
     def __repr__(self) -> str:
         return f"<Accumulator batches={len(self.batches())} {self.topics!r}>"
@@ -90,14 +85,24 @@ class Accumulator:
         *,
         key: bytes | None = None,
         on_delivery: OnDelivery | None = None,
+        turn: Turn | None = None,
     ) -> DeliveryFuture | None:
-        """Adds one record, a value and its key or a `Row`; None when the memory for it is not there.
+        """Adds one record, a value and its key or a `Row`; None when the memory for it is not there, or others wait for
+        memory. `turn` is the caller's own place among these, if it waits.
 
         Its batch takes more without the lock afterwards, as far as its memory reaches; one of a partition that is given
         only once it has a few, for of thousands of partitions most batches get no more.
         """
+        if self._is_in_step():
+            self._check_open()
+            future = self._interrupting.add(topic, partition, slot, key, size_bytes, at)
+            if future is not None and on_delivery is not None:
+                future.report_to(on_delivery)
+            self._wake_ups.wake()
+            return future
         with self._lock:
             self._check_open()
+            self.line.asking = turn
             batch = self.topics.for_record(topic, partition, size_bytes, at.now_ms)
             if batch is None:
                 return None
@@ -107,7 +112,7 @@ class Accumulator:
                 self.agenda.look_in_time(self.topics.queue_of(batch), batch, self._linger_ms)
             self._appended_ms = at.now_ms
             batch.size_bytes += size_bytes
-            future = _future(batch, slot, key)
+            future = future_in(batch, slot, key)
             batch.records.append(future)
             if on_delivery is not None:
                 future.report_to(on_delivery)
@@ -119,6 +124,8 @@ class Accumulator:
                 self.topics.open(batch, at.timestamp_ms, at.now_ms)
         if is_wake_up_due:
             self._wake_ups.wake()
+        if self._interrupting_batches:
+            self._settle_interrupting()
         return future
 
     def append_next(
@@ -127,6 +134,8 @@ class Accumulator:
         """As `append`, of a record behind others whose batch has the memory for it and is not about to open: nothing
         else is to be done for it. None for any other.
         """
+        if self._is_in_step():
+            return None
         with self._lock:
             known = self.topics.by_key.get(topic)
             batch = known.filling[partition] if known is not None and partition < len(known.filling) else None
@@ -141,7 +150,9 @@ class Accumulator:
             batch.has_keys = True
             future = DeliveryFuture(batch, value, key)
             records.append(future)
-            return future
+        if self._interrupting_batches:
+            self._settle_interrupting()
+        return future
 
     def is_counted(self, future: DeliveryFuture) -> bool:
         """Whether its batch, which was sealed meanwhile, has the record, which was added without the lock."""
@@ -149,28 +160,35 @@ class Accumulator:
             return type(future.slot) is int
 
     def add_columns(
-        self, topic: str, partition: int | None, columns: Columns, size_bytes: int, now_ms: float
+        self,
+        topic: str,
+        partition: int | None,
+        columns: Columns,
+        size_bytes: int,
+        now_ms: float,
+        turn: Turn | None = None,
     ) -> tuple[ProducerBatch, int] | None:
-        """Adds Arrow columns, at most a batch's worth: the batch and the index of the first; None without memory.
+        """Adds Arrow columns, at most a batch's worth: the batch and the index of the first. None as `append`.
 
         Without a partition they go to the last sticky one, while its batch takes them, then to the next.
         """
+        if self._is_in_step():
+            self._check_open()
+            added = self._interrupting.add_columns(topic, partition, columns, size_bytes, now_ms)
+            self._wake_ups.wake()
+            return added
         with self._lock:
             self._check_open()
+            self.line.asking = turn
             added = self.topics.add_columns(topic, partition, columns, size_bytes, now_ms)
         self._wake_ups.wake_in_time(self.agenda.soonest_ms)
+        if self._interrupting_batches:
+            self._settle_interrupting()
         return added
 
-    def call_when_freed(self, freed_count: int, callback: Callable[[], object]) -> None:
-        """Sends what is here, and calls back once memory was freed more than `freed_count` times: on the IO thread, or
-        at once when it was already.
-        """
-        self.end_linger()
+    def _settle_interrupting(self) -> None:
         with self._lock:
-            if self.freed_count == freed_count:
-                self._when_freed.append(callback)
-                return
-        callback()
+            self._interrupting.settle(self.topics)
 
     def _check_open(self) -> None:
         """Under the lock: behind a `close` in another thread a record would never end."""
@@ -182,6 +200,7 @@ class Accumulator:
     def end_linger(self) -> list[ProducerBatch]:
         """Nothing that is here lingers any more: a caller waits for it. Returns all batches that hold records."""
         with self._lock:
+            self._interrupting.settle(self.topics)
             waiting = [each for each in self.topics if len(each)]
             for batch in waiting:
                 batch.is_urgent = True
@@ -205,6 +224,7 @@ class Accumulator:
         """
         with self._lock:
             self._wake_ups.on_drain()
+            self._interrupting.settle(self.topics)
             expired = self.agenda.expired(now_ms)
             for batch in expired:
                 self._finish(batch, is_acknowledged=False)
@@ -328,9 +348,8 @@ class Accumulator:
         with self._lock:
             for batch in batches:
                 self._finish(batch, is_acknowledged=is_acknowledged)
-            self.freed_count += 1
-            callbacks, self._when_freed = self._when_freed, []
-        for callback in callbacks:
+            callback = self.line.on_news()
+        if callback is not None:
             callback()
 
     def _finish(self, batch: ProducerBatch, *, is_acknowledged: bool) -> None:
@@ -347,15 +366,3 @@ class Accumulator:
     def _settle(self, queue: PartitionQueue) -> None:
         self.agenda.look_behind(queue, None)
         self.identity.settle(queue)
-
-
-def _future(batch: ProducerBatch, slot: Any, key: bytes | None) -> DeliveryFuture:
-    """A record that is only a value and a key needs no `Row` from here on."""
-    if type(slot) is Row:
-        if slot.headers or slot.timestamp_ms is not None:
-            batch.has_rows = True
-            return DeliveryFuture(batch, slot)
-        slot, key = slot.value, slot.key
-    if key is not None:
-        batch.has_keys = True
-    return DeliveryFuture(batch, slot, key)

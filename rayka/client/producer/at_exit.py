@@ -42,7 +42,7 @@ class _AtExit:
     """What this process has to see to when it ends."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._senders: WeakSet[Sender] = WeakSet()
         self._pending: dict[ProducerBatch, Sender] = {}  # when the end began
         self._reported: dict[ProducerBatch, None] = {}
@@ -54,7 +54,7 @@ class _AtExit:
         """In a forked child: the producers are the parent's, which flushes them."""
         for sender in self._senders:
             sender.accumulator.topics.after_fork()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._senders = WeakSet()
         self._pending.clear()
         self._was_forked = True

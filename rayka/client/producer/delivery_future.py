@@ -13,6 +13,7 @@ from rayka.client import io_thread
 from rayka.client.other_loops import called
 from rayka.client.producer.acknowledgement import BatchMetadata, RecordMetadata
 from rayka.client.producer.producer_batch import Callback, ProducerBatch
+from rayka.client.producer.record_columns import Row
 
 OnDelivery: TypeAlias = Callable[[Exception | None, RecordMetadata | None], object]
 
@@ -71,6 +72,20 @@ class DeliveryFuture(msgspec.Struct, eq=False, gc=False):
     def metadata(self) -> RecordMetadata:
         """Where the record is, once it was acknowledged."""
         return self.batch.metadata_of(self.slot)
+
+
+def future_in(batch: ProducerBatch, slot: Any, key: bytes | None) -> DeliveryFuture:
+    """The future of a record, a value and its key or a `Row`, that its batch is about to take. A record that is only a
+    value and a key needs no `Row` from here on.
+    """
+    if type(slot) is Row:
+        if slot.headers or slot.timestamp_ms is not None:
+            batch.has_rows = True
+            return DeliveryFuture(batch, slot)
+        slot, key = slot.value, slot.key
+    if key is not None:
+        batch.has_keys = True
+    return DeliveryFuture(batch, slot, key)
 
 
 class BatchFuture:

@@ -5,23 +5,23 @@ way: by blocking its thread, or by awaiting. Kafka: KafkaProducer.doSend.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from random import Random
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from rayka import forks
 from rayka.client import io_thread
 from rayka.client.arguments import check_callback, text_of
 from rayka.client.bootstrap import ClusterHandle
 from rayka.client.metadata import NoSuchTopic
-from rayka.client.producer.accumulator import Moment
 from rayka.client.producer.arrow_input import Data, Input, Piece, inputs_of, pieces_of
 from rayka.client.producer.delivery_future import DeliveryFuture, OnDelivery
 from rayka.client.producer.interceptors import ProducerInterceptors
+from rayka.client.producer.memory_line import Turn
 from rayka.client.producer.partitioning import Partitioning
 from rayka.client.producer.producer_batch import BATCH_OVERHEAD_BYTES, ProducerBatch
-from rayka.client.producer.record_columns import Row
+from rayka.client.producer.record_columns import Moment, Row
 from rayka.client.producer.row_input import as_bytes, as_headers, as_timestamp, size_of
 from rayka.client.producer.sender import Sender
 from rayka.client.serializers import serializer
@@ -29,6 +29,13 @@ from rayka.config import ProducerConfig
 from rayka.errors import BufferExhausted, ClosedError, ConfigError, RecordTooLarge
 
 Run = tuple[ProducerBatch, int]  # and the index of its first record there
+AddedT = TypeVar("AddedT", covariant=True)
+
+
+class Attempt(Protocol[AddedT]):
+    """Adds records, or returns None while the memory for them is not there; the turn of a caller that waits for it."""
+
+    def __call__(self, turn: Turn | None = None) -> AddedT | None: ...
 
 
 class Outbox:
@@ -97,7 +104,7 @@ class Outbox:
 
     def prepared(
         self, topic: str, row: Row, partition: int | None, on_delivery: OnDelivery | None
-    ) -> Callable[[], DeliveryFuture | None]:
+    ) -> "Attempt[DeliveryFuture]":
         """The record as it will be sent, for a topic that is known: a call appends it, or returns None while the memory
         for it is not there. Raises as `Producer.send`.
         """
@@ -120,9 +127,11 @@ class Outbox:
         if size_bytes > self._record_bytes_max:
             raise self._too_large(topic, size_bytes)
 
-        def append() -> DeliveryFuture | None:
+        def append(turn: Turn | None = None) -> DeliveryFuture | None:
             at = Moment(self.sender.now_ms(), io_thread.wall_clock_ms())
-            return accumulator.append(topic, partition, slot, size_bytes, at, on_delivery=on_delivery)
+            return accumulator.append(
+                topic, partition, slot, size_bytes, at, on_delivery=on_delivery, turn=turn
+            )
 
         return append
 
@@ -152,7 +161,7 @@ class Outbox:
         serializers = (self.key_serializer, self.value_serializer)
         return inputs_of(data, io_thread.wall_clock_ms(), serializers, topic)
 
-    def prepared_runs(self, topic: str, given: Input) -> Iterator[tuple[Callable[[], Run | None], int]]:
+    def prepared_runs(self, topic: str, given: Input) -> "Iterator[tuple[Attempt[Run], int]]":
         """Pieces that fit a batch each, for a topic that is known: a call adds one, or returns None while the memory
         for it is not there; and how many records it has. Raises RecordTooLarge before the first.
         """
@@ -165,9 +174,9 @@ class Outbox:
         for piece in pieces_of(placed, known.batch_bytes - BATCH_OVERHEAD_BYTES, self._record_bytes_max):
             yield partial(self._add, topic, piece), len(piece.columns.values)
 
-    def _add(self, topic: str, piece: Piece) -> Run | None:
+    def _add(self, topic: str, piece: Piece, turn: Turn | None = None) -> Run | None:
         return self.accumulator.add_columns(
-            topic, piece.partition, piece.columns, piece.size_bytes, self.sender.now_ms()
+            topic, piece.partition, piece.columns, piece.size_bytes, self.sender.now_ms(), turn
         )
 
     # ---- The end ----

@@ -8,7 +8,7 @@ Kafka: KafkaProducer (C7, C11, G10, G18). Left out: transactions.
 """
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar, Unpack
 
@@ -20,7 +20,8 @@ from rayka.client.producer import at_exit
 from rayka.client.producer.arrow_input import Data
 from rayka.client.producer.delivery_future import BatchFuture, DeliveryFuture, OnDelivery, wait_until_done
 from rayka.client.producer.interceptors import OutgoingRecord, reported_to
-from rayka.client.producer.outbox import Outbox
+from rayka.client.producer.memory_line import Turn
+from rayka.client.producer.outbox import Attempt, Outbox
 from rayka.client.producer.producer_batch import ProducerBatch
 from rayka.client.producer.producer_metrics import ProducerMetrics
 from rayka.client.producer.record_columns import KEYED_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES, Row
@@ -175,6 +176,7 @@ class Producer(SyncClient):
         callback raised, and ClosedError.
         """
         self._outbox.check_usable()
+        io_thread.refuse("flush")
         self._finish(self._accumulator.end_linger(), timeout)
 
     def close(self, timeout: float | None = None) -> None:
@@ -275,20 +277,25 @@ class Producer(SyncClient):
                 partial(self._outbox.learn, topic, partition), self._outbox.config.max_block_ms, caller=self
             )
 
-    def _when_there_is_memory(self, attempt: Callable[[], AddedT | None]) -> AddedT:
-        """Repeats the attempt as memory is freed."""
+    def _when_there_is_memory(self, attempt: Attempt[AddedT]) -> AddedT:
+        """Repeats the attempt as memory is freed, behind those that wait already."""
         io_thread.refuse("send, with the buffer full,")
-        outbox, accumulator = self._outbox, self._accumulator
+        outbox, line, turn = self._outbox, self._accumulator.line, Turn()
         deadline_ms = outbox.sender.now_ms() + outbox.config.max_block_ms
-        while (left_ms := deadline_ms - outbox.sender.now_ms()) > 0:
-            # Before the attempt: what is freed behind it ends the wait.
-            freed_count = accumulator.freed_count
-            added = attempt()
-            if added is not None:
-                return added
-            io_thread.wait_for_call(partial(accumulator.call_when_freed, freed_count), left_ms / 1000)
-            outbox.check_usable()
-        raise outbox.exhausted()
+        try:
+            line.join(turn)
+            while (left_ms := deadline_ms - outbox.sender.now_ms()) > 0:
+                # Before the attempt: what is freed behind it ends the wait.
+                news_count = line.news_count
+                added = attempt(turn)
+                if added is not None:
+                    return added
+                self._accumulator.end_linger()
+                io_thread.wait_for_call(partial(line.call_on_news, turn, news_count), left_ms / 1000)
+                outbox.check_usable()
+            raise outbox.exhausted()
+        finally:
+            line.leave(turn)
 
     def _finish(self, pending: Sequence[ProducerBatch], timeout: float | None) -> None:
         if timeout is None:

@@ -14,7 +14,6 @@ Kafka: ProducerBatch.
 """
 
 import sys
-import threading
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice, pairwise, repeat
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rayka.client import io_thread
 from rayka.client.producer.acknowledgement import RecordMetadata, offset_after
 from rayka.client.producer.part_ends import PartEnd, PartEnds
 from rayka.client.producer.record_columns import Columns, columns_of_rows, concatenated, encode_columns
@@ -39,7 +39,7 @@ BATCH_OVERHEAD_BYTES = 256  # header, table of contents and the padding of at mo
 NOT_OPEN = -1  # a `limit_bytes` that sends every append through the lock
 Callback = Callable[[], object]
 _GIVEN_AWAY: "list[DeliveryFuture]" = []  # nothing is added to it: the batch is closed
-_completion = threading.Lock()  # orders "it is done" and "call me when it is", for all batches
+_completion = io_thread.step_lock()  # orders "it is done" and "call me when it is", for all batches
 
 
 class ProducerBatch:

@@ -10,6 +10,7 @@ from functools import partial
 from rayka.client.metadata import NoSuchTopic
 from rayka.client.producer.agenda import Agenda
 from rayka.client.producer.buffer_pool import BufferPool
+from rayka.client.producer.memory_line import MemoryLine
 from rayka.client.producer.partition_queue import STAMP_AGE_MS, Limits, PartitionQueue
 from rayka.client.producer.producer_batch import BATCH_OVERHEAD_BYTES, ProducerBatch
 from rayka.client.producer.record_columns import Columns
@@ -25,7 +26,7 @@ class ProducerTopics:
     `by_key`, where those with a key go, whose hashes are in `hash_of`.
     """
 
-    def __init__(self, limits: Limits, agenda: Agenda) -> None:
+    def __init__(self, limits: Limits, agenda: Agenda, line: MemoryLine) -> None:
         self.sticky: dict[str, ProducerBatch] = {}
         self.by_key: dict[str, TopicQueues] = {}
         self.hash_of = RememberedHashes()
@@ -33,7 +34,7 @@ class ProducerTopics:
         self._limits = limits
         self._agenda = agenda
         self._topics: dict[str, TopicQueues] = {}
-        self.pool = BufferPool(limits.memory_bytes, partial(_batches, self._topics))
+        self.pool = BufferPool(limits.memory_bytes, partial(_batches, self._topics), line)
 
     def __repr__(self) -> str:
         return f"<ProducerTopics {list(self._topics)} {self.pool!r}>"
@@ -126,6 +127,21 @@ class ProducerTopics:
             batch.close()  # one of its size would not fit beside it: no use to linger
         self._agenda.look_at(target.queues[chosen])
         return batch, index
+
+    def adopt(self, batch: ProducerBatch, partition: int | None) -> None:
+        """A batch that was filled elsewhere stands behind those of its partition, and takes no more records. Its memory
+        is counted, whether it was there or not. Raises NoSuchTopic.
+        """
+        target = self._target(batch.topic, partition)
+        chosen = target.next_sticky() if partition is None else partition
+        queue = target.queues[chosen]
+        if queue.last is not None and not queue.last.is_closed:
+            self._fill_up(queue.last)
+        batch.partition = chosen
+        batch.close()
+        queue.batches.append(batch)
+        self.pool.reserve(batch, batch.size_bytes)
+        self._agenda.look_at(queue)
 
     def open(self, batch: ProducerBatch, timestamp_ms: int, now_ms: float) -> None:
         """The batch takes records that name neither partition nor time from now on, with this timestamp and without the

@@ -32,6 +32,13 @@ class Row(msgspec.Struct, gc=False, eq=False):
     timestamp_ms: int | None = None
 
 
+class Moment(msgspec.Struct, frozen=True, gc=False):
+    """Now, on both clocks."""
+
+    now_ms: float
+    timestamp_ms: int
+
+
 class Columns(NamedTuple):
     """Records by column: lists, or Arrow arrays of binary and of `list<struct<key, value>>`; None where all are null.
 
