@@ -7,14 +7,14 @@ such client; aiokafka's runs on the loop of its user.
 """
 
 import asyncio
+import logging
 import sys
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from functools import partial, wraps
 from itertools import islice
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack
-from weakref import finalize
+from weakref import finalize, ref
 
 import pyarrow as pa
 
@@ -25,6 +25,8 @@ from rayka.client import io_thread
 from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle
 from rayka.client.consumer import consumer
 from rayka.client.consumer.consumer_interceptors import ConsumerInterceptors
+from rayka.client.consumer.consumer_part import Turn
+from rayka.client.consumer.delivery import Delivery
 from rayka.client.consumer.record import Record, ValueT
 from rayka.client.group.consumer_commits import OnCommit
 from rayka.client.group.offset_values import CommittableOffsets
@@ -32,8 +34,12 @@ from rayka.config import ConsumerConfig
 from rayka.errors import ClosedError
 from rayka.options import ConsumerOptions
 
+logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
+
+
+HasSome = Callable[[Delivery], bool]
 
 
 class _Wait:
@@ -59,10 +65,16 @@ class _Core(consumer.Consumer):
     def __repr__(self) -> str:
         return super().__repr__().replace("<_Core", "<aio.Consumer", 1)
 
-    def is_at_hand(self) -> bool:
+    def is_at_hand(self, has_some: HasSome) -> bool:
         """Whether there is something to take, and nothing to wait for before: no other call, no change of the group."""
         is_settled = self._group is None or self._group.member.core.failure is None
-        return is_settled and not self._has_handover and bool(self._in_turn(self._delivery.has_records))
+        if not is_settled or self._has_handover:
+            return False
+        turn = Turn()
+        try:
+            return self._in_use.begin(turn) is None and has_some(self._delivery)
+        finally:
+            turn.end()
 
     def poll_at_hand(self) -> None:
         """What a poll does that waits for nothing, before it takes anything."""
@@ -72,12 +84,11 @@ class _Core(consumer.Consumer):
         if self._group is not None:
             self._group.polled()
 
-    def wait(self, wait: _Wait, timeout_ms: float) -> bool:
+    def wait(self, wait: _Wait, timeout_ms: float, has_some: HasSome) -> bool:
         """Whether there is something to take within timeout_ms."""
         self._wait = wait
         try:
-            with self._exclusive():
-                return bool(self._until(timeout_ms, self._delivery.has_records))
+            return bool(self._poll(timeout_ms, partial(has_some, self._delivery)))
         except _GivenUpError:
             return False
         finally:
@@ -98,33 +109,53 @@ class _Core(consumer.Consumer):
         if wait is not None:
             self.give_up(wait)
 
+    def end(self, *, is_processed: bool) -> None:
+        """As `close`, knowing whether the application has processed what it was given last."""
+        self._close(is_processed=is_processed)
+
     def take(self, count_max: int) -> list[Record] | None:
         self._check_open()
-        return self._in_turn(lambda: self._delivery.next_records(count_max))
+        return self._asked(lambda: self._delivery.next_records(count_max))
 
     def take_arrow(self, count_max: int) -> pa.RecordBatch | None:
         self._check_open()
-        return self._in_turn(lambda: self._delivery.next_arrow(count_max))
+        return self._asked(lambda: self._delivery.next_arrow(count_max))
 
     def iterator(self) -> Iterator[Record]:
         """The records that are here, one after another; none is taken before it is asked for."""
-        found = self._in_turn(self._delivery.iterator) or iter(())
-        return found if self._group is None else islice(found, self._config.max_poll_records)
+        found = self._asked(self._bounded)
+        return iter(()) if found is None else found
 
-    def _in_turn(self, take: Callable[[], ResultT]) -> ResultT | None:
+    def _bounded(self) -> Iterator[Record] | None:
+        found = self._delivery.iterator()
+        if found is None or self._group is None:
+            return found
+        return islice(found, self._config.max_poll_records)
+
+    def _asked(self, take: Callable[[], ResultT]) -> ResultT | None:
         """What it gives, in the loop; None while the thread makes a call, which may move what is to be taken."""
-        if not self._in_use.acquire(blocking=False):
-            return None
+        turn, asking = Turn(), None
         try:
-            return take()
-        finally:
-            self._in_use.release()
+            try:
+                if self._in_use.begin(turn) is not None:
+                    return None
+                self._delivery.begin()
+                asking = self._delivery.asking
+                taken = take()
+                asking.is_handed = True  # before the turn ends: a call of the thread may follow at once
+                return taken
+            finally:
+                turn.end()
+        except BaseException:
+            if asking is not None:
+                asking.is_handed = False
+            raise
 
-    def _takes_turn(self) -> bool:
+    def _turn_before(self, turn: Turn) -> Turn | None:
         """The thread makes one call at a time, and the loop has its turn for no longer than it takes records. A call
         within another one, as of a callback, has the turn already.
         """
-        return self._user != threading.get_ident() and self._in_use.acquire()
+        return self._in_use.wait_and_begin(turn)
 
     def _hand_over(self) -> None:
         if self._wait is not None and self._wait.is_given_up:
@@ -175,6 +206,7 @@ class Consumer(AioClient[_Core], Generic[ValueT]):
         given = {"cluster": cluster, "config": config, **options}
         super().__init__(partial(_Core, topics, given), "aio.Consumer")
         self._reports = Reports()
+        self._reader: ref[asyncio.Task[Any]] | None = None  # the task that was given records last
         self._interceptors = ConsumerInterceptors.of(self._config.interceptors)
 
     # ---- Reading ---------------------------------------------------------------------------------------------------
@@ -194,16 +226,17 @@ class Consumer(AioClient[_Core], Generic[ValueT]):
         `rayka.Consumer.poll_arrow`.
         """
         count_max = consumer.record_count(max_records, sys.maxsize)
-        return await self._taken(timeout_ms, lambda core: core.take_arrow(count_max))
+        return await self._taken(timeout_ms, lambda core: core.take_arrow(count_max), Delivery.has_rows)
 
     async def __aiter__(self) -> AsyncIterator[Record[ValueT]]:
         """Records one after another, until the consumer is closed. As a loop over a `rayka.Consumer`."""
         await self._open()
         while not self._is_closed:
             try:
-                core = await self._until_there_are_records(consumer.ITERATION_POLL_MS)
+                core = await self._until_there_are_records(consumer.ITERATION_POLL_MS, Delivery.has_records)
             except ClosedError:  # meanwhile, by another task
                 return
+            self._note_reader()
             for record in core.iterator():
                 yield record
 
@@ -245,13 +278,23 @@ class Consumer(AioClient[_Core], Generic[ValueT]):
     async def close(self) -> None:
         """Stops fetching, and leaves the group at once; other tasks' calls raise ClosedError from then on, and their
         loops end. Closing again does nothing.
+
+        What a task was given last counts as for `rayka.Consumer.close`: as processed when that task closes, or has
+        ended without an error; not when another one closes, nor when an exception is on its way.
         """
+        await self._end(is_processed=sys.exc_info()[0] is None)
+
+    async def __aexit__(self, kind: object = None, *_: object) -> None:
+        await self._end(is_processed=kind is None)
+
+    async def _end(self, *, is_processed: bool) -> None:
         core = await self._to_close()
         if core is None:
             return
         core.end_wait()
+        end = partial(core.end, is_processed=is_processed and self._is_processed())
         try:
-            await asyncio.shield(asyncio.wrap_future(core.thread.submit(core.close)))
+            await asyncio.shield(asyncio.wrap_future(core.thread.submit(end)))
             await self._reports.join()
         finally:
             core.thread.end()
@@ -265,26 +308,55 @@ class Consumer(AioClient[_Core], Generic[ValueT]):
             core.report_commits(self._reports.to_loop(self._interceptors.await_tell, "interceptors"))
         return core
 
-    async def _taken(self, timeout_ms: float, take: Callable[[_Core], ResultT | None]) -> ResultT | None:
+    async def _taken(
+        self,
+        timeout_ms: float,
+        take: Callable[[_Core], ResultT | None],
+        has_some: HasSome = Delivery.has_records,
+    ) -> ResultT | None:
         """What `take` gives, once it gives something; what it has given last, after timeout_ms."""
         began_s, left_ms = time.monotonic(), timeout_ms
         while True:
-            taken = take(await self._until_there_are_records(left_ms))
-            left_ms = timeout_ms - (time.monotonic() - began_s) * 1000
+            core = await self._until_there_are_records(left_ms, has_some)
+            self._note_reader()
+            taken = take(core)
+            if taken:  # an interruption before it is returned would lose it: nothing is called here
+                return taken
             # Interceptors may have left none of those that were here, or a call of another task came between.
-            if taken or left_ms <= 0:
+            left_ms = timeout_ms - (time.monotonic() - began_s) * 1000
+            if left_ms <= 0:
                 return taken
 
-    async def _until_there_are_records(self, timeout_ms: float) -> _Core:
+    def _note_reader(self) -> None:
+        task = asyncio.current_task()
+        self._reader = None if task is None else ref(task)
+
+    def _is_processed(self) -> bool:
+        """Whether the records that were given last are: not while another task has them, nor when the one that had them
+        has failed.
+        """
+        reader = None if self._reader is None else self._reader()
+        if reader is None or reader is asyncio.current_task():
+            return True
+        if not reader.done() or reader.cancelled():
+            return False
+        error = reader.exception()
+        if error is not None:
+            logger.warning(
+                "%r: the records that %r was given last are not committed, as it failed", self, reader
+            )
+        return error is None
+
+    async def _until_there_are_records(self, timeout_ms: float, has_some: HasSome) -> _Core:
         """Returns, too, when there are none after timeout_ms."""
         core = self._core
         if core is None or self._is_closed:
             core = await self._open()
-        if core.is_at_hand():
+        if core.is_at_hand(has_some):
             core.poll_at_hand()
             return core
         wait = _Wait()
-        waiting = core.thread.submit(partial(core.wait, wait, timeout_ms))
+        waiting = core.thread.submit(partial(core.wait, wait, timeout_ms, has_some))
         try:
             await asyncio.wrap_future(waiting)
         except asyncio.CancelledError:

@@ -19,7 +19,7 @@ import pyarrow as pa
 from rayka.client import io_thread
 from rayka.client.arguments import int_of, is_int
 from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle
-from rayka.client.consumer.consumer_part import partitions_of, topic_names
+from rayka.client.consumer.consumer_part import Turn, in_turn, partitions_of, topic_names
 from rayka.client.consumer.record import Record, ValueT
 from rayka.client.group.consumer_membership import ConsumerMembership
 from rayka.config import ConsumerConfig
@@ -31,6 +31,7 @@ ITERATION_POLL_MS = 1_000.0
 # An automatic commit that is due waits so long for a poll that waits itself. While this thread works, each step of the
 # IO thread waits for the interpreter: 5 ms, and the next records as long.
 COMMIT_LATE_S = 0.1
+_TURN_S = 5.0  # for the thread that polls to notice that another one closes
 
 
 class Consumer(ConsumerMembership, Generic[ValueT]):
@@ -98,6 +99,8 @@ class Consumer(ConsumerMembership, Generic[ValueT]):
     `default_api_timeout_ms`, also while reading. Kafka: KafkaConsumer.
     """
 
+    _is_close_due = False  # when the method that is under way ends
+
     def __init__(
         self,
         *topics: str | Iterable[str],
@@ -116,6 +119,7 @@ class Consumer(ConsumerMembership, Generic[ValueT]):
 
     # ---- What is read ----------------------------------------------------------------------------------------------
 
+    @in_turn
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Reads exactly these partitions from now on, whatever is added to their topics; those assigned before keep
         their position.
@@ -123,11 +127,10 @@ class Consumer(ConsumerMembership, Generic[ValueT]):
         Raises UnknownTopicOrPartition for a partition that does not exist, TypeError for anything but TopicPartition.
         """
         wanted = partitions_of(partitions)
-        with self._exclusive():
-            self._check_not_subscribed()
-            self._run(self._fetcher.assign, wanted)
-            self._delivery.keep_only(dict.fromkeys(wanted))
-            self._is_assigned = bool(wanted)
+        self._check_not_subscribed()
+        self._run(self._fetcher.assign, wanted)
+        self._delivery.keep_only(dict.fromkeys(wanted))
+        self._is_assigned = bool(wanted)
 
     # ---- Reading ---------------------------------------------------------------------------------------------------
 
@@ -140,8 +143,9 @@ class Consumer(ConsumerMembership, Generic[ValueT]):
         partition and offset, UnknownTopicOrPartition when a topic was deleted. Nothing is skipped by an error.
         """
         count_max = record_count(max_records, self._config.max_poll_records)
-        with self._exclusive():
-            return self._until(timeout_ms, lambda: self._delivery.next_records(count_max)) or []
+        taken = self._poll(timeout_ms, lambda: self._delivery.next_records(count_max))
+        self._delivery.asking.is_handed = True  # nothing interrupts what follows
+        return taken or []
 
     def poll_arrow(self, timeout_ms: float = 1000, max_records: int | None = None) -> pa.RecordBatch | None:
         """The next records as one Arrow batch, at most max_records where that is given; None after timeout_ms.
@@ -152,8 +156,9 @@ class Consumer(ConsumerMembership, Generic[ValueT]):
         not deserialized. Raises as `poll`.
         """
         count_max = record_count(max_records, sys.maxsize)
-        with self._exclusive():
-            return self._until(timeout_ms, lambda: self._delivery.next_arrow(count_max))
+        taken = self._poll(timeout_ms, lambda: self._delivery.next_arrow(count_max))
+        self._delivery.asking.is_handed = True
+        return taken
 
     def __iter__(self) -> Iterator[Record[ValueT]]:
         """Records one after another, for ever; leave the loop whenever you like, the next one goes on from there.
@@ -165,29 +170,67 @@ class Consumer(ConsumerMembership, Generic[ValueT]):
         self._check_open()
         while not self._closed:
             try:
-                with self._exclusive():
-                    records = self._until(ITERATION_POLL_MS, self._delivery.iterator)
+                records = self._poll(ITERATION_POLL_MS, self._delivery.iterator)
             except ClosedError:  # meanwhile, in another thread
                 return
             if records is not None and not self._closed:
-                yield from records if self._group is None else islice(records, self._config.max_poll_records)
+                given = records if self._group is None else islice(records, self._config.max_poll_records)
+                self._delivery.asking.is_handed = True
+                yield from given
 
     # ---- End -------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Stops fetching. Any other method raises ClosedError from then on, and loops over the consumer end; closing
         twice is fine.
+
+        With automatic commits, closing says that the records that you were given last are processed, as asking for the
+        next ones does. They are not committed, and so given again, when an exception is on its way (out of `with`, in
+        `finally` or `except`), and when another thread closes than the one that was given them. In a signal handler, a
+        deserializer or an interceptor, which interrupt a method, the consumer closes when that method ends; `poll` ends
+        with ClosedError.
         """
+        is_own = self._delivery.asking.thread in (None, threading.get_ident())
+        self._close(is_processed=is_own and sys.exc_info()[0] is None)
+
+    def __exit__(self, kind: object = None, *_: object) -> None:
+        is_own = self._delivery.asking.thread in (None, threading.get_ident())
+        self._close(is_processed=is_own and kind is None)
+
+    def _close(self, *, is_processed: bool) -> None:
         if self._closed or io_thread.is_lost():
             return
         io_thread.refuse("close")
+        turn = Turn()
         try:
-            self._commit_at_end()
-            self._end_membership()
+            before = self._in_use.begin(turn)
+            is_within = before is not None and before.thread == turn.thread
+            if is_within and not self._is_in_callback():
+                self._is_close_due = True
+                self._interrupt()
+                return
+            if before is not None and not is_within and self._config.group_id is not None:
+                self._interrupt()
+                before = self._in_use.wait_and_begin(turn, _TURN_S)
+            self._end(has_turn=before is None or is_within, is_processed=is_processed)
+        finally:
+            turn.end()
+
+    def _end(self, *, has_turn: bool, is_processed: bool) -> None:
+        try:
+            if has_turn and not is_processed:
+                self._delivery.take_back()
+            if has_turn:
+                self._commit_at_end()
+            self._end_membership(is_telling=has_turn)
         finally:
             self._closed = True
             self._delivery.end()
             self._run(self._fetcher.close)
+
+    def _end_if_due(self) -> None:
+        if self._is_close_due and not self._closed:
+            self._close(is_processed=False)
 
     def __del__(self) -> None:
         if not self._closed and not io_thread.is_lost():
@@ -197,7 +240,8 @@ class Consumer(ConsumerMembership, Generic[ValueT]):
 
     # ---- Within ----------------------------------------------------------------------------------------------------
 
-    def _until(self, timeout_ms: float, take: Any) -> Any:
+    @in_turn
+    def _poll(self, timeout_ms: float, take: Any) -> Any:
         """What `take` gives, waiting for fetches while it gives nothing."""
         if not is_int(timeout_ms) and not isinstance(timeout_ms, float):
             raise TypeError(f"timeout_ms: expected a number, found {type(timeout_ms).__name__}")
@@ -205,12 +249,15 @@ class Consumer(ConsumerMembership, Generic[ValueT]):
             raise ValueError(f"timeout_ms: expected a time that ends, found {timeout_ms}")
         deadline_s = time.monotonic() + timeout_ms / 1000
         silence_ms_max = self._config.default_api_timeout_ms
+        self._delivery.begin()
         self._maybe_auto_commit(late_s=COMMIT_LATE_S)
         if self._group is not None:
             self._group.check_poll()
         while True:
             self._hand_over()
-            if taken := take():
+            taken = take()
+            self._check_not_closing()  # in a deserializer, an interceptor or a signal handler
+            if taken:
                 return taken
             self._maybe_auto_commit()
             remaining_ms = max(0.0, (deadline_s - time.monotonic()) * 1000)

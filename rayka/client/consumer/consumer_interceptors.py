@@ -5,8 +5,6 @@ logged, and the records go on as they were. Kafka: ConsumerInterceptor, Consumer
 """
 
 import inspect
-from collections.abc import Iterable, Iterator
-from itertools import chain
 from typing import Any, Self
 
 from rayka.client.consumer.record import Record
@@ -36,7 +34,3 @@ class ConsumerInterceptors(Interceptors[list[Record]]):
             found = type(returned).__name__ if not isinstance(returned, list) else "other things in it"
             raise TypeError(f"expected on_consume to return a list of records, found {found}")
         return returned
-
-    def each_changed(self, records: Iterable[Record]) -> Iterator[Record]:
-        """The records one after another; the hooks see each in a list of its own, when it is asked for."""
-        return chain.from_iterable(self.changed([record]) for record in records)

@@ -1,15 +1,15 @@
 """What all parts of a `Consumer` have: its fetcher and its deliveries, and how its methods reach the IO thread.
 
 A consumer is one class to its callers, and several parts here, each with the methods of one purpose. Invariant: one
-thread at a time is in a method that moves a position. Kafka: KafkaConsumer.acquireAndEnsureOpen.
+thread at a time is in a method that moves a position, and within one of them only callbacks of the group move another.
+Kafka: KafkaConsumer.acquireAndEnsureOpen.
 """
 
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from functools import partial, wraps
 from random import Random
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from rayka.client import io_thread
 from rayka.client.arguments import partition_of, text_of
@@ -25,6 +25,93 @@ from rayka.ids import TopicPartition
 
 P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
+PartT = TypeVar("PartT", bound="ConsumerPart")
+
+
+class Turn:
+    """One call of a method, from its beginning to `end`.
+
+    `end` is one call into C: an exception of a signal handler comes before it, where a `finally` still runs, or behind.
+    """
+
+    __slots__ = ("_under_way", "end", "thread")
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+        self._under_way = threading.Lock()
+        self._under_way.acquire()
+        self.end = self._under_way.release
+
+    def is_under_way(self) -> bool:
+        return self._under_way.locked()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Whether it ends within this time."""
+        is_over = io_thread.acquire_within(self._under_way, timeout_s)
+        if is_over:
+            self._under_way.release()
+        return is_over
+
+
+class Turns:
+    """The call that is in a method of the consumer, of which there is one, without those that it makes itself."""
+
+    def __init__(self) -> None:
+        self._guard = threading.RLock()  # a signal handler may come in between
+        self._last: Turn | None = None
+
+    def locked(self) -> bool:
+        """Whether a call is under way."""
+        return self._last is not None and self._last.is_under_way()
+
+    def begin(self, turn: Turn) -> Turn | None:
+        """None where the turn has begun, otherwise the one that is under way."""
+        with self._guard:
+            if self.locked():
+                return self._last
+            self._last = turn
+            return None
+
+    def wait_and_begin(self, turn: Turn, timeout_s: float | None = None) -> Turn | None:
+        """As `begin`, when the turn of another thread has ended, or this time is over."""
+        while (other := self.begin(turn)) is not None:
+            if other.thread == turn.thread or not other.wait(timeout_s):
+                return other
+        return None
+
+
+def in_turn(
+    method: Callable[Concatenate[PartT, P], ResultT],
+) -> Callable[Concatenate[PartT, P], ResultT]:
+    """The method, while no other thread is in one. Within another call, such as of a deserializer or of a signal
+    handler, it is refused, unless a callback of the group calls it.
+    """
+    return _turned(method, may_nest=False)
+
+
+def in_any_turn(
+    method: Callable[Concatenate[PartT, P], ResultT],
+) -> Callable[Concatenate[PartT, P], ResultT]:
+    """As `in_turn`, also within another call: the method moves no position."""
+    return _turned(method, may_nest=True)
+
+
+def _turned(
+    method: Callable[Concatenate[PartT, P], ResultT], *, may_nest: bool
+) -> Callable[Concatenate[PartT, P], ResultT]:
+    @wraps(method)
+    def call(self: PartT, /, *arguments: P.args, **options: P.kwargs) -> ResultT:
+        turn = Turn()
+        try:
+            try:
+                self._begin_turn(turn, method.__name__.lstrip("_"), may_nest=may_nest)
+                return method(self, *arguments, **options)
+            finally:
+                turn.end()
+        finally:
+            self._end_if_due()
+
+    return call
 
 
 class ConsumerPart(SyncClient):
@@ -37,8 +124,7 @@ class ConsumerPart(SyncClient):
         self._delivery = Delivery(config)
         handle = resolve(cluster)
         self._cluster_name = handle.name
-        self._in_use = threading.Lock()
-        self._user: int | None = None  # the thread that is in a method
+        self._in_use = Turns()
         self._fetcher: Fetcher = self._run(_open, handle, config)
         self._closed = False
 
@@ -58,35 +144,32 @@ class ConsumerPart(SyncClient):
     def _run_within(self, timeout_ms: float, work: BlockingWork[ResultT]) -> ResultT:
         return wait_for(work, timeout_ms, caller=self)
 
-    @contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        """A callback of the group, which runs within a poll, may call other methods. One on the IO thread may not,
-        whether another thread is in a method just now or not.
-        """
+    def _begin_turn(self, turn: Turn, name: str, *, may_nest: bool) -> None:
+        """Raises RuntimeError where another thread is in a method, and on the IO thread, whether one is or not."""
         self._check_open()
-        if self._user == threading.get_ident():
-            yield
-            return
         if io_thread.is_current():
             io_thread.refuse(f"a method of {self!r} other than commit_async with offsets")
-        if not self._takes_turn():
+        before = self._turn_before(turn)
+        if before is None:
+            return
+        if before.thread != turn.thread:
             raise RuntimeError(f"{self!r} is used by two threads at once; give each its own consumer")
-        with self._turn():
-            yield
+        if not may_nest and not self._is_in_callback():
+            raise RuntimeError(
+                f"{name} was called within another method of {self!r}, by a signal handler, a deserializer or an"
+                " interceptor; note there what is to be done, and do it when that method has returned"
+            )
 
-    def _takes_turn(self) -> bool:
-        """Whether no other thread is in a method; `_turn` ends it."""
-        return self._in_use.acquire(blocking=False)
+    def _turn_before(self, turn: Turn) -> Turn | None:
+        """The turn of another call that is under way; None where this one has begun."""
+        return self._in_use.begin(turn)
 
-    @contextmanager
-    def _turn(self) -> Iterator[None]:
-        """The one that `_in_use` was taken for."""
-        self._user = threading.get_ident()
-        try:
-            yield
-        finally:
-            self._user = None
-            self._in_use.release()
+    def _is_in_callback(self) -> bool:
+        """Whether a callback of the group runs."""
+        return False
+
+    def _end_if_due(self) -> None:
+        """Behind each turn: what could not be done within it."""
 
     def _check_open(self) -> None:
         if self._closed:

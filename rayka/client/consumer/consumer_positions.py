@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 from rayka.client.arguments import int_of, mapping_of, partition_of
-from rayka.client.consumer.consumer_part import ConsumerPart, partitions_of
+from rayka.client.consumer.consumer_part import ConsumerPart, in_any_turn, in_turn, partitions_of
 from rayka.client.group.offset_values import OffsetAndTimestamp
 from rayka.client.list_offsets import LIST_OFFSETS
 from rayka.client.timestamps import given_timestamp_ms
@@ -18,6 +18,7 @@ from rayka.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, ListOffse
 class ConsumerPositions(ConsumerPart):
     """See the module; its methods are those of `Consumer`."""
 
+    @in_turn
     def seek(self, topic_partition: TopicPartition, offset: int) -> None:
         """The next record of the partition is the first at or after offset.
 
@@ -28,10 +29,9 @@ class ConsumerPositions(ConsumerPart):
             raise ValueError(
                 f"offset: expected 0 or more, below 2**63, found {offset}; see seek_to_beginning and seek_to_end"
             )
-        with self._exclusive():
-            self._check_assigned([topic_partition])
-            self._run(self._fetcher.seek, {topic_partition: offset})
-            self._delivery.drop(topic_partition)
+        self._check_assigned([topic_partition])
+        self._run(self._fetcher.seek, {topic_partition: offset})
+        self._delivery.drop(topic_partition)
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
         """Goes to the first offset of the partitions, of all assigned ones if none is named."""
@@ -49,25 +49,25 @@ class ConsumerPositions(ConsumerPart):
 
     # ---- Pausing ---------------------------------------------------------------------------------------------------
 
+    @in_turn
     def pause(self, *partitions: TopicPartition) -> None:
         """Gives no more records of these partitions until `resume`, also in a loop that is under way; positions stay.
 
         What was fetched of them is kept. A partition that is assigned anew is not paused. Raises ValueError for one
         that is not assigned.
         """
-        with self._exclusive():
-            self._check_assigned(partitions)
-            self._run(self._fetcher.pause, partitions)
-            for tp in partitions:
-                self._delivery.pause(tp)
+        self._check_assigned(partitions)
+        self._run(self._fetcher.pause, partitions)
+        for tp in partitions:
+            self._delivery.pause(tp)
 
+    @in_turn
     def resume(self, *partitions: TopicPartition) -> None:
         """Goes on giving records of these partitions. Raises ValueError for one that is not assigned."""
-        with self._exclusive():
-            self._check_assigned(partitions)
-            for tp in partitions:
-                self._delivery.resume(tp)
-            self._run(self._fetcher.resume, partitions)
+        self._check_assigned(partitions)
+        for tp in partitions:
+            self._delivery.resume(tp)
+        self._run(self._fetcher.resume, partitions)
 
     def paused(self) -> tuple[TopicPartition, ...]:
         """The partitions that are paused."""
@@ -76,16 +76,16 @@ class ConsumerPositions(ConsumerPart):
 
     # ---- Offsets ---------------------------------------------------------------------------------------------------
 
+    @in_any_turn
     def position(self, topic_partition: TopicPartition) -> int:
         """The offset of the next record that poll will give. Raises what the lookup of an unknown one raises."""
-        with self._exclusive():
-            self._check_assigned([topic_partition])
-            waiting_offset = self._delivery.next_offset(topic_partition)
-            if waiting_offset is not None:
-                return waiting_offset
-            read = self._delivery.read_up_to(topic_partition)
-            timeout_ms = self._config.default_api_timeout_ms
-            return int(self._run(self._fetcher.position, topic_partition, read, timeout_ms))
+        self._check_assigned([topic_partition])
+        waiting_offset = self._delivery.next_offset(topic_partition)
+        if waiting_offset is not None:
+            return waiting_offset
+        read = self._delivery.read_up_to(topic_partition)
+        timeout_ms = self._config.default_api_timeout_ms
+        return int(self._run(self._fetcher.position, topic_partition, read, timeout_ms))
 
     def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """The first offset of each partition. Raises UnknownTopicOrPartition, UnavailableError."""
@@ -120,13 +120,13 @@ class ConsumerPositions(ConsumerPart):
         ends = self.end_offsets(chosen)
         return {tp: max(0, ends[tp] - self.position(tp)) for tp in chosen}
 
+    @in_turn
     def _seek_to_timestamp(self, partitions: tuple[TopicPartition, ...], timestamp_ms: int) -> None:
-        with self._exclusive():
-            chosen = partitions or self.assignment()
-            self._check_assigned(chosen)
-            self._run(self._fetcher.seek_to_timestamp, chosen, timestamp_ms)
-            for tp in chosen:
-                self._delivery.drop(tp)
+        chosen = partitions or self.assignment()
+        self._check_assigned(chosen)
+        self._run(self._fetcher.seek_to_timestamp, chosen, timestamp_ms)
+        for tp in chosen:
+            self._delivery.drop(tp)
 
     def _offsets(self, partitions: Iterable[TopicPartition], timestamp_ms: int) -> dict[TopicPartition, int]:
         found = self._look_up(dict.fromkeys(partitions_of(partitions), timestamp_ms))

@@ -4,15 +4,23 @@ Invariants: records are handed over once, in offset order per partition; a posit
 over, at a batch's end to the batch's next offset and at a fetch's end to the broker's `next_offset`. Decoding
 happens here, on the application's thread, so that the IO thread stays free. Kafka: CompletedFetch,
 FetchCollector (G16).
+
+A signal may end any step here by an exception: Ctrl-C between two lines, in a deserializer, in an interceptor.
+1. `begin` opens an `Asking`; before a fetch is taken from, the asking notes it, and where its partition stood.
+2. The caller marks the asking as handed with its last step, a plain store, behind which nothing can be interrupted.
+3. The next call puts an asking back that was not marked: its fetches come first again, and positions are as noted.
+So no handler of an exception has to run. A step that is interrupted and repeated may leave a fetch here twice, and
+never loses one: its records are known by their offsets, and the second one is passed over.
 """
 
 import sys
+import threading
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from itertools import chain, islice
 from operator import length_hint
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -28,7 +36,7 @@ from rayka.client.consumer.record import (
 )
 from rayka.client.serializers import deserializer
 from rayka.config import ConsumerConfig
-from rayka.errors import CorruptRecord, SerializationError
+from rayka.errors import CorruptRecord, InvariantBroken, SerializationError
 from rayka.ids import NO_EPOCH, TopicPartition
 from rayka.protocol.batch_decode import DecodedBatch, decode
 from rayka.protocol.batch_header import RecordBatch, split_batches
@@ -47,6 +55,37 @@ class Position(NamedTuple):
     leader_epoch: int = NO_EPOCH
 
 
+class Asking:
+    """What one `poll`, or one step of a loop, has taken. It is the application's once `is_handed`."""
+
+    __slots__ = ("fetches", "held", "is_handed", "made", "marks", "thread")
+
+    def __init__(
+        self,
+        made: "list[Record]",
+        held: "tuple[Asking, ...]" = (),
+        thread: int | None = None,
+        *,
+        is_handed: bool = False,
+    ) -> None:
+        self.made = made  # what interceptors had made before, and was not given
+        self.held = held  # the askings that took what `made` was made of
+        self.thread = thread  # which asks
+        self.marks: dict[TopicPartition, Position] = {}  # where each partition stood before
+        self.fetches: dict[tuple[Any, ...], Fetched] = {}  # as they were before, in order
+        self.is_handed = is_handed
+
+    def note(self, fetched: Fetched, at: Position) -> None:
+        """Before anything of the fetch is taken. Of several calls for one fetch the first counts."""
+        self.marks.setdefault(fetched.topic_partition, at)
+        self.fetches.setdefault(_key(fetched), fetched)
+
+    def forget(self, topic_partition: TopicPartition) -> None:
+        """Its position was changed since."""
+        self.marks.pop(topic_partition, None)
+        self.fetches = {key: each for key, each in self.fetches.items() if key[0] != topic_partition}
+
+
 class Delivery:
     """Fetched data on its way to the application."""
 
@@ -60,36 +99,82 @@ class Delivery:
         key = deserializer(config.key_deserializer, "key_deserializer")
         self._deserializers = key, deserializer(config.value_deserializer, "value_deserializer")
         self._ends = end_offsets or {}
+        self._arrived: deque[Sequence[Fetched]] = deque()  # from the IO thread, which only appends
         self._fetched: deque[Fetched] = deque()
         self._read: dict[TopicPartition, Position] = {}  # without what the current batch adds
+        # The first batch of the first fetch, decoded: to forget it loses no more than the position within it.
         self._current: _Current | None = None
         self._paused: dict[TopicPartition, deque[Fetched]] = {}  # with what is not handed over meanwhile
+        self._made: list[Record] = []  # by interceptors, and not given yet
+        self.asking = Asking(self._made, is_handed=True)
 
     def add(self, fetched: Sequence[Fetched]) -> None:
-        """Takes what was fetched; the one method that is called on the IO thread."""
-        if not self._paused:
-            self._fetched.extend(fetched)
-            return
-        for each in fetched:
-            self._paused.get(each.topic_partition, self._fetched).append(each)
+        """Takes what was fetched; the one method that is called on the IO thread, also after a poll was interrupted."""
+        self._arrived.append(fetched)
+
+    # ---- Askings ---------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """The application asks for records: those that it was given have been processed. `asking` is a new one."""
+        self._settle()
+        last, current = self.asking, self._current
+        held = tuple(each for each in (*last.held, last) if each.marks) if self._made else ()
+        if current is not None:
+            current.looped_from = None
+        self.asking = Asking(self._made, held, threading.get_ident())
+
+    def take_back(self) -> None:
+        """What the application was given since it asked last counts as not given."""
+        current = self._current
+        if current is not None and current.has_looped():
+            self._read[current.topic_partition] = self._read_with(current, -1)
+            self._forget_current()
+        self._put_back(self.asking)
+
+    def _settle(self) -> None:
+        if not self.asking.is_handed:
+            self._put_back(self.asking)
+
+    def _put_back(self, asking: Asking) -> None:
+        """Repeated after an interruption it comes to the same."""
+        others = [each for each in self._fetched if _key(each) not in asking.fetches]
+        self._fetched = deque((*asking.fetches.values(), *others))
+        self._read.update(asking.marks)
+        if asking.marks:
+            self._forget_current()
+        self._made = asking.made
+        self.asking = Asking(asking.made, asking.held, asking.thread)
+
+    def _given_in_part(self) -> tuple[Asking, ...]:
+        """The askings of which the application has not all, the oldest first: no position of theirs has moved yet."""
+        asking = self.asking
+        return () if asking.is_handed and not self._made else (*asking.held, asking)
+
+    # ---- Partitions ------------------------------------------------------------------------------------------------
 
     def pause(self, topic_partition: TopicPartition) -> None:
         """Hands nothing of the partition over, also by an iterator that is in use, until `resume`."""
+        self._settle()
+        self._take_in()
         if topic_partition in self._paused:
             return
         current = self._current
         if current is not None and current.topic_partition == topic_partition:
+            if current.has_looped():
+                self.asking.note(current.fetched, self._read_with(current, -1))  # for `take_back`
             self._read[topic_partition] = self._read_with(current)
-            self._fetched[0] = current.fetched  # to be begun again, at the position
-            current.empty()
-            self._current = None
-        fetched, self._fetched = self._fetched, deque()
-        self._paused[topic_partition] = deque()
-        self.add(fetched)
+            self._forget_current()
+        self._paused[topic_partition] = deque(
+            each for each in self._fetched if each.topic_partition == topic_partition
+        )
+        self._fetched = self._without(topic_partition)
 
     def resume(self, topic_partition: TopicPartition) -> None:
         """Hands over what was held back, and then the rest."""
-        self._fetched.extend(self._paused.pop(topic_partition, ()))
+        self._settle()
+        self._take_in()
+        self._fetched.extend(self._paused.get(topic_partition, ()))
+        self._paused.pop(topic_partition, None)
 
     def paused(self) -> tuple[TopicPartition, ...]:
         """The partitions of which nothing is handed over."""
@@ -97,21 +182,43 @@ class Delivery:
 
     def drop(self, topic_partition: TopicPartition) -> None:
         """Forgets what was fetched of a partition, and its position."""
-        self._fetched = deque(each for each in self._fetched if each.topic_partition != topic_partition)
+        self._settle()
+        self._take_in()
+        if self._current is not None and self._current.topic_partition == topic_partition:
+            self._forget_current()
+        self._fetched = self._without(topic_partition)
         if topic_partition in self._paused:
             self._paused[topic_partition] = deque()
-        if self._current is not None and self._current.topic_partition == topic_partition:
-            self._current.empty()
-            self._current = None
         self._read.pop(topic_partition, None)
+        for asking in (*self.asking.held, self.asking):
+            asking.forget(topic_partition)
+        is_of_others = any(each.marks for each in (*self.asking.held, self.asking))
+        self._made = [each for each in self._made if is_of_others and _partition_of(each) != topic_partition]
 
     def keep_only(self, partitions: Collection[TopicPartition]) -> None:
         """Forgets all other partitions."""
+        self._settle()
+        self._take_in()
         waiting = dict.fromkeys(each.topic_partition for each in self._fetched)
         for tp in {**self._read, **waiting, **self._paused}:
             if tp not in partitions:
                 self.drop(tp)
                 self._paused.pop(tp, None)
+
+    def _take_in(self) -> None:
+        """What has arrived; twice what is interrupted."""
+        while self._arrived:
+            for each in self._arrived[0]:
+                self._paused.get(each.topic_partition, self._fetched).append(each)
+            self._arrived.popleft()
+
+    def _without(self, topic_partition: TopicPartition) -> deque[Fetched]:
+        return deque(each for each in self._fetched if each.topic_partition != topic_partition)
+
+    def _forget_current(self) -> None:
+        if self._current is not None:
+            self._current.empty()
+            self._current = None
 
     def end(self) -> None:
         """Nothing more is handed over, also not by an iterator that is in use. From any thread."""
@@ -125,10 +232,13 @@ class Delivery:
 
     def next_offset(self, topic_partition: TopicPartition) -> int | None:
         """Where what waits to be handed over goes on; None when nothing of the partition waits."""
+        for asking in self._given_in_part():
+            if topic_partition in asking.marks:
+                return asking.marks[topic_partition].offset
         current = self._current
         if current is not None and current.topic_partition == topic_partition and current.has_rows:
             return current.position()
-        for fetched in chain(self._paused.get(topic_partition, ()), self._fetched):
+        for fetched in chain(self._paused.get(topic_partition, ()), self._fetched, *tuple(self._arrived)):
             if fetched.topic_partition == topic_partition:
                 read = self.read_up_to(topic_partition)
                 is_next = read is not None and read.generation == fetched.generation
@@ -137,65 +247,101 @@ class Delivery:
 
     def read_up_to(self, topic_partition: TopicPartition) -> Position | None:
         """What `position` is, and in which generation; None when nothing of the partition was handed over."""
+        for asking in self._given_in_part():
+            if topic_partition in asking.marks:
+                return asking.marks[topic_partition]
         current = self._current
         if current is not None and current.topic_partition == topic_partition:
             return self._read_with(current)
         return self._read.get(topic_partition)
 
-    def _read_with(self, current: "_Current") -> Position:
+    def _read_with(self, current: "_Current", rows: int = 0) -> Position:
+        """With `rows` -1, before the last row that was given."""
         before = self._read.get(current.topic_partition)
-        epoch = NO_EPOCH if before is None else before.leader_epoch
-        if current.is_begun():
+        is_known = before is not None and before.generation == current.fetched.generation
+        epoch = before.leader_epoch if before is not None and is_known else NO_EPOCH
+        if current.is_begun(rows):
             epoch = current.batch.batch.leader_epoch
-        return Position(current.position(), current.fetched.generation, epoch)
+        return Position(current.position(rows), current.fetched.generation, epoch)
 
     def read(self) -> dict[TopicPartition, Position]:
         """What is known of each partition: up to where it was handed over, or where what waits begins."""
         found = dict(self._read)
         if self._current is not None:
             found[self._current.topic_partition] = self._read_with(self._current)
-        for fetched in (*chain.from_iterable(self._paused.values()), *self._fetched):
+        in_part = self._given_in_part()
+        for asking in reversed(in_part):
+            found.update(asking.marks)
+        noted = [asking.fetches.values() for asking in in_part]
+        for fetched in chain(*self._paused.values(), *noted, tuple(self._fetched), *tuple(self._arrived)):
             at = found.get(fetched.topic_partition)
             if at is None or at.generation < fetched.generation:
                 found[fetched.topic_partition] = Position(fetched.fetch_offset, fetched.generation)
         return found
 
+    # ---- Records ---------------------------------------------------------------------------------------------------
+
     def next_records(self, count_max: int) -> list[Record]:
-        """Up to count_max records as the interceptors leave them; empty when nothing is left."""
-        interceptors = self.interceptors
-        while records := self._stored_records(count_max):
-            if interceptors is None or (records := interceptors.changed(records)):
+        """Up to count_max records as the interceptors leave them; empty when nothing is left.
+
+        What they made beyond that comes first in the next call. Until it was given, no position moves past what it was
+        made of.
+        """
+        if self.interceptors is None:
+            return self._stored_records(count_max)
+        while not (given := self._made_records(count_max)):
+            records = self._stored_records(count_max)
+            if not records:
                 break
-        return records
+            self._made = [*self._made, *self.interceptors.changed(records)]
+        return given
+
+    def _made_records(self, count_max: int) -> list[Record]:
+        given: list[Record] = []
+        kept: list[Record] = []
+        for each in self._made:
+            is_kept = len(given) == count_max or _partition_of(each) in self._paused
+            (kept if is_kept else given).append(each)
+        self._made = kept
+        return given
 
     def _stored_records(self, count_max: int) -> list[Record]:
         """In one piece as far as one batch has them."""
         records: list[Record] = []
         with self._raising_unless(records):
-            while len(records) < count_max and self.has_records():
-                assert self._current is not None
-                records += islice(self._current.records(self._deserializers), count_max - len(records))
+            while len(records) < count_max and (current := self._next_current()) is not None:
+                records += islice(current.records(self._deserializers), count_max - len(records))
         return records
 
     def iterator(self) -> Iterator[Record] | None:
         """The rest of the current batch, or the next one, one record after another; None when nothing is left.
 
-        Records that are not taken from it stay to be handed over. It ends when its partition is dropped.
+        Records that are not taken from it stay to be handed over. It ends when its partition is dropped. With
+        interceptors it has one record, which is taken.
         """
-        if not self.has_records() or self._current is None:
+        if self.interceptors is not None:
+            given = self.next_records(1)
+            return iter(given) if given else None
+        current = self._next_current()
+        if current is None:
             return None
-        records = self._current.records(self._deserializers)
-        return records if self.interceptors is None else self.interceptors.each_changed(records)
+        records = current.looped(self._deserializers)
+        self.asking = Asking(
+            self._made, (), self.asking.thread, is_handed=True
+        )  # each is taken when it is given
+        return records
 
     def next_arrow(self, count_max: int = sys.maxsize) -> pa.RecordBatch | None:
         """The next batch, or its first count_max records; small ones are merged. None when nothing is left."""
         parts: list[pa.RecordBatch] = []
         rows, size_bytes = 0, 0
         with self._raising_unless(parts):
-            while rows < min(_MERGED_ROWS, count_max) and size_bytes < _MERGED_BYTES and self.has_records():
-                assert self._current is not None
-                size_bytes += self._current.batch.batch.size_bytes
-                part = self._current.take_arrow(count_max - rows)
+            while rows < min(_MERGED_ROWS, count_max) and size_bytes < _MERGED_BYTES:
+                current = self._next_current()
+                if current is None:
+                    break
+                size_bytes += current.batch.batch.size_bytes
+                part = current.take_arrow(count_max - rows)
                 rows += part.num_rows
                 parts.append(part)
         if not parts:
@@ -214,40 +360,57 @@ class Delivery:
     # ---- From fetch to fetch, from batch to batch ------------------------------------------------------------------
 
     def has_records(self) -> bool:
-        """Whether something is left to be handed over: `_current` is a batch with rows left then."""
-        while self._current is None or self._current.is_empty():
-            if self._current is not None:
-                if self._current.go_on():
+        """Whether `next_records` has something to give, if the interceptors leave it."""
+        return any(_partition_of(each) not in self._paused for each in self._made) or self.has_rows()
+
+    def has_rows(self) -> bool:
+        """Whether `next_arrow` has something to give."""
+        return self._next_current() is not None
+
+    def _next_current(self) -> "_Current | None":
+        """A batch with rows left, of which the asking may take; None when nothing is left."""
+        self._take_in()
+        while (current := self._current) is None or current.is_empty():
+            if current is not None:
+                if current.go_on():
                     break
-                self._finish(self._current)
+                self._finish(current)
             if not self._fetched:
-                return False
+                return None
             self._start(self._fetched[0])
-        return True
+        if not self.asking.is_handed and current.topic_partition not in self.asking.marks:
+            self.asking.note(current.fetched, self._read_with(current))
+        return current
 
     def _start(self, fetched: Fetched) -> None:
-        """Decodes the next batch of a fetch, or ends the fetch."""
+        """Decodes the next batch of a fetch, passes it over, or ends the fetch."""
         tp = fetched.topic_partition
         at = self._read.get(tp)
-        if at is None or at.generation != fetched.generation:  # the position was reset, perhaps backwards
-            self._read.pop(tp, None)
+        if at is not None and at.generation > fetched.generation:
+            self._fetched.popleft()
+            return
+        if at is None or at.generation < fetched.generation:  # the position was reset, perhaps backwards
             at = Position(fetched.fetch_offset, fetched.generation)
-        start_offset = max(fetched.fetch_offset, at.offset)
-        end_offset = self._ends.get(tp)
+        elif at.offset < fetched.fetch_offset:
+            raise InvariantBroken(
+                f"{tp}: read up to {at.offset}, and {fetched.fetch_offset} is to be handed over"
+            )
+        if not self.asking.is_handed:
+            self.asking.note(fetched, at)
+        start_offset, end_offset = at.offset, self._ends.get(tp)
         remaining = fetched.buffers
         if not remaining or (end_offset is not None and start_offset >= end_offset):
-            self._fetched.popleft()
             self._read[tp] = at._replace(offset=max(start_offset, fetched.next_offset))
+            self._fetched.popleft()
             return
         batch = _first_batch(fetched)
         if batch.next_offset <= start_offset or batch.is_control:
             epoch = batch.leader_epoch if batch.is_control else at.leader_epoch
             self._read[tp] = Position(max(start_offset, batch.next_offset), fetched.generation, epoch)
+            self._fetched[0] = _behind_first(fetched, batch)
         else:
             decoded = self._decode(tp, batch)
             self._current = _Current(fetched, decoded, rows_between(decoded, start_offset, end_offset))
-        rest = remaining[0][batch.size_bytes :]
-        self._fetched[0] = fetched._replace(buffers=(rest, *remaining[1:]) if rest.size else remaining[1:])
 
     def _decode(self, topic_partition: TopicPartition, batch: RecordBatch) -> DecodedBatch:
         """The batch's columns. A broken batch stays there, and is met again until the application seeks past it."""
@@ -262,12 +425,14 @@ class Delivery:
         at = Position(batch.next_offset, current.fetched.generation, batch.leader_epoch)
         self._read[current.topic_partition] = at
         self._current = None
+        self._fetched[0] = _behind_first(current.fetched, batch)
 
 
 class _Current:
     """One decoded batch, of which rows from `_start` to `_stop` are to be handed over; `fetched` begins with it.
 
-    They are all that are left, up to `_end`, or those before one that cannot be deserialized.
+    They are all that are left, up to `_end`, or those before one that cannot be deserialized. `looped_from` is the row
+    at which a loop began that has asked for nothing else since.
     """
 
     def __init__(self, fetched: Fetched, batch: DecodedBatch, rows: slice) -> None:
@@ -280,6 +445,7 @@ class _Current:
         self._end: int = rows.stop
         self._records: list[Record] = []
         self._iterator: Iterator[Record] | None = None
+        self.looped_from: int | None = None
 
     @property
     def has_rows(self) -> bool:
@@ -289,12 +455,17 @@ class _Current:
     def is_empty(self) -> bool:
         return self._first_row() == self._stop
 
-    def is_begun(self) -> bool:
-        return self._first_row() > self._first
+    def is_begun(self, rows: int = 0) -> bool:
+        return self._first_row() + rows > self._first
 
-    def position(self) -> int:
-        row = self._first_row()
+    def position(self, rows: int = 0) -> int:
+        """With `rows` as of so many rows on, or back."""
+        row = self._first_row() + rows
         return int(self.batch.offsets[row]) if row < self._end else self.batch.batch.next_offset
+
+    def has_looped(self) -> bool:
+        """Whether the application has a record of a loop in hand."""
+        return self.looped_from is not None and self._first_row() > self.looped_from
 
     def go_on(self) -> bool:
         """With the rows behind those that are handed over; False when there are none."""
@@ -324,6 +495,12 @@ class _Current:
                 self._iterator = iter(self._records)
         return self._iterator
 
+    def looped(self, deserializers: Deserializers) -> Iterator[Record]:
+        """As `records`, for a loop: a record is the application's when it is given."""
+        records = self.records(deserializers)
+        self.looped_from = self._first_row()
+        return records
+
     def empty(self) -> None:
         """An iterator that is in use ends with the list under it: that costs nothing for each record."""
         self._records.clear()
@@ -338,6 +515,22 @@ class _Current:
 
     def _first_row(self) -> int:
         return self._start if self._iterator is None else self._stop - length_hint(self._iterator)
+
+
+def _key(fetched: Fetched) -> tuple[Any, ...]:
+    """Of a fetch, also when its first batches were handed over."""
+    return fetched[:3]
+
+
+def _partition_of(record: Record) -> TopicPartition:
+    return TopicPartition(record.topic, record.partition)
+
+
+def _behind_first(fetched: Fetched, batch: RecordBatch) -> Fetched:
+    """Without its first batch."""
+    first, *others = fetched.buffers
+    rest = first[batch.size_bytes :]
+    return fetched._replace(buffers=(rest, *others) if rest.size else tuple(others))
 
 
 def _first_batch(fetched: Fetched) -> RecordBatch:

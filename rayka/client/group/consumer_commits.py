@@ -14,7 +14,7 @@ from typing import NamedTuple
 from rayka.client import io_thread
 from rayka.client.arguments import check_callback
 from rayka.client.bootstrap import ClusterHandle
-from rayka.client.consumer.consumer_part import ConsumerPart, partitions_of
+from rayka.client.consumer.consumer_part import ConsumerPart, in_any_turn, partitions_of
 from rayka.client.group.committing import GroupOffsets, Offsets, Problems, first_problem
 from rayka.client.group.group_face import GroupFace
 from rayka.client.group.member_requests import GroupMetadata
@@ -47,6 +47,7 @@ class ConsumerCommits(ConsumerPart):
         if not is_automatic:
             self._commit_due_s = _NEVER_S
 
+    @in_any_turn
     def commit(self, offsets: CommittableOffsets | None = None) -> None:
         """Commits these offsets, of the next records that the group is to read, or, with None, all positions.
 
@@ -55,8 +56,7 @@ class ConsumerCommits(ConsumerPart):
         committed then), IllegalGeneration, UnknownMemberId or FencedInstanceId when the group goes on without this
         member, RebalanceInProgress, UnavailableError.
         """
-        with self._exclusive():
-            self._run(self._ask("commit", None if offsets is None else committable(offsets)).commit)
+        self._run(self._ask("commit", None if offsets is None else committable(offsets)).commit)
 
     def commit_async(
         self, offsets: CommittableOffsets | None = None, callback: OnCommit | None = None
@@ -70,8 +70,7 @@ class ConsumerCommits(ConsumerPart):
         """
         check_callback(callback, "callback")
         if not io_thread.is_current():
-            with self._exclusive():
-                self._begin_commit(offsets, callback)
+            self._begin_commit_in_turn(offsets, callback)
             return
         self._check_open()
         if offsets is None:
@@ -103,6 +102,10 @@ class ConsumerCommits(ConsumerPart):
             self._config.group_id or "", group_instance_id=self._config.group_instance_id or ""
         )
 
+    @in_any_turn
+    def _begin_commit_in_turn(self, offsets: CommittableOffsets | None, callback: OnCommit | None) -> None:
+        self._begin_commit(offsets, callback)
+
     def _begin_commit(self, offsets: CommittableOffsets | None, callback: OnCommit | None) -> None:
         ask = self._ask("commit_async", None if offsets is None else committable(offsets))
         io_thread.call_next(ask.commit_and_tell, callback or _log)
@@ -131,13 +134,9 @@ class ConsumerCommits(ConsumerPart):
         `assign` named are committed; those of a member are when it leaves.
         """
         group_offsets = self._fetcher.group_offsets
-        if group_offsets is None or not self._takes_turn():
-            return  # or another thread polls just now: what it gets is not processed
-        try:
+        if group_offsets is not None:
             is_due = self._commit_due_s < _NEVER_S and self._group is None
             self._commit_or_log(self._ask("commit").commit if is_due else group_offsets.settle)
-        finally:
-            self._in_use.release()
 
     def _commit_or_log(self, commit: Work[object]) -> None:
         try:

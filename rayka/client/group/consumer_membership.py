@@ -5,14 +5,13 @@ The part of `Consumer` that joins a group. Kafka: KafkaConsumer.subscribe, unsub
 
 import logging
 import re
-import threading
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any
 
 from rayka.client import io_thread
 from rayka.client.arguments import check_callback
-from rayka.client.consumer.consumer_part import topic_names
+from rayka.client.consumer.consumer_part import in_turn, topic_names
 from rayka.client.consumer.consumer_positions import ConsumerPositions
 from rayka.client.group.consumer_commits import ConsumerCommits
 from rayka.client.group.group_face import GroupFace
@@ -22,7 +21,6 @@ from rayka.client.io_thread import BlockingWork
 from rayka.errors import ClosedError, ConfigError, UnknownTopicOrPartition
 from rayka.ids import TopicPartition
 
-_TURN_S = 5.0  # for the thread that polls to notice that another one closes
 OnPartitions = Callable[[list[TopicPartition]], Any]
 
 logger = logging.getLogger(__name__)
@@ -35,6 +33,7 @@ class ConsumerMembership(ConsumerCommits, ConsumerPositions):
     _is_assigned = False
     _is_closing = False
 
+    @in_turn
     def subscribe(
         self,
         topics: str | Iterable[str] = (),
@@ -63,33 +62,32 @@ class ConsumerMembership(ConsumerCommits, ConsumerPositions):
             check_callback(callback, name)
         if bool(names) == (matching is not None):
             raise ValueError("subscribe: expected topics or a pattern; `unsubscribe` ends a subscription")
-        with self._exclusive():
-            if self._is_assigned:
-                raise RuntimeError(
-                    f"{self!r} reads what `assign` named; assign([]) ends that, and then subscribe"
+        if self._is_assigned:
+            raise RuntimeError(
+                f"{self!r} reads what `assign` named; assign([]) ends that, and then subscribe"
+            )
+        if self._config.group_id is None:
+            if listener != Listener() or matching is not None:
+                raise ConfigError(
+                    "subscribe: a pattern and callbacks expect a group; give the consumer a group_id"
                 )
-            if self._config.group_id is None:
-                if listener != Listener() or matching is not None:
-                    raise ConfigError(
-                        "subscribe: a pattern and callbacks expect a group; give the consumer a group_id"
-                    )
-                self._run(self._fetcher.follow, names)
-                self._delivery.keep_only(self._fetcher.subscription.partitions)
-            else:
-                group = self._group = self._group or self._face()
-                group.listener = listener
-                self._run(group.member.subscribe, names, matching)
-            self._topics = names
+            self._run(self._fetcher.follow, names)
+            self._delivery.keep_only(self._fetcher.subscription.partitions)
+        else:
+            group = self._group = self._group or self._face()
+            group.listener = listener
+            self._run(group.member.subscribe, names, matching)
+        self._topics = names
 
+    @in_turn
     def unsubscribe(self) -> None:
         """Reads nothing from now on; a member of a group leaves it, after `on_revoke`. Does nothing otherwise."""
-        with self._exclusive():
-            if self._group is not None:
-                self._leave_group(self._group)
-            else:
-                self._run(self._fetcher.assign, [])
-                self._delivery.keep_only({})
-            self._topics = ()
+        if self._group is not None:
+            self._leave_group(self._group)
+        else:
+            self._run(self._fetcher.assign, [])
+            self._delivery.keep_only({})
+        self._topics = ()
 
     def subscription(self) -> tuple[str, ...]:
         """The topics that are subscribed to, or that match the pattern as far as is known."""
@@ -124,7 +122,7 @@ class ConsumerMembership(ConsumerCommits, ConsumerPositions):
     def _check_not_closing(self) -> None:
         self._check_open()
         if self._is_closing:
-            raise ClosedError(f"{self!r} is being closed by another thread")
+            raise ClosedError(f"{self!r} is being closed, by another thread or a signal handler")
 
     def _polls(self, poll: BlockingWork[bool], remaining_ms: float) -> bool:
         """What the fetcher's poll says. That a topic is gone is no error to a group: the leader assigns the others."""
@@ -151,28 +149,27 @@ class ConsumerMembership(ConsumerCommits, ConsumerPositions):
         self._group = None
         group.raise_error()
 
-    def _end_membership(self) -> None:
-        """Leaves once the thread that polls, if there is one, has noticed."""
+    def _end_membership(self, *, is_telling: bool) -> None:
+        """Leaves the group. Unless `is_telling`, without a word to its callbacks: another thread runs one."""
         group = self._group
         if group is None:
             return
         try:
-            if self._user == threading.get_ident():
+            if is_telling:
                 self._leave_group(group)
-            elif self._takes_turn() or self._interrupt_other_thread():
-                with self._turn():
-                    self._leave_group(group)
             else:
                 logger.warning("%r is closed while a callback of its group runs: nothing more is told", self)
                 self._run(group.member.close)
         finally:  # also when Ctrl-C came before it had left
             io_thread.call_soon(group.member.abandon)
 
-    def _interrupt_other_thread(self) -> bool:
-        """Whether the thread that polls has ended its poll, so that this one has its turn."""
+    def _interrupt(self) -> None:
+        """Ends the poll that is under way, by ClosedError."""
         self._is_closing = True
         io_thread.call_soon(self._fetcher.interrupt)
-        return self._in_use.acquire(timeout=_TURN_S)
+
+    def _is_in_callback(self) -> bool:
+        return self._group is not None and self._group.is_telling
 
     def _abandons(self) -> list[Callable[[], object]]:
         """What ends the work on the loop without this object."""
