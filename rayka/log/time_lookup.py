@@ -8,6 +8,7 @@ work, and others get their turn. Kafka: `LogSegment.findOffsetByTimestamp`, `Uni
 
 from collections.abc import Generator
 from itertools import islice
+from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -17,11 +18,13 @@ from rayka.ids import NO_TIMESTAMP
 from rayka.log.segment import Segment
 from rayka.log.segment_file import BatchPosition
 from rayka.protocol.batch_decode import DecodedBatch, decode
-from rayka.protocol.batch_header import RecordBatch
+from rayka.protocol.batch_header import HEADER_BYTES, RecordBatch
 
 if TYPE_CHECKING:
     from rayka.log.log import Log
 
+_RECORD_COUNT = Struct(">57xi3x")
+_EMPTIED_BYTES_MAX = 128  # of a batch without records; a larger one has some
 SLICE_BATCHES = 500  # the header of each is at most one read of 4 KiB: a few milliseconds
 
 
@@ -119,7 +122,8 @@ def _largest_in_segment(segment: Segment, start_offset: int, end_offset: int) ->
             if batch.last_offset >= end_offset:
                 position = segment.size_bytes
                 break
-            if best is None or batch.max_timestamp_ms > best.max_timestamp_ms:
+            is_larger = best is None or batch.max_timestamp_ms > best.max_timestamp_ms
+            if is_larger and _has_records(segment, batch):
                 best = batch
         yield
     if best is None or (first is not None and first.timestamp_ms >= best.max_timestamp_ms):
@@ -131,13 +135,21 @@ def _largest_in_segment(segment: Segment, start_offset: int, end_offset: int) ->
 
 def _indexed_largest(segment: Segment, start_offset: int, end_offset: int) -> BatchPosition | None:
     """The batch with the largest timestamp up to the last index entry before the end, as the index knows it; None when
-    it knows none, or one that does not lie wholly behind the start.
+    it knows none, one that does not lie wholly behind the start, or one that compaction has emptied.
     """
     indexed = segment.indexes.by_time.lookup_offset(end_offset - 1)
     if indexed.timestamp_ms == NO_TIMESTAMP or indexed.offset < start_offset:
         return None
     batch = next(segment.batches(segment.position_of(indexed.offset)))
-    return batch if batch.base_offset >= start_offset else None
+    return batch if batch.base_offset >= start_offset and _has_records(segment, batch) else None
+
+
+def _has_records(segment: Segment, batch: BatchPosition) -> bool:
+    """Whether compaction has left any record of the batch, whose timestamp stays also without."""
+    if batch.size_bytes > _EMPTIED_BYTES_MAX:
+        return True
+    (record_count,) = _RECORD_COUNT.unpack(segment.file.read(batch.position, HEADER_BYTES))
+    return bool(record_count)
 
 
 def _largest_in_cut_batch(

@@ -5,6 +5,8 @@ import struct
 import numpy as np
 import pytest
 from crc32c import crc32c
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rayka.cleaner.file_cleaning import CleaningSettings
 from rayka.cleaner.kept_records import CleaningCounts, Horizon, KeptRecords
@@ -13,6 +15,7 @@ from rayka.cleaner.map_builder import MapBuilder
 from rayka.cleaner.offset_map import OffsetMap
 from rayka.config import TopicConfig
 from rayka.log.log import Log
+from rayka.log.time_lookup import first_at_or_after, largest_before
 from rayka.protocol.batch_contents import Column, aligned, parse_contents
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_encode import encode_batch
@@ -28,7 +31,7 @@ from rayka.protocol.batch_header import (
 from rayka.protocol.batch_rebuild import without_records
 from rayka.testing.memory_disk import MemoryDisk
 from tests.cleaner.support import COMPACTED, SETTINGS, clean, keyed, newest_of, put, records_of, table_of
-from tests.log.support import new_log, open_log, read_batches, sync
+from tests.log.support import new_log, open_log, read_batches, result_of, sync
 
 
 def filled(config: TopicConfig = COMPACTED, rounds: int = 12) -> tuple[MemoryDisk, Log]:
@@ -350,3 +353,34 @@ def test_batches_without_records_may_be_all_that_is_put_into_the_map() -> None:
     builder = MapBuilder(KeyHasher(b"0" * 16), OffsetMap(1 << 10, 100), 0)
     assert builder.put([empty])
     assert (builder.end_offset, builder.offsets.key_count) == (2, 0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    batches=st.lists(st.tuples(st.sampled_from([b"a", b"b"]), st.integers(0, 50)), min_size=1, max_size=40),
+    start_offset=st.integers(0, 20),
+)
+def test_records_are_found_by_time_whatever_batches_were_emptied(
+    batches: list[tuple[bytes, int]], start_offset: int
+) -> None:  # F6, F25
+    """A batch stays without records where its producer needs it, and keeps the timestamp of what it had."""
+    disk, log = new_log(COMPACTED)
+    for number, (key, timestamp_ms) in enumerate(batches):
+        sequence = ProducerSequence(7, 0, number)
+        batch = keyed([(key, b"1" * 100)], timestamp_ms=timestamp_ms, sequence=sequence)
+        log.append_as_leader([batch], 0, now_ms=0)
+    clean(disk, log)
+    log.increment_log_start_offset(min(start_offset, log.log_end_offset))
+    left = [
+        (int(offset), int(timestamp_ms))
+        for each in map(decode, read_batches(log))
+        for offset, timestamp_ms in zip(each.offsets, each.timestamps_ms, strict=True)
+        if offset >= log.log_start_offset
+    ]
+    largest = max(left, key=lambda each: (each[1], -each[0]), default=None)
+    found = result_of(largest_before(log, end_offset=log.log_end_offset))
+    assert (found and (found.offset, found.timestamp_ms)) == largest
+    for timestamp_ms in range(0, 52, 7):
+        first = next((each for each in left if each[1] >= timestamp_ms), None)
+        found = result_of(first_at_or_after(log, timestamp_ms, end_offset=log.log_end_offset))
+        assert (found and (found.offset, found.timestamp_ms)) == first
