@@ -49,10 +49,10 @@ class LeaderRun:
     def __repr__(self) -> str:
         return f"<LeaderRun of {self._producers.name} requests={len(self.outcomes)} next={self._offset}>"
 
-    def add(self, batches: Sequence[RecordBatch], segment_bytes: int) -> None:
+    def add(self, batches: Sequence[RecordBatch], batch_bytes_max: int) -> None:
         """Places the batches of one request, unless it is refused or was appended before."""
         try:
-            self.outcomes.append(self._duplicate(batches) or self._place(batches, segment_bytes))
+            self.outcomes.append(self._duplicate(batches) or self._place(batches, batch_bytes_max))
         except ApiError as error:
             self.outcomes.append(error)
 
@@ -73,9 +73,9 @@ class LeaderRun:
                 )
         return None
 
-    def _place(self, batches: Sequence[RecordBatch], segment_bytes: int) -> AppendInfo:
+    def _place(self, batches: Sequence[RecordBatch], batch_bytes_max: int) -> AppendInfo:
         placed = placed_by_leader(batches, self._leader_epoch, self._offset, self._log_append_time_ms)
-        check_sizes(self._producers.name, placed, segment_bytes)
+        check_sizes(self._producers.name, placed, batch_bytes_max)
         self.placed += placed
         first, last = placed[0].place, placed[-1].place
         self._offset = last.last_offset + 1

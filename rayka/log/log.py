@@ -165,15 +165,16 @@ class Log:
         *,
         now_ms: int,
         log_append_time_ms: int | None = None,
+        batch_bytes_max: int | None = None,
     ) -> list[AppendOutcome]:
         """As `append_as_leader` for each of several requests, in their order, almost always in one write. What that
-        would raise is the request's outcome.
+        would raise is the request's outcome. `batch_bytes_max`: how large a batch may be, by default `segment.bytes`.
         """
         outcomes: list[AppendOutcome] = []
         for run_requests in runs_without_repeats(requests):
             run = LeaderRun(self.producers, self.log_end_offset, leader_epoch, log_append_time_ms)
             for batches in run_requests:
-                run.add(batches, self.config.segment_bytes)
+                run.add(batches, self.config.segment_bytes if batch_bytes_max is None else batch_bytes_max)
             try:
                 if run.placed:
                     with _Change(self):

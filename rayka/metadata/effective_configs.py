@@ -1,17 +1,22 @@
 """Which configuration is in force: one answer for brokers, controllers and callers that ask to see it.
 
 A topic's key is its own, or else what the broker has under the synonym; a broker's key is its own, or else that of all
-brokers, or else what the node was started with, or else the default. Kafka: `KafkaConfigSchema`, `ConfigurationsImage`.
+brokers, or else what the node was started with, or else the default. One exception: `segment.bytes` of
+`__consumer_offsets` that is the default of earlier releases counts as the broker's (decision 084). Kafka:
+`KafkaConfigSchema`, `ConfigurationsImage`.
 """
 
 from collections.abc import Mapping
 from functools import lru_cache
 
 from rayka.config import BrokerConfig, TopicConfig
+from rayka.ids import is_internal
 from rayka.metadata.image import MetadataImage
 
 # A frozen model of pydantic's is hashable, which pyright does not know.
 _CACHED_MAX = 1024  # topics configured differently that are remembered: the others are parsed each time
+
+_SEGMENT_BYTES, _EARLIER_DEFAULT = "segment.bytes", str(100 << 20)
 
 _Items = tuple[tuple[str, str], ...]
 
@@ -28,7 +33,10 @@ def topic_config(
 ) -> TopicConfig:
     """What is in force for this topic on this broker, or with None where nothing special was said of the broker."""
     config = broker_config(image, static, broker_id)
-    return _topic_config(config, _items(image.topic_configs(name)))  # pyright: ignore[reportArgumentType]
+    own = image.topic_configs(name)
+    if is_internal(name) and own.get(_SEGMENT_BYTES) == _EARLIER_DEFAULT:
+        own = {**own, _SEGMENT_BYTES: str(config.offsets_topic_segment_bytes)}
+    return _topic_config(config, _items(own))  # pyright: ignore[reportArgumentType]
 
 
 def _items(values: Mapping[str, str]) -> _Items:

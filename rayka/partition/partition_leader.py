@@ -177,13 +177,13 @@ class PartitionLeader:
         return [next(appended) if each is None else each for each in refused]
 
     def append_own(self, records: Buffer, *, now_ms: int, timestamp_ms: int) -> Appended:
-        """Appends one batch with acks=all that this process has encoded just now (`own_batch`). Raises what would be
-        the outcome of such a request.
+        """Appends one batch with acks=all that this process has encoded just now (`own_batch`); one that is larger than
+        `segment.bytes` gets a larger segment. Raises what would be the outcome of such a request.
         """
         self._check_enough_replicas(ACKS_ALL)
         replica = self._replica
         batch = own_batch(records, replica.config, where=str(replica.topic_partition))
-        (outcome,) = self._append([[batch]], now_ms, timestamp_ms)
+        (outcome,) = self._append([[batch]], now_ms, timestamp_ms, batch_bytes_max=batch.size_bytes)
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
@@ -193,12 +193,21 @@ class PartitionLeader:
             raise NotEnoughReplicas(self._too_few_replicas())
 
     def _append(
-        self, requests: Sequence[Sequence[RecordBatch]], now_ms: int, timestamp_ms: int
+        self,
+        requests: Sequence[Sequence[RecordBatch]],
+        now_ms: int,
+        timestamp_ms: int,
+        *,
+        batch_bytes_max: int | None = None,
     ) -> list[ProduceOutcome]:
         replica, leader_epoch = self._replica, self.state.leader_epoch
         stamp_ms = timestamp_ms if is_stamped_by_broker(replica.config) else None
         found = replica.log.append_all_as_leader(
-            requests, leader_epoch, now_ms=now_ms, log_append_time_ms=stamp_ms
+            requests,
+            leader_epoch,
+            now_ms=now_ms,
+            log_append_time_ms=stamp_ms,
+            batch_bytes_max=batch_bytes_max,
         )
         is_raised, needs_sync = self.maybe_increment_high_watermark(now_ms), replica.needs_sync
         outcomes: list[ProduceOutcome] = []

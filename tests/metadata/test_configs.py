@@ -35,6 +35,23 @@ def test_the_nearest_layer_counts(count: int, on_1: int, on_2: int) -> None:
     assert [topic_config(image, static, "orders", broker).segment_bytes for broker in (1, 2)] == [on_1, on_2]
 
 
+@pytest.mark.parametrize(
+    ("topic", "own", "expected"),
+    [
+        ("__consumer_offsets", str(100 << 20), 4 << 20),  # as earlier releases made it
+        ("__consumer_offsets", str(50 << 20), 50 << 20),
+        ("orders", str(100 << 20), 100 << 20),
+    ],
+)
+def test_an_older_clusters_topic_of_offsets_gets_the_segments_of_today(
+    topic: str, own: str, expected: int
+) -> None:  # decision 084
+    record = ConfigRecord(
+        resource_type=ResourceType.TOPIC, resource_name=topic, name="segment.bytes", value=own
+    )
+    assert topic_config(image_of([record]), BrokerConfig(), topic).segment_bytes == expected
+
+
 def test_where_nothing_was_said_the_default_counts() -> None:
     assert topic_config(MetadataImage(), BrokerConfig(), "orders").segment_bytes == 1 << 30
 

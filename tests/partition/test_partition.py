@@ -17,6 +17,7 @@ from rayka.errors import (
     OffsetNotAvailable,
     OffsetOutOfRange,
     OutOfOrderSequence,
+    RecordBatchTooLarge,
     RecordTooLarge,
     StorageError,
     UnknownLeaderEpoch,
@@ -505,6 +506,19 @@ def test_a_batch_that_this_process_has_encoded_is_appended_whatever_producers_ar
     partition = new_partition(message_timestamp_before_max_ms=10)
     assert append_own(partition, b"a", b"b", timestamp_ms=NOW_MS - 11).required_offset == 2
     assert partition.high_watermark == 2
+
+
+def test_a_batch_of_this_process_may_be_larger_than_a_segment() -> None:  # decision 084
+    """A generation of a large group is one record; producers' batches are still split by `segment.bytes`."""
+    partition = new_partition(segment_bytes=1_024)
+    for size_bytes in (100, 5_000, 100):
+        append_own(partition, b"a" * size_bytes)
+    assert [each.base_offset for each in partition.log.segments] == [0, 1, 2]
+    (refused,) = partition.as_leader().append_all(
+        [(records(b"a" * 5_000), ACKS_ALL)], now_ms=0, timestamp_ms=NOW_MS
+    )
+    assert isinstance(refused, RecordBatchTooLarge)
+    assert partition.log.log_end_offset == 3
 
 
 def test_a_batch_of_this_process_is_refused_for_what_the_topic_is() -> None:  # B15, B18
