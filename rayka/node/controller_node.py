@@ -19,7 +19,14 @@ import msgspec
 
 from rayka.controller.configuration_control import unheeded_min_isr
 from rayka.controller.controller import BootstrapMetadata, Controller
-from rayka.errors import InvariantBroken, KafkaStorageError, NotController, RaykaError, StorageError
+from rayka.errors import (
+    ErrorCode,
+    InvariantBroken,
+    KafkaStorageError,
+    NotController,
+    RaykaError,
+    StorageError,
+)
 from rayka.ids import NO_NODE, Role, node_name
 from rayka.metadata.image import MetadataImage
 from rayka.metadata.metadata_records import MetadataRecord
@@ -34,6 +41,7 @@ from rayka.node.settings import NodeSettings
 from rayka.node.tasks import Tasks
 from rayka.ports import Message, Request
 from rayka.protocol.apis import ServedBy, api_of
+from rayka.protocol.events import RecordEventRequest
 from rayka.protocol.membership import (
     HeartbeatRequest,
     MetadataRequest,
@@ -41,6 +49,7 @@ from rayka.protocol.membership import (
     StatusRequest,
     StatusResponse,
 )
+from rayka.protocol.quorum_messages import AddRaftVoterRequest, RemoveRaftVoterRequest, VoterChangeResponse
 from rayka.protocol.replica_reports import ReportExitRequest
 
 _logger = logging.getLogger(__name__)
@@ -148,9 +157,25 @@ class ControllerNode:
         """The answer of the replica of the log, or of the state machine, as the row of the API says."""
         if isinstance(request, StatusRequest):
             return self._status()
+        if isinstance(request, AddRaftVoterRequest | RemoveRaftVoterRequest):
+            return self._change_voters(request)
         if ServedBy.QUORUM in api_of(request).served_by:
             return self._open().requests.handle(request)
         return self._submit(request)
+
+    async def _change_voters(
+        self, request: AddRaftVoterRequest | RemoveRaftVoterRequest
+    ) -> VoterChangeResponse:
+        """The answer of the quorum. A change that was made is an event; a leader that has removed itself has none."""
+        parts = self._open()
+        response: VoterChangeResponse = await parts.requests.handle(request)
+        if response.error_code is ErrorCode.NONE and parts.shard.is_active:
+            is_added = isinstance(request, AddRaftVoterRequest)
+            kind, what = ("voter-added", "got a") if is_added else ("voter-removed", "lost its")
+            reason = f"it {what} vote in the quorum, with directory {request.voter.directory_id}"
+            name = (node_name(request.voter.node_id),)
+            parts.shard.run_request(RecordEventRequest(self.settings.wall_clock_ms(), kind, name, reason))
+        return response
 
     async def _submit(self, request: Request[Any]) -> Message:
         """The state machine's answer. A heartbeat or an exit changes its soft state at once, before its turn."""

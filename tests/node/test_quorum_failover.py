@@ -244,6 +244,19 @@ def test_a_voter_that_was_cut_off_catches_up() -> None:  # A33
         wait_for(lambda: status(cluster, cut_off).high_watermark >= end, "it has everything")
 
 
+def test_a_vote_that_is_taken_or_given_is_told_of() -> None:
+    with quorum() as cluster, rayka.Admin(cluster=cluster, retry_backoff_ms=5) as admin:
+        voter = others(cluster.await_active_controller())[0]
+
+        def told() -> list[tuple[str, str]]:
+            return [(each.kind, *each.subjects) for each in admin.events() if each.kind.startswith("voter")]
+
+        admin.remove_raft_voter(voter)
+        wait_for(lambda: told() == [("voter-removed", f"controller-{voter}")], "its vote is taken")
+        admin.add_raft_voter(voter)
+        wait_for(lambda: told()[1:] == [("voter-added", f"controller-{voter}")], "its vote is given back")
+
+
 def test_without_a_quorum_a_broker_tells_what_happened() -> None:
     with quorum() as cluster, rayka.Admin(cluster=cluster, retry_backoff_ms=5) as admin:
         active = cluster.await_active_controller()
