@@ -119,6 +119,8 @@ def test_a_log_that_is_opened_anew_under_a_leader_waits_for_what_it_had_appended
         log_of(broker).append([FIRST])
         again = log_of(broker)  # in the same leader epoch
         assert (again.leading_epoch, again.high_watermark) == (0, NO_OFFSET)
+        await broker.apply(changed(leader_id=BROKER))  # in the next epoch of the same lead
+        assert (again.lead_began_in, again.leading_epoch, again.high_watermark) == (0, 1, NO_OFFSET)
         follow(broker)
         assert again.high_watermark == 1
         await broker.stop()

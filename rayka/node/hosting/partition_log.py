@@ -58,7 +58,8 @@ class PartitionLog(Generic[RecordT]):
         self._codec = codec
         self._wall_clock_ms = wall_clock_ms
         self._failure: StorageError | None = None
-        # What this leader appended before the log was opened anew has been replayed by no shard of this opening.
+        # What this leader appended before the log was opened anew, in whichever epoch of its lead, has been replayed by
+        # no shard of this opening.
         self._opened_in = self._partition.leader_epoch if self._partition.is_leader else NO_EPOCH
         self._end_at_opening = self._log.log_end_offset
         self.news = news
@@ -124,7 +125,7 @@ class PartitionLog(Generic[RecordT]):
         if not isinstance(partition.role, PartitionLeader):
             return partition.high_watermark
         known_from = partition.role.lead_began.offset
-        if partition.leader_epoch == self._opened_in:
+        if self._opened_in >= partition.role.lead_began.epoch:
             known_from = max(known_from, self._end_at_opening)
         return partition.high_watermark if partition.high_watermark >= known_from else NO_OFFSET
 
