@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -17,6 +18,8 @@ import pytest
 import rayka
 import rayka.testing
 from rayka.client import io_thread
+from rayka.errors import RaykaError
+from tests.testing.waiting import WAIT_S
 
 
 async def thread_name() -> str:
@@ -126,6 +129,8 @@ def test_the_exit_of_the_interpreter_ends_what_still_runs():
     script = """
 import asyncio
 from rayka.client import io_thread
+from rayka.errors import RaykaError
+from tests.testing.waiting import WAIT_S
 async def work():
     try:
         await asyncio.Event().wait()
@@ -223,3 +228,21 @@ def is_interrupted(call: Callable[[], object], at: int) -> bool:
         return True
     finally:
         sys.settrace(None)
+
+
+def test_an_error_is_each_callers_own_with_all_that_it_says() -> None:
+    async def fail(error: RaykaError) -> None:
+        raise error from LookupError("why")
+
+    kinds: list[type[RaykaError]] = [RaykaError]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+        shared = kind("what")
+        shared.noted = 7  # type: ignore[attr-defined]
+        with pytest.raises(kind) as caught:
+            io_thread.run(partial(fail, shared), WAIT_S)
+        own = caught.value
+        assert own is not shared
+        assert (type(own), str(own), own.args, vars(own)) == (kind, str(shared), shared.args, vars(shared))
+        assert isinstance(own.__cause__, LookupError)
+    assert len(kinds) > 50

@@ -5,13 +5,14 @@ offset counts, and all of them end with the one request. The first attempt of on
 its coordinator are known; a task goes on with what that did not end. Invariants: an older commit never overwrites a
 newer one, also when it is retried; a commit is made as the member that asked for it, so that one of a former generation
 is refused instead of overwriting what the partition's new owner has committed, and of the topic that was read then; a
-member that its group goes on without commits nothing. Kafka: ConsumerCoordinator (E10).
+member that its group goes on without commits nothing. A commit that comes while the members of a new generation wait
+for their assignments is repeated until these are there. Kafka: ConsumerCoordinator (E10).
 """
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 from uuid import UUID
@@ -23,8 +24,17 @@ from rayka.client.group.member_requests import GroupMetadata
 from rayka.client.group.offset_values import OffsetAndMetadata
 from rayka.client.loop_time import now_s
 from rayka.client.metadata import ClusterMetadata, check_partition
-from rayka.client.retry import TELL_AFTER_S
-from rayka.errors import ApiError, ErrorCode, RaykaError, UnavailableError, UnknownMemberId, error_for
+from rayka.client.retry import TELL_AFTER_S, Retry
+from rayka.errors import (
+    ApiError,
+    ErrorCode,
+    IllegalGeneration,
+    RaykaError,
+    RebalanceInProgress,
+    UnavailableError,
+    UnknownMemberId,
+    error_for,
+)
 from rayka.ids import NO_OFFSET, ZERO_ID, TopicPartition
 from rayka.protocol.consumer_protocol import NO_GENERATION
 from rayka.protocol.group_offsets import (
@@ -42,6 +52,7 @@ logger = logging.getLogger(__name__)
 
 Offsets = Mapping[TopicPartition, OffsetAndMetadata]
 Problems = dict[TopicPartition, RaykaError]
+Successor = Callable[[GroupMetadata, Iterable[TopicPartition], RaykaError], GroupMetadata | None]
 _TELL_AGAIN_S = 0.1  # no timer rings for the last microsecond of a wait again and again
 
 
@@ -71,6 +82,8 @@ class GroupOffsets:
         self._tells: asyncio.TimerHandle | None = None
         self._sender: asyncio.Task[None] | None = None
         self._is_abandoned = False
+        # As whom a commit goes on that a rebalance has refused; None: not at all. `Membership` says it of a member.
+        self.successor: Successor = _nobody
 
     def __repr__(self) -> str:
         return f"<GroupOffsets of {self._group_id!r} waiting={len(self._waiting)}>"
@@ -85,8 +98,8 @@ class GroupOffsets:
         take its commit for that of a group without members, and forget what they have committed since.
 
         Raises the error of a partition when all others are committed, and for all of them what no retry mends:
-        IllegalGeneration, UnknownMemberId, FencedInstanceId, RebalanceInProgress; in the end UnavailableError or the
-        last error.
+        IllegalGeneration, UnknownMemberId, FencedInstanceId; in the end UnavailableError, or the last error, such as
+        RebalanceInProgress.
         """
         if not offsets:
             return
@@ -149,7 +162,7 @@ class GroupOffsets:
     def _on_answer(self, commit: _Commit, outcome: OffsetCommitResponse | BaseException) -> None:
         self._attempt = None
         problems = _problems_of(commit, outcome)
-        if problems is None:
+        if problems is None or self._goes_on(commit, problems):
             self._send_on(commit)
         else:
             commit.done.end(problems)
@@ -200,6 +213,26 @@ class GroupOffsets:
 
     async def _send_some(self, commit: _Commit, partitions: tuple[TopicPartition, ...]) -> Problems:
         """The partitions that were refused, which no retry mends."""
+        retry = Retry(_remaining_ms(commit), self._metadata.nodes.backoff)
+        while True:
+            try:
+                problems = await self._call(commit, partitions)
+            except RaykaError as error:
+                problems = dict.fromkeys(partitions, error)
+            if not self._goes_on(commit, problems) or not await retry.pause():
+                return problems
+
+    def _goes_on(self, commit: _Commit, problems: Problems) -> bool:
+        """Whether a rebalance has refused the commit, and its member goes on with the partitions."""
+        error = next(iter(problems.values()), None)
+        if not isinstance(error, (RebalanceInProgress, IllegalGeneration)):
+            return False
+        successor = self.successor(commit.group, commit.offsets, error)
+        if successor is not None:
+            commit.group = successor
+        return successor is not None
+
+    async def _call(self, commit: _Commit, partitions: tuple[TopicPartition, ...]) -> Problems:
         problems = Problems()
 
         def check(response: OffsetCommitResponse) -> None:
@@ -328,6 +361,10 @@ def _remaining_ms(commit: _Commit) -> int:
             " its coordinator run? see `rayka status`"
         )
     return remaining_ms
+
+
+def _nobody(former: GroupMetadata, partitions: Iterable[TopicPartition], error: RaykaError) -> None:
+    """A consumer that is no member."""
 
 
 def _in_parts(partitions: Iterable[TopicPartition]) -> Iterator[tuple[TopicPartition, ...]]:

@@ -54,7 +54,8 @@ class ConsumerCommits(ConsumerPart):
         Returns when all brokers in sync have them. Of a partition that several commits name the last one counts. Raises
         InvalidGroupId without `group_id`, UnknownTopicOrPartition, OffsetMetadataTooLarge (the other partitions are
         committed then), IllegalGeneration, UnknownMemberId or FencedInstanceId when the group goes on without this
-        member, RebalanceInProgress, UnavailableError.
+        member; UnavailableError, or RebalanceInProgress when the members of a new generation have waited for their
+        assignments all the time: commit again.
         """
         self._run(self._ask("commit", None if offsets is None else committable(offsets)).commit)
 

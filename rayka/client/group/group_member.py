@@ -65,6 +65,8 @@ class GroupMember:
         self._last: Handover | None = None
         self._watching: asyncio.Task[None] | None = None
         self._metadata.listen(self._on_topic)
+        if fetcher.group_offsets is not None:
+            fetcher.group_offsets.successor = self.core.successor
 
     def __repr__(self) -> str:
         return f"<GroupMember {self.core!r} ready={self.ready is not None}>"

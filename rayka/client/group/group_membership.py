@@ -13,6 +13,7 @@ have, give up what moved, and join again. Kafka: AbstractCoordinator, ConsumerCo
 """
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -153,6 +154,22 @@ class Membership:
             self.failure = None
         return failure
 
+    def successor(
+        self, former: GroupMetadata, partitions: Iterable[TopicPartition], error: RaykaError
+    ) -> GroupMetadata | None:
+        """As which member a commit of `former` goes on that was refused with the error. None where the coordinator does
+        not know the member in that generation, or where others may have had a partition since (E10).
+        """
+        now = self.metadata
+        if now.generation_id == NO_GENERATION or now.member_id != former.member_id:
+            return None
+        if now.generation_id == former.generation_id:
+            # The assignments are yet to come, or the coordinator has answered a join that has not arrived.
+            is_under_way = isinstance(error, RebalanceInProgress) or self.state is MemberState.JOINING
+            return now if is_under_way else None
+        is_next = now.generation_id == former.generation_id + 1
+        return now if is_next and all(each in self.owned for each in partitions) else None
+
     # ---- What changes for the application ----------------------------------------------------------------------------
 
     @property
@@ -222,8 +239,12 @@ class Membership:
 
     @property
     def _is_rebalancing(self) -> bool:
-        is_begun = self.state in (MemberState.JOINING, MemberState.SYNCING)
-        return (is_begun or (self._must_join and self._is_prepared)) and not self._is_leaving
+        if (
+            self.state is MemberState.SYNCING
+        ):  # also while it leaves: what it commits waits for the assignments
+            return True
+        wants_to_join = self.state is MemberState.JOINING or (self._must_join and self._is_prepared)
+        return wants_to_join and not self._is_leaving
 
     def _next_of_rebalance(self) -> Step | None:
         if self.state is not MemberState.SYNCING:

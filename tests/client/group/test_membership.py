@@ -2,7 +2,7 @@
 
 import pytest
 
-from rayka.client.group.group_membership import MemberState
+from rayka.client.group.group_membership import LookUpTopics, MemberState
 from rayka.errors import (
     FencedInstanceId,
     IllegalGeneration,
@@ -340,6 +340,18 @@ def test_an_application_that_does_not_poll_costs_the_member_its_place_until_it_p
     groups.wait(5 * BEAT_MS)
     assert second.told[0].startswith("lost t-")
     assert sorted(len(each.core.owned) for each in groups.members) == [2, 2]
+
+
+def test_a_leader_that_leaves_sends_the_assignments_that_the_others_wait_for(
+    groups: Groups,
+) -> None:  # E5 E10
+    member = groups.member()
+    member.poll()
+    groups.coordinator.wait(3 * DELAY_MS)
+    while member._take_answers() and member.core.state is not MemberState.SYNCING:
+        member._send()
+    member.core.begin_leaving()
+    assert isinstance(member.core.next_step(groups.coordinator.now_ms), LookUpTopics)
 
 
 def test_a_member_that_leaves_while_it_joins_joins_again_when_the_application_polls(
