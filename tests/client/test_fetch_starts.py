@@ -117,3 +117,19 @@ def test_a_partition_that_is_to_begin_elsewhere_is_looked_up_again_once() -> Non
         second.cancel()
 
     start(scene)
+
+
+def test_a_reset_is_logged_with_where_reading_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    async def scene(starting: Starting) -> None:
+        starting.state.seek(AT_A, SOUGHT)
+        ticket = starting.state.ticket(AT_A)
+        assert ticket is not None
+        assert starting.state.reset(ticket)
+        await look_up(starting)
+        assert starting.position(AT_A) == 10
+
+    start(scene)
+    assert [each.getMessage() for each in caplog.records if each.name.endswith("fetch_starts")] == [
+        f"{AT_A}: offset {SOUGHT} is out of range; reading goes on at offset 10, the earliest, "
+        "as auto_offset_reset says"
+    ]

@@ -181,8 +181,11 @@ class FetchExchange:
             reason = f"{tp}: the leader that is known is of an epoch before that of the records read"
             return error_for(ErrorCode.NOT_LEADER_OR_FOLLOWER, reason)
         if result.diverging_epoch is not None:
-            logger.warning("%s: the log was truncated below %d", tp, ticket.fetch_offset)
-            self._state.on_diverging(ticket, result.diverging_epoch)
+            offset = self._state.on_diverging(ticket, result.diverging_epoch)
+            logger.warning(
+                "%s: records that were read are not in the log any more, from offset %d on; the position was %d",
+                *(tp, offset, ticket.fetch_offset),
+            )
             return None
         return self._on_leader_error(ticket, result)
 
@@ -199,8 +202,7 @@ class FetchExchange:
         tp = ticket.topic_partition
         error = error_for(result.error_code, f"{tp}: {result.error_message}")
         if result.error_code is ErrorCode.OFFSET_OUT_OF_RANGE and self._state.reset(ticket):
-            logger.warning("%s: offset %d is out of range; reset", tp, ticket.fetch_offset)
-            return None
+            return None  # where it goes on is logged when that is known
         if is_retriable(result.error_code) and result.error_code is not ErrorCode.CORRUPT_MESSAGE:
             return error
         self._state.on_error(ticket, error)

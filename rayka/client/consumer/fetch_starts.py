@@ -7,6 +7,7 @@ topic was created again) changes nothing; a partition whose leader is silent, or
 up no other. Kafka: OffsetFetcher.resetPositionsIfNeeded (G12, G16).
 """
 
+import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from itertools import islice
 from typing import Any
@@ -17,10 +18,12 @@ from rayka.client.leader_calls import LeaderCalls
 from rayka.client.list_offsets import LIST_OFFSETS
 from rayka.errors import OffsetOutOfRange, RaykaError
 from rayka.ids import NO_OFFSET, TopicPartition
-from rayka.protocol.fetch import LATEST_TIMESTAMP, ListOffsetsPartitionResult
+from rayka.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, ListOffsetsPartitionResult
 
 _AT_ONCE_MAX = 1_000  # partitions: more would block the event loop for too long
 _Starts = Mapping[TopicPartition, FetchStart]
+
+logger = logging.getLogger(__name__)
 
 
 class FetchStarts:
@@ -109,11 +112,20 @@ class FetchStarts:
     def _on_found(self, starts: _Starts, found: Mapping[TopicPartition, ListOffsetsPartitionResult]) -> None:
         for tp, result in found.items():
             self._end(starts[tp])
+            self._log_reset(starts[tp], result.offset)
             if result.offset != NO_OFFSET:
                 self._state.on_offset(starts[tp], result.offset, result.leader_epoch)
             elif self._state.is_current(starts[tp]):  # nothing at or after that time
                 self._state.seek_to_timestamp(tp, LATEST_TIMESTAMP)
         self._wake()
+
+    def _log_reset(self, start: FetchStart, offset: int) -> None:
+        if start.reset_from != NO_OFFSET and self._state.is_current(start):
+            bound = "earliest" if start.timestamp_ms == EARLIEST_TIMESTAMP else "latest"
+            logger.warning(
+                "%s: offset %d is out of range; reading goes on at offset %d, the %s, as auto_offset_reset says",
+                *(start.topic_partition, start.reset_from, offset, bound),
+            )
 
     def _on_refused(self, start: FetchStart, error: RaykaError) -> None:
         self._end(start)

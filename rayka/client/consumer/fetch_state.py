@@ -17,8 +17,8 @@ from rayka.client.consumer.changed_partitions import ChangedPartitions
 from rayka.client.consumer.fetch_buffer import FetchBuffer, Fetched
 from rayka.client.consumer.read_replicas import ReadReplicas
 from rayka.config import ConsumerConfig
-from rayka.errors import InvariantBroken, LogTruncation, RaykaError
-from rayka.ids import NO_EPOCH, OffsetAndEpoch, TopicPartition
+from rayka.errors import InvalidArgument, InvariantBroken, LogTruncation, RaykaError
+from rayka.ids import NO_EPOCH, NO_OFFSET, OffsetAndEpoch, TopicPartition
 from rayka.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 
 START_TIMESTAMPS = {"earliest": EARLIEST_TIMESTAMP, "latest": LATEST_TIMESTAMP}
@@ -36,13 +36,15 @@ class FetchTicket(NamedTuple):
 class FetchStart(NamedTuple):
     """What is known of a partition without an offset: the timestamp to look up; None: no policy says where.
 
-    `is_committed`: what the group has committed comes first, if it has committed anything.
+    `is_committed`: what the group has committed comes first, if it has committed anything. `reset_from`: the offset
+    that was out of range, where the reset policy says how to go on; else -1.
     """
 
     topic_partition: TopicPartition
     generation: int
     timestamp_ms: int | None
     is_committed: bool = False
+    reset_from: int = NO_OFFSET
 
 
 Position = FetchTicket | FetchStart
@@ -128,7 +130,9 @@ class FetchState:
         """Raises ValueError. A caller knows what it has assigned, but not yet that a topic has fewer partitions."""
         position = self._positions.get(topic_partition)
         if position is None:
-            raise ValueError(f"{topic_partition} is not assigned any more: its topic has no such partition")
+            raise InvalidArgument(
+                f"{topic_partition} is not assigned any more: its topic has no such partition"
+            )
         return position
 
     def is_current(self, position: Position) -> bool:
@@ -156,18 +160,21 @@ class FetchState:
         if self._reset_to is None:
             return False
         if self.is_current(ticket):
-            self.seek_to_timestamp(ticket.topic_partition, self._reset_to)
+            tp = ticket.topic_partition
+            self._drop({tp: None})
+            self._set(FetchStart(tp, self._next_generation(), self._reset_to, reset_from=ticket.fetch_offset))
         return True
 
-    def on_diverging(self, ticket: FetchTicket, diverging: OffsetAndEpoch) -> None:
+    def on_diverging(self, ticket: FetchTicket, diverging: OffsetAndEpoch) -> int:
         """What was read before the ticket's offset is not in the leader's log: with a reset policy the first offset
-        that is known to differ is read next, without one the application gets LogTruncation.
+        that is known to differ is read next, without one the application gets LogTruncation. Returns that offset.
         """
         offset = min(diverging.offset, ticket.fetch_offset)
         if self._reset_to is None:
             self.on_error(ticket, _truncated(ticket, offset))
         elif self.is_current(ticket):
             self.seek(ticket.topic_partition, offset, diverging.epoch)
+        return offset
 
     # ---- Fetches ---------------------------------------------------------------------------------------------------
 
