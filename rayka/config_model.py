@@ -5,6 +5,7 @@ The base of every model in `rayka.config`; an unknown key is a ConfigError, noth
 
 import difflib
 import json
+import re
 from collections.abc import Mapping
 from types import NoneType
 from typing import Any, Self, get_args
@@ -61,6 +62,8 @@ class ConfigModel(BaseModel):
         """
         if isinstance(value, bool) and _is_number(cls.model_fields[str(info.field_name)].annotation):
             raise ValueError("expected a number")
+        if isinstance(value, str) and _is_number(cls.model_fields[str(info.field_name)].annotation):
+            _refuse_unit(str(info.field_name), value)
         checked = check(value)
         if isinstance(checked, int) and checked > _INT64_MAX:
             raise ValueError(f"expected at most {_INT64_MAX}")
@@ -133,6 +136,43 @@ def _first_problem(error: ValidationError, spelled: Mapping[str, str]) -> str:
     key, says = ".".join([spelled.get(first, first), *deeper]), problem["msg"].removeprefix("Value error, ")
     is_section = isinstance(problem["input"], BaseModel)  # then what it says names the key
     return f"{key}: {says}" if is_section else f"{key}: {says}, found {problem['input']!r}"
+
+
+# What people write behind a number, and how many of the key's own unit that is.
+_UNITS = {
+    "ms": {
+        "ms": 1,
+        "s": 1_000,
+        "m": 60_000,
+        "min": 60_000,
+        "h": 3_600_000,
+        "d": 86_400_000,
+        "w": 604_800_000,
+    },
+    "bytes": {
+        **{"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40},
+        **{"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40},
+        **{"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12},
+    },
+}
+_UNIT_NAMES = {"ms": "milliseconds", "bytes": "bytes"}
+_WITH_UNIT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]+)\s*")
+
+
+def _refuse_unit(name: str, text: str) -> None:
+    """Kafka's numbers have no units: `retention.ms=3d` is refused with the number that was meant.
+
+    Raises ValueError.
+    """
+    matched = _WITH_UNIT.fullmatch(text)
+    if matched is None:
+        return
+    unit = next((each for each in _UNITS if each in name.split("_")), None)
+    amount = _UNITS[unit].get(matched[2].lower()) if unit else None
+    expected = f"expected a number of {_UNIT_NAMES[unit]}" if unit else "expected a number"
+    if amount is not None:
+        raise ValueError(f"{expected} without a unit, as {round(float(matched[1]) * amount)}")
+    raise ValueError(f"{expected} without a unit")
 
 
 def _as_text(value: Any) -> str:

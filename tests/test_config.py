@@ -368,3 +368,22 @@ def test_a_cleanup_policy_has_one_spelling(given: str, policy: str) -> None:
 def test_a_cleanup_policy_that_kafka_does_not_know_is_refused(given: object) -> None:
     with pytest.raises(ConfigError, match="expected 'delete', 'compact' or 'compact,delete'"):
         TopicConfig.parse({"cleanup.policy": given}, what="topic config")
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"retention.ms": "3d"}, "retention.ms: expected a number of milliseconds without a unit, as 259200000, found"),
+        ({"retention.ms": "1.5 h"}, "milliseconds without a unit, as 5400000, found '1.5 h'"),
+        ({"retention_ms": "2 weeks"}, "milliseconds without a unit, found '2 weeks'"),
+        ({"segment.bytes": "1GB"}, "bytes without a unit, as 1000000000, found '1GB'"),
+        ({"segment.bytes": "64MiB"}, "bytes without a unit, as 67108864, found '64MiB'"),
+        ({"min.insync.replicas": "2x"}, "expected a number without a unit, found '2x'"),
+    ],
+)  # fmt: skip
+def test_a_number_with_a_unit_is_refused_with_the_number_that_was_meant(
+    given: dict[str, str], says: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        TopicConfig.parse(given, what="topic 'x'")
+    assert says in str(refused.value)
