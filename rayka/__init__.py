@@ -78,4 +78,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "__version__"})
+    """The public names; what else a module holds is no one's business but its own."""
+    return sorted((*__all__, "__version__"))

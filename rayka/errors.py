@@ -1,4 +1,4 @@
-"""Every error that rayka raises or answers, in one tree, and Kafka's numbers for those that cross the wire.
+"""Every error that rayka raises or answers, in one tree.
 
 `RaykaError` has two families. `ApiError`: the cluster said no; `.code` is Kafka's number and `.retriable` says whether
 the same call may succeed later (`clients/.../common/protocol/Errors.java`). The rest happen on this side of the wire.
@@ -7,92 +7,10 @@ No exception crosses an actor boundary: a response carries an `ErrorCode`, and t
 """
 
 from collections.abc import Mapping
-from enum import IntEnum
 from typing import ClassVar, Self
 
+from rayka.error_codes import ErrorCode as ErrorCode  # noqa: PLC0414 - given out from here
 from rayka.ids import TopicPartition
-
-
-class ErrorCode(IntEnum):
-    """Kafka's error numbers."""
-
-    UNKNOWN_SERVER_ERROR = -1
-    NONE = 0
-    OFFSET_OUT_OF_RANGE = 1
-    CORRUPT_MESSAGE = 2
-    UNKNOWN_TOPIC_OR_PARTITION = 3
-    LEADER_NOT_AVAILABLE = 5
-    NOT_LEADER_OR_FOLLOWER = 6
-    REQUEST_TIMED_OUT = 7
-    BROKER_NOT_AVAILABLE = 8
-    REPLICA_NOT_AVAILABLE = 9
-    MESSAGE_TOO_LARGE = 10
-    OFFSET_METADATA_TOO_LARGE = 12
-    NETWORK_EXCEPTION = 13
-    COORDINATOR_LOAD_IN_PROGRESS = 14
-    COORDINATOR_NOT_AVAILABLE = 15
-    NOT_COORDINATOR = 16
-    INVALID_TOPIC_EXCEPTION = 17
-    RECORD_LIST_TOO_LARGE = 18
-    NOT_ENOUGH_REPLICAS = 19
-    NOT_ENOUGH_REPLICAS_AFTER_APPEND = 20
-    INVALID_REQUIRED_ACKS = 21
-    ILLEGAL_GENERATION = 22
-    INCONSISTENT_GROUP_PROTOCOL = 23
-    INVALID_GROUP_ID = 24
-    UNKNOWN_MEMBER_ID = 25
-    INVALID_SESSION_TIMEOUT = 26
-    REBALANCE_IN_PROGRESS = 27
-    INVALID_TIMESTAMP = 32
-    UNSUPPORTED_VERSION = 35
-    TOPIC_ALREADY_EXISTS = 36
-    INVALID_PARTITIONS = 37
-    INVALID_REPLICATION_FACTOR = 38
-    INVALID_REPLICA_ASSIGNMENT = 39
-    INVALID_CONFIG = 40
-    NOT_CONTROLLER = 41
-    INVALID_REQUEST = 42
-    POLICY_VIOLATION = 44
-    OUT_OF_ORDER_SEQUENCE_NUMBER = 45
-    DUPLICATE_SEQUENCE_NUMBER = 46
-    INVALID_PRODUCER_EPOCH = 47
-    OPERATION_NOT_ATTEMPTED = 55
-    KAFKA_STORAGE_ERROR = 56
-    LOG_DIR_NOT_FOUND = 57
-    UNKNOWN_PRODUCER_ID = 59
-    NON_EMPTY_GROUP = 68
-    GROUP_ID_NOT_FOUND = 69
-    FETCH_SESSION_ID_NOT_FOUND = 70
-    INVALID_FETCH_SESSION_EPOCH = 71
-    FENCED_LEADER_EPOCH = 74
-    UNKNOWN_LEADER_EPOCH = 75
-    UNSUPPORTED_COMPRESSION_TYPE = 76
-    STALE_BROKER_EPOCH = 77
-    OFFSET_NOT_AVAILABLE = 78
-    MEMBER_ID_REQUIRED = 79
-    PREFERRED_LEADER_NOT_AVAILABLE = 80
-    GROUP_MAX_SIZE_REACHED = 81
-    FENCED_INSTANCE_ID = 82
-    ELIGIBLE_LEADERS_NOT_AVAILABLE = 83
-    ELECTION_NOT_NEEDED = 84
-    NO_REASSIGNMENT_IN_PROGRESS = 85
-    GROUP_SUBSCRIBED_TO_TOPIC = 86
-    INVALID_RECORD = 87
-    THROTTLING_QUOTA_EXCEEDED = 89
-    INVALID_UPDATE_VERSION = 95
-    SNAPSHOT_NOT_FOUND = 98
-    POSITION_OUT_OF_RANGE = 99
-    UNKNOWN_TOPIC_ID = 100
-    DUPLICATE_BROKER_REGISTRATION = 101
-    BROKER_ID_NOT_REGISTERED = 102
-    INCONSISTENT_TOPIC_ID = 103
-    INCONSISTENT_CLUSTER_ID = 104
-    FETCH_SESSION_TOPIC_ID_ERROR = 106
-    INELIGIBLE_REPLICA = 107
-    NEW_LEADER_ELECTED = 108
-    INVALID_VOTER_KEY = 125
-    DUPLICATE_VOTER = 126
-    VOTER_NOT_FOUND = 127
 
 
 class RaykaError(Exception):
@@ -164,6 +82,12 @@ class CorruptRecord(RetriableApiError, code=ErrorCode.CORRUPT_MESSAGE):
 
 class UnknownTopicOrPartition(InvalidMetadataError, code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
     """No such topic, or no such partition of it."""
+
+
+class NoSuchTopic(UnknownTopicOrPartition):
+    """The active controller knows no such topic (or partition), so asking again is no use."""
+
+    retriable = False
 
 
 class LeaderNotAvailable(InvalidMetadataError, code=ErrorCode.LEADER_NOT_AVAILABLE):
@@ -337,6 +261,12 @@ class InconsistentTopicId(InvalidMetadataError, code=ErrorCode.INCONSISTENT_TOPI
 
 class InconsistentClusterId(ApiError, code=ErrorCode.INCONSISTENT_CLUSTER_ID):
     """The caller belongs to another cluster."""
+
+
+class TopicRecreated(InconsistentTopicId):
+    """The topic is another one than before: deleted, and created again under its name. Asking again is no use."""
+
+    retriable = False
 
 
 class SnapshotNotFound(ApiError, code=ErrorCode.SNAPSHOT_NOT_FOUND):
@@ -525,6 +455,16 @@ class UnavailableError(RaykaError):
 
 class ConfigError(RaykaError):
     """A configuration key or value is wrong; the message names the nearest known key or what is allowed."""
+
+
+class InvalidArgument(ClientError, ValueError):
+    """A value is none of those that the argument takes; the message names them."""
+
+
+class RayEnded(NetworkException, UnavailableError):
+    """The Ray that this process is connected to has ended, and no other one is found: no retry mends that."""
+
+    retriable = False
 
 
 class ClusterNotFound(RaykaError):

@@ -171,6 +171,7 @@ def test_an_upward_import_is_found(tmp_path: Path) -> None:
         "config_clients",
         "config_scaling",
         "descriptors",
+        "error_codes",
         "errors",
         "forks",
         "options",

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 
 import ray
 
-from rayka.errors import NetworkException, UnavailableError
+from rayka.errors import NetworkException, RayEnded
 
 ConnectionId = tuple[str, str]
 RECONNECT_VARIABLE = "RAY_gcs_rpc_server_reconnect_timeout_s"  # when Ray ends a process that lost its head
@@ -25,12 +25,6 @@ _PROBE_TIMEOUT_S = 2.0
 _LOOK_EVERY_S = 1.0  # while Ray owes an answer
 _CONNECTION_KNOWN_S = 0.01  # to make another one takes longer
 ResultT = TypeVar("ResultT")
-
-
-class RayEnded(NetworkException, UnavailableError):
-    """The Ray that this process is connected to has ended: no retry mends that."""
-
-    retriable = False
 
 
 class _Loss(NamedTuple):

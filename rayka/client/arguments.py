@@ -5,6 +5,7 @@ or a text that no request can carry a ValueError.
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
+from rayka.errors import InvalidArgument
 from rayka.ids import TopicPartition
 
 _ABOVE = 2**63
@@ -25,7 +26,7 @@ def whole_number_of(value: Any, what: str) -> int:
 def int_of(value: Any, what: str) -> int:
     """A whole number of 64 bits."""
     if not -_ABOVE <= whole_number_of(value, what) < _ABOVE:
-        raise ValueError(f"{what}: expected a number below 2**63, found {value}")
+        raise InvalidArgument(f"{what}: expected a number below 2**63, found {value}")
     return int(value)
 
 
@@ -36,7 +37,7 @@ def text_of(value: Any, what: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(
+        raise InvalidArgument(
             f"{what}: expected text that UTF-8 can hold, found {value!r}: {error.reason}"
         ) from None
     return value

@@ -20,10 +20,10 @@ from rayka.client.retry import Retry, telling
 from rayka.errors import (
     ApiError,
     ErrorCode,
-    InconsistentTopicId,
+    NoSuchTopic,
     RaykaError,
+    TopicRecreated,
     UnavailableError,
-    UnknownTopicOrPartition,
     error_for,
 )
 from rayka.ids import NO_NODE, TopicPartition
@@ -35,18 +35,6 @@ _NAMES_SHOWN = 5
 _TICK_S = 0.001  # a rest that ends sooner is over, however a clock rounds
 
 logger = logging.getLogger(__name__)
-
-
-class NoSuchTopic(UnknownTopicOrPartition):
-    """The active controller knows no such topic (or partition), so asking again is no use."""
-
-    retriable = False
-
-
-class TopicRecreated(InconsistentTopicId):
-    """The topic is another one than before: deleted, and created again under its name. Asking again is no use."""
-
-    retriable = False
 
 
 class ClusterMetadata:

@@ -64,7 +64,9 @@ def own_batch(records: Buffer, config: TopicConfig, *, where: str) -> RecordBatc
     batch = RecordBatch(records)
     _check_kind(batch, where)
     if config.is_compacted and batch.has_null_key:
-        raise InvalidRecord(f"{where}: {batch!r}: a record has no key, which cleanup.policy=compact asks for")
+        raise InvalidRecord(
+            f"{where}: {batch.summary}: a record has no key, which cleanup.policy=compact asks for"
+        )
     _check_size(batch, config, where)
     return batch
 
@@ -73,7 +75,7 @@ def _check_sequence(batch: RecordBatch, batch_count: int, where: str) -> None:
     """C1."""
     if min(batch.producer_id, batch.producer_epoch, batch.base_sequence) < 0:
         raise InvalidRecord(
-            f"{where}: {batch!r}: expected a producer id, epoch and sequence of 0 or more, found"
+            f"{where}: {batch.summary}: expected a producer id, epoch and sequence of 0 or more, found"
             f" {batch.producer_id}, {batch.producer_epoch} and {batch.base_sequence}"
         )
     if batch_count > 1:
@@ -87,12 +89,14 @@ def _check_kind(batch: RecordBatch, where: str) -> None:
         raise UnsupportedCompressionType(f"{where}: snappy; expected none, gzip, lz4 or zstd")
     if batch.is_control or batch.is_transactional or batch.delete_horizon_ms is not None:
         raise InvalidRecord(
-            f"{where}: {batch!r}: expected neither a control nor a transactional batch, nor a delete horizon"
+            f"{where}: {batch.summary}: expected neither a control nor a transactional batch, nor a delete horizon"
         )
     if batch.timestamp_type is TimestampType.LOG_APPEND_TIME:
         raise InvalidTimestamp(f"{where}: a producer may not claim the timestamp type LogAppendTime")
     if batch.last_offset_delta != batch.record_count - 1:
-        raise CorruptRecord(f"{where}: {batch!r}: last offset delta {batch.last_offset_delta} leaves gaps")
+        raise CorruptRecord(
+            f"{where}: {batch.summary}: last offset delta {batch.last_offset_delta} leaves gaps"
+        )
 
 
 def _check_count(batch: RecordBatch, where: str) -> Contents:
@@ -104,17 +108,18 @@ def _check_count(batch: RecordBatch, where: str) -> Contents:
     _, found_bytes = contents.columns.get(Column.VALUE_OFFSETS, (0, 0))
     if found_bytes != _OFFSET_BYTES * (batch.record_count + 1):
         raise CorruptRecord(
-            f"{where}: {batch!r}: {batch.record_count} records have {_OFFSET_BYTES * (batch.record_count + 1)} bytes of"
-            f" offsets, found {found_bytes}"
+            f"{where}: {batch.summary}: {batch.record_count} records have"
+            f" {_OFFSET_BYTES * (batch.record_count + 1)} bytes of offsets, found {found_bytes}"
         )
     if contents.uncompressed_bytes > UNCOMPRESSED_BYTES_MAX:
         raise CorruptRecord(
-            f"{where}: {batch!r} has {contents.uncompressed_bytes} bytes of columns, more than {UNCOMPRESSED_BYTES_MAX}"
+            f"{where}: {batch.summary} has {contents.uncompressed_bytes} bytes of columns, more than"
+            f" {UNCOMPRESSED_BYTES_MAX}"
         )
     frame_bytes = len(body) - contents.end
     if contents.uncompressed_bytes > frame_bytes * _EXPANSION_MAX[batch.codec]:
         raise CorruptRecord(
-            f"{where}: {batch!r}: {frame_bytes} bytes cannot hold {contents.uncompressed_bytes} of columns"
+            f"{where}: {batch.summary}: {frame_bytes} bytes cannot hold {contents.uncompressed_bytes} of columns"
         )
     return contents
 

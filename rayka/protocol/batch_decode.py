@@ -47,7 +47,9 @@ class DecodedBatch:
         self._timestamps_ms = _take_timestamps(block, batch)
         self._offset_deltas = _take_offset_deltas(block, batch)
         if batch.has_null_key != (self._keys is None or self._keys.null_count > 0):
-            raise CorruptRecord(f"{batch!r} says has_null_key={batch.has_null_key}, its keys say otherwise")
+            raise CorruptRecord(
+                f"{batch.summary} says has_null_key={batch.has_null_key}, its keys say otherwise"
+            )
 
     def __repr__(self) -> str:
         return f"<DecodedBatch of {self.batch!r}>"
@@ -116,7 +118,7 @@ def decode(
         decoded = DecodedBatch(batch, block)
         block.check_all_taken()
     except CorruptRecord as error:
-        raise CorruptRecord(f"{batch!r}: {error}") from error
+        raise CorruptRecord(f"{batch.summary}: {error}") from error
     return decoded
 
 

@@ -125,18 +125,27 @@ class RecordBatch:
         if magic != MAGIC:
             raise CorruptRecord(f"a batch has magic {MAGIC}, found {magic} at offset {self.base_offset}")
         if self.size_bytes != len(view) or len(view) % ALIGNMENT_BYTES:
-            raise CorruptRecord(f"{self!r} does not fill the {len(view)} bytes it stands in")
+            raise CorruptRecord(f"{self.summary} does not fill the {len(view)} bytes it stands in")
         deltas = self.record_count, self.last_offset_delta, self.base_offset
         if min(deltas) < 0 or self.last_offset_delta < self.record_count - 1:
-            raise CorruptRecord(f"{self!r} contradicts itself: last offset delta {self.last_offset_delta}")
+            raise CorruptRecord(
+                f"{self.summary} contradicts itself: last offset delta {self.last_offset_delta}"
+            )
         if self.attributes & CODEC_MASK > Codec.ZSTD or reserved != RESERVED:
-            raise CorruptRecord(f"{self!r} has unknown attributes {self.attributes:#x} or reserved bytes set")
+            raise CorruptRecord(
+                f"{self.summary} has unknown attributes {self.attributes:#x} or reserved bytes set"
+            )
 
     def __repr__(self) -> str:
         return (
             f"<RecordBatch offset={self.base_offset} records={self.record_count} epoch={self.leader_epoch}"
             f" attributes={self.attributes:#x} bytes={self.size_bytes}>"
         )
+
+    @property
+    def summary(self) -> str:
+        """Which batch it is, for errors that reach users; `repr` is for logs."""
+        return f"a batch of {self.record_count} records at offset {self.base_offset}"
 
     @property
     def size_bytes(self) -> int:

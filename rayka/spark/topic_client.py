@@ -15,16 +15,18 @@ from rayka.client.bootstrap import ClusterHandle
 from rayka.client.call_watch import Patience
 from rayka.client.leader_calls import LeaderCalls, LeaderRequest
 from rayka.client.list_offsets import offsets_at
-from rayka.client.metadata import ClusterMetadata, NoSuchTopic, TopicRecreated
+from rayka.client.metadata import ClusterMetadata
 from rayka.client.retry import Retry
 from rayka.config import AdminConfig
 from rayka.errors import (
     ApiError,
     ErrorCode,
     LeaderNotAvailable,
+    NoSuchTopic,
     OffsetOutOfRange,
     RequestTimedOut,
     TooManyOpenFiles,
+    TopicRecreated,
     UnknownTopicOrPartition,
 )
 from rayka.ids import NO_NODE, TopicPartition

@@ -12,6 +12,7 @@ from random import Random, SystemRandom
 from typing import Any
 
 from rayka.config import BrokerConfig
+from rayka.errors import InvalidArgument
 from rayka.ids import Role, node_name, role_of
 from rayka.log.local_disk import LocalDisk
 from rayka.log.meta_properties import META_PROPERTIES_FILE
@@ -129,7 +130,7 @@ class InProcessNodes:
 
     async def kill(self, node_id: int) -> None:
         if node_id not in self.running:
-            raise ValueError(f"node_id: expected a running node of {self!r}, found {node_id!r}")
+            raise InvalidArgument(f"node_id: expected a running node of {self!r}, found {node_id!r}")
         self._end(node_id, self.running[node_id])
 
     def _end(self, node_id: int, running: RunningNode) -> None:
@@ -140,7 +141,7 @@ class InProcessNodes:
 
     async def restart(self, node_id: int) -> None:
         if node_id not in self._node_ids:
-            raise ValueError(f"node_id: expected one of {self._node_ids}, found {node_id!r}")
+            raise InvalidArgument(f"node_id: expected one of {self._node_ids}, found {node_id!r}")
         if node_id in self.running:
             await self._stop_node(node_id)
         await self._start_node(node_id, self._settings(node_id))
@@ -169,7 +170,7 @@ class InProcessNodes:
 
     async def replace_disk(self, node_id: int) -> None:
         if node_id in self.running or _is_controller(node_id):
-            raise ValueError(
+            raise InvalidArgument(
                 f"node_id: expected a broker or coordinator that does not run, found {node_name(node_id)}"
             )
         settings = self._settings(node_id)

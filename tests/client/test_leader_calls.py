@@ -8,7 +8,6 @@ import pytest
 from rayka.client.admin.admin_partitions import AsyncPartitionAdmin
 from rayka.client.leader_calls import LeaderCalls
 from rayka.client.list_offsets import LIST_OFFSETS
-from rayka.client.metadata import TopicRecreated
 from rayka.errors import (
     ErrorCode,
     InvalidRequest,
@@ -17,6 +16,7 @@ from rayka.errors import (
     RaykaError,
     RequestTimedOut,
     RetriableApiError,
+    TopicRecreated,
     UnavailableError,
     UnknownTopicOrPartition,
 )

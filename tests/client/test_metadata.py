@@ -8,10 +8,10 @@ from typing import TypeVar
 import pytest
 
 from rayka.client.bootstrap import resolve
-from rayka.client.metadata import ClusterMetadata, NoSuchTopic
+from rayka.client.metadata import ClusterMetadata
 from rayka.client.retry import Backoff
 from rayka.config import AdminConfig
-from rayka.errors import NetworkException, NotController, UnavailableError
+from rayka.errors import NetworkException, NoSuchTopic, NotController, UnavailableError
 from rayka.ids import Role
 from rayka.protocol.membership import (
     MetadataRequest,

@@ -171,7 +171,7 @@ def test_columns_that_contradict_each_other_are_corrupt(columns: dict[int, bytes
 
 
 def test_an_error_names_the_batch() -> None:
-    with pytest.raises(CorruptRecord, match=r"<RecordBatch offset=0 records=2 .*begin at 0"):
+    with pytest.raises(CorruptRecord, match=r"a batch of 2 records at offset 0: .*begin at 0"):
         decode(batch_of(GOOD | {Column.VALUE_OFFSETS: struct.pack("<3i", 1, 3, 6)}))
 
 

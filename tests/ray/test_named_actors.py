@@ -11,8 +11,7 @@ import pytest
 
 from rayka.actors import named_actors, ray_head
 from rayka.actors.named_actors import NamedActors
-from rayka.actors.ray_head import RayEnded
-from rayka.errors import NetworkException
+from rayka.errors import NetworkException, RayEnded
 
 WAIT_S = 60
 

@@ -8,8 +8,7 @@ import pytest
 
 from rayka import Admin, Producer, TopicPartition, testing
 from rayka.client import io_thread
-from rayka.client.metadata import TopicRecreated
-from rayka.errors import OffsetOutOfRange, UnknownTopicOrPartition
+from rayka.errors import OffsetOutOfRange, TopicRecreated, UnknownTopicOrPartition
 from rayka.spark.partition_reader import read_range
 from rayka.spark.plan import OffsetRange, plan_ranges
 from rayka.spark.source_options import ReadOptions

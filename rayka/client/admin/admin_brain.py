@@ -19,10 +19,10 @@ from rayka.client.admin.admin_results import ClusterSummary, TopicDescription
 from rayka.client.admin.drain_plan import drain_plan
 from rayka.client.admin.reported_disks import ReportedDisks
 from rayka.client.bootstrap import ClusterHandle
-from rayka.client.metadata import ClusterMetadata, NoSuchTopic
+from rayka.client.metadata import ClusterMetadata
 from rayka.client.retry import Retry
 from rayka.config import AdminConfig
-from rayka.errors import ApiError, BrokerIdNotRegistered, ErrorCode, UnavailableError
+from rayka.errors import ApiError, BrokerIdNotRegistered, ErrorCode, NoSuchTopic, UnavailableError
 from rayka.ids import TopicPartition
 from rayka.protocol.balance import BalanceRequest, CancelBalanceRequest, DescribeBalanceRequest
 from rayka.protocol.events import DescribeEventsRequest

@@ -11,7 +11,7 @@ from rayka.client.admin.admin_partition_results import ConfigValue
 from rayka.client.arguments import is_int, text_of
 from rayka.config import BrokerConfig, TopicConfig
 from rayka.config_model import dotted
-from rayka.errors import ConfigError
+from rayka.errors import ConfigError, InvalidArgument
 from rayka.protocol.configs import (
     AlterConfigOp,
     AlteredResource,
@@ -94,7 +94,9 @@ def _own_value(described: DescribedConfig, name: str) -> str | None:
 
 
 def resource_of(topic: str | None, broker: int | str | None) -> ConfigResourceName:
-    """The resource that `topic=` or `broker=` names. Raises TypeError unless exactly one of them does."""
+    """The resource that `topic=` or `broker=` names. Raises TypeError unless exactly one of them does, InvalidArgument
+    for another word than `all`.
+    """
     if (topic is None) == (broker is None):
         raise TypeError("expected either topic= or broker=")
     if topic is not None:
@@ -102,7 +104,8 @@ def resource_of(topic: str | None, broker: int | str | None) -> ConfigResourceNa
     if broker == ALL_BROKERS:
         return ConfigResourceName(ResourceType.BROKER, "")
     if not is_int(broker):
-        raise TypeError(f"broker: expected its id, or {ALL_BROKERS!r}, found {broker!r}")
+        kind = InvalidArgument if isinstance(broker, str) else TypeError
+        raise kind(f"broker: expected its id, or {ALL_BROKERS!r}, found {broker!r}")
     return ConfigResourceName(ResourceType.BROKER, str(broker))
 
 

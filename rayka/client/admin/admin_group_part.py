@@ -9,6 +9,7 @@ from rayka.client.admin.admin_face import AdminFace
 from rayka.client.admin.admin_group_results import GroupDescription, GroupListing, GroupOffset, OffsetReset
 from rayka.client.admin.reset_target import target_of
 from rayka.client.arguments import partition_of, text_of
+from rayka.errors import InvalidArgument
 from rayka.ids import TopicPartition
 from rayka.protocol.groups import GroupState
 
@@ -75,7 +76,7 @@ def _state(name: str) -> GroupState:
         return GroupState(name)
     except ValueError:
         known = ", ".join(repr(each.value) for each in GroupState)
-        raise ValueError(f"states: expected some of {known}, found {name!r}") from None
+        raise InvalidArgument(f"states: expected some of {known}, found {name!r}") from None
 
 
 def _scope(given: Any) -> list[str | TopicPartition]:

@@ -6,6 +6,7 @@ from rayka.client.admin.admin_arguments import names_of
 from rayka.client.admin.admin_face import AdminFace
 from rayka.client.admin.admin_load_results import BalancePlan, BalanceStatus, ClusterLoad, EventInfo
 from rayka.client.arguments import int_of
+from rayka.errors import InvalidArgument
 from rayka.protocol.balance import MOVES_AS_CONFIGURED, MOVES_AT_ONCE_MAX
 from rayka.protocol.events import EVENTS_MAX, NO_EVENT
 
@@ -36,7 +37,7 @@ class LoadAdmin(AdminFace):
         when not all brokers have reported their load in time.
         """
         if moves is not None and not 1 <= int_of(moves, "moves") <= MOVES_AT_ONCE_MAX:
-            raise ValueError(f"moves: expected 1 to {MOVES_AT_ONCE_MAX}, found {moves}")
+            raise InvalidArgument(f"moves: expected 1 to {MOVES_AT_ONCE_MAX}, found {moves}")
         return self._run(self._brain.balance, 0 if dry_run else moves or MOVES_AS_CONFIGURED)
 
     def describe_balance(self) -> BalanceStatus:
@@ -59,7 +60,7 @@ class LoadAdmin(AdminFace):
         """
         after = NO_EVENT if since is None else int_of(since, "since")
         if after < NO_EVENT:
-            raise ValueError(f"since: expected the number of an event, found {since}")
+            raise InvalidArgument(f"since: expected the number of an event, found {since}")
         if not 1 <= int_of(count, "count") <= EVENTS_MAX:
-            raise ValueError(f"count: expected 1 to {EVENTS_MAX}, found {count}")
+            raise InvalidArgument(f"count: expected 1 to {EVENTS_MAX}, found {count}")
         return self._run(self._brain.events, after, count)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from rayka.client.admin.admin_arguments import offsets_of
 from rayka.client.arguments import int_of
 from rayka.client.timestamps import given_timestamp_ms
-from rayka.errors import InvalidRequest
+from rayka.errors import InvalidArgument, InvalidRequest
 from rayka.ids import TopicPartition
 
 
@@ -46,14 +46,14 @@ def target_of(to: Any, timestamp: Any, shift_by: Any) -> ResetTarget:
     """What a caller asks for. Raises TypeError, ValueError unless it is one thing."""
     given = [each for each in (to, timestamp, shift_by) if each is not None]
     if len(given) != 1:
-        raise ValueError(f"expected one of to, timestamp and shift_by, found {len(given)}")
+        raise InvalidArgument(f"expected one of to, timestamp and shift_by, found {len(given)}")
     if shift_by is not None:
         return ResetTarget(shift_by=int_of(shift_by, "shift_by"))
     if timestamp is not None:
         return ResetTarget(timestamp_ms=given_timestamp_ms(timestamp, "timestamp"))
     if isinstance(to, str):
         if to not in ("earliest", "latest"):
-            raise ValueError(f"to: expected 'earliest', 'latest', an offset or offsets, found {to!r}")
+            raise InvalidArgument(f"to: expected 'earliest', 'latest', an offset or offsets, found {to!r}")
         return ResetTarget(is_earliest=to == "earliest")
     if isinstance(to, Mapping):
         return ResetTarget(offsets=offsets_of(to))

@@ -23,7 +23,7 @@ from rayka.client.consumer.consumer_part import Turn, in_turn, partitions_of, to
 from rayka.client.consumer.record import Record, ValueT
 from rayka.client.group.consumer_membership import ConsumerMembership
 from rayka.config import ConsumerConfig
-from rayka.errors import ClosedError
+from rayka.errors import ClosedError, InvalidArgument
 from rayka.ids import TopicPartition
 from rayka.options import ConsumerOptions
 
@@ -246,7 +246,7 @@ class Consumer(ConsumerMembership, Generic[ValueT]):
         if not is_int(timeout_ms) and not isinstance(timeout_ms, float):
             raise TypeError(f"timeout_ms: expected a number, found {type(timeout_ms).__name__}")
         if not timeout_ms / 1000 < threading.TIMEOUT_MAX:  # a NaN neither
-            raise ValueError(f"timeout_ms: expected a time that ends, found {timeout_ms}")
+            raise InvalidArgument(f"timeout_ms: expected a time that ends, found {timeout_ms}")
         deadline_s = time.monotonic() + timeout_ms / 1000
         silence_ms_max = self._config.default_api_timeout_ms
         self._delivery.begin()
@@ -275,5 +275,5 @@ def record_count(max_records: int | None, default: int) -> int:
     if max_records is None:
         return default
     if int_of(max_records, "max_records") < 1:
-        raise ValueError(f"max_records: expected 1 or more, found {max_records}")
+        raise InvalidArgument(f"max_records: expected 1 or more, found {max_records}")
     return max_records

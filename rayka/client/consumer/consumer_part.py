@@ -20,7 +20,7 @@ from rayka.client.consumer.fetcher import Fetcher
 from rayka.client.io_thread import BlockingWork
 from rayka.client.process_bound import SyncClient
 from rayka.config import ConsumerConfig
-from rayka.errors import ClosedError
+from rayka.errors import ClosedError, InvalidArgument
 from rayka.ids import TopicPartition
 
 P = ParamSpec("P")
@@ -129,7 +129,11 @@ class ConsumerPart(SyncClient):
         self._closed = False
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} cluster={self._cluster_name} assignment={list(self.assignment())}>"
+        """Of a closed one, the partitions that it read last."""
+        end = " closed" * self._closed
+        return (
+            f"<{type(self).__name__} cluster={self._cluster_name} assignment={list(self.assignment())}{end}>"
+        )
 
     def assignment(self) -> tuple[TopicPartition, ...]:
         """The partitions that are read, in the order given; those added to a topic since come last."""
@@ -179,7 +183,7 @@ class ConsumerPart(SyncClient):
         assigned = self._fetcher.subscription.partitions
         for tp in partitions:
             if partition_of(tp) not in assigned:
-                raise ValueError(f"{tp} is not assigned to {self!r}; assign it first")
+                raise InvalidArgument(f"{tp} is not assigned to {self!r}; assign it first")
 
 
 async def _open(handle: ClusterHandle, config: ConsumerConfig) -> Fetcher:

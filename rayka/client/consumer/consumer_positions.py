@@ -11,6 +11,7 @@ from rayka.client.consumer.consumer_part import ConsumerPart, in_any_turn, in_tu
 from rayka.client.group.offset_values import OffsetAndTimestamp
 from rayka.client.list_offsets import LIST_OFFSETS
 from rayka.client.timestamps import given_timestamp_ms
+from rayka.errors import InvalidArgument
 from rayka.ids import NO_OFFSET, TopicPartition
 from rayka.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, ListOffsetsPartitionResult
 
@@ -26,7 +27,7 @@ class ConsumerPositions(ConsumerPart):
         OffsetOutOfRange. Raises ValueError for a negative offset or a partition that is not assigned.
         """
         if not 0 <= int_of(offset, "offset") < 2**63:
-            raise ValueError(
+            raise InvalidArgument(
                 f"offset: expected 0 or more, below 2**63, found {offset}; see seek_to_beginning and seek_to_end"
             )
         self._check_assigned([topic_partition])

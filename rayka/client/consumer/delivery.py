@@ -546,7 +546,7 @@ def _first_batch(fetched: Fetched) -> RecordBatch:
     if not fetched.fetch_offset < batch.next_offset <= fetched.next_offset:
         behind = _offset_behind(fetched, batch.size_bytes)
         hint = hint if behind is None else f"seek to {behind} to go on behind it"
-        raise CorruptRecord(f"{fetched.topic_partition}: {expected}, found {batch!r}; {hint}")
+        raise CorruptRecord(f"{fetched.topic_partition}: {expected}, found {batch.summary}; {hint}")
     return batch
 
 

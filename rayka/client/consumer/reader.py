@@ -26,10 +26,10 @@ from rayka.client.consumer.fetcher import Fetcher
 from rayka.client.consumer.record import Record
 from rayka.client.leader_calls import LeaderCalls
 from rayka.client.list_offsets import offsets_at
-from rayka.client.metadata import ClusterMetadata, TopicRecreated
+from rayka.client.metadata import ClusterMetadata
 from rayka.client.timestamps import timestamp_ms_of
 from rayka.config import ConsumerConfig
-from rayka.errors import ConfigError, OffsetOutOfRange, UnavailableError
+from rayka.errors import ConfigError, OffsetOutOfRange, TopicRecreated, UnavailableError
 from rayka.ids import NO_OFFSET, TopicPartition
 from rayka.options import ConsumerOptions
 from rayka.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP

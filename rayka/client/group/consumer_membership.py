@@ -18,7 +18,7 @@ from rayka.client.group.group_face import GroupFace
 from rayka.client.group.group_member import GroupMember
 from rayka.client.group.handover_stages import Listener
 from rayka.client.io_thread import BlockingWork
-from rayka.errors import ClosedError, ConfigError, UnknownTopicOrPartition
+from rayka.errors import ClosedError, ConfigError, InvalidArgument, UnknownTopicOrPartition
 from rayka.ids import TopicPartition
 
 OnPartitions = Callable[[list[TopicPartition]], Any]
@@ -61,7 +61,9 @@ class ConsumerMembership(ConsumerCommits, ConsumerPositions):
         for name, callback in listener._asdict().items():
             check_callback(callback, name)
         if bool(names) == (matching is not None):
-            raise ValueError("subscribe: expected topics or a pattern; `unsubscribe` ends a subscription")
+            raise InvalidArgument(
+                "subscribe: expected topics or a pattern; `unsubscribe` ends a subscription"
+            )
         if self._is_assigned:
             raise RuntimeError(
                 f"{self!r} reads what `assign` named; assign([]) ends that, and then subscribe"
@@ -186,4 +188,4 @@ def _compiled(pattern: str | re.Pattern[str] | None) -> re.Pattern[str] | None:
     try:
         return re.compile(pattern)
     except re.error as error:
-        raise ValueError(f"pattern: expected a regular expression, found {pattern!r}: {error}") from None
+        raise InvalidArgument(f"pattern: expected a regular expression, found {pattern!r}: {error}") from None

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rayka.client.arguments import int_of, mapping_of, partition_of, text_of
+from rayka.errors import InvalidArgument
 from rayka.ids import NO_EPOCH, TopicPartition
 
 
@@ -39,9 +40,9 @@ def committable(offsets: Any) -> dict[TopicPartition, OffsetAndMetadata]:
     for tp, given in mapping_of(offsets, "offsets").items():
         each = given if isinstance(given, OffsetAndMetadata) else OffsetAndMetadata(int_of(given, f"{tp}"))
         if not 0 <= int_of(each.offset, f"the offset of {tp}") < 2**63:
-            raise ValueError(f"the offset of {tp}: expected 0 or more, below 2**63, found {each.offset}")
+            raise InvalidArgument(f"the offset of {tp}: expected 0 or more, below 2**63, found {each.offset}")
         text_of(each.metadata, f"the metadata of {tp}")
         if not NO_EPOCH <= int_of(each.leader_epoch, f"the leader epoch of {tp}") < 2**31:
-            raise ValueError(f"the leader epoch of {tp}: expected -1 or more, found {each.leader_epoch}")
+            raise InvalidArgument(f"the leader epoch of {tp}: expected -1 or more, found {each.leader_epoch}")
         found[partition_of(tp)] = each
     return found

@@ -14,7 +14,6 @@ from rayka import forks
 from rayka.client import io_thread
 from rayka.client.arguments import check_callback, text_of
 from rayka.client.bootstrap import ClusterHandle
-from rayka.client.metadata import NoSuchTopic
 from rayka.client.producer.arrow_input import Data, Input, Piece, inputs_of, pieces_of
 from rayka.client.producer.delivery_future import DeliveryFuture, OnDelivery
 from rayka.client.producer.interceptors import ProducerInterceptors
@@ -26,7 +25,7 @@ from rayka.client.producer.row_input import as_bytes, as_headers, as_timestamp, 
 from rayka.client.producer.sender import Sender
 from rayka.client.serializers import serializer
 from rayka.config import ProducerConfig
-from rayka.errors import BufferExhausted, ClosedError, ConfigError, RecordTooLarge
+from rayka.errors import BufferExhausted, ClosedError, ConfigError, NoSuchTopic, RecordTooLarge
 
 Run = tuple[ProducerBatch, int]  # and the index of its first record there
 AddedT = TypeVar("AddedT", covariant=True)

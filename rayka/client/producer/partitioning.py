@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 
 from rayka.client.arguments import is_int
-from rayka.client.metadata import NoSuchTopic
+from rayka.errors import NoSuchTopic
 from rayka.ids import NO_NODE
 from rayka.protocol.membership import MetadataTopic
 

@@ -7,7 +7,6 @@ memory is set aside for every batch before it grows. Kafka: RecordAccumulator.ap
 from collections.abc import Iterator
 from functools import partial
 
-from rayka.client.metadata import NoSuchTopic
 from rayka.client.producer.agenda import Agenda
 from rayka.client.producer.buffer_pool import BufferPool
 from rayka.client.producer.memory_line import MemoryLine
@@ -16,6 +15,7 @@ from rayka.client.producer.producer_batch import BATCH_OVERHEAD_BYTES, ProducerB
 from rayka.client.producer.record_columns import Columns
 from rayka.client.producer.remembered_hashes import RememberedHashes
 from rayka.client.producer.topic_queues import TopicQueues
+from rayka.errors import NoSuchTopic
 
 FIRST_GRANT_BYTES = 1 << 10  # what a batch sets aside first, then as much again as it has
 GRANT_BYTES = 256 << 10  # what a batch sets aside at once, at most

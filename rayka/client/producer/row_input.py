@@ -8,7 +8,7 @@ from typing import Any
 
 from rayka.client.producer.record_columns import HEADER_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES, Headers, Row
 from rayka.client.serializers import Serializer
-from rayka.errors import SerializationError
+from rayka.errors import InvalidArgument, SerializationError
 
 _SECONDS_OF_2001, _SECONDS_OF_2286 = 10**9, 10**10
 
@@ -87,7 +87,7 @@ def as_timestamp(timestamp_ms: Any) -> int | None:
     if not isinstance(timestamp_ms, int) or isinstance(timestamp_ms, bool):
         raise TypeError(f"timestamp_ms: expected int, found {type(timestamp_ms).__name__}")
     if not 0 <= timestamp_ms < 2**63:
-        raise ValueError(f"timestamp_ms: expected milliseconds since 1970, found {timestamp_ms}")
+        raise InvalidArgument(f"timestamp_ms: expected milliseconds since 1970, found {timestamp_ms}")
     warn_of_seconds(timestamp_ms, "timestamp_ms")
     return timestamp_ms
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from rayka.client import io_thread
 from rayka.client.bootstrap import ClusterHandle
-from rayka.client.metadata import ClusterMetadata, NoSuchTopic
+from rayka.client.metadata import ClusterMetadata
 from rayka.client.producer.accumulator import Accumulator
 from rayka.client.producer.dispatch import Dispatch
 from rayka.client.producer.outcomes import NO_LEADER_ERRORS, Outcomes
@@ -30,6 +30,7 @@ from rayka.errors import (
     DeliveryTimeout,
     LeaderNotAvailable,
     NetworkException,
+    NoSuchTopic,
     RaykaError,
     RequestTimedOut,
 )
