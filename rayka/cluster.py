@@ -111,10 +111,12 @@ class Cluster:
         (directories are missing) and UnavailableError (no Ray at the address given; a node that did not start, or did
         not come back, with its reason).
         """
+        from rayka.actors.node_placement import cpus_of_nodes
         from rayka.actors.starting import Starting
 
         declared = _spec_of(spec, fields)
-        cluster = cls(declared.name, connect_or_start(declared.ray.address))
+        address = connect_or_start(declared.ray.address, cpus_of_nodes=cpus_of_nodes(declared))
+        cluster = cls(declared.name, address)
         with only_start(declared.name, START_TIMEOUT_S):
             starting = Starting(cluster, declared, replace)
             starting.execute()
@@ -249,12 +251,14 @@ class Cluster:
 
     def stop(self, delete_data: bool = False) -> None:
         """Stops the cluster under control: the supervisor, brokers and coordinators, then controllers, the active one
-        last; then their actors are ended for good. Data stays.
+        last; then their actors are ended for good. Data stays, and so do the logs of the last runs, beside it.
 
         With `delete_data` the nodes' directories are removed, and all topics and records with them. Raises
         ClusterNotFound when the cluster was stopped already.
         """
         from rayka.actors.format_jobs import remove_directories
+        from rayka.actors.node_logs import keep_logs
+        from rayka.actors.node_placement import log_places
         from rayka.actors.scaling.rooms import drop_all
         from rayka.actors.starting import made_from
 
@@ -273,8 +277,11 @@ class Cluster:
             chosen = {node_id: handles[node_id] for node_id in node_ids}
             wait_for(partial(launch.stop, self._name, chosen), launch.STOP_TIMEOUT_S)
         for process in processes.values():
-            placement = process.placement
             run_on(process.ray_node_id, launch.await_exit, process.pid)
+        if not delete_data:
+            keep_logs(log_places(self._name, [each.placement for each in processes.values()]))
+        for process in processes.values():
+            placement = process.placement
             if delete_data:
                 run_on(process.ray_node_id, remove_directories, placement.directories)
         spec = kept.spec if kept else made_from(processes)

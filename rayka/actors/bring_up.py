@@ -4,26 +4,30 @@ Waits are on the IO thread; what must happen in any case, after Ctrl-C too, happ
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rayka.actors import launch, supervise
-from rayka.actors.cluster_description import NodeDescription, describe_nodes
+from rayka.actors.cluster_description import UNREACHABLE, NodeDescription, describe_nodes
 from rayka.actors.cluster_record import ClusterRecord
 from rayka.actors.names import running_node_ids
-from rayka.actors.node_placement import Placement
+from rayka.actors.node_logs import keep_logs
+from rayka.actors.node_placement import Placement, log_places
 from rayka.actors.on_ray_node import run_on
 from rayka.actors.ray_network import RayNetwork
 from rayka.client import bounded_wait
 from rayka.client.io_thread import Work
-from rayka.errors import UnavailableError
+from rayka.errors import RaykaError, UnavailableError
 from rayka.protocol.membership import NodeState
 
 if TYPE_CHECKING:
     from rayka.actors.shell import NodeProcess
 
 ResultT = TypeVar("ResultT")
+logger = logging.getLogger(__name__)
 ANSWER_TIMEOUT_S = 15.0
 START_TIMEOUT_S = 300.0  # the recovery of a large log takes its time
 MAKE_TIMEOUT_S = 90.0
@@ -66,6 +70,9 @@ def bring_up(record: ClusterRecord, placements: Collection[Placement]) -> None:
         if not had_supervisor:
             supervise.end(name)
         _end(handles)
+        if handles:
+            with suppress(RaykaError):  # the start's own error says more
+                ask_ray(keep_logs, log_places(name, placements))
         raise
 
 
@@ -146,9 +153,11 @@ async def _await_some(cluster_name: str, made: Mapping[int, Any], others: Collec
 async def _await_running(network: RayNetwork, node_ids: Collection[int]) -> None:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + START_TIMEOUT_S
+    known: dict[int, str] = {}
     while True:
         nodes = await describe_nodes(network, node_ids)
         _refuse_failed(network.cluster_name, nodes)
+        _log_changes(nodes, known)
         if all(node.state == NodeState.RUNNING for node in nodes):
             return
         if loop.time() > deadline:
@@ -157,6 +166,15 @@ async def _await_running(network: RayNetwork, node_ids: Collection[int]) -> None
                 f"cluster {network.cluster_name!r} was not up in {START_TIMEOUT_S:g} s: {states}"
             )
         await asyncio.sleep(_POLL_S)
+
+
+def _log_changes(nodes: Collection[NodeDescription], known: dict[int, str]) -> None:
+    """Each node with its state, where that is another one than before: the recovery of a large log takes minutes."""
+    for each in nodes:
+        if each.state not in (known.get(each.node_id), UNREACHABLE):
+            known[each.node_id] = each.state
+            running = sum(state == NodeState.RUNNING for state in known.values())
+            logger.info("%s: %s (%d of %d run)", each.actor_name, each.state, running, len(nodes))
 
 
 def _refuse_failed(name: str, nodes: Collection[NodeDescription]) -> None:

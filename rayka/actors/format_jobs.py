@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from uuid import UUID
 
+from rayka.actors.node_logs import remove_kept_logs
 from rayka.actors.node_placement import Placement
 from rayka.client import io_thread
 from rayka.errors import StorageError
@@ -53,8 +54,11 @@ def format_controllers(formats: Sequence[tuple[Placement, ControllerFormat]]) ->
 
 
 def remove_directories(directories: Collection[str]) -> None:
-    """Removes node directories with all that is in them, and the cluster's once it is empty."""
+    """Removes node directories with all that is in them and the logs kept beside them, and the cluster's once it is
+    empty.
+    """
     for each in directories:
+        remove_kept_logs(each)
         try:
             shutil.rmtree(each)
             os.rmdir(os.path.dirname(each))

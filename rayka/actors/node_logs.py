@@ -2,26 +2,33 @@
 
 Ray gives each process two files for its output, on the machine of its Ray node; the one of the standard error stream is
 the log. They stay when the process ends, as long as that Ray runs, so a node's last words are found after its restart.
+At the end of a cluster, or of a start that failed, the logs of the last runs are copied to `logs` beside the nodes'
+directories, because the Ray of `rayka start` ends with its files. They are not written there in the first place: a disk
+that hangs would hold up the node at its next message.
 """
 
 import logging
 import os
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from rayka.actors import ray_internals, ray_records
 from rayka.actors.names import NAMESPACE
 from rayka.actors.on_ray_node import live_ray_nodes, run_on
-from rayka.errors import UnavailableError
+from rayka.errors import RaykaError, UnavailableError
 
 _RAYS_OWN = (b":job_id:", b":actor_name:", b":task_name:")  # lines by which Ray knows whose output follows
 _PROCESSES_MAX = 2  # the one that runs, and the one before it
 _CHUNK_BYTES = 1 << 20
 _POLL_S = 0.5
 _NEXT_PROCESS_POLL_S = 2.0  # all actors that Ray knows are read for it
+_KEPT_RUNS_MAX = 5  # of each node
+_KEPT_BYTES_MAX = 16 << 20  # of each process
+_logger = logging.getLogger(__name__)
 
 
 class LogFile(NamedTuple):
@@ -68,6 +75,62 @@ def find_logs(name: str) -> list[LogFile]:
             f"{name} has no log on a machine that Ray reaches" + (f"; it was in {where}" if where else "")
         )
     return found
+
+
+def keep_logs(directories: Mapping[str, str]) -> None:
+    """Copies what the last processes of these actors logged to the machines' `logs`, each beside that directory; the
+    oldest of more than five runs go. What cannot be copied is said and no error: the cluster ends all the same.
+    """
+    places = ray_records.last_places(NAMESPACE, directories)
+    sources, live = ray_records.log_directories(), live_ray_nodes()
+    kept = dict[str, None]()
+    for name, directory in directories.items():
+        processes = places[name].processes[-_PROCESSES_MAX:] if name in places else ()
+        for ray_node_id in dict.fromkeys(each.ray_node_id for each in processes if each.ray_node_id in live):
+            workers = [each.worker_id for each in processes if each.ray_node_id == ray_node_id]
+            target = os.path.join(kept_logs(directory), name.rpartition("/")[2])
+            try:
+                if run_on(ray_node_id, _keep, sources[ray_node_id], workers, target):
+                    kept[os.path.dirname(target)] = None
+            except (RaykaError, OSError) as error:
+                _logger.warning("the log of %s was not kept: %s", name, error)
+    if kept:
+        _logger.info("kept the logs of the nodes in %s", ", ".join(kept))
+
+
+def kept_logs(directory: str) -> str:
+    """Where the logs of earlier runs of a node with this data directory are."""
+    return os.path.join(os.path.dirname(directory), "logs")
+
+
+def remove_kept_logs(directory: str) -> None:
+    """Removes those of the node that has this data directory, which goes, too. Runs on its machine."""
+    kept = Path(kept_logs(directory))
+    for each in kept.glob(f"{os.path.basename(directory)}-*.log"):
+        each.unlink(missing_ok=True)
+    if all(each.name.startswith("supervisor-") for each in kept.glob("*")):  # of a cluster without nodes here
+        for each in kept.glob("*"):
+            each.unlink(missing_ok=True)
+    with suppress(OSError):  # there is none, or it has those of others
+        kept.rmdir()
+
+
+def _keep(source: str, worker_ids: Sequence[str], target: str) -> bool:
+    """Copies the logs of these processes into one file; False where there are none. Runs on their machine."""
+    paths = [path for each in worker_ids for path in _paths_of(source, each)]
+    if not paths:
+        return False
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    stamp = time.strftime("%Y-%m-%dT%H-%M-%S", time.gmtime())
+    with open(f"{target}-{stamp}.log", "ab") as kept:
+        for path in paths:
+            with open(path, "rb") as file:
+                file.seek(max(0, os.path.getsize(path) - _KEPT_BYTES_MAX))
+                kept.writelines(line for line in file if not line.startswith(_RAYS_OWN))
+    directory, name = os.path.split(target)
+    for each in sorted(Path(directory).glob(f"{name}-[0-9]*-*.log"))[:-_KEPT_RUNS_MAX]:
+        each.unlink(missing_ok=True)
+    return True
 
 
 def last_lines(files: Sequence[LogFile], count: int) -> tuple[list[tuple[LogFile, str]], int]:

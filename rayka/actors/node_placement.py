@@ -14,10 +14,10 @@ from random import Random, SystemRandom
 
 import ray
 
-from rayka.actors.names import formatted_directories, node_directories
+from rayka.actors.names import actor_name, formatted_directories, node_directories, supervisor_name
 from rayka.actors.node_logs import own_log_path
 from rayka.actors.ray_network import RayNetwork
-from rayka.config import ClusterSpec, RoleResources
+from rayka.config import ClusterSpec, CountRange, RoleResources
 from rayka.errors import UnavailableError
 from rayka.ids import Role, is_combined, role_of
 from rayka.node.settings import NodeSettings, controller_settings
@@ -109,6 +109,23 @@ def needs(spec: ClusterSpec, node_id: int) -> dict[str, float]:
     """The resources that the spec asks for a node."""
     asked: RoleResources = getattr(spec.resources, role_of(node_id))
     return {"CPU": asked.num_cpus, "memory": asked.memory or 0, **asked.resources}
+
+
+def log_places(cluster_name: str, placements: Collection[Placement]) -> dict[str, str]:
+    """By actor, the directory beside which its log is kept; the supervisor, which has none, has that of a node."""
+    places = {actor_name(cluster_name, each.node_id): each.directories[0] for each in placements}
+    first = next(iter(places.values()), None)
+    return places if first is None else {**places, supervisor_name(cluster_name): first}
+
+
+def cpus_of_nodes(spec: ClusterSpec) -> float:
+    """The CPUs that the spec asks for all nodes that it may have."""
+    counts = {Role.BROKER: spec.brokers, Role.COORDINATOR: spec.coordinators}
+    to_come = {role: count.max - count.min for role, count in counts.items() if isinstance(count, CountRange)}
+    asked: dict[Role, float] = {role: getattr(spec.resources, role).num_cpus for role in Role}
+    return sum(asked[role_of(each)] for each in spec.roles) + sum(
+        asked[role] * to_come[role] for role in to_come
+    )
 
 
 def is_able(spec: ClusterSpec, node_id: int, resources: Mapping[str, float]) -> bool:

@@ -75,8 +75,9 @@ def connect(address: str = AUTO) -> str:
         return current
 
 
-def connect_or_start(address: str = AUTO, *, temp_dir: str | None = None) -> str:
-    """As `connect`; with `auto` and no Ray running, or none to prefer, starts a local one that ends with this process.
+def connect_or_start(address: str = AUTO, *, temp_dir: str | None = None, cpus_of_nodes: float = 0) -> str:
+    """As `connect`; with `auto` and no Ray running, or none to prefer, starts a local one that ends with this process,
+    with so many CPUs beside those of the machine.
 
     `temp_dir` is where that one keeps its files (see `ray_process.make_temp_dir`); Ray's own choice without.
     """
@@ -84,7 +85,9 @@ def connect_or_start(address: str = AUTO, *, temp_dir: str | None = None) -> str
     with _Process.lock:
         if ray.is_initialized() or len(candidates(address)) == 1:
             return connect(address)
-        _initialize(address="local", num_cpus=cpus(), include_dashboard=False, _temp_dir=temp_dir)
+        _initialize(
+            address="local", num_cpus=cpus(cpus_of_nodes), include_dashboard=False, _temp_dir=temp_dir
+        )
         _Process.made = connection_id()
         _log(current_address(), "started for this process, and ends with it", logging.INFO)
         return current_address()

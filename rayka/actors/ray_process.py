@@ -8,6 +8,7 @@ remembered per home directory, in `~/.rayka/ray.json`.
 
 import fcntl
 import logging
+import math
 import os
 import select
 import shutil
@@ -31,6 +32,7 @@ _POLL_S = 0.05
 _LEFT_TIMEOUT_S = 5.0
 _TEMP_DIR_MAX = 42  # Ray puts sockets below it, whose paths the kernel limits
 _MEMORY_FILE = Path("~/.rayka/ray.json")
+logger = logging.getLogger(__name__)
 _RAY = (sys.executable, "-m", "ray.scripts.scripts")
 
 
@@ -77,16 +79,19 @@ class RayProcess(msgspec.Struct, frozen=True):
             os.waitpid(self.pid, os.WNOHANG)
 
 
-def cpus() -> int:
-    """The CPUs that a Ray started by rayka declares, so that nodes, Spark executors and tasks fit on a laptop."""
-    return max(8, os.cpu_count() or 1)
+def cpus(of_nodes: float) -> int:
+    """The CPUs that a Ray started by rayka declares: the machine's, all of which are the user's own tasks', and beside
+    them what the nodes of a cluster ask for.
+    """
+    return (os.cpu_count() or 1) + math.ceil(of_nodes)
 
 
-def start() -> RayProcess:
+def start(cpus_of_nodes: float = 0) -> RayProcess:
     """Starts a Ray head that outlives this process, and that `ray.init("auto")` and `ray status` find as the one that
     was started last. Takes about 5 s. Raises UnavailableError with Ray's own last words.
     """
     _ensure_auth_token()
+    logger.info("no Ray runs on this machine: starting one")
     temp_dir = make_temp_dir()
     log = Path(temp_dir, "ray-start.log")
     command = [
@@ -95,7 +100,7 @@ def start() -> RayProcess:
         "--head",
         "--block",
         "--port=0",
-        f"--num-cpus={cpus()}",
+        f"--num-cpus={cpus(cpus_of_nodes)}",
         "--include-dashboard=false",
     ]
     with log.open("wb") as output:

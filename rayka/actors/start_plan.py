@@ -74,6 +74,9 @@ def plan_start(
 def execute(plan: StartPlan) -> None:
     """One job for each Ray node and step; a step begins when the one before it has ended everywhere."""
     placements, formats = plan.placements, plan.formats
+    new = (*formats.brokers, *formats.controllers)
+    if new:
+        _logger.info("formatting the directories of %s", ", ".join(node_name(each) for each in sorted(new)))
     for ray_node_id, node_ids in _by_ray_node(formats.brokers, placements).items():
         run_on(ray_node_id, format_brokers, [(placements[each], formats.brokers[each]) for each in node_ids])
     on_ray_nodes = _by_ray_node(formats.controllers, placements)

@@ -1,5 +1,6 @@
 """`rayka start`, `stop` and `status`, and the Ray that `start` leaves running when there was none."""
 
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rayka.cli.moments import local_time
-from rayka.cli.output import Style, ids, print_json, print_table, size, working
+from rayka.cli.output import Style, ids, print_json, print_table, say_progress, size, working
 from rayka.cli.shared_options import (
     Target,
     cluster_options,
@@ -16,6 +17,7 @@ from rayka.cli.shared_options import (
     force_option,
     is_dry_run,
     json_option,
+    quiet_option,
     target_options,
     yes_option,
 )
@@ -46,6 +48,7 @@ _STATE_STYLES = {
 @force_option
 @yes_option
 @dry_run_option
+@quiet_option
 @json_option
 def start(
     spec_path: Path | None,
@@ -72,8 +75,10 @@ def start(
         return
     if replace:
         confirm(f"this brings back {_named(spec, replace)} on an empty disk", is_sure)
+    if not as_json:
+        say_progress()
     with working(f"Starting cluster {spec.name} …"):
-        has_started_ray = ensure_ray(spec.ray.address)
+        has_started_ray = ensure_ray(spec.ray.address, spec)
         try:
             if not (as_json or replace):
                 announce(spec)
@@ -82,7 +87,7 @@ def start(
             description = cluster.describe()
         except BaseException:
             if has_started_ray:
-                end_ray()
+                end_ray(unless_used_by_others_than=spec.name)
             raise
     if as_json:
         changed = {"added_brokers": cluster.added_brokers, **plain_change(cluster.change)}
@@ -110,6 +115,8 @@ def stop(name: str, address: str, delete_data: bool, is_sure: bool, as_json: boo
 
     if delete_data:
         confirm(f"this stops cluster {name} and deletes all its topics and records", is_sure)
+    if not as_json:
+        say_progress()
     with working(f"Stopping cluster {name} …"):
         try:
             Cluster.connect(name, address=address).stop(delete_data=delete_data)
@@ -179,21 +186,23 @@ def print_vote_commands(cluster: "Cluster", spec: "ClusterSpec", replaced: tuple
         click.echo(f"          rayka quorum voters add {each}{options}")
 
 
-def ensure_ray(address: str) -> bool:
-    """Connects this process to Ray; with `auto` and none there, starts one that outlives it, and remembers it.
+def ensure_ray(address: str, spec: "ClusterSpec") -> bool:
+    """Connects this process to Ray; with `auto` and none there, starts one that outlives it, has room for the nodes of
+    the spec, and is remembered.
 
     Returns whether it started one: then `end_ray` ends it.
     """
     import ray
 
     from rayka.actors import ray_process
+    from rayka.actors.node_placement import cpus_of_nodes
     from rayka.actors.ray_connection import candidates, connect
 
     with ray_process.locked():
         ray_process.sweep()
         has_none = not ray.is_initialized() and not candidates(address)
         if has_none:
-            ray_process.remember(ray_process.start())
+            ray_process.remember(ray_process.start(cpus_of_nodes(spec)))
     try:
         connect(address)
     except BaseException:
@@ -203,12 +212,20 @@ def ensure_ray(address: str) -> bool:
     return has_none
 
 
-def end_ray() -> None:
-    """Ends the remembered Ray, and this process's connection to it; nothing when there is none."""
+def end_ray(*, unless_used_by_others_than: str = "") -> None:
+    """Ends the remembered Ray, and this process's connection to it; nothing when there is none, or where a cluster of
+    another name has started on it since.
+    """
     import ray
 
     from rayka.actors import ray_process
+    from rayka.actors.names import running_clusters
+    from rayka.errors import UnavailableError
 
+    if unless_used_by_others_than and ray.is_initialized():
+        with suppress(UnavailableError):  # a Ray that does not answer is of no use to others
+            if set(running_clusters()) - {unless_used_by_others_than}:
+                return
     process = ray_process.remembered()
     ray.shutdown()
     if process is not None:

@@ -4,6 +4,7 @@ from typing import get_args
 
 import click
 
+from rayka.cli.shared_options import quiet_option
 from rayka.options import Transport
 
 
@@ -15,6 +16,7 @@ from rayka.options import Transport
 @click.option(
     "--json", "as_json", is_flag=True, help="Print the outcome as one JSON object and nothing else."
 )
+@quiet_option
 @click.option(
     "--transport",
     type=click.Choice(get_args(Transport)),

@@ -10,8 +10,10 @@ from contextlib import contextmanager
 import ray
 
 from rayka.actors import ray_connection, ray_process
+from rayka.actors.node_placement import cpus_of_nodes
 from rayka.cli.cluster_commands import end_ray, ensure_ray
 from rayka.cluster import Cluster
+from rayka.config import ClusterSpec
 from rayka.errors import RaykaError
 from rayka.options import Transport
 
@@ -38,9 +40,11 @@ def demo_ray(directory: str, *, keep: bool) -> Iterator[str]:
     One that was started keeps its files in the directory and ends with the demo; one to be kept is a process of its
     own, remembered for `rayka stop`. Raises UnavailableError when Ray cannot be reached or does not start.
     """
-    has_started = keep and ensure_ray(ray_connection.AUTO)
+    has_started = keep and ensure_ray(ray_connection.AUTO, ClusterSpec(brokers=BROKER_COUNT))
     try:
-        address = ray_connection.connect_or_start(temp_dir=directory)
+        address = ray_connection.connect_or_start(
+            temp_dir=directory, cpus_of_nodes=cpus_of_nodes(ClusterSpec(brokers=BROKER_COUNT))
+        )
         ray_connection.silence()  # a broker is killed on purpose
         yield address
     except BaseException:

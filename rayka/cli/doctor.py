@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rayka.cli.output import Style, print_json, print_table, size, working
-from rayka.cli.shared_options import json_option
+from rayka.cli.shared_options import json_option, quiet_option
 from rayka.ids import Role
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ _STYLES = {Verdict.GOOD: Style.GOOD, Verdict.NOTE: Style.NOTE, Verdict.BAD: Styl
 @click.option(
     "--address", default="auto", show_default=True, metavar="HOST:PORT", help="The Ray to look for."
 )
+@quiet_option
 @json_option
 def doctor(data_dir: Path, name: str, address: str, as_json: bool) -> int:
     """Check this machine: Java, versions, disk, memory, Ray. The exit code is 0 only if nothing is bad."""

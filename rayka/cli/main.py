@@ -8,7 +8,6 @@ Exit code 0 only on success; 1 with one line on stderr that says what to do; 2 f
 import errno
 import importlib
 import json
-import logging
 import os
 import sys
 from contextlib import suppress
@@ -17,8 +16,9 @@ from typing import NoReturn
 
 import click
 
+from rayka.cli.output import say_which_ray
 from rayka.cli.shared_options import Group
-from rayka.errors import ApiError, RaykaError
+from rayka.errors import ApiError, RaykaError, error_for
 
 INTERRUPTED = 130
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -75,7 +75,7 @@ def rayka() -> None:
 
 def main() -> None:
     """The entry point: runs the command, reports its errors, exits."""
-    _say_which_ray()
+    say_which_ray()
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="surrogateescape")  # a path that is no UTF-8 is printed as it was given
     code = run(sys.argv[1:])
@@ -85,24 +85,6 @@ def main() -> None:
         # Else it waits at the exit, half a second, for output that no command prints.
         sys.modules["ray"].shutdown()
     sys.exit(code)
-
-
-class _OnStderr(logging.Handler):
-    """Writes each message as one line, without a level or a place, beside a command's own output.
-
-    By `print`, which writes above a bar that is shown just now; click finds the terminal behind it, and the line goes
-    through the bar.
-    """
-
-    def emit(self, record: logging.LogRecord) -> None:
-        print(record.getMessage(), file=sys.stderr, flush=True)
-
-
-def _say_which_ray() -> None:
-    """Of what a command connects to it says one line, which Ray that is and why."""
-    connecting = logging.getLogger("rayka.actors.ray_connection")
-    connecting.setLevel(logging.INFO)
-    connecting.addHandler(_OnStderr())
 
 
 def _leave(code: int) -> NoReturn:
@@ -165,5 +147,7 @@ def _tell(kind: str, message: str, *, as_json: bool, code: int | None = None) ->
 
 
 def _public_name(error: RaykaError) -> str:
-    """The error's class as `rayka.errors` has it; modules have subclasses of their own."""
+    """The error's class as `rayka.errors` has it, of the cluster's errors the one that belongs to the number."""
+    if isinstance(error, ApiError):
+        return type(error_for(error.code, "")).__name__
     return next(each.__name__ for each in type(error).__mro__ if each.__module__ == RaykaError.__module__)

@@ -5,6 +5,7 @@ imported late.
 """
 
 import json
+import logging
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -55,6 +56,53 @@ def working(message: str) -> Iterator[None]:
 
     with Console(stderr=True).status(message):
         yield
+
+
+class _OnStderr(logging.Handler):
+    """Writes each message as one line, without a level or a place, beside a command's own output.
+
+    By `print`, which writes above a bar that is shown just now; click finds the terminal behind it, and the line goes
+    through the bar.
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(record.getMessage(), file=sys.stderr, flush=True)
+
+
+# What a command says of itself on stderr, unless it is told to be quiet: which Ray it uses, and how a start goes on.
+_CONNECTING = "rayka.actors.ray_connection"
+_STARTING = (
+    "rayka.actors.ray_process",
+    "rayka.actors.start_plan",
+    "rayka.actors.bring_up",
+    "rayka.actors.node_logs",
+)
+_on_stderr = _OnStderr()
+
+
+def say_which_ray() -> None:
+    """Of what a command connects to it says one line, which Ray that is and why."""
+    _say(_CONNECTING)
+
+
+def say_progress() -> None:
+    """A start or stop says what it does: a Ray that starts, directories that are formatted, nodes that run, logs that
+    are kept.
+    """
+    for each in _STARTING:
+        _say(each)
+
+
+def be_quiet() -> None:
+    """Nothing is said on stderr but errors."""
+    for each in (_CONNECTING, *_STARTING):
+        logging.getLogger(each).setLevel(logging.ERROR)
+
+
+def _say(logger_name: str) -> None:
+    logger = logging.getLogger(logger_name)
+    logger.setLevel(logging.INFO)
+    logger.addHandler(_on_stderr)
 
 
 def ids(node_ids: Sequence[int]) -> str:

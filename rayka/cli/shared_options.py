@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from rayka.cli.output import print_json
+from rayka.cli.output import be_quiet, print_json
 
 if TYPE_CHECKING:
     from rayka.client.admin.admin import Admin
@@ -26,10 +26,20 @@ def all_of(*options: Callable[[FunctionT], FunctionT]) -> Callable[[FunctionT], 
     return lambda function: reduce(lambda decorated, option: option(decorated), reversed(options), function)
 
 
+quiet_option = click.option(
+    "--quiet",
+    "-q",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=lambda context, _, value: be_quiet() if value else None,
+    help="Say nothing on stderr but errors.",
+)
 # Which cluster, on which Ray.
 cluster_options = all_of(
     click.option("--cluster", "name", default="rayka", show_default=True, help="The cluster's name."),
     click.option("--address", default="auto", show_default=True, metavar="HOST:PORT", help="The Ray to use."),
+    quiet_option,
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 # Settings to change.

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 import os
 import re
 import signal
@@ -18,7 +19,7 @@ from rayka.actors.cluster_description import ClusterDescription, NodeDescription
 from rayka.cli import doctor, main
 from rayka.cli.cluster_commands import print_description
 from rayka.cli.main import run
-from rayka.cli.output import Count, print_table, size
+from rayka.cli.output import Count, print_table, say_progress, say_which_ray, size
 from rayka.client.metadata import no_such_topic
 from rayka.config import ClusterSpec
 from rayka.ids import Role
@@ -96,6 +97,34 @@ def test_every_command_names_a_cluster_and_a_ray(command: str, capsys: pytest.Ca
     text = capsys.readouterr().out
     assert "--cluster" in text
     assert "--address" in text
+
+
+def test_every_command_that_connects_can_be_quiet() -> None:
+    connecting = {
+        path for path, each in all_commands().items() if any("--address" in one.opts for one in each.params)
+    }
+    quiet = {
+        path for path, each in all_commands().items() if any("--quiet" in one.opts for one in each.params)
+    }
+    assert len(connecting) > 30
+    assert quiet == connecting | {"rayka demo"}
+
+
+@pytest.mark.parametrize(
+    ("options", "level"), [([], logging.INFO), (["-q"], logging.ERROR), (["--quiet"], logging.ERROR)]
+)
+def test_a_quiet_command_says_nothing_but_errors(options: list[str], level: int) -> None:
+    loggers = [logging.getLogger(each) for each in ("rayka.actors.ray_connection", "rayka.actors.bring_up")]
+    before = [each.level for each in loggers]
+    try:
+        say_which_ray()
+        say_progress()
+        assert run(["status", *options, "--address", "127.0.0.1:1"]) == 1
+        assert [each.level for each in loggers] == [level] * 2
+    finally:
+        for each, was in zip(loggers, before, strict=True):
+            each.setLevel(was)
+            each.handlers.clear()
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import rayka
 from rayka.actors import launch, supervise
 from rayka.actors.cluster_record import Identities
 from rayka.actors.crash_times import CRASHES_MAX, record_crash
+from rayka.actors.node_logs import kept_logs
 from rayka.actors.node_placement import wall_clock_ms
 from rayka.actors.start_plan import execute, plan_start
 from rayka.actors.starting import without_disk
@@ -51,6 +52,11 @@ def test_stop_and_start_on_the_same_directory_keeps_topics_and_records(start: St
     assert values(cluster, "numbers") == sent
     cluster_id = running(cluster).cluster_id
     cluster.stop()
+    kept = {
+        each.name.rpartition("-2")[0]: each.read_text() for each in (tmp_path / "kept" / "logs").iterdir()
+    }
+    assert kept.keys() == {"broker-1", "controller-3001", "supervisor"}
+    assert "kept/broker-1 runs on Ray node" in kept["broker-1"]
 
     again = start(name="kept", data_dir=str(tmp_path))
     assert running(again).cluster_id == cluster_id
@@ -132,6 +138,10 @@ def test_a_cluster_runs_beside_another_and_is_gone_when_it_is_stopped_with_its_d
         assert description.cluster_id != running(cluster).cluster_id
         end_supervisor(other)
         launch.end(launch.find(other.name, 1))
+        logs = Path(kept_logs(description.nodes[0].data_dirs[0]))
+        logs.mkdir()
+        for name in ("broker-1", "controller-3001", "supervisor"):
+            (logs / f"{name}-2026-01-31T12-00-00.log").touch()
         other.stop(delete_data=True)
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ClusterNotFound):
