@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rayka.cli import catch_up
+from rayka.cli.config_tables import print_configs
 from rayka.cli.load_tables import print_broker_loads
 from rayka.cli.output import Count, Style, counted, print_table, size, working
 from rayka.cli.partition_commands import print_plan
@@ -29,7 +30,7 @@ from rayka.cli.shared_options import (
 )
 
 if TYPE_CHECKING:
-    from rayka.client.admin.admin_partition_results import BrokerLogDirs, ConfigValue
+    from rayka.client.admin.admin_partition_results import BrokerLogDirs
     from rayka.client.admin.admin_results import BrokerDescription
 
 _STYLES = {"active": Style.PLAIN, "fenced": Style.BAD, "shutting-down": Style.NOTE}
@@ -221,15 +222,6 @@ def print_broker(found: "BrokerDescription", disks: "BrokerLogDirs") -> None:
     if moves:
         click.echo()
         print_table("Moves", ("replica", "to", "copied", "lag"), moves)
-
-
-def print_configs(values: "list[ConfigValue]") -> None:
-    """A table of settings."""
-    rows = [
-        (each.name, each.value, each.source.name.lower(), "no" if each.is_read_only else "yes")
-        for each in values
-    ]
-    print_table("Configuration", ("key", "value", "source", "alterable"), rows)
 
 
 def _row(found: "BrokerDescription", full: Collection[str]) -> tuple[object, ...]:

@@ -2,15 +2,19 @@
 
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from rayka.cli.moments import parse_moment
 from rayka.cli.output import Style, counted, print_json, print_table, working
 from rayka.cli.shared_options import Group, Target, confirm, target_options, yes_option
+from rayka.errors import UnknownTopicOrPartition
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rayka.client.admin.admin import Admin
     from rayka.client.admin.admin_group_results import GroupDescription, GroupOffset, OffsetReset
     from rayka.ids import TopicPartition
 
@@ -43,11 +47,22 @@ def list_groups(states: tuple[str, ...], target: Target) -> None:
 @click.argument("group_id", metavar="GROUP")
 @target_options
 def describe(group_id: str, target: Target) -> None:
-    """Show the members of GROUP, its offsets, and how far it is behind."""
+    """Show the members of GROUP, its offsets, and how far it is behind.
+
+    LAG: the records from the committed offset to the end; where nothing is committed, all that the partition has.
+    """
     with target.admin(default_api_timeout_ms=_TIMEOUT_MS) as admin, working(f"Asking {target.name} …"):
         found, offsets = admin.describe_group(group_id), admin.group_offsets(group_id)
-    plain = {**found.to_dict(), "offsets": [each.to_dict() for each in offsets]}
-    target.report(plain, lambda: _print_group(found, offsets))
+        uncommitted = _uncommitted(admin, found, offsets)
+    plain = {
+        **found.to_dict(),
+        "offsets": [each.to_dict() for each in offsets],
+        "uncommitted": [
+            {"topic": tp.topic, "partition": tp.partition, "end_offset": each.end, "lag": each.lag}
+            for tp, each in uncommitted.items()
+        ],
+    }
+    target.report(plain, lambda: _print_group(found, offsets, uncommitted))
 
 
 @group.command()
@@ -134,30 +149,66 @@ def _scope_of(text: str) -> "list[str | TopicPartition]":
         ) from None
 
 
-def _print_group(found: "GroupDescription", offsets: "list[GroupOffset]") -> None:
+class _Uncommitted(NamedTuple):
+    """Where a partition ends of which the group has committed nothing, and how many records are there, all of which it
+    may have to read; None where that is not known.
+    """
+
+    end: int | None
+    lag: int | None
+
+
+def _uncommitted(
+    admin: "Admin", found: "GroupDescription", offsets: "list[GroupOffset]"
+) -> "dict[TopicPartition, _Uncommitted]":
+    """The partitions that members read and of which nothing is committed."""
+    committed = {each.topic_partition for each in offsets}
+    read = sorted({tp for each in found.members for tp in each.assignment if tp not in committed})
+    try:
+        topics = admin.describe_topics(sorted({tp.topic for tp in read})) if read else []
+    except UnknownTopicOrPartition:  # deleted just now
+        topics = []
+    logs = {(topic.name, each.partition): each.leader_log for topic in topics for each in topic.partitions}
+    result = {}
+    for tp in read:
+        log = logs.get((tp.topic, tp.partition))
+        known = log and _Uncommitted(log.high_watermark, log.high_watermark - log.log_start_offset)
+        result[tp] = known or _Uncommitted(None, None)
+    return result
+
+
+def _print_group(
+    found: "GroupDescription",
+    offsets: "list[GroupOffset]",
+    uncommitted: "Mapping[TopicPartition, _Uncommitted]",
+) -> None:
     click.echo(
         f"group {found.group_id}: {found.state.value}, {counted(len(found.members), 'member')}, generation"
         f" {found.generation_id}, assignor {found.protocol_name or '-'}, coordinator {found.coordinator_id}"
     )
-    _print_offsets(found, offsets)
+    _print_offsets(found, offsets, uncommitted)
     if found.members:
         _print_members(found)
 
 
-def _print_offsets(found: "GroupDescription", offsets: "list[GroupOffset]") -> None:
+def _print_offsets(
+    found: "GroupDescription",
+    offsets: "list[GroupOffset]",
+    uncommitted: "Mapping[TopicPartition, _Uncommitted]",
+) -> None:
     """With the member that reads each partition."""
     readers = {tp: each for each in found.members for tp in each.assignment}
     committed = {each.topic_partition: each for each in offsets}
     rows, styles = [], []
     for tp in sorted({**committed, **readers}):
         offset, reader = committed.get(tp), readers.get(tp)
-        lag = None if offset is None else offset.lag
+        end, lag = uncommitted[tp] if offset is None else (offset.end_offset, offset.lag)
         rows.append(
             (
                 tp.topic,
                 tp.partition,
                 "-" if offset is None else offset.offset,
-                "-" if offset is None or offset.end_offset is None else offset.end_offset,
+                "-" if end is None else end,
                 "-" if lag is None else lag,
                 "-" if reader is None else reader.member_id,
             )

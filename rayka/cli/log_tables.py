@@ -15,7 +15,17 @@ if TYPE_CHECKING:
     )
     from rayka.client.admin.admin_results import PartitionDescription
 
-_COLUMNS = ("partition", "size", "segments", "oldest record", "dirty", "last compaction", "last retention")
+_COLUMNS = (
+    "partition",
+    "offsets",
+    "records",
+    "size",
+    "segments",
+    "oldest record",
+    "dirty",
+    "last compaction",
+    "last retention",
+)
 _UNKNOWN = "unknown"
 
 
@@ -40,6 +50,8 @@ def _cells(log: "ReplicaLogInfo | None") -> tuple[object, ...]:
     if log is None:
         return (_UNKNOWN,) * (len(_COLUMNS) - 1)
     return (
+        f"{log.log_start_offset}-{log.high_watermark}",
+        Count(log.high_watermark - log.log_start_offset),
         size(log.size_bytes),
         Count(log.segment_count),
         "none" if log.oldest_timestamp_ms < 0 else local_time(log.oldest_timestamp_ms),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rayka.cli.config_tables import print_configs
 from rayka.cli.load_tables import print_partition_loads
 from rayka.cli.log_tables import compaction_problems, print_logs
 from rayka.cli.output import Style, ids, print_json, print_table
@@ -101,14 +102,22 @@ def list_topics(target: Target) -> None:
 @topic.command()
 @click.argument("topic_name", metavar="[NAME]", required=False)
 @click.option("--under-replicated", is_flag=True, help="Only partitions with a replica that is not in sync.")
+@click.option(
+    "--configs", "shows_configs", is_flag=True, help="The settings in force, and where each is from."
+)
 @target_options
-def describe(topic_name: str | None, under_replicated: bool, target: Target) -> None:
+def describe(topic_name: str | None, under_replicated: bool, shows_configs: bool, target: Target) -> None:
     """Show a topic's settings and partitions, or those of all topics: leader, replicas, how far each is, and its log.
 
     lag: the records that each replica is behind its leader; ? where the broker does not answer. elr: replicas that are
-    not in sync, but hold all that was acknowledged. dirty: of the bytes that compaction could go through, the share
-    that it has not seen; last compaction, last retention: since the leader started.
+    not in sync, but hold all that was acknowledged. offsets: the first one, and the one after the last that is
+    committed; records: how many offsets these are, fewer records where compaction took some. dirty: of the bytes that
+    compaction could go through, the share that it has not seen; last compaction, last retention: since the leader
+    started.
     """
+    if shows_configs:
+        _describe_configs(topic_name, target)
+        return
     with target.admin() as admin:
         topics = admin.describe_topics(None if topic_name is None else [topic_name])
         (named,) = topics if topic_name is not None else (None,)
@@ -130,6 +139,19 @@ def describe(topic_name: str | None, under_replicated: bool, target: Target) -> 
         print_logs(shown)
         for line in (*remedies(each), *compaction_problems(each.name, shown)):
             click.echo(line)
+
+
+def _describe_configs(topic_name: str | None, target: Target) -> None:
+    with target.admin() as admin:
+        names = admin.list_topics() if topic_name is None else [topic_name]
+        found = {each: list(admin.describe_configs(topic=each).values()) for each in names}
+    plain = {name: [each.to_dict() for each in values] for name, values in found.items()}
+    if target.as_json:
+        print_json(plain if topic_name is None else plain[topic_name])
+        return
+    for number, (name, values) in enumerate(found.items()):
+        click.echo("\n" * (number > 0) + f"topic {name}")
+        print_configs(values)
 
 
 @topic.command()

@@ -305,16 +305,16 @@ def test_the_logs_of_leaders_are_shown_and_those_of_silent_brokers_are_unknown(
     ]
     log_tables.print_logs(partitions)
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    headings = "partition size segments oldest record dirty last compaction last retention"
+    headings = "partition offsets records size segments oldest record dirty last compaction last retention"
     assert lines[0] == headings.split()
-    assert lines[1][:4] == ["0", "12.3", "MB", "4"]
-    assert lines[1][4].startswith("2023-11-1")
-    assert lines[1][6] == "25%"
-    assert lines[1][9:] == ["40.1", "MB", "to", "12.0", "MB", "none"]
-    assert lines[2] == ["1", "12.3", "MB", "4", "none", "0%", "none", "none"]
-    assert lines[3][:8] == ["2", "12.3", "MB", "4", str(1 << 62), "ms", "-", "-"]
-    assert lines[3][10:] == ["7.0", "MB", "(retention.ms)"]
-    assert lines[4] == ["3", *["unknown"] * 6]
+    assert lines[1][:6] == ["0", "0-9", "9", "12.3", "MB", "4"]
+    assert lines[1][6].startswith("2023-11-1")
+    assert lines[1][8] == "25%"
+    assert lines[1][11:] == ["40.1", "MB", "to", "12.0", "MB", "none"]
+    assert lines[2] == ["1", "0-9", "9", "12.3", "MB", "4", "none", "0%", "none", "none"]
+    assert lines[3][:10] == ["2", "0-9", "9", "12.3", "MB", "4", str(1 << 62), "ms", "-", "-"]
+    assert lines[3][12:] == ["7.0", "MB", "(retention.ms)"]
+    assert lines[4] == ["3", *["unknown"] * 8]
     plain = TopicDescription("orders", uuid.UUID(int=1), tuple(partitions), {}).to_dict()
     first, *_, silent = json.loads(json.dumps(plain))["partitions"]
     assert first["logs"][0] is None

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayka.controller.balancer.balance_plan import MOVES_MAX, Goal, Plan, plan_balance
-from rayka.controller.balancer.holders import REPLICA_BYTES_MIN, BrokerShape, PartitionShape
+from rayka.controller.balancer.holders import BrokerShape, PartitionShape
 from rayka.ids import TopicPartition
 from rayka.protocol.disk_room import DISK_USE_MAX
 
@@ -73,9 +73,10 @@ def test_an_empty_broker_gets_its_share_and_nothing_else_moves() -> None:
     assert all(move.goal is Goal.SIZE for move in plan.moves)
 
 
-def test_empty_partitions_are_spread_too() -> None:
+def test_empty_partitions_are_spread_too_and_shown_as_empty_as_they_are() -> None:
     plan = made(brokers(1, 2), striped(10, (1,), size_bytes=0))
-    assert sizes(plan) == {1: 5 * REPLICA_BYTES_MIN, 2: 5 * REPLICA_BYTES_MIN}
+    assert {each.broker_id: each.replica_count for each in plan.after} == {1: 5, 2: 5}
+    assert sizes(plan) == {1: 0, 2: 0}
     assert all(move.copied_bytes == 0 for move in plan.moves)
 
 

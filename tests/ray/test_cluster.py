@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import socket
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -53,7 +54,7 @@ def test_stop_and_start_on_the_same_directory_keeps_topics_and_records(start: St
     cluster_id = running(cluster).cluster_id
     cluster.stop()
     kept = {
-        each.name.rpartition("-2")[0]: each.read_text() for each in (tmp_path / "kept" / "logs").iterdir()
+        each.name.partition("-20")[0]: each.read_text() for each in (tmp_path / "kept" / "logs").iterdir()
     }
     assert kept.keys() == {"broker-1", "controller-3001", "supervisor"}
     assert "kept/broker-1 runs on Ray node" in kept["broker-1"]
@@ -276,3 +277,43 @@ def test_topics_are_created_described_and_deleted_by_the_command_line(
     assert "by-command" in command("topic", "list", *there).out
     assert command("topic", "delete", "by-command", "--yes", *there).code == 0
     assert "by-command" not in command("topic", "list", *there).out
+
+
+def test_what_a_topic_has_and_which_settings_are_in_force_is_to_be_had_from_the_command_line(
+    cluster: Cluster, command: Callable[..., Said]
+) -> None:
+    with rayka.Admin(cluster=cluster) as admin:
+        admin.create_topic("shown", partitions=1, configs={"flush": "batch"})
+    send(cluster, "shown", b"one")
+    there = ("topic", "describe", "shown", "--cluster", cluster.name)
+    assert [each for each in command(*there).out.splitlines() if "0-1  " in each and "  1  " in each]
+    settings = {each["name"]: each for each in json.loads(command(*there, "--configs", "--json").out)}
+    assert settings["flush"]["value"] == "batch"
+    assert settings["flush"]["source"].startswith("dynamic_topic")
+    assert settings["retention.ms"]["source"] == "default"
+    assert {"retention.ms", "default"} <= set(command(*there, "--configs").out.split())
+
+
+def test_a_member_that_never_committed_is_shown_with_its_machine_and_how_far_it_is_behind(
+    cluster: Cluster, command: Callable[..., Said]
+) -> None:
+    with rayka.Admin(cluster=cluster) as admin:
+        admin.create_topic("unread", partitions=2)
+    with rayka.Producer(cluster=cluster) as producer:
+        for _ in range(3):
+            producer.send("unread", b"one", partition=1)
+    options = {"group_id": "idle", "enable_auto_commit": False, "auto_offset_reset": "latest"}
+    with rayka.Consumer("unread", cluster=cluster, **options) as consumer:
+        wait_until(lambda: consumer.poll(timeout_ms=50) is not None and len(consumer.assignment()) == 2)
+        there = ("group", "describe", "idle", "--cluster", cluster.name)
+        described = json.loads(command(*there, "--json").out)
+        shown = command(*there).out
+    assert described["offsets"] == []
+    assert described["uncommitted"] == [
+        {"topic": "unread", "partition": 0, "end_offset": 0, "lag": 0},
+        {"topic": "unread", "partition": 1, "end_offset": 3, "lag": 3},
+    ]
+    (member,) = described["members"]
+    assert member["client_host"] == socket.gethostname()
+    assert socket.gethostname() in shown
+    assert ["unread", "1", "-", "3", "3"] in [line.split()[:5] for line in shown.splitlines()]

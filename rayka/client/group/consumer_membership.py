@@ -5,6 +5,7 @@ The part of `Consumer` that joins a group. Kafka: KafkaConsumer.subscribe, unsub
 
 import logging
 import re
+import socket
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any
@@ -102,7 +103,7 @@ class ConsumerMembership(ConsumerCommits, ConsumerPositions):
         return GroupFace(member, self._delivery)
 
     async def _member(self) -> GroupMember:
-        return GroupMember(self._config, self._fetcher)
+        return GroupMember(self._config, self._fetcher, socket.gethostname())
 
     def _check_not_subscribed(self) -> None:
         if self._group is not None:

@@ -44,12 +44,12 @@ class GroupMember:
     core, which it may read, and `polled_s` and `is_waiting`, which it sets.
     """
 
-    def __init__(self, config: ConsumerConfig, fetcher: Fetcher) -> None:
+    def __init__(self, config: ConsumerConfig, fetcher: Fetcher, client_host: str = "") -> None:
         # When the application called poll last, or a poll that waits went on.
         self.polled_s = now_s()
         self.is_waiting = False  # a poll waits for the IO thread: no code of the application runs in it
         self._is_ended = False
-        self.core = Membership(config)
+        self.core = Membership(config, client_host)
         self._config = config
         self._group_id = self.core.metadata.group_id
         self._fetcher = fetcher

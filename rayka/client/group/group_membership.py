@@ -99,8 +99,9 @@ Step = Request[Any] | LookUpTopics
 class Membership:
     """See the module. Time comes in; the owner asks for the next step after each input and when `next_due_ms` comes."""
 
-    def __init__(self, config: ConsumerConfig) -> None:
+    def __init__(self, config: ConsumerConfig, client_host: str = "") -> None:
         self._config = config
+        self._client_host = client_host
         self._is_cooperative = is_cooperative(config)
         self.state = MemberState.UNJOINED
         instance_id = config.group_instance_id or ""
@@ -249,7 +250,7 @@ class Membership:
     def _next_of_rebalance(self) -> Step | None:
         if self.state is not MemberState.SYNCING:
             self.state, self._must_join, self._heartbeat = MemberState.JOINING, False, None
-            return join_request(self._config, self.metadata, self.topics, self._claim)
+            return join_request(self._config, self.metadata, self.topics, self._claim, self._client_host)
         if self._subscribers is not None:
             topics = {topic: None for each in self._subscribers for topic in each.subscription.topics}
             return LookUpTopics(tuple(topics), self.has_racks)

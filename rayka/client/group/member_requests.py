@@ -53,9 +53,11 @@ def is_cooperative(config: ConsumerConfig) -> bool:
 
 
 def join_request(
-    config: ConsumerConfig, metadata: GroupMetadata, topics: tuple[str, ...], claim: Claim
+    config: ConsumerConfig, metadata: GroupMetadata, topics: tuple[str, ...], claim: Claim, client_host: str
 ) -> JoinGroupRequest:
-    """A join with all assignors of the member, in its order."""
+    """A join with all assignors of the member, in its order. It names its machine: a call by Ray has no address that
+    the coordinator could see.
+    """
     names = config.partition_assignment_strategy
     protocols = tuple(GroupProtocol(name, _subscription(config, name, topics, claim)) for name in names)
     return JoinGroupRequest(
@@ -67,6 +69,7 @@ def join_request(
         protocols,
         metadata.group_instance_id,
         config.client_id,
+        client_host,
     )
 
 

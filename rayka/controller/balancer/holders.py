@@ -67,11 +67,14 @@ class Placed:
 
 @dataclass(slots=True, eq=False)
 class Holder:
-    """A broker. `target_bytes`: its even share; `led`: the movable partitions that it is the preferred leader of."""
+    """A broker. `target_bytes`: its even share; `led`: the movable partitions that it is the preferred leader of.
+    `size_bytes` counts an empty replica as `REPLICA_BYTES_MIN`, `log_bytes` as nothing.
+    """
 
     shape: BrokerShape
     disks: Disks
     size_bytes: int = 0
+    log_bytes: int = 0
     replica_count: int = 0
     bytes_in: int = 0
     bytes_out: int = 0
@@ -93,6 +96,7 @@ class Holder:
         self.replica_count += by
         self.size_bytes += by * placed.size_bytes
         self.disks.planned_bytes = self.size_bytes
+        self.log_bytes += by * placed.shape.size_bytes
         self.bytes_in += by * placed.shape.bytes_in
 
     def lead(self, placed: Placed, *, is_first: bool) -> None:
@@ -106,7 +110,7 @@ class Holder:
     def share(self) -> BalanceShare:
         return BalanceShare(
             self.shape.broker_id,
-            self.size_bytes,
+            self.log_bytes,
             self.replica_count,
             len(self.led),
             self.bytes_in,
