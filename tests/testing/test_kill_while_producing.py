@@ -6,10 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
 
+import pytest
+
 import rayka
 import rayka.testing
+from rayka.client.producer.delivery_future import DeliveryFuture
 from rayka.errors import RaykaError
 from rayka.testing import InProcessCluster
+from tests.testing.waiting import wait_until
 
 BROKER, CONTROLLER, PARTITIONS, KILLS = 1, 3001, 3, 5
 
@@ -78,3 +82,22 @@ def test_no_acknowledged_record_is_lost_or_repeated_and_each_partition_keeps_its
         for partition in range(PARTITIONS):
             numbers = [int(record.value) for record in read if record.partition == partition]
             assert numbers == sorted(set(numbers))  # C3, C11: each once, in order
+
+
+def test_a_wait_for_a_delivery_that_times_out_names_the_last_error() -> None:
+    def said(future: DeliveryFuture) -> str:
+        with pytest.raises(TimeoutError) as raised:
+            future.result(timeout=0.05)
+        return str(raised.value)
+
+    with rayka.testing.cluster() as cluster, rayka.Producer(cluster=cluster) as producer:
+        with rayka.Admin(cluster=cluster) as admin:
+            admin.create_topic("orders", partitions=1)
+        producer.send("orders", b"one").result(timeout=30)
+        cluster.kill(BROKER)
+        future = producer.send("orders", b"two")
+        wait_until(
+            lambda: "1 records not acknowledged" in said(future) and "; the last error: " in said(future)
+        )
+        cluster.restart(BROKER)
+        future.result(timeout=60)

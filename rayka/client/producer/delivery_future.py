@@ -168,9 +168,11 @@ async def await_done(batches: Sequence[ProducerBatch], timeout_s: float | None =
 
 
 def _late(pending: Sequence[ProducerBatch], timeout: float | None) -> TimeoutError:
+    """Names the last error of a try, if there was one: the cause of the wait, where it is not just slow."""
     late = [each for each in pending if not each.is_done]
+    cause = next((f"; the last error: {each.last_error}" for each in late if each.last_error), "")
     return TimeoutError(
-        f"{sum(map(len, late))} records not acknowledged within {timeout} s; they are still under way"
+        f"{sum(map(len, late))} records not acknowledged within {timeout} s; they are still under way{cause}"
     )
 
 
