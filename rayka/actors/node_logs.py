@@ -9,6 +9,7 @@ that hangs would hold up the node at its next message.
 
 import logging
 import os
+import re
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +29,10 @@ _POLL_S = 0.5
 _NEXT_PROCESS_POLL_S = 2.0  # all actors that Ray knows are read for it
 _KEPT_RUNS_MAX = 5  # of each node
 _KEPT_BYTES_MAX = 16 << 20  # of each process
+# In a line of a node or supervisor, behind time and level: `begin_log` writes it there.
+_OWNER = re.compile(
+    rb"^\S+ \S+ [A-Z]+ (\S+/(?:(?:broker|controller|coordinator)-\d+|supervisor)) rayka\.", re.MULTILINE
+)
 _logger = logging.getLogger(__name__)
 
 
@@ -117,7 +122,28 @@ def remove_kept_logs(directory: str) -> None:
 
 def _keep(source: str, worker_ids: Sequence[str], target: str) -> bool:
     """Copies the logs of these processes into one file; False where there are none. Runs on their machine."""
-    paths = [path for each in worker_ids for path in _paths_of(source, each)]
+    return _keep_files([path for each in worker_ids for path in _paths_of(source, each)], target)
+
+
+def keep_logs_of_ended_ray(temp_dir: str, root: str) -> None:
+    """Copies what the last processes of nodes logged on this machine, in a Ray that was killed, before its directory is
+    removed: to `<root>/<cluster>/logs`, as nobody says any more where their data is.
+    """
+    found: dict[str, list[str]] = {}
+    logs = Path(temp_dir).glob("session_[0-9]*/logs/worker-*.err")
+    for path in sorted(logs, key=os.path.getmtime):
+        with path.open("rb") as file:
+            matched = _OWNER.search(file.read(_CHUNK_BYTES))
+        if matched is not None:
+            found.setdefault(matched[1].decode(), []).append(str(path))
+    for name, paths in found.items():
+        cluster_name, _, node = name.rpartition("/")
+        _keep_files(paths[-_PROCESSES_MAX:], os.path.join(root, cluster_name, "logs", node))
+    if found:
+        _logger.info("kept the logs of %s below %s", ", ".join(found), root)
+
+
+def _keep_files(paths: Sequence[str], target: str) -> bool:
     if not paths:
         return False
     os.makedirs(os.path.dirname(target), exist_ok=True)

@@ -24,6 +24,7 @@ from pathlib import Path
 import msgspec
 
 from rayka.actors import local_rays, ray_internals
+from rayka.actors.node_logs import keep_logs_of_ended_ray
 from rayka.errors import UnavailableError
 
 START_TIMEOUT_S = 90.0
@@ -168,6 +169,10 @@ def sweep() -> None:
     """Removes what is left of a remembered process that has ended without `stop`: killed, or `stop` was interrupted."""
     process = _memory()
     if process is not None and not process.is_alive():
+        try:
+            keep_logs_of_ended_ray(process.temp_dir, str(_MEMORY_FILE.expanduser().parent))
+        except OSError as error:
+            logger.warning("the logs in %s were not kept: %s", process.temp_dir, error)
         process.remove_traces()
         forget()
 
