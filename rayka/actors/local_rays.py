@@ -26,6 +26,11 @@ def running() -> list[str]:
     return sorted(addresses - {""})
 
 
+def has_node(node_id: str) -> bool:
+    """Whether the raylet of this Ray node runs on this machine, as far as its processes can be seen."""
+    return any(f"--node_id={node_id}" in every for every in raylets())
+
+
 def started_last() -> str | None:
     """The address of the Ray that `ray start` or `rayka start` started last, whether it runs or not."""
     try:

@@ -103,9 +103,12 @@ def running_clusters() -> tuple[str, ...]:
 
 def _running() -> dict[str, tuple[int, ...]]:
     try:
-        check_head(for_client=False)
-    except NetworkException as error:
-        raise UnavailableError(str(error)) from None
+        check_head(for_client=True)
+    except NetworkException:
+        try:
+            check_head(for_client=True)  # the first look may have connected this process to another Ray
+        except NetworkException as error:
+            raise UnavailableError(str(error)) from None
     clusters: dict[str, list[int]] = {}
     try:
         named: Any = ray.util.list_named_actors(all_namespaces=True)  # dicts, though it is annotated as names

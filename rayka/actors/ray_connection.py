@@ -3,7 +3,9 @@ process.
 
 A process has one connection, made once however many threads ask for it; one that the user made is used as it is. `auto`
 is, in this order: the connection there is, RAY_ADDRESS, the Ray that `rayka start` left running, the one that `ray
-start` started last on this machine, the only one that runs here; RAY_ADDRESS=local ends the search after the second.
+start` started last on this machine, the only one that runs here. RAY_ADDRESS=local keeps away from Rays that others
+started: it ends the search after the second, and a start without a connection makes a local one. A start passes over a
+Ray that was only found and asks for a token which this process does not have: it is another user's.
 Which one it was, and why, is logged once: at INFO, but at WARNING, which a program shows that has not set up its logs,
 where `auto` found a Ray that neither the user named nor rayka started. Clients never start a Ray.
 """
@@ -28,7 +30,11 @@ from rayka.actors.ray_process import cpus, remembered
 from rayka.errors import ConfigError, UnavailableError
 
 AUTO = "auto"
+_ADDRESS_VARIABLE = "RAY_ADDRESS"
 _LOCAL = "local"  # Ray's word for: none that others started
+_OF_ONES_OWN = (
+    "RAY_ADDRESS=local keeps away from Rays of others: with it, `rayka start` starts one of your own"
+)
 _PROBE_TIMEOUT_S = 5.0
 _OTHERS_INIT_TIMEOUT_S, _POLL_S = 30.0, 0.02
 _FOR_EVER_S = "1000000"
@@ -46,12 +52,22 @@ class Candidate(NamedTuple):
     is_found: bool = False
 
 
+class TokenRefused(UnavailableError):
+    """A Ray asks for another token than this process has. `is_found`: as in `Candidate`."""
+
+    is_found = False
+
+
 class _Process:
     """What this process knows of its connection. `lock` is held by the thread that makes one."""
 
     lock = threading.RLock()
     logged: ConnectionId | None = None  # the one whose Ray was named in the log
     made: ConnectionId | None = None  # the one that was made here, not by the user
+    asked_for = AUTO  # the address that this one was made for
+    joined: Candidate | None = None  # what was found for it
+    # Whether its raylet is a process that can be seen here; another container's is not.
+    has_seen_node = False
     suppresses_messages = False
 
 
@@ -68,8 +84,10 @@ def connect(address: str = AUTO) -> str:
     with _Process.lock:
         found = Candidate(address, "this process is connected to it")
         if not ray.is_initialized():
-            candidate = _only(candidates(address))
-            found = candidate if _join(candidate.address) else found
+            found_here = candidates(address)
+            candidate = _only(found_here if len(found_here) == 1 else usable(address) or found_here)
+            _Process.asked_for = address
+            found = candidate if _join(candidate) else found
         current = _same(address)
         _log(current, found.why, logging.WARNING if found.is_found else logging.INFO)
         return current
@@ -83,7 +101,8 @@ def connect_or_start(address: str = AUTO, *, temp_dir: str | None = None, cpus_o
     """
     forks.refuse()
     with _Process.lock:
-        if ray.is_initialized() or len(candidates(address)) == 1:
+        is_own = address == AUTO and os.environ.get(_ADDRESS_VARIABLE) == _LOCAL
+        if ray.is_initialized() or (not is_own and len(usable(address)) == 1):
             return connect(address)
         _initialize(
             address="local", num_cpus=cpus(cpus_of_nodes), include_dashboard=False, _temp_dir=temp_dir
@@ -102,7 +121,7 @@ def silence() -> None:
 
 def candidates(address: str = AUTO) -> list[Candidate]:
     """The Rays that `address` may mean for a process that has no connection yet; `connect` takes one that is alone."""
-    named = os.environ.get("RAY_ADDRESS", "")
+    named = os.environ.get(_ADDRESS_VARIABLE, "")
     if address != AUTO:
         return [Candidate(address, "the address given")]
     if named not in ("", AUTO, _LOCAL):
@@ -117,17 +136,42 @@ def candidates(address: str = AUTO) -> list[Candidate]:
     return [Candidate(each, "the only one that runs on this machine", is_found=True) for each in running]
 
 
+def usable(address: str = AUTO) -> list[Candidate]:
+    """The candidates that a start may use: without a Ray that was only found and asks for a token which this process
+    does not have.
+    """
+    found = candidates(address)
+    others = [each for each in found if each.is_found and _is_refused_by(each.address)]
+    for each in others:
+        logger.warning(
+            "the Ray at %s asks for a token that this process does not have; it is not used", each.address
+        )
+    return [each for each in found if each not in others]
+
+
+def _is_refused_by(address: str) -> bool:
+    if not ray_head.answers(address, _PROBE_TIMEOUT_S):
+        return False  # it is asked about its token when it is joined
+    ray_internals.use_token_at_hand()
+    try:
+        ray_internals.try_token(address)
+    except ray.exceptions.RayError as error:
+        return _is_about_token(error)
+    return False
+
+
 def current_address() -> str:
     """The address of the Ray that this process is connected to."""
     return head_address()
 
 
-def _join(address: str) -> bool:
-    """Connects to the Ray at an address; False when another thread has connected this process meanwhile.
+def _join(candidate: Candidate) -> bool:
+    """Connects to that Ray; False when another thread has connected this process meanwhile.
 
     Ray ends a process whose Ray has ended; with a connection made here the process lives on, and its clients raise
     RayEnded.
     """
+    address = candidate.address
     _probe(address)
     logging.getLogger("ray").setLevel(logging.ERROR)  # a warning that the token is used, at every command
     ray_internals.use_token_at_hand()
@@ -138,11 +182,44 @@ def _join(address: str) -> bool:
     except (AssertionError, ConnectionError, ray.exceptions.RayError, RuntimeError) as error:
         if "twice" in str(error) and _have_others_connected():
             return False
-        raise UnavailableError(_refused(address, error)) from error
+        raise _refusal(candidate, error) from error
+    _Process.made, _Process.joined = connection_id(), candidate
+    _Process.has_seen_node = local_rays.has_node(_Process.made[0])
     if is_for_ever:
-        ray_head.outlive()
-    _Process.made = connection_id()
+        ray_head.outlive(_reconnect)
     return True
+
+
+def _reconnect() -> bool:
+    """Connects this process to the Ray that took the place of one that has ended: found in the same way as that was, by
+    the address given, by RAY_ADDRESS, as the one of `rayka start` or `ray start`. False where there is none, or where
+    the user made the connection, which is the user's to end. Another thread may have done it meanwhile.
+
+    A connection is at its end with the raylet that it was made through, whatever the head does: so the end of that
+    process is the evidence, and where it was never seen there is none.
+    """
+    with _Process.lock:
+        if not ray.is_initialized() or connection_id() != _Process.made:
+            return bool(ray.is_initialized())
+        joined, (node_id, _) = _Process.joined, _Process.made
+        if joined is None or not _Process.has_seen_node or local_rays.has_node(node_id):
+            return False
+        there = [each for each in candidates(_Process.asked_for) if each.why == joined.why]
+        if len(there) != 1 or there[0].address not in local_rays.running():
+            return False
+        if not ray_head.answers(there[0].address, _PROBE_TIMEOUT_S):
+            return False
+        logger.warning(
+            "the Ray at %s has ended: connecting to the one at %s", joined.address, there[0].address
+        )
+        ray.shutdown()
+        try:
+            is_joined = _join(there[0])
+        except UnavailableError as error:
+            logger.error("%s; connect again with rayka.Cluster.connect()", error)
+            return False
+        _log(current_address(), there[0].why, logging.INFO)
+        return is_joined
 
 
 def _initialize(**options: Any) -> None:
@@ -258,7 +335,7 @@ def _only(found: list[Candidate]) -> Candidate:
     if len(found) > 1:
         addresses = ", ".join(each.address for each in found)
         raise UnavailableError(
-            f"several Rays run on this machine: {addresses}; choose one with --address or RAY_ADDRESS"
+            f"several Rays run on this machine: {addresses}; choose one with --address or RAY_ADDRESS; {_OF_ONES_OWN}"
         )
     return found[0]
 
@@ -279,12 +356,18 @@ def _probe(address: str) -> None:
         ) from error
 
 
-def _refused(address: str, error: BaseException) -> str:
+def _refusal(candidate: Candidate, error: BaseException) -> UnavailableError:
+    if not _is_about_token(error):
+        return UnavailableError(f"cannot connect to the Ray at {candidate.address}: {error}")
+    refused = TokenRefused(
+        f"the Ray at {candidate.address} asks for a token, and was given none or another one than its own; one is "
+        "looked for in RAY_AUTH_TOKEN, in the file that RAY_AUTH_TOKEN_PATH names, and in ~/.ray/auth_token, and is "
+        "given unless RAY_AUTH_MODE is disabled" + (f"; {_OF_ONES_OWN}" if candidate.is_found else "")
+    )
+    refused.is_found = candidate.is_found
+    return refused
+
+
+def _is_about_token(error: BaseException) -> bool:
     cause = error.__cause__ or error
-    if "AuthenticationError" in f"{type(cause).__name__} {cause}":
-        return (
-            f"the Ray at {address} asks for a token, and was given none or another one than its own; one is looked for "
-            "in RAY_AUTH_TOKEN, in the file that RAY_AUTH_TOKEN_PATH names, and in ~/.ray/auth_token, and is given "
-            "unless RAY_AUTH_MODE is disabled"
-        )
-    return f"cannot connect to the Ray at {address}: {error}"
+    return "AuthenticationError" in f"{type(cause).__name__} {cause}"

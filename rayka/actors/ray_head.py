@@ -3,13 +3,15 @@
 Ray waits for a head that has gone: a look-up of a name for a minute, and after 60 s without its head it ends the whole
 process with a line of its own. So everything that asks the head first tries whether anything listens at its address,
 and a client raises RayEnded well before Ray ends the process. A head that comes back before that has not ended: calls
-to nodes need it only where a name is looked up.
+to nodes need it only where a name is looked up. Where another Ray has taken the place of one that ended, perhaps at the
+same address, a process that rayka connected is connected to that, as after `ray.shutdown()`, and its clients go on.
 """
 
 import asyncio
 import os
 import socket
 import time
+from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 import ray
@@ -34,13 +36,14 @@ class _Loss(NamedTuple):
 
 class _Known:
     """What all clients of this process share: `lost` since the head first did not answer, and the connection that rayka
-    made so that the process `outlives` its Ray.
+    made so that the process `outlives` its Ray; `reconnect` replaces that one.
     """
 
     connection: ConnectionId = ("", "")
     connection_until_s = 0.0
     lost: _Loss | None = None
     outlives: ConnectionId | None = None
+    reconnect: Callable[[], bool] | None = None
 
 
 def connection_id() -> ConnectionId:
@@ -74,18 +77,23 @@ def head_address() -> str:
     return address
 
 
-def outlive() -> None:
-    """From now on this process is known to live on when the Ray of its present connection ends."""
-    _Known.outlives = connection_id()
+def outlive(reconnect: Callable[[], bool]) -> None:
+    """From now on this process is known to live on when the Ray of its present connection ends; `reconnect` connects it
+    to the one that took the place of that, and says whether there is one.
+    """
+    _Known.outlives, _Known.reconnect = connection_id(), reconnect
 
 
 def check_head(*, for_client: bool) -> None:
     """Raises NetworkException when this process has no connection, or nothing listens where the head should; with
     `for_client` RayEnded when that has lasted for `patience_s`. Nodes end with their Ray, so they need no such error.
+    Raises NetworkException, too, where the process was connected to another Ray: the call is repeated there.
 
-    Takes a millisecond where the head runs; blocks for up to two seconds.
+    Takes some milliseconds where the head runs; blocks for up to two seconds, and for some more to connect again.
     """
     connection, address = connection_id(), head_address()
+    if for_client:
+        _connect_again(connection)
     _judge(connection, address, has_answered=answers(address, _PROBE_TIMEOUT_S), for_client=for_client)
 
 
@@ -98,8 +106,20 @@ async def while_head_answers(asked: "asyncio.Future[ResultT]", *, for_client: bo
         connection, address = connection_id(), head_address()
         has_answered = await _has_answered(address)
         if not asked.done():
+            if for_client and not has_answered:
+                await asyncio.get_running_loop().run_in_executor(None, _connect_again, connection)
             _judge(connection, address, has_answered=has_answered, for_client=for_client)
     return asked.result()
+
+
+def _connect_again(connection: ConnectionId) -> None:
+    """Raises NetworkException, upon which a call is repeated, if the Ray of the connection has ended and the process is
+    connected to another one now.
+    """
+    if connection != _Known.outlives or _Known.reconnect is None:
+        return
+    if _Known.reconnect() or connection_id() != connection:
+        raise NetworkException("this process was connected to the Ray in the place of the one that has ended")
 
 
 def _take_note(asked: "asyncio.Future[ResultT]") -> None:
@@ -132,8 +152,7 @@ def _judge(connection: ConnectionId, address: str, *, has_answered: bool, for_cl
         raise NetworkException(f"the Ray at {address} does not answer: has it ended?")
     raise RayEnded(
         f"the Ray at {address} has ended: for {lost_s:.0f} s nothing has answered there; when its nodes have ended "
-        f"too, start it again (`rayka start`), then make a new client, in this process after ray.shutdown()"
-        f"{_fate(connection)}"
+        f"too, start it again (`rayka start`){_fate(connection)}"
     )
 
 
@@ -159,8 +178,11 @@ def patience_s() -> float:
 
 def _fate(connection: ConnectionId) -> str:
     if connection == _Known.outlives:
-        return ""
-    return f". Ray itself ends this process {_reconnect_s():g} s after it lost its head, as ray.init() connected it"
+        return "; this process then connects to it by itself, and its clients go on"
+    return (
+        ", then make a new client, in this process after ray.shutdown(). Ray itself ends this process "
+        f"{_reconnect_s():g} s after it lost its head, as ray.init() connected it"
+    )
 
 
 def _reconnect_s() -> float:

@@ -196,11 +196,11 @@ def ensure_ray(address: str, spec: "ClusterSpec") -> bool:
 
     from rayka.actors import ray_process
     from rayka.actors.node_placement import cpus_of_nodes
-    from rayka.actors.ray_connection import candidates, connect
+    from rayka.actors.ray_connection import connect, usable
 
     with ray_process.locked():
         ray_process.sweep()
-        has_none = not ray.is_initialized() and not candidates(address)
+        has_none = not ray.is_initialized() and not usable(address)
         if has_none:
             ray_process.remember(ray_process.start(cpus_of_nodes(spec)))
     try:
@@ -302,11 +302,11 @@ def print_start_plan(spec: "ClusterSpec", replace: tuple[int, ...], as_json: boo
 
     from rayka.actors.bring_up import ask_ray
     from rayka.actors.names import actor_name, node_directories, running_node_ids
-    from rayka.actors.ray_connection import candidates, connect
+    from rayka.actors.ray_connection import connect, usable
     from rayka.cli.change_tables import plain_change, print_change
     from rayka.cluster import Cluster
 
-    has_ray = ray.is_initialized() or bool(candidates(spec.ray.address))
+    has_ray = ray.is_initialized() or bool(usable(spec.ray.address))
     address = connect(spec.ray.address) if has_ray else ""
     running = ask_ray(running_node_ids, spec.name) if has_ray else ()
     change = Cluster(spec.name, address).plan_change(spec) if running and not replace else None

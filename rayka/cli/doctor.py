@@ -152,11 +152,15 @@ def _shared_memory() -> Finding:
 
 def _ray(name: str, address: str) -> Finding:
     from rayka.actors.names import running_clusters
-    from rayka.actors.ray_connection import connect
+    from rayka.actors.ray_connection import TokenRefused, connect
     from rayka.errors import UnavailableError
 
     try:
         found = connect(address)
+    except TokenRefused as error:
+        said, _, advice = str(error).partition("; ")
+        verdict = Verdict.NOTE if error.is_found else Verdict.BAD  # one that was named has to take the token
+        return Finding("Ray", verdict, said, advice)
     except UnavailableError as error:
         return Finding("Ray", Verdict.NOTE, str(error).partition(";")[0], "`rayka start` starts one")
     clusters = running_clusters()

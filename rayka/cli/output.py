@@ -58,7 +58,7 @@ def working(message: str) -> Iterator[None]:
         yield
 
 
-class _OnStderr(logging.Handler):
+class OnStderr(logging.Handler):
     """Writes each message as one line, without a level or a place, beside a command's own output.
 
     By `print`, which writes above a bar that is shown just now; click finds the terminal behind it, and the line goes
@@ -77,7 +77,7 @@ _STARTING = (
     "rayka.actors.bring_up",
     "rayka.actors.node_logs",
 )
-_on_stderr = _OnStderr()
+_on_stderr = OnStderr()
 
 
 def say_which_ray() -> None:

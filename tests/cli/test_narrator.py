@@ -7,8 +7,8 @@ import re
 import pytest
 from rich.console import Console
 
-from rayka.cli.main import _OnStderr
 from rayka.cli.narrator import Narrator
+from rayka.cli.output import OnStderr
 
 
 @pytest.fixture
@@ -53,5 +53,5 @@ def test_a_line_about_ray_stands_above_a_bar_that_is_shown():
     console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=80)
     record = logging.makeLogRecord({"msg": "using the Ray at %s", "args": ("127.0.0.1:1",)})
     with Narrator(console).step("Connecting"):
-        _OnStderr().emit(record)
+        OnStderr().emit(record)
     assert "using the Ray at 127.0.0.1:1\n" in console.file.getvalue()

@@ -90,6 +90,8 @@ import rayka
 
 seen = []
 signals = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
+if "Thread" in sys.argv[1]:  # native handlers cannot be replaced again there
+    signals -= {signal.SIGSEGV, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGTRAP}
 for each in signals:
     signal.signal(each, lambda number, _: seen.append(number))
 client = eval(sys.argv[1])
@@ -106,8 +108,9 @@ client.close()
         "rayka.Admin({name!r})",
         "rayka.Admin(rayka.Cluster.start(name={name!r}, data_dir={directory!r}))",
         "(rayka.Admin({name!r}), __import__('ray').shutdown(), rayka.Admin({name!r}))[-1]",
+        "__import__('concurrent.futures').futures.ThreadPoolExecutor().submit(rayka.Admin, {name!r}).result()",
     ],
-    ids=["first client", "start", "second connection"],
+    ids=["first client", "start", "second connection", "in a thread"],
 )
 def test_a_programs_own_signal_handlers_stay_when_it_connects(cluster: Cluster, client: str):
     directory = os.path.dirname(os.path.dirname(cluster.describe().nodes[0].data_dirs[0]))
@@ -147,3 +150,23 @@ except rayka.errors.UnavailableError as error:
 """
     status, printed, told = outcome(cluster, script, directory=directory)
     assert (status, "in a directory whose path is no UTF-8" in printed, told) == (0, True, "")
+
+
+def test_after_ray_shutdown_a_result_that_is_waited_for_in_vain_names_the_cause(cluster: Cluster):
+    topic = new_topic(cluster)
+    script = f"""
+import ray, rayka
+p = rayka.Producer({cluster.name!r})
+p.send({topic!r}, b'x').result(60)
+ray.shutdown()
+try:
+    p.send({topic!r}, b'y').result(timeout=5)
+except TimeoutError as error:
+    print(error)
+rayka.Cluster.connect({cluster.name!r})
+p.close()
+"""
+    status, printed, told = outcome(cluster, script)
+    assert status == 0, told
+    assert "the last error: this process is no longer connected to Ray" in printed
+    assert [each.value for each in rayka.read(topic, cluster=cluster)] == [b"x", b"y"]
