@@ -57,7 +57,7 @@ def test_stop_and_start_on_the_same_directory_keeps_topics_and_records(start: St
         each.name.partition("-20")[0]: each.read_text() for each in (tmp_path / "kept" / "logs").iterdir()
     }
     assert kept.keys() == {"broker-1", "controller-3001", "supervisor"}
-    assert "kept/broker-1 runs on Ray node" in kept["broker-1"]
+    assert " INFO kept/broker-1 rayka." in kept["broker-1"]
 
     again = start(name="kept", data_dir=str(tmp_path))
     assert running(again).cluster_id == cluster_id
