@@ -16,11 +16,11 @@ the middle of another's.
 from collections import deque
 from typing import Any
 
-from rayka.client.metadata import NoSuchTopic
 from rayka.client.producer.delivery_future import DeliveryFuture, future_in
 from rayka.client.producer.producer_batch import ProducerBatch
 from rayka.client.producer.producer_topics import ProducerTopics
 from rayka.client.producer.record_columns import Columns, Moment
+from rayka.errors import NoSuchTopic
 
 COUNT_MAX = 1_000
 _ANY = -1  # until it has its place
