@@ -15,7 +15,11 @@ from rayka.testing import InProcessCluster
 from tests.testing.waiting import wait_until
 
 RECORDS, VALUE = 200, b"x" * 500
-CONFIG = {"broker.heartbeat.interval.ms": 20, "broker.load.report.interval.ms": 40}
+CONFIG = {
+    "broker.heartbeat.interval.ms": 20,
+    "broker.load.report.interval.ms": 40,
+    "broker.session.timeout.ms": 2_000,
+}
 COLUMNS_MAX = 80
 
 
@@ -87,3 +91,15 @@ def test_a_controller_knows_the_load_after_its_start_by_the_next_reports(
 ) -> None:
     cluster.restart(3001)  # its successor knows nothing yet
     wait_until(lambda: all_known(admin.describe_load()))
+
+
+def test_a_broker_that_was_stopped_is_shown_as_fenced_and_with_what_it_holds(
+    cluster: InProcessCluster, admin: Admin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wait_until(lambda: all_known(admin.describe_load()))
+    cluster.kill(3)
+    wait_until(lambda: admin.describe_load().brokers[2].is_fenced)
+    print_broker_loads(admin.describe_load().brokers)
+    of_third = capsys.readouterr().out.splitlines()[3].split()
+    assert of_third[:5] == ["3", "fenced", "-", "-", "-"]
+    assert of_third[-1] == "-"
