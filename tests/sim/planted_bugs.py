@@ -239,7 +239,7 @@ PLANTED_BUGS = [
         "votes twice after a restart",
         "vote-once",
         planted(quorum_directory, "decode_election", reads_no_vote),
-        10,
+        1,
         ELECTIONS,
         seconds=SHORT,
     ),

@@ -298,7 +298,7 @@ REPLICATION_BUGS = [
         planted(Partition, "update_state", truncates_to_its_high_watermark), 3),
     bug("looks an epoch up on one side only", "partition-prefix",
         all_of(planted(partition_follower, "truncation_offset", believes_the_leader_alone),
-               planted(partition_reads, "_diverging_epoch", compares_offsets_alone)), 2, WILD),
+               planted(partition_reads, "_diverging_epoch", compares_offsets_alone)), 29, WILD),
     bug("does not truncate", "liveness", planted(partition_follower, "truncation_offset", never_truncates), 7),
     bug("high watermark over the proposed ISR", "isr-high-watermark",
         planted(PartitionLeader, "committed_offset", counts(proposed)), 1),
