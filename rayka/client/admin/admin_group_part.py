@@ -1,7 +1,6 @@
 """The part of an `Admin` that is about groups: the sync face of `AsyncGroupAdmin`. Kafka: Admin (E10)."""
 
 from collections.abc import Iterable, Mapping
-from datetime import datetime
 from typing import Any, Literal
 
 from rayka.client.admin.admin_arguments import names_of
@@ -9,6 +8,7 @@ from rayka.client.admin.admin_face import AdminFace
 from rayka.client.admin.admin_group_results import GroupDescription, GroupListing, GroupOffset, OffsetReset
 from rayka.client.admin.reset_target import target_of
 from rayka.client.arguments import partition_of, text_of
+from rayka.client.timestamps import Moment
 from rayka.errors import InvalidArgument
 from rayka.ids import TopicPartition
 from rayka.protocol.groups import GroupState
@@ -50,7 +50,7 @@ class GroupAdmin(AdminFace):
         group_id: str,
         *,
         to: Literal["earliest", "latest"] | int | Mapping[TopicPartition, int] | None = None,
-        timestamp: datetime | int | None = None,
+        timestamp: Moment | None = None,
         shift_by: int | None = None,
         scope: Iterable[str | TopicPartition] | None = None,
         dry_run: bool = False,
@@ -58,9 +58,10 @@ class GroupAdmin(AdminFace):
         """Commits other offsets for a group without members; returns them, sorted by partition.
 
         One of three: `to` the earliest or latest offset, an offset, or an offset by partition; to the first record at
-        or after `timestamp` (a moment, or in ms), the end where there is none; or `shift_by` so many records from what
-        is committed. What lies outside a log becomes its nearest end. `scope` names topics and partitions; without it
-        those that `to` names, or those with committed offsets. With `dry_run` nothing is changed.
+        or after `timestamp` (a moment as of `Consumer.seek_to_timestamp`, or in ms), the end where there is none; or
+        `shift_by` so many records from what is committed. What lies outside a log becomes its nearest end. `scope`
+        names topics and partitions; without it those that `to` names, or those with committed offsets. With `dry_run`
+        nothing is changed.
 
         Raises NonEmptyGroup while the group has members, GroupIdNotFound when nothing is committed and no scope named,
         UnknownTopicOrPartition, InvalidRequest for a partition that the target says nothing of, InvalidGroupId.

@@ -4,13 +4,12 @@ The part of `Consumer` that says from where records are read. Kafka: KafkaConsum
 """
 
 from collections.abc import Iterable, Mapping
-from datetime import datetime
 
 from rayka.client.arguments import int_of, mapping_of, partition_of
 from rayka.client.consumer.consumer_part import ConsumerPart, in_any_turn, in_turn, partitions_of
 from rayka.client.group.offset_values import OffsetAndTimestamp
 from rayka.client.list_offsets import LIST_OFFSETS
-from rayka.client.timestamps import given_timestamp_ms
+from rayka.client.timestamps import Moment, given_timestamp_ms
 from rayka.errors import InvalidArgument
 from rayka.ids import NO_OFFSET, TopicPartition
 from rayka.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, ListOffsetsPartitionResult
@@ -42,9 +41,11 @@ class ConsumerPositions(ConsumerPart):
         """Goes behind the last committed record of the partitions, of all assigned ones if none is named."""
         self._seek_to_timestamp(partitions, LATEST_TIMESTAMP)
 
-    def seek_to_timestamp(self, timestamp: datetime | int, *partitions: TopicPartition) -> None:
+    def seek_to_timestamp(self, timestamp: Moment, *partitions: TopicPartition) -> None:
         """Goes to the first record at or after a moment, or a timestamp in ms, and behind the last record where there
-        is none; of all assigned partitions if none is named. A `datetime` without a time zone is local time.
+        is none; of all assigned partitions if none is named. A moment is a `datetime` (also of pandas), a `date`, or a
+        text as "2026-01-31T12:00"; without a time zone it is local time. Raises TypeError, and ValueError for what is
+        no moment since 1970.
         """
         self._seek_to_timestamp(partitions, given_timestamp_ms(timestamp, "timestamp"))
 
@@ -97,11 +98,12 @@ class ConsumerPositions(ConsumerPart):
         return self._offsets(partitions, LATEST_TIMESTAMP)  # G12
 
     def offsets_for_times(
-        self, timestamps: Mapping[TopicPartition, datetime | int]
+        self, timestamps: Mapping[TopicPartition, Moment]
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
         """The first record of each partition at or after its moment, or timestamp in ms; None where there is none.
 
-        Raises UnknownTopicOrPartition, UnavailableError, TypeError, ValueError for a negative timestamp.
+        Moments as of `seek_to_timestamp`. Raises UnknownTopicOrPartition, UnavailableError, TypeError, ValueError for
+        what is no moment since 1970.
         """
         given = mapping_of(timestamps, "timestamps").items()
         found = self._look_up({partition_of(tp): given_timestamp_ms(each, f"{tp}") for tp, each in given})

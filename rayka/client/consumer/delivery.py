@@ -348,6 +348,11 @@ class Delivery:
             return None
         return parts[0] if len(parts) == 1 else pa.concat_batches(parts)
 
+    def pass_over(self) -> None:
+        """The record that was just raised as one that cannot be deserialized is not met again."""
+        if self._current is not None:
+            self._current.pass_over()
+
     @contextmanager
     def _raising_unless(self, taken: Sized) -> Iterator[None]:
         """An error waits for the next call while there is something to hand over: its batch, or record, stays there."""
@@ -473,6 +478,10 @@ class _Current:
             return False
         self._start, self._stop, self._iterator = self._stop, self._end, None
         return True
+
+    def pass_over(self) -> None:
+        """The first row that is left, and goes on with those behind it."""
+        self._start, self._stop, self._iterator = self._first_row() + 1, self._end, None
 
     def records(self, deserializers: Deserializers) -> Iterator[Record]:
         """The one iterator over the rest; what it has not given stays.

@@ -6,18 +6,18 @@ position, which follows the broker's `next_offset`, reaches its end, so gaps and
 progress for `default_api_timeout_ms` is an error, never a hang.
 """
 
+import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import suppress
-from datetime import datetime
 from functools import partial
 from random import Random
-from typing import Any, NamedTuple, ParamSpec, TypeVar, Unpack
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, Unpack
 from uuid import UUID
 
 import pyarrow as pa
 
 from rayka.client import io_thread
-from rayka.client.arguments import int_of, is_int
+from rayka.client.arguments import int_of
 from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle, resolve
 from rayka.client.bounded_wait import wait_for
 from rayka.client.consumer.consumer_part import topic_names
@@ -27,16 +27,28 @@ from rayka.client.consumer.record import Record
 from rayka.client.leader_calls import LeaderCalls
 from rayka.client.list_offsets import offsets_at
 from rayka.client.metadata import ClusterMetadata
-from rayka.client.timestamps import timestamp_ms_of
+from rayka.client.timestamps import Moment, given_timestamp_ms
 from rayka.config import ConsumerConfig
-from rayka.errors import ConfigError, OffsetOutOfRange, TopicRecreated, UnavailableError
+from rayka.errors import (
+    ConfigError,
+    OffsetOutOfRange,
+    RaykaError,
+    SerializationError,
+    TopicRecreated,
+    UnavailableError,
+)
 from rayka.ids import NO_OFFSET, TopicPartition
 from rayka.options import ConsumerOptions
+from rayka.protocol.configs import ConfigResourceName, DescribeConfigsRequest, ResourceType
 from rayka.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 from rayka.protocol.later import Later
 
-Bound = str | int | datetime | Mapping[TopicPartition, int]
+Bound = Moment | Mapping[TopicPartition, int]
+OnPoison = Literal["stop", "skip"] | Callable[[None, SerializationError], object]
 P = ParamSpec("P")
+_POLICY_TIMEOUT_MS = 3_000  # to count records by reading them takes less than to wait for a controller
+
+logger = logging.getLogger(__name__)
 _ItemT = TypeVar("_ItemT")
 
 
@@ -46,15 +58,19 @@ def read(
     cluster: str | ClusterHandle = DEFAULT_CLUSTER,
     start: Bound = "earliest",
     end: Bound = "latest",
+    on_poison: OnPoison = "stop",
     config: Mapping[str, Any] | None = None,
     **options: Unpack[ConsumerOptions],
 ) -> "Reader":
     """The records of topics between two bounds, as an iterable that ends and cannot hang.
 
-    `start` (inclusive) and `end` (exclusive) are "earliest", "latest", a `datetime` or a timestamp in ms (the first
-    record at or after it), or offsets by TopicPartition, where partitions not named are read from the earliest, to the
-    latest. "latest" is the high watermark at the call. A `datetime` without a time zone is local time. Options are
-    those of `Consumer`.
+    `start` (inclusive) and `end` (exclusive) are "earliest", "latest", a moment or a timestamp in ms (the first record
+    at or after it), or offsets by TopicPartition, where partitions not named are read from the earliest, to the
+    latest. "latest" is the high watermark at the call. A moment is a `datetime` (also of pandas), a `date`, or a text
+    as "2026-01-31" or "2026-01-31T12:00"; without a time zone it is local time. Options are those of `Consumer`.
+
+    A record that cannot be deserialized ends an iteration with SerializationError, which names it. With
+    `on_poison="skip"` it is logged and passed over; so it is with a callable of (None, error), as of `rayka.workers`.
 
     Raises OffsetOutOfRange when a bound lies outside a log, UnknownTopicOrPartition, ClusterNotFound, ConfigError;
     while iterating UnavailableError when nothing arrives for `default_api_timeout_ms`, and InconsistentTopicId when a
@@ -65,7 +81,9 @@ def read(
         raise ConfigError(
             "read: expected no group_id: a bounded range is read without a group; use a Consumer"
         )
-    return Reader(topic_names(topics), resolve(cluster), start, end, parsed)
+    if on_poison not in ("stop", "skip") and not callable(on_poison):
+        raise ConfigError(f"read: on_poison: expected 'stop', 'skip' or a callable, found {on_poison!r}")
+    return Reader(topic_names(topics), resolve(cluster), start, end, parsed, on_poison)
 
 
 class Reader:
@@ -74,10 +92,18 @@ class Reader:
     """
 
     def __init__(
-        self, topics: list[str], handle: ClusterHandle, start: Bound, end: Bound, config: Any
+        self,
+        topics: list[str],
+        handle: ClusterHandle,
+        start: Bound,
+        end: Bound,
+        config: Any,
+        on_poison: OnPoison = "stop",
     ) -> None:
         self._handle = handle
         self._config = config
+        self._on_poison = on_poison
+        self._count: int | None = None
         self._topic_ids: dict[str, UUID] = {}
         # One for all iterations, so that none goes back to older metadata.
         self._metadata: ClusterMetadata | None = None
@@ -90,8 +116,16 @@ class Reader:
         return f"<Reader cluster={self._handle.name} {ranges}>"
 
     def __len__(self) -> int:
-        """How many offsets the range spans: its records, unless some were compacted away."""
-        return sum(max(0, self.end_offsets[tp] - start) for tp, start in self.start_offsets.items())
+        """How many records the range has. Those of a compacted topic, whose offsets have gaps, are read once to count
+        them.
+        """
+        if self._count is None:
+            self._count = sum(
+                max(0, self.end_offsets[tp] - start) for tp, start in self.start_offsets.items()
+            )
+            if self._count and self._wait_for(self._may_have_gaps):
+                self._count = sum(each.num_rows for each in self.arrow_batches())
+        return self._count
 
     def __iter__(self) -> Iterator[Record]:
         for records in self._read(Delivery.iterator):
@@ -103,6 +137,22 @@ class Reader:
 
     # ---- Within ----------------------------------------------------------------------------------------------------
 
+    async def _may_have_gaps(self) -> bool:
+        """Whether a topic is compacted, or no controller says that it is not."""
+        assert self._metadata is not None
+        names = (ConfigResourceName(ResourceType.TOPIC, name) for name in self._topic_ids)
+        timeout_ms = min(_POLICY_TIMEOUT_MS, self._config.default_api_timeout_ms)
+        try:
+            request = DescribeConfigsRequest(tuple(names))
+            response = await self._metadata.nodes.call_controller(request, timeout_ms)
+        except RaykaError:
+            return True
+        policies = [
+            [entry.value for entry in each.entries if entry.name == "cleanup.policy"]
+            for each in response.resources
+        ]
+        return any(each != ["delete"] for each in policies)
+
     def _read(self, take: Callable[[Delivery], _ItemT | None]) -> Iterator[_ItemT]:
         remaining = {tp: start for tp, start in self.start_offsets.items() if start < self.end_offsets[tp]}
         delivery = Delivery(self._config, self.end_offsets)
@@ -111,7 +161,7 @@ class Reader:
             while remaining:
                 if not self._wait_for(fetcher.poll, self._config.default_api_timeout_ms, delivery.add):
                     raise self._stalled(remaining)
-                while (item := take(delivery)) is not None:
+                while (item := self._taken(take, delivery)) is not None:
                     yield item
                 behind = {
                     tp: at for tp in remaining if (at := delivery.position(tp) or 0) < self.end_offsets[tp]
@@ -121,6 +171,19 @@ class Reader:
                 remaining = behind
         finally:
             self._end(fetcher)
+
+    def _taken(self, take: Callable[[Delivery], _ItemT | None], delivery: Delivery) -> _ItemT | None:
+        while True:
+            try:
+                return take(delivery)
+            except SerializationError as error:
+                if self._on_poison == "stop":
+                    raise
+                delivery.pass_over()
+                if callable(self._on_poison):
+                    self._on_poison(None, error)
+                else:
+                    logger.error("%r passes over a record: %s", self, error)
 
     def _end(self, fetcher: Fetcher) -> None:
         """Python ends an iteration that was left in the middle on any thread, also after the IO thread's end."""
@@ -169,18 +232,12 @@ class Reader:
                 break
         bounds = []
         for name, given in (("start", start), ("end", end)):
-            bound = timestamp_ms_of(given) if isinstance(given, datetime) else given
-            if isinstance(bound, Mapping):
-                bounds.append(available.named(name, bound))
-            elif isinstance(bound, str) and bound in available._fields:
-                bounds.append(getattr(available, bound))
-            elif is_int(bound) and 0 <= bound < 2**63:
-                bounds.append(available.clamped(await lookup(bound)))
+            if isinstance(given, Mapping):
+                bounds.append(available.named(name, given))
+            elif isinstance(given, str) and given in available._fields:
+                bounds.append(getattr(available, given))
             else:
-                raise ConfigError(
-                    f"read: {name}: expected 'earliest', 'latest', a datetime, a timestamp in ms or offsets, found "
-                    f"{given!r}"
-                )
+                bounds.append(available.clamped(await lookup(_timestamp_ms_of(given, name))))
         return bounds[0], bounds[1]
 
     async def _partitions(self, metadata: ClusterMetadata, topics: Iterable[str]) -> list[TopicPartition]:
@@ -198,6 +255,17 @@ class Reader:
             f"cluster {self._handle.name!r} gave nothing for {self._config.default_api_timeout_ms} ms: {where}; "
             "are its brokers running? see `rayka status`"
         )
+
+
+def _timestamp_ms_of(given: Any, name: str) -> int:
+    """Raises ConfigError."""
+    try:
+        return given_timestamp_ms(given, name)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"read: {error}; {name} may be 'earliest', 'latest', a datetime, a date, a text as '2026-01-31T12:00', a"
+            " timestamp in ms, or offsets by TopicPartition"
+        ) from None
 
 
 class _Available(NamedTuple):

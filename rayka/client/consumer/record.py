@@ -1,6 +1,7 @@
 """A record as a consumer sees it, and how the rest of a batch becomes records, or an Arrow batch."""
 
 from collections.abc import Iterable
+from datetime import datetime
 from functools import lru_cache
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Generic
@@ -10,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from rayka.client.serializers import Deserializer
+from rayka.client.timestamps import moment_of
 from rayka.errors import SerializationError
 from rayka.ids import TopicPartition
 from rayka.protocol.batch_columns import int64_array
@@ -46,9 +48,9 @@ else:
 class Record(msgspec.Struct, Generic[ValueT], frozen=True, gc=False):
     """One record of a topic.
 
-    `timestamp_ms` is milliseconds since 1970 UTC. `key` and `value` are bytes or None, or what the consumer's
-    deserializers made of them (None, a tombstone, stays None). `headers` is a list of (key, value), in order and with
-    duplicates, as `send` takes it; empty without headers.
+    `timestamp_ms` is milliseconds since 1970 UTC, and `timestamp` the same as a datetime. `key` and `value` are bytes
+    or None, or what the consumer's deserializers made of them (None, a tombstone, stays None). `headers` is a list of
+    (key, value), in order and with duplicates, as `send` takes it; empty without headers.
     Kafka: ConsumerRecord.
     """
 
@@ -59,6 +61,11 @@ class Record(msgspec.Struct, Generic[ValueT], frozen=True, gc=False):
     key: Any
     value: ValueT
     headers: list[Header]
+
+    @property
+    def timestamp(self) -> datetime:
+        """`timestamp_ms` as a moment in UTC. Raises ValueError where it lies beyond the calendar."""
+        return moment_of(self.timestamp_ms)
 
 
 class _NoHeaders(list[Header]):
