@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rayka.client.consumer.reader import read
     from rayka.client.consumer.record import Record
     from rayka.client.group.offset_values import OffsetAndMetadata, OffsetAndTimestamp
-    from rayka.client.producer.acknowledgement import BatchMetadata, RecordMetadata
+    from rayka.client.producer.acknowledgement import BatchFailure, BatchMetadata, RecordMetadata
     from rayka.client.producer.producer import Producer
     from rayka.cluster import Cluster
     from rayka.ids import TopicPartition
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Admin",
+    "BatchFailure",
     "BatchMetadata",
     "Cluster",
     "Consumer",
@@ -51,6 +52,7 @@ __all__ = [
 
 _MODULES = {
     "Admin": "rayka.client.admin.admin",
+    "BatchFailure": "rayka.client.producer.acknowledgement",
     "BatchMetadata": "rayka.client.producer.acknowledgement",
     "Cluster": "rayka.cluster",
     "Consumer": "rayka.client.consumer.consumer",

@@ -42,6 +42,9 @@ class _ClientConfig(ConfigModel):
     metadata_max_age_ms: int = Field(default=300_000, ge=1)
     """After so long a client asks for its topics and their leaders again, although nothing went wrong."""
 
+    metadata_max_idle_ms: int = Field(default=300_000, ge=1)
+    """A client forgets a topic that it has not used for so long, and asks for it when it is used again."""
+
     transport: Literal["auto", "ray"] = "auto"
     """Rayka's own: with `ray` every call is a remote method of an actor, and no socket is opened."""
 

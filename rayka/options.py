@@ -54,6 +54,7 @@ class ClientOptions(TypedDict, total=False):
     retry_backoff_ms: int
     retry_backoff_max_ms: int
     metadata_max_age_ms: int
+    metadata_max_idle_ms: int
     transport: Transport
 
 

@@ -19,7 +19,13 @@ from rayka.client.other_loops import called
 from rayka.client.producer import producer
 from rayka.client.producer.acknowledgement import RecordMetadata
 from rayka.client.producer.arrow_input import Data
-from rayka.client.producer.delivery_future import BatchFuture, DeliveryFuture, OnDelivery, await_done
+from rayka.client.producer.delivery_future import (
+    BatchFuture,
+    BatchRun,
+    DeliveryFuture,
+    OnDelivery,
+    await_done,
+)
 from rayka.client.producer.interceptors import OutgoingRecord, reported_to
 from rayka.client.producer.memory_line import Turn
 from rayka.client.producer.outbox import Attempt, Outbox
@@ -132,14 +138,15 @@ class Producer(AioClient[_Core]):
         outbox = (self._core or await self._open()).outbox
         outbox.check_usable()
         await self._learn(outbox, topic)
-        runs = []
+        runs, first_row = [], 0
         for given in outbox.inputs(topic, data):
             await self._learn(outbox, topic, given.last_partition)
-            for add, count in outbox.prepared_runs(topic, given):
+            for add, rows in outbox.prepared_runs(topic, given):
                 added = add()
                 if added is None:
                     added = await self._when_there_is_memory(outbox, add)
-                runs.append((*added, count))
+                runs.append(BatchRun(*added, first_row, rows))
+            first_row += len(given.columns.values)
         return BatchFuture(runs)
 
     async def flush(self, timeout: float | None = None) -> None:  # noqa: ASYNC109

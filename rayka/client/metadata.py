@@ -2,14 +2,17 @@
 
 Invariants: one request at a time, shared by all callers that ask meanwhile; a topic counts as unknown only when the
 active controller says so, because a broker may not know of a new one yet; what is known is never replaced by
-what a broker says that knows less (`known_topic`). Kafka: Metadata, NetworkClient's metadata updater (G18).
+what a broker says that knows less (`known_topic`); a topic that is gone, or not used any more, is not kept. Kafka:
+Metadata, ProducerMetadata (KIP-526), NetworkClient's metadata updater (G18).
 """
 
 import asyncio
 import difflib
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from random import Random
+from typing import NamedTuple
 from uuid import UUID
 
 from rayka.client.bootstrap import ClientConfig
@@ -33,8 +36,15 @@ from rayka.protocol.membership import MetadataPartition, MetadataRequest, Metada
 
 _NAMES_SHOWN = 5
 _TICK_S = 0.001  # a rest that ends sooner is over, however a clock rounds
+_AGED_PARTITIONS_MAX = 2_000  # asked for at a time: an answer about more would take the event loop for long
 
 logger = logging.getLogger(__name__)
+
+
+class _Listener(NamedTuple):
+    on_topic: Callable[[MetadataTopic], None]
+    on_gone: Callable[[str], None]
+    may_forget: Callable[[str], bool]
 
 
 class ClusterMetadata:
@@ -45,11 +55,15 @@ class ClusterMetadata:
         self.cluster_name = cluster_name
         self._clock = LoopClock()
         self.version = 0  # grows with each response
-        self._listeners: list[Callable[[MetadataTopic], None]] = []
+        self._listeners: list[_Listener] = []
         self._max_age_s = config.metadata_max_age_ms / 1000
+        self._max_idle_s = config.metadata_max_idle_ms / 1000
+        self._used_at_s: dict[str, float] = {}
+        self._next_look_s = 0.0  # for topics that are old or idle
         self._cluster_id = ""
         self._topics: dict[str, KnownTopic] = {}
-        self._missing: dict[str, ApiError] = {}  # topics that the controller refused, until they are known
+        # Topics that the controller refused, until they are known; the error is made when it is asked for.
+        self._missing: dict[str, Callable[[], ApiError]] = {}
         self._wanted: dict[str, None] = {}
         self._upcoming: asyncio.Task[RaykaError | None] | None = None
         self._one_at_a_time = asyncio.Lock()
@@ -59,27 +73,52 @@ class ClusterMetadata:
     def __repr__(self) -> str:
         return f"<ClusterMetadata of {self.cluster_name} topics={sorted(self._topics)}>"
 
-    def listen(self, on_topic: Callable[[MetadataTopic], None]) -> None:
-        """Calls it from now on with each topic that is newer than what was known, before anything uses that."""
-        self._listeners.append(on_topic)
+    def listen(
+        self,
+        on_topic: Callable[[MetadataTopic], None],
+        *,
+        on_gone: Callable[[str], None] = lambda name: None,
+        may_forget: Callable[[str], bool] = lambda name: True,
+    ) -> None:
+        """Calls them from now on: `on_topic` with each topic that is newer than what was known, before anything uses
+        that; `on_gone` with each that is gone, of which `missing` says why; `may_forget` before a topic is forgotten
+        because it was not used for long.
+        """
+        self._listeners.append(_Listener(on_topic, on_gone, may_forget))
 
     def unlisten(self, on_topic: Callable[[MetadataTopic], None]) -> None:
         """Ends `listen`; does nothing if it was not listening."""
-        self._listeners = [each for each in self._listeners if each != on_topic]
+        self._listeners = [each for each in self._listeners if each.on_topic != on_topic]
 
     def cached(self, name: str) -> MetadataTopic | None:
         """The topic by the newest metadata, None if there were none; its partitions stand at their numbers.
 
-        One that is past its maximum age is asked for again in the background.
+        Those that are past their maximum age are asked for again in the background.
         """
         known = self._topics.get(name)
         if known is None:
             return None
-        at_s = self._clock.now_s()
+        self._used_at_s[name] = at_s = self._clock.now_s()
         if at_s - known.fetched_at_s > self._max_age_s:
-            self._topics[name] = known._replace(fetched_at_s=at_s)
-            self._ask_soon((name,))
+            self._look_through(at_s)
         return known.topic
+
+    def _look_through(self, at_s: float) -> None:
+        """Forgets idle topics, and asks for old ones."""
+        self._next_look_s = at_s + min(self._max_age_s, self._max_idle_s) / 2
+        self._missing.clear()
+        aged: list[str] = []
+        partition_count = 0
+        for name, known in list(self._topics.items()):
+            if at_s - self._used_at_s.setdefault(name, at_s) > self._max_idle_s:
+                if all(each.may_forget(name) for each in self._listeners):
+                    del self._topics[name], self._used_at_s[name]
+            elif at_s - known.fetched_at_s > self._max_age_s and partition_count < _AGED_PARTITIONS_MAX:
+                partition_count += len(known.topic.partitions)
+                self._topics[name] = known._replace(fetched_at_s=at_s)
+                aged.append(name)
+        if aged:
+            self._ask_soon(aged)
 
     def last_known(self, name: str) -> MetadataTopic | None:
         """As `cached`, whatever its age; from any thread."""
@@ -101,7 +140,7 @@ class ClusterMetadata:
                     return known
                 problem = await self._bounded(self._ask_soon((name,)), retry)
                 if name in self._missing:
-                    raise self._missing.pop(name)
+                    raise self._missing.pop(name)()
                 if isinstance(problem, ApiError) and not problem.retriable:
                     raise problem
                 if name not in self._topics and not await retry.pause():
@@ -196,7 +235,8 @@ class ClusterMetadata:
 
     def missing(self, name: str) -> ApiError | None:
         """Why the topic cannot be used, when the last refresh found that it is gone."""
-        return self._missing.get(name)
+        missing = self._missing.get(name)
+        return None if missing is None else missing()
 
     # ---- One attempt, shared ------------------------------------------------------------------------------
 
@@ -240,19 +280,25 @@ class ClusterMetadata:
         for name in names:
             if name not in known:
                 self._topics.pop(name, None)
+                self._used_at_s.pop(name, None)
                 advice = f"create it with `rayka topic create {name}` or Admin.create_topic"
-                self._missing[name] = no_such_topic(name, self.cluster_name, known, advice=advice)
+                self._missing[name] = partial(no_such_topic, name, self.cluster_name, known, advice=advice)
+                for listener in self._listeners:
+                    listener.on_gone(name)
 
     async def _ask_controller(self, names: tuple[str, ...] | None) -> MetadataResponse:
         return await self.nodes.active.call(MetadataRequest(names), self.nodes.node_timeout_ms)
 
     def _store(self, response: MetadataResponse) -> None:
         at_s, offset = self._clock.now_s(), response.metadata_offset
+        if at_s >= self._next_look_s:
+            self._look_through(at_s)
         self.version += 1
         self.nodes.learn(response)
         if response.cluster_id != self._cluster_id:  # offsets of another cluster say nothing
             self._cluster_id = response.cluster_id
             self._topics.clear()
+            self._used_at_s.clear()
         for topic in response.topics:
             if topic.error_code is ErrorCode.NONE:
                 assert all(each.partition == index for index, each in enumerate(topic.partitions)), topic
@@ -263,9 +309,9 @@ class ClusterMetadata:
                     continue
                 self._topics[topic.name] = known.updated(topic, at_s, offset)
                 for listener in self._listeners:
-                    listener(self._topics[topic.name].topic)
+                    listener.on_topic(self._topics[topic.name].topic)
             elif not _is_unknown(topic):
-                self._missing[topic.name] = error_for(topic.error_code, f"topic {topic.name!r}")
+                self._missing[topic.name] = partial(error_for, topic.error_code, f"topic {topic.name!r}")
 
     async def _bounded(self, attempt: "asyncio.Task[RaykaError | None]", retry: Retry) -> RaykaError | None:
         try:

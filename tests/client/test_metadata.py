@@ -328,3 +328,72 @@ def test_a_cluster_is_a_name_or_a_handle():
     assert resolve(cluster) is cluster
     with pytest.raises(TypeError, match=r"cluster: expected a name or a rayka.Cluster, found int"):
         resolve(5)  # type: ignore[arg-type]
+
+
+# ---- What is forgotten (KIP-526) ----
+
+
+def idle_metadata(
+    cluster: ScriptedCluster, *, max_age_ms: int = 50, max_idle_ms: int = 300_000
+) -> ClusterMetadata:
+    config = AdminConfig(retry_backoff_ms=1, metadata_max_age_ms=max_age_ms, metadata_max_idle_ms=max_idle_ms)
+    return ClusterMetadata(cluster.network(), cluster.name, config, Random(1))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110  time has to pass
+            await asyncio.sleep(0.005)
+
+
+def test_topics_that_are_gone_are_forgotten_though_only_another_one_is_used():
+    async def work() -> None:
+        metadata = idle_metadata(cluster)
+        gone: list[str] = []
+        metadata.listen(lambda topic: None, on_gone=gone.append)
+        for name in names:
+            await metadata.topic(name, WAIT_MS)
+        for name in names[1:]:
+            del cluster.topics[name]
+        await until(lambda: metadata.cached("orders") is not None and len(gone) == 20)
+        assert sorted(gone) == sorted(names[1:])
+        assert list(metadata._topics) == ["orders"]
+        missing = metadata.missing("job-3")
+        assert missing is None or "job-3" in str(missing)
+
+    names = ["orders", *(f"job-{number}" for number in range(20))]
+    cluster = ScriptedCluster(dict.fromkeys(names, 3))
+    asyncio.run(work())
+
+
+def test_a_topic_that_is_not_used_is_forgotten_unless_its_user_keeps_it():
+    async def work() -> None:
+        metadata = idle_metadata(cluster, max_idle_ms=40)
+        asked: list[str] = []
+
+        def may_forget(name: str) -> bool:
+            asked.append(name)
+            return name != "kept"
+
+        metadata.listen(lambda topic: None, may_forget=may_forget)
+        for name in ("orders", "kept", "idle"):
+            await metadata.topic(name, WAIT_MS)
+        await until(lambda: metadata.cached("orders") is not None and metadata.last_known("idle") is None)
+        assert metadata.last_known("kept") is not None
+        assert "orders" not in asked
+        assert (await metadata.topic("idle", WAIT_MS)).name == "idle"
+
+    cluster = ScriptedCluster(dict.fromkeys(("orders", "kept", "idle"), 3))
+    asyncio.run(work())
+
+
+def test_an_idle_topic_is_not_asked_for_for_ever():
+    async def work() -> int:
+        metadata = idle_metadata(cluster, max_age_ms=20, max_idle_ms=60)
+        for name in ("orders", "idle"):
+            await metadata.topic(name, WAIT_MS)
+        await until(lambda: metadata.cached("orders") is not None and metadata.last_known("idle") is None)
+        return cluster.metadata_calls
+
+    cluster = ScriptedCluster(dict.fromkeys(("orders", "idle"), 3))
+    assert asyncio.run(work()) > 1

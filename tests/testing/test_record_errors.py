@@ -192,6 +192,13 @@ def test_an_async_producer_does_the_same(cluster: InProcessCluster) -> None:
     assert [each.offset for each in found] == [0, 1, 2, 3]
 
 
+def test_rows_that_are_all_in_the_log_are_no_failures(cluster: InProcessCluster) -> None:
+    topic = new_topic(cluster, KINDS["too early"])
+    with Producer(cluster, **QUICK) as producer:
+        assert producer.send_batch(topic, [b"1", b"2"]).failures(WAIT_S) == []
+        assert producer.send_batch(topic, []).failures(WAIT_S) == []
+
+
 @pytest.mark.parametrize("partitions", [1, 4])
 def test_a_batch_of_columns_loses_its_wrong_rows_only(cluster: InProcessCluster, partitions: int) -> None:
     kind = KINDS["no key"]
@@ -201,6 +208,14 @@ def test_a_batch_of_columns_loses_its_wrong_rows_only(cluster: InProcessCluster,
     keys = [None if number % 9 == 5 else b"k%d" % number for number in range(500)]
     table = pa.table({"key": pa.array(keys, pa.binary()), "value": [b"%d" % n for n in range(500)]})
     with Producer(cluster, **QUICK) as producer:
-        assert isinstance(producer.send_batch(topic, table).exception(WAIT_S), InvalidRecord)
+        future = producer.send_batch(topic, pa.concat_tables([table[:100], table[100:]]))
+        failures = future.failures(WAIT_S)
+        with pytest.raises(InvalidRecord) as raised:
+            future.result()
+    assert {type(each.error) for each in failures} == {InvalidRecord}
+    assert sorted(row for each in failures for row in each.rows) == list(range(5, 500, 9))
+    assert raised.value.__notes__ == [
+        "55 of 500 rows of a send_batch were not acknowledged, the first is row 5; `failures` of its future has all"
+    ]
     found = sorted(int(each.value or b"") for each in rayka.read(topic, cluster=cluster))
     assert found == [number for number in range(500) if number % 9 != 5]

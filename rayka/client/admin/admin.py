@@ -48,6 +48,7 @@ class Admin(GroupAdmin, LoadAdmin):
         retry_backoff_ms: int = 100
         retry_backoff_max_ms: int = 1000
         metadata_max_age_ms: int = 300000
+        metadata_max_idle_ms: int = 300000
         transport: "auto" | "ray" = "auto"
 
     `default_api_timeout_ms` bounds every call.

@@ -67,6 +67,7 @@ class Consumer(ConsumerMembership, Generic[ValueT]):
         retry_backoff_ms: int = 100
         retry_backoff_max_ms: int = 1000
         metadata_max_age_ms: int = 300000
+        metadata_max_idle_ms: int = 300000
         transport: "auto" | "ray" = "auto"
 
     Assignors are "range", "roundrobin", "sticky" and "cooperative-sticky". A callable deserializer takes bytes;

@@ -49,6 +49,10 @@ class Subscription:
         self._is_bounded = False
         self._set([tp for each in topics for tp in _partitions(each)])
 
+    def is_without(self, topic: str) -> bool:
+        """Whether no partition of the topic is read, and it is not followed."""
+        return topic not in self._topic_ids
+
     def on_metadata(self, topic: MetadataTopic) -> bool:
         """Takes new metadata of a topic, before anything uses them; returns whether what is read has changed."""
         former_id = self._topic_ids.get(topic.name, topic.topic_id)

@@ -41,12 +41,12 @@ class Accumulator:
     def __init__(self, limits: Limits, wake: Callable[[], object]) -> None:
         self._lock = io_thread.step_lock()
         self._is_in_step = io_thread.ownership(self._lock)  # of the caller's own thread
-        self._interrupting = InterruptingSends()
-        self._interrupting_batches = self._interrupting.batches  # looked at by each append
         self.agenda = Agenda()
         self.identity = ProducerIdentity(is_idempotent=limits.is_idempotent)
         self.line = MemoryLine(self._lock)
         self.topics = ProducerTopics(limits, self.agenda, self.line)
+        self._interrupting = InterruptingSends(self.topics, self._lock)
+        self._interrupting_batches = self._interrupting.batches  # looked at by each append
         self._linger_ms = limits.linger_ms
         self._backlog_ms_max = limits.delivery_timeout_ms / 4
         self._wake_ups = WakeUps(wake)
@@ -72,6 +72,22 @@ class Accumulator:
         """Forgets a topic that is gone; returns its batches, to be failed."""
         with self._lock:
             return self.topics.remove(name)
+
+    def forget_idle(self, name: str) -> bool:
+        """Forgets a topic that is not used, if that is so: no batch is left, and no thread has looked for it since the
+        last time. The other half is `Outbox.knows`:
+        1. the topic is taken away, then its mark is looked at; with a mark it is put back;
+        2. a thread that wants the topic finds it, sets the mark, then looks whether it is still there.
+        So either this sees the mark, or the thread sees that the topic is gone, and learns it anew.
+        """
+        with self._lock:
+            known = self.topics.get(name)
+            if known is None:
+                return True
+            if not self.topics.holds_none(name) or not self.topics.take_away(name, known):
+                return False
+            self.identity.on_forgotten(known.queues)
+            return True
 
     # ---- Gathering ----
 
@@ -125,7 +141,7 @@ class Accumulator:
         if is_wake_up_due:
             self._wake_ups.wake()
         if self._interrupting_batches:
-            self._settle_interrupting()
+            self._interrupting.settle()
         return future
 
     def append_next(
@@ -151,7 +167,7 @@ class Accumulator:
             future = DeliveryFuture(batch, value, key)
             records.append(future)
         if self._interrupting_batches:
-            self._settle_interrupting()
+            self._interrupting.settle()
         return future
 
     def is_counted(self, future: DeliveryFuture) -> bool:
@@ -183,12 +199,8 @@ class Accumulator:
             added = self.topics.add_columns(topic, partition, columns, size_bytes, now_ms)
         self._wake_ups.wake_in_time(self.agenda.soonest_ms)
         if self._interrupting_batches:
-            self._settle_interrupting()
+            self._interrupting.settle()
         return added
-
-    def _settle_interrupting(self) -> None:
-        with self._lock:
-            self._interrupting.settle(self.topics)
 
     def _check_open(self) -> None:
         """Under the lock: behind a `close` in another thread a record would never end."""
@@ -200,7 +212,7 @@ class Accumulator:
     def end_linger(self) -> list[ProducerBatch]:
         """Nothing that is here lingers any more: a caller waits for it. Returns all batches that hold records."""
         with self._lock:
-            self._interrupting.settle(self.topics)
+            self._interrupting.settle()
             waiting = [each for each in self.topics if len(each)]
             for batch in waiting:
                 batch.is_urgent = True
@@ -224,7 +236,7 @@ class Accumulator:
         """
         with self._lock:
             self._wake_ups.on_drain()
-            self._interrupting.settle(self.topics)
+            self._interrupting.settle()
             expired = self.agenda.expired(now_ms)
             for batch in expired:
                 self._finish(batch, is_acknowledged=False)

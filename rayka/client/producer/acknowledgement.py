@@ -1,5 +1,7 @@
 """What a producer learns of records that the cluster took."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from rayka.ids import NO_OFFSET
@@ -27,6 +29,15 @@ class BatchMetadata(msgspec.Struct, frozen=True):
     partition: int
     base_offset: int
     record_count: int
+
+
+class BatchFailure(msgspec.Struct, frozen=True):
+    """Rows of one `send_batch` that were not acknowledged, and why. They are numbered from 0 in the data as it was
+    given, and ascend.
+    """
+
+    error: Exception
+    rows: Sequence[int]
 
 
 def offset_after(base_offset: int, index: int) -> int:

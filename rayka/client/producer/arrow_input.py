@@ -39,6 +39,7 @@ from rayka.protocol.murmur2 import partitions_for_keys
 
 COLUMN_NAMES = ("key", "value", "timestamp", "headers", "partition")
 _ANY = -1
+Rows: TypeAlias = range | np.ndarray
 Data: TypeAlias = pa.RecordBatch | pa.Table | Sequence[Any]
 
 
@@ -81,11 +82,14 @@ class Input(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Records that fit one batch of one partition, or of any (None), and their size at most, in bytes."""
+    """Records that fit one batch of one partition, or of any (None), their size at most, in bytes, and their rows in
+    the input.
+    """
 
     partition: int | None
     columns: Columns
     size_bytes: int
+    rows: Rows
 
 
 def inputs_of(
@@ -130,23 +134,26 @@ def pieces_of(given: Input, batch_bytes: int, record_bytes_max: int) -> Iterator
 
 def _cut_by_partition(given: Input, sizes: np.ndarray, batch_bytes: int) -> Iterator[Piece]:
     if given.partitions is None:
-        yield from _cut(None, given.columns, sizes, batch_bytes)
+        yield from _cut(None, given.columns, sizes, batch_bytes, range(len(sizes)))
         return
     order = np.argsort(given.partitions, kind="stable")
     numbers, begins = np.unique(given.partitions[order], return_index=True)
     for number, rows in zip(numbers.tolist(), np.split(order, begins[1:]), strict=True):
         columns = given.columns if len(numbers) == 1 else given.columns.take(rows)
-        yield from _cut(number, columns, sizes[rows], batch_bytes)
+        yield from _cut(number, columns, sizes[rows], batch_bytes, rows)
 
 
-def _cut(partition: int | None, columns: Columns, sizes: np.ndarray, batch_bytes: int) -> Iterator[Piece]:
+def _cut(
+    partition: int | None, columns: Columns, sizes: np.ndarray, batch_bytes: int, rows: Rows
+) -> Iterator[Piece]:
     ends = np.cumsum(sizes)
     begin, begin_bytes = 0, 0
     while begin < len(sizes):
         end = max(begin + 1, int(np.searchsorted(ends, begin_bytes + batch_bytes, "right")))
         end_bytes = int(ends[end - 1])
         whole = begin == 0 and end == len(sizes)
-        yield Piece(partition, columns if whole else columns.slice(begin, end), end_bytes - begin_bytes)
+        cut = columns if whole else columns.slice(begin, end)
+        yield Piece(partition, cut, end_bytes - begin_bytes, rows[begin:end])
         begin, begin_bytes = end, end_bytes
 
 

@@ -5,13 +5,15 @@ nothing of their own: a waiting thread registers with the batch. Kafka: FutureRe
 import asyncio
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
-from typing import Any, Self, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import msgspec
+import numpy as np
 
 from rayka.client import io_thread
 from rayka.client.other_loops import called
-from rayka.client.producer.acknowledgement import BatchMetadata, RecordMetadata
+from rayka.client.producer.acknowledgement import BatchFailure, BatchMetadata, RecordMetadata
+from rayka.client.producer.arrow_input import Rows
 from rayka.client.producer.producer_batch import Callback, ProducerBatch
 from rayka.client.producer.record_columns import Row
 
@@ -88,42 +90,78 @@ def future_in(batch: ProducerBatch, slot: Any, key: bytes | None) -> DeliveryFut
     return DeliveryFuture(batch, slot, key)
 
 
+class BatchRun(NamedTuple):
+    """Records of one `send_batch` that went into one batch: the index of the first there, and their rows within an
+    input, whose first one has this number.
+    """
+
+    batch: ProducerBatch
+    begin: int
+    first_row: int
+    rows: Rows
+
+
 class BatchFuture:
     """The fate of the records of one `send_batch`; like `DeliveryFuture`, and done when all of them are."""
 
-    __slots__ = ("_parts",)
+    __slots__ = ("_runs",)
 
-    def __init__(self, parts: "list[tuple[ProducerBatch, int, int]]") -> None:
-        self._parts = parts  # batch, index of the first record there, how many
+    def __init__(self, runs: "Sequence[BatchRun]") -> None:
+        self._runs = runs
 
     def __repr__(self) -> str:
-        pending = sum(not batch.is_done for batch, _, _ in self._parts)
-        return f"<BatchFuture runs={len(self._parts)} pending={pending}>"
+        pending = sum(not each.batch.is_done for each in self._runs)
+        return f"<BatchFuture runs={len(self._runs)} pending={pending}>"
 
     def done(self) -> bool:
         """Whether every record was acknowledged or has failed for good."""
-        return all(batch.is_done for batch, _, _ in self._parts)
+        return all(each.batch.is_done for each in self._runs)
 
     def result(self, timeout: float | None = None) -> list[BatchMetadata]:
         """Where the records are: one entry for each run of them, runs of one partition in the order given.
 
-        Waits and raises as `DeliveryFuture.result`; an error of some says nothing about the others.
+        Waits and raises as `DeliveryFuture.result`. An error is the first of perhaps several; a note at it says how
+        many rows were not acknowledged, and `failures` which.
         """
         error = self.exception(timeout)
         if error is not None:
             raise error
         return [
-            BatchMetadata(batch.topic, batch.partition, base_offset, run_count)
-            for batch, index, count in self._parts
-            for base_offset, run_count in batch.runs(index, count)
+            BatchMetadata(each.batch.topic, each.batch.partition, base_offset, run_count)
+            for each in self._runs
+            for base_offset, run_count in each.batch.runs(each.begin, len(each.rows))
         ]
 
     def exception(self, timeout: float | None = None) -> Exception | None:
         """The first error among them, or None; waits like `result`."""
-        batches = self._batches()
-        wait_until_done(batches, timeout)
-        errors = (batch.error_of(index, count) for batch, index, count in self._parts)
-        return next((each for each in errors if each is not None), None)
+        failures = self.failures(timeout)
+        if not failures:
+            return None
+        error, total = failures[0].error, sum(len(each.rows) for each in self._runs)
+        count = sum(len(each.rows) for each in failures)
+        first = failures[0].rows[0]
+        what = f"{count:,} of {total:,} rows of a send_batch were not acknowledged"
+        note = f"{what}, the first is row {first}; `failures` of its future has all"
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
+        return error
+
+    def failures(self, timeout: float | None = None) -> list[BatchFailure]:
+        """Which rows were not acknowledged, and why; all others are in the log. Empty when all are.
+
+        Waits like `result`.
+        """
+        wait_until_done(self._batches(), timeout)
+        by_error: dict[int, tuple[Exception, list[np.ndarray]]] = {}
+        for batch, begin, first_row, rows in self._runs:
+            numbers = None
+            for indexes, error in batch.failures(begin, len(rows)):
+                numbers = np.asarray(rows) + first_row if numbers is None else numbers
+                by_error.setdefault(id(error), (error, []))[1].append(numbers[indexes - begin])
+        found = [
+            BatchFailure(error, np.sort(np.concatenate(each)).tolist()) for error, each in by_error.values()
+        ]
+        return sorted(found, key=lambda each: each.rows[0])
 
     def add_done_callback(self, callback: "Callable[[Self], object]") -> None:
         """Calls `callback(self)` when all is over: on the IO thread, or at once if it is already."""
@@ -134,7 +172,7 @@ class BatchFuture:
         return self.result(0)
 
     def _batches(self) -> tuple[ProducerBatch, ...]:
-        return tuple(dict.fromkeys(batch for batch, _, _ in self._parts))
+        return tuple(dict.fromkeys(each.batch for each in self._runs))
 
 
 def when_done(batches: Iterator[ProducerBatch], callback: Callback) -> None:

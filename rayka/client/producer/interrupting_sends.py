@@ -14,6 +14,7 @@ the middle of another's.
 """
 
 from collections import deque
+from contextlib import AbstractContextManager
 from typing import Any
 
 from rayka.client.producer.delivery_future import DeliveryFuture, future_in
@@ -29,7 +30,9 @@ _ANY = -1  # until it has its place
 class InterruptingSends:
     """See the module. `batches` wait for the end of a step, each with the partition that was asked for, if any."""
 
-    def __init__(self) -> None:
+    def __init__(self, topics: ProducerTopics, lock: AbstractContextManager[object]) -> None:
+        self._topics = topics
+        self._lock = lock
         self.batches: deque[tuple[ProducerBatch, int | None]] = deque()
 
     def __repr__(self) -> str:
@@ -60,12 +63,13 @@ class InterruptingSends:
         self.batches.append((batch, partition))
         return batch, index
 
-    def settle(self, topics: ProducerTopics) -> None:
-        """Puts them in their places. Under the lock, when no other step is under way."""
-        while self.batches:
-            batch, partition = self.batches.popleft()
-            try:
-                topics.adopt(batch, partition)
-            except NoSuchTopic as error:
-                for callback in batch.fail(error):
-                    callback()
+    def settle(self) -> None:
+        """Puts them in their places; within no step that one of them may have interrupted."""
+        with self._lock:
+            while self.batches:
+                batch, partition = self.batches.popleft()
+                try:
+                    self._topics.adopt(batch, partition)
+                except NoSuchTopic as error:
+                    for callback in batch.fail(error):
+                        callback()

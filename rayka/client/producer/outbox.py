@@ -6,6 +6,7 @@ way: by blocking its thread, or by awaiting. Kafka: KafkaProducer.doSend.
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from random import Random
 from typing import Any, Protocol, TypeVar
@@ -14,7 +15,7 @@ from rayka import forks
 from rayka.client import io_thread
 from rayka.client.arguments import check_callback, text_of
 from rayka.client.bootstrap import ClusterHandle
-from rayka.client.producer.arrow_input import Data, Input, Piece, inputs_of, pieces_of
+from rayka.client.producer.arrow_input import Data, Input, Piece, Rows, inputs_of, pieces_of
 from rayka.client.producer.delivery_future import DeliveryFuture, OnDelivery
 from rayka.client.producer.interceptors import ProducerInterceptors
 from rayka.client.producer.memory_line import Turn
@@ -73,9 +74,16 @@ class Outbox:
         """Whether the metadata of the topic is here, and the partition is one of its own. Raises TypeError."""
         if not isinstance(topic, str):
             raise TypeError(f"topic: expected str, found {type(topic).__name__}")
-        known = self.accumulator.topics.get(topic)
-        if known is None or partition is None:
-            return known is not None
+        topics = self.accumulator.topics
+        known = topics.get(topic)
+        if known is None:
+            return False
+        if not known.is_wanted:
+            known.is_wanted = True
+            if topics.get(topic) is not known:  # it was forgotten just now
+                return False
+        if partition is None:
+            return True
         if not isinstance(partition, int) or isinstance(partition, bool):
             raise TypeError(f"partition: expected int, found {type(partition).__name__}")
         return 0 <= partition < len(known.queues)
@@ -144,7 +152,9 @@ class Outbox:
         future = accumulator.append_next(topic, partition, value, key, size_bytes, at)
         if future is not None:
             return future
-        return accumulator.append(topic, partition, value, size_bytes, at, key=key)
+        with suppress(NoSuchTopic):  # it was forgotten just now, or made anew
+            return accumulator.append(topic, partition, value, size_bytes, at, key=key)
+        return None
 
     def _too_large(self, topic: str, size_bytes: int) -> RecordTooLarge:
         return RecordTooLarge(
@@ -160,9 +170,9 @@ class Outbox:
         serializers = (self.key_serializer, self.value_serializer)
         return inputs_of(data, io_thread.wall_clock_ms(), serializers, topic)
 
-    def prepared_runs(self, topic: str, given: Input) -> "Iterator[tuple[Attempt[Run], int]]":
+    def prepared_runs(self, topic: str, given: Input) -> "Iterator[tuple[Attempt[Run], Rows]]":
         """Pieces that fit a batch each, for a topic that is known: a call adds one, or returns None while the memory
-        for it is not there; and how many records it has. Raises RecordTooLarge before the first.
+        for it is not there; and its rows in the input. Raises RecordTooLarge before the first.
         """
         known = self.accumulator.topics.get(topic)
         if known is None:
@@ -171,7 +181,7 @@ class Outbox:
             given = given.placed_by(self._partitioning, topic)
         placed = given.placed(len(known.queues), known.last_sticky)
         for piece in pieces_of(placed, known.batch_bytes - BATCH_OVERHEAD_BYTES, self._record_bytes_max):
-            yield partial(self._add, topic, piece), len(piece.columns.values)
+            yield partial(self._add, topic, piece), piece.rows
 
     def _add(self, topic: str, piece: Piece, turn: Turn | None = None) -> Run | None:
         return self.accumulator.add_columns(

@@ -15,6 +15,7 @@ from rayka.protocol.membership import MetadataTopic
 
 Partitioner: TypeAlias = Callable[[bytes | None, Sequence[int], Sequence[int]], int | None]
 ANY = -1  # where the producer chooses
+_KNOWN_MAX = 100  # topics
 _Known: TypeAlias = tuple[MetadataTopic, Sequence[int], Sequence[int]]
 
 
@@ -61,7 +62,10 @@ class Partitioning:
         """All partitions, and those with a leader; made once for each version of the metadata."""
         metadata, known = self._metadata_of(topic), self._known.get(topic)
         if metadata is None:
+            self._known.pop(topic, None)
             raise NoSuchTopic(f"topic {topic!r} was deleted")
+        if len(self._known) > _KNOWN_MAX:  # some may be gone
+            self._known.clear()
         if known is None or known[0] is not metadata:
             every = tuple(each.partition for each in metadata.partitions)
             available = tuple(each.partition for each in metadata.partitions if each.leader_id != NO_NODE)

@@ -18,7 +18,13 @@ from rayka.client.bounded_wait import wait_for
 from rayka.client.process_bound import SyncClient
 from rayka.client.producer import at_exit
 from rayka.client.producer.arrow_input import Data
-from rayka.client.producer.delivery_future import BatchFuture, DeliveryFuture, OnDelivery, wait_until_done
+from rayka.client.producer.delivery_future import (
+    BatchFuture,
+    BatchRun,
+    DeliveryFuture,
+    OnDelivery,
+    wait_until_done,
+)
 from rayka.client.producer.interceptors import OutgoingRecord, reported_to
 from rayka.client.producer.memory_line import Turn
 from rayka.client.producer.outbox import Attempt, Outbox
@@ -58,6 +64,7 @@ class Producer(SyncClient):
         retry_backoff_ms: int = 100
         retry_backoff_max_ms: int = 1000
         metadata_max_age_ms: int = 300000
+        metadata_max_idle_ms: int = 300000
         transport: "auto" | "ray" = "auto"
 
     A callable serializer takes what was sent and returns bytes; an object with `serialize(topic, headers, data)` is
@@ -156,17 +163,19 @@ class Producer(SyncClient):
         `timestamp` (or int64 ms), `headers` (list<struct<key, value>>), `partition`; or a list of values, or of
         `Record`s, of which key, value, headers and timestamp are taken. Serializers apply to lists only. Records with
         neither partition nor key go round the partitions in large runs. The data must not be changed before the
-        future is done.
+        future is done. Rows may fail by themselves: `failures` of the future says which.
 
         Waits and raises as `send`. When it raises BufferExhausted, the records before are on their way.
         """
         self._outbox.check_usable()
         self._learn(topic)
-        runs = []
+        runs, first_row = [], 0
         for given in self._outbox.inputs(topic, data):
             self._learn(topic, given.last_partition)
-            for add, count in self._outbox.prepared_runs(topic, given):
-                runs.append((*(add() or self._when_there_is_memory(add)), count))
+            for add, rows in self._outbox.prepared_runs(topic, given):
+                batch, index = add() or self._when_there_is_memory(add)
+                runs.append(BatchRun(batch, index, first_row, rows))
+            first_row += len(given.columns.values)
         return BatchFuture(runs)
 
     def flush(self, timeout: float | None = None) -> None:

@@ -6,10 +6,12 @@ Invariant: no batch of an idempotent producer is sent without a sequence. A tran
 it decides which partitions belong to the transaction before their batches may go. Kafka: TransactionManager.
 """
 
+from collections.abc import Iterable
 from itertools import takewhile
 
 from rayka.client.producer.partition_queue import PartitionQueue
 from rayka.client.producer.producer_batch import ProducerBatch
+from rayka.client.producer.sequences import PRODUCER_EPOCH_MAX
 from rayka.errors import InvariantBroken
 from rayka.protocol.batch_header import NO_PRODUCER_ID
 
@@ -19,6 +21,7 @@ class ProducerIdentity:
 
     def __init__(self, *, is_idempotent: bool) -> None:
         self.producer_id = NO_PRODUCER_ID
+        self.first_epoch = 0  # of partitions that begin under this id: above those of all that were forgotten
         self._is_idempotent = is_idempotent
 
     def __repr__(self) -> str:
@@ -35,9 +38,25 @@ class ProducerIdentity:
         if self._is_idempotent and batch.sequence is None:
             if self.producer_id == NO_PRODUCER_ID:
                 raise InvariantBroken(f"{batch!r} has no producer id")
-            batch.sequence = queue.sequences.assign(batch.left_count, self.producer_id)
+            batch.sequence = queue.sequences.assign(batch.left_count, self.producer_id, self.first_epoch)
             batch.number = queue.sent_count
             queue.sent_count += 1
+
+    def on_forgotten(self, queues: Iterable[PartitionQueue]) -> None:
+        """Which sequences these partitions have used is not known any more. Should one of them be used again, it begins
+        an epoch that it has not had: its log would take a new batch for an old one of the same sequences.
+        """
+        epochs = [
+            each.sequences.producer_epoch
+            for each in queues
+            if each.sequences.producer_id == self.producer_id != NO_PRODUCER_ID
+        ]
+        self.first_epoch = max([self.first_epoch, *(each + 1 for each in epochs)])
+        if self.first_epoch > PRODUCER_EPOCH_MAX:
+            self._begin_next_id()
+
+    def _begin_next_id(self) -> None:
+        self.producer_id, self.first_epoch = NO_PRODUCER_ID, 0
 
     def on_out_of_order(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
         """The log lacks something before this batch.
@@ -80,7 +99,7 @@ class ProducerIdentity:
             return
         if sequences.needs_new_epoch or not sent:
             if sequences.is_used_up and sequences.producer_id == self.producer_id:
-                self.producer_id = NO_PRODUCER_ID  # no partition begins under it any more
+                self._begin_next_id()  # no partition begins under it any more
             sequences.begin_next_epoch()
             for batch in sent:
                 batch.sequence = None

@@ -76,6 +76,20 @@ class ProducerTopics:
         self.by_key.pop(name, None)
         return self._forget(self._topics.pop(name).queues) if name in self._topics else []
 
+    def take_away(self, name: str, known: TopicQueues) -> bool:
+        """Removes a topic without batches, unless a thread wants it."""
+        self.remove(name)
+        if not known.is_wanted:
+            return True
+        known.is_wanted = False
+        self._topics[name] = self.by_key[name] = known
+        return False
+
+    def holds_none(self, name: str) -> bool:
+        """Whether no batch of the topic, if it is known, is left."""
+        topic = self._topics.get(name)
+        return topic is None or not any(queue.batches for queue in topic.queues)
+
     def _forget(self, queues: list[PartitionQueue]) -> list[ProducerBatch]:
         batches = [batch for queue in queues for batch in queue.batches]
         for queue in queues:

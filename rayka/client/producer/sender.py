@@ -78,7 +78,7 @@ class Sender:
         self._loop = loop or io_thread.loop()
         self._network = handle.network(config.transport)
         self.metadata = ClusterMetadata(self._network, handle.name, config, random)
-        self.metadata.listen(self._set_topic)
+        self.metadata.listen(self._set_topic, on_gone=self._on_gone, may_forget=self.accumulator.forget_idle)
         self._dispatch = Dispatch(
             self.metadata,
             config.max_in_flight_requests_per_connection,
@@ -163,6 +163,11 @@ class Sender:
         self.outcomes.fail(
             gone, NoSuchTopic(f"topic {topic.name!r} has {len(topic.partitions)} partitions now")
         )
+
+    def _on_gone(self, name: str) -> None:
+        gone = self.accumulator.remove_topic(name)
+        if gone and (error := self.metadata.missing(name)) is not None:
+            self.outcomes.fail(gone, error)
 
     # ---- What goes now ----
 

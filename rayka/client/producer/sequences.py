@@ -45,12 +45,12 @@ class Sequences(msgspec.Struct, eq=False, gc=False):
         """Whether the producer id has no further epoch."""
         return self.producer_epoch == PRODUCER_EPOCH_MAX
 
-    def assign(self, record_count: int, producer_id: int) -> ProducerSequence:
-        """The sequence of the next batch; `producer_id` is for a partition that has none yet."""
+    def assign(self, record_count: int, producer_id: int, first_epoch: int = 0) -> ProducerSequence:
+        """The sequence of the next batch; `producer_id` and `first_epoch` are for a partition that has no id yet."""
         if self.may_have_gap or self.needs_new_epoch:
             raise InvariantBroken(f"{self!r} takes no more before its next epoch")
         if self.producer_id == NO_PRODUCER_ID:
-            self.producer_id = producer_id
+            self.producer_id, self.producer_epoch = producer_id, first_epoch
         assigned = ProducerSequence(self.producer_id, self.producer_epoch, self._next)
         self._next = sequence_after(self._next, record_count)
         return assigned

@@ -12,7 +12,7 @@ class TopicQueues:
     processor's caches, and on this way there are fewest.
     """
 
-    __slots__ = ("_limits", "batch_bytes", "filling", "last_sticky", "queues")
+    __slots__ = ("_limits", "batch_bytes", "filling", "is_wanted", "last_sticky", "queues")
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -20,6 +20,7 @@ class TopicQueues:
         self.filling: list[ProducerBatch | None] = []
         self.last_sticky = -1  # the partition that records without one went to last
         self.batch_bytes = limits.batch_bytes
+        self.is_wanted = True  # a thread is about to send: the topic must not be forgotten before that
 
     def resize(self, partition_count: int, message_bytes_max: int) -> None:
         """The topic has so many partitions now, the first of them those that it had."""
