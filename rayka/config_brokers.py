@@ -264,9 +264,9 @@ class BrokerConfig(ConfigModel):
     """How many bytes of memory a broker's map of keys takes while it compacts."""
 
     log_cleaner_io_max_bytes_per_second: Annotated[float, DYNAMIC] = Field(
-        default=float(_INT64_MAX), gt=0, allow_inf_nan=False
+        default=float(_INT64_MAX), ge=1, allow_inf_nan=False
     )
-    """How many bytes a second compaction reads and writes together."""
+    """How many bytes a second compaction reads and writes together; at least 1. Another rate counts within a second."""
 
     cordoned_log_dirs: Annotated[str, DYNAMIC] = ""
     """Data directories that take no new replicas, by their paths, separated by commas; `*`: all of the broker's. What
@@ -288,9 +288,11 @@ class BrokerConfig(ConfigModel):
     """How many replicas a broker moves between its data directories at once; 0: as many as it has data directories."""
 
     replica_alter_log_dirs_io_max_bytes_per_second: Annotated[float, DYNAMIC] = Field(
-        default=float(_INT64_MAX), gt=0, allow_inf_nan=False
+        default=float(_INT64_MAX), ge=1, allow_inf_nan=False
     )
-    """How many bytes a second a broker copies between its data directories, all moves together."""
+    """How many bytes a second a broker copies between its data directories, all moves together; at least 1. Another
+    rate counts within a second.
+    """
 
     def is_cordoned(self, path: str) -> bool:
         """Whether the data directory with this path takes no new replicas."""

@@ -67,6 +67,8 @@ class ConfigModel(BaseModel):
         checked = check(value)
         if isinstance(checked, int) and checked > _INT64_MAX:
             raise ValueError(f"expected at most {_INT64_MAX}")
+        if isinstance(checked, float) and not checked <= float(_INT64_MAX):  # neither is "nan"
+            raise ValueError(f"expected at most {_INT64_MAX}")
         return checked
 
     @classmethod

@@ -1,7 +1,7 @@
 """What people write is checked where it enters: a wrong key or value is a ConfigError that names it."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -12,10 +12,17 @@ from rayka.config import (
     ConsumerConfig,
     CountRange,
     ProducerConfig,
+    RoleResources,
+    Scaling,
     TopicConfig,
+    WorkersConfig,
 )
 from rayka.errors import ConfigError
 from rayka.ids import Role
+
+ALL_KINDS = (
+    AdminConfig, BrokerConfig, ConsumerConfig, ProducerConfig, RoleResources, Scaling, TopicConfig, WorkersConfig,
+)  # fmt: skip
 
 
 def test_a_key_may_be_dotted_or_snake_case():
@@ -59,6 +66,43 @@ def test_no_number_is_larger_than_kafkas_largest(kind: Any):
                 ConfigError, match=rf"^config: {name}: expected at most 9223372036854775807, found"
             ):
                 kind.parse({name: too_large}, what="config")
+
+
+def numbers(kind: Any) -> list[tuple[str, Any]]:
+    fields = kind.model_fields.items()
+    return [
+        (name, field)
+        for name, field in fields
+        if {int, float} & {field.annotation, *get_args(field.annotation)}
+    ]
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_every_rate_and_size_has_a_least_value_that_is_within(kind: Any):
+    """A bound that is not within ("more than 0") lets numbers through with which no time is finite."""
+    for name, field in numbers(kind):
+        if name.endswith(("_bytes", "_size", "_rate", "_per_second", "_memory")):
+            assert any(getattr(each, "ge", None) is not None for each in field.metadata), name
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+@pytest.mark.parametrize("value", ["nan", "inf", "1e300"])
+def test_no_number_is_endless(kind: Any, value: str):
+    for name, field in numbers(kind):
+        if float in {field.annotation, *get_args(field.annotation)}:
+            with pytest.raises(ConfigError, match=rf"^config: {name}: "):
+                kind.parse({name: value}, what="config")
+
+
+@pytest.mark.parametrize(
+    "key", ["log.cleaner.io.max.bytes.per.second", "replica.alter.log.dirs.io.max.bytes.per.second"]
+)
+@pytest.mark.parametrize("rate", ["1e-310", "0.5", "0", "-1"])
+def test_a_rate_of_less_than_one_byte_is_refused(key: str, rate: str):
+    with pytest.raises(
+        ConfigError, match=rf"{key}: Input should be greater than or equal to 1, found '{rate}'"
+    ):
+        BrokerConfig.parse({key: rate}, what="config")
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,18 @@
 
 A topic's key is its own, or else what the broker has under the synonym; a broker's key is its own, or else that of all
 brokers, or else what the node was started with, or else the default. One exception: `segment.bytes` of
-`__consumer_offsets` that is the default of earlier releases counts as the broker's (decision 084). Kafka:
-`KafkaConfigSchema`, `ConfigurationsImage`.
+`__consumer_offsets` that is the default of earlier releases counts as the broker's (decision 084). A value in the
+metadata that this release does not take counts as not set, and is named in the log: another release wrote it, and a
+node that ended because of it would end at each start. Kafka: `KafkaConfigSchema`, `ConfigurationsImage`.
 """
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from functools import lru_cache
+from typing import Any, TypeVar
 
 from rayka.config import BrokerConfig, TopicConfig
+from rayka.errors import ConfigError
 from rayka.ids import is_internal
 from rayka.metadata.image import MetadataImage
 
@@ -19,6 +23,8 @@ _CACHED_MAX = 1024  # topics configured differently that are remembered: the oth
 _SEGMENT_BYTES, _EARLIER_DEFAULT = "segment.bytes", str(100 << 20)
 
 _Items = tuple[tuple[str, str], ...]
+ConfigT = TypeVar("ConfigT")
+_logger = logging.getLogger(__name__)
 
 
 def broker_config(image: MetadataImage, static: BrokerConfig, broker_id: int | None = None) -> BrokerConfig:
@@ -45,9 +51,28 @@ def _items(values: Mapping[str, str]) -> _Items:
 
 @lru_cache(_CACHED_MAX)
 def _with_dynamic(static: BrokerConfig, dynamic: _Items) -> BrokerConfig:
-    return static.with_dynamic(dict(dynamic))
+    return _with_valid(static.with_dynamic, dynamic)
 
 
 @lru_cache(_CACHED_MAX)
 def _topic_config(config: BrokerConfig, own: _Items) -> TopicConfig:
-    return config.topic_config(dict(own))
+    return _with_valid(config.topic_config, own)
+
+
+def _with_valid(make: Callable[[Mapping[str, Any]], ConfigT], items: _Items) -> ConfigT:
+    """The configuration with those of the values that are valid."""
+    try:
+        return make(dict(items))
+    except ConfigError:
+        return make({key: value for key, value in items if _is_valid(make, key, value)})
+
+
+def _is_valid(make: Callable[[Mapping[str, Any]], object], key: str, value: str) -> bool:
+    try:
+        make({key: value})
+    except ConfigError as error:
+        _logger.warning(
+            "the metadata have %s=%s, which counts as not set: %s; set it anew", key, value, error
+        )
+        return False
+    return True

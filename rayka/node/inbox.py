@@ -89,6 +89,8 @@ class Inbox:
         self._name = node_name(node.settings.node_id)
         self._gap_timeout_s = gap_timeout_s
         self._waiting = {api.name: _Waiting() for api in APIS if api.served_by & node.serves}
+        # Fetches of replicas among them, which wait all the time: they take no place of clients' requests.
+        self._always_admitted = _Waiting()
         self._inbound = Inbound()
         self._held: dict[UUID, dict[int, tuple[CallNumber, asyncio.Future[None]]]] = {}
 
@@ -119,7 +121,8 @@ class Inbox:
         """The next call, if it is here already, is woken once this one has run to its first wait."""
         response: Response | Exception
         try:
-            response = self._node.handle(self._admitted(head, api_name, body, payload))
+            request = self._admitted(head, api_name, body, payload)
+            response = self._node.handle(request)
         except Exception as error:
             response = error
         answer: Answer | Later[Answer]
@@ -127,7 +130,8 @@ class Inbox:
             answer = self.answer_of(response)
         else:
             size_bytes = len(body) + payload_bytes(payload)
-            waiting = self._waiting[api_name].add(size_bytes)
+            is_bounded = not _is_always_admitted(api_name, request)
+            waiting = (self._waiting[api_name] if is_bounded else self._always_admitted).add(size_bytes)
             if not isinstance(response, Later):
                 return self._wait(head.call, response, waiting, size_bytes)
             answer = self._answer_later(response, waiting, size_bytes)
@@ -206,8 +210,7 @@ class Inbox:
             found = f"{waiting.size_bytes} bytes in waiting {api_name} requests"
         else:
             return
-        is_replica = isinstance(request, FetchRequest) and request.replica_id != NO_NODE
-        if not is_replica and api_name not in _ALWAYS_ADMITTED:
+        if not _is_always_admitted(api_name, request):
             raise TooManyRequests(f"{self._name} has {found}, its bound; retry later")
 
     # ---- Order -----------------------------------------------------------------------------------------
@@ -278,3 +281,8 @@ class Inbox:
                 )
         if not held:
             self._held.pop(caller_id, None)
+
+
+def _is_always_admitted(api_name: str, request: Any) -> bool:
+    is_replica = isinstance(request, FetchRequest) and request.replica_id != NO_NODE
+    return is_replica or api_name in _ALWAYS_ADMITTED

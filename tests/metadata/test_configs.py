@@ -62,6 +62,30 @@ def test_what_was_set_while_it_runs_leaves_the_rest_as_it_was_started() -> None:
     assert (config.num_partitions, config.min_insync_replicas) == (7, 2)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("log.cleaner.io.max.bytes.per.second", "1e-310"),
+        ("num.partitions", "3"),
+        ("key.of.a.later.release", "1"),
+    ],
+)
+def test_a_value_of_another_release_counts_as_not_set_and_is_named(
+    key: str, value: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Or each node would end with it, at each start."""
+    image = image_of([of_broker("", key, value), of_broker("", "log.cleaner.threads", "3")])
+    assert broker_config(image, BrokerConfig(), 1) == BrokerConfig(log_cleaner_threads=3)
+    assert f"{key}={value}, which counts as not set" in caplog.text
+
+
+def test_a_topics_value_of_another_release_counts_as_not_set(caplog: pytest.LogCaptureFixture) -> None:
+    image = image_of([topic(), of_topic("segment.bytes", "5"), of_topic("segment.ms", "7")])
+    config = topic_config(image, BrokerConfig(), "orders", 1)
+    assert (config.segment_bytes, config.segment_ms) == (1 << 30, 7)
+    assert "segment.bytes=5" in caplog.text
+
+
 def test_a_key_that_needs_a_restart_is_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"'num.partitions' takes effect when a node starts; set it in the cluster's"

@@ -198,6 +198,35 @@ def test_another_rate_counts_from_the_next_slice_on() -> None:  # F27
     run(main)
 
 
+def test_a_raised_rate_counts_within_a_second_for_what_waits_already() -> None:  # F27
+    async def main() -> None:
+        broker = await leading(log_cleaner_io_max_bytes_per_second=1)
+        await asyncio.sleep(BACKOFF_S + 1_000)
+        assert not log_of(broker).cleaned_offset
+        await broker.apply(*broker_configured(log_cleaner_io_max_bytes_per_second=1e9))
+        await asyncio.sleep(2)
+        assert log_of(broker).cleaned_offset
+        await broker.stop()
+
+    run(main)
+
+
+@pytest.mark.parametrize("news", [{"log_cleaner_backoff_ms": 100}, {"log_cleaner_threads": 2}])
+def test_a_shorter_pause_and_more_threads_count_within_a_second_for_a_cleaner_that_rests(
+    news: dict[str, int],
+) -> None:
+    async def main() -> None:
+        broker = await leading(log_cleaner_backoff_ms=3_600_000)
+        await asyncio.sleep(60)
+        assert not log_of(broker).cleaned_offset
+        await broker.apply(*broker_configured(**news))
+        await asyncio.sleep(2)
+        assert log_of(broker).cleaned_offset
+        await broker.stop()
+
+    run(main)
+
+
 class NoRoomToRemove(MemoryDisk):
     """Has no room to remove the first segment of partition 0, as a file system that never writes in place."""
 

@@ -25,6 +25,7 @@ from tests.node.replica_support import (
     LEADER_EPOCH,
     answered,
     batch,
+    broker_configured,
     changed,
     given,
     run,
@@ -283,6 +284,37 @@ def test_a_move_that_is_asked_for_the_other_way_round_ends() -> None:
         await asyncio.sleep(1)
         assert (mover.names(ONE), mover.names(TWO)) == (["orders-0"], [])
         assert mover.broker.replicas.problems() == []
+        await mover.stop()
+
+    run(main)
+
+
+def test_a_raised_rate_counts_within_a_second_for_a_copy_that_waits() -> None:
+    async def main() -> None:
+        mover = await Mover.start(broker={"replica_alter_log_dirs_io_max_bytes_per_second": 1})
+        for _ in range(5):
+            await mover.produce(b"a" * 100_000)
+        await mover.ask(TWO)
+        await asyncio.sleep(1_000)
+        assert mover.lag
+        await mover.apply(*broker_configured(replica_alter_log_dirs_io_max_bytes_per_second=1e9))
+        begin_s = asyncio.get_running_loop().time()
+        await mover.until_in(TWO)
+        assert asyncio.get_running_loop().time() - begin_s < 3
+        await mover.stop()
+
+    run(main)
+
+
+def test_a_copy_that_waits_for_its_rate_ends_within_a_second_when_it_is_not_wanted() -> None:
+    async def main() -> None:
+        mover = await Mover.start(broker={"replica_alter_log_dirs_io_max_bytes_per_second": 1})
+        await mover.produce(b"a" * 100_000)
+        await mover.ask(TWO)
+        await asyncio.sleep(60)
+        await mover.ask(ONE)
+        await asyncio.sleep(2)
+        assert (mover.names(ONE), mover.names(TWO)) == (["orders-0"], [])
         await mover.stop()
 
     run(main)

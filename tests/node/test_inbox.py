@@ -237,6 +237,23 @@ def test_waiting_requests_are_bounded_by_api_and_what_keeps_the_cluster_alive_is
     run(main())
 
 
+def test_requests_that_are_always_admitted_take_no_place_of_others() -> None:
+    """Followers' fetches wait all the time: with a small bound no consumer would be given anything."""
+
+    async def main() -> None:
+        node = RecordingNode(BrokerConfig(max_parked_requests=1, queued_max_request_bytes=1))
+        lane = Lane(node)
+        follower = FetchRequest(0, 0, 0, (), replica_id=2)
+        waiting = [asyncio.create_task(lane.call(each)) for each in (follower, follower)]
+        await asyncio.sleep(0)
+        waiting.append(asyncio.create_task(lane.call(FetchRequest(0, 0, 0, ()))))
+        await asyncio.sleep(0)
+        node.may_answer.set()
+        await asyncio.gather(*waiting)
+
+    run(main())
+
+
 def test_the_bytes_of_waiting_requests_are_bounded_by_api() -> None:
     """Together with those of the request that reaches the bound: a large one waits no longer than a small one."""
 

@@ -27,7 +27,7 @@ _logger = logging.getLogger(__name__)
 
 class MoveParts(NamedTuple):
     """What all moves of one broker work with. `metadata` is notified at another image, `spend` waits for as long as so
-    many bytes take at the bounded rate.
+    many bytes take at the bounded rate, or until the move does not go on.
     """
 
     settings: NodeSettings
@@ -36,7 +36,7 @@ class MoveParts(NamedTuple):
     logs: LogManager
     link: ControllerLink
     metadata: Signal
-    spend: Callable[[int], Awaitable[None]]
+    spend: Callable[[int, Callable[[], bool]], Awaitable[None]]
     truncations: Truncations
 
 

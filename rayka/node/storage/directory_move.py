@@ -214,7 +214,7 @@ class DirectoryMove:
             return False
         size_bytes = self._copy_slice(replica)
         if size_bytes and is_bounded:
-            await self._parts.spend(size_bytes)
+            await self._parts.spend(size_bytes, self._is_going_on)
         return copy.is_even(self._check().partition.log)
 
     def _copy_slice(self, replica: Replica) -> int:

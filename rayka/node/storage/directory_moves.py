@@ -6,14 +6,12 @@ is not compacted; a move that ends early is named with the reason, and the other
 breaks off goes on with the next one. Kafka: `ReplicaManager.alterReplicaLogDirs`, `ReplicaAlterLogDirsManager`.
 """
 
-import asyncio
 import logging
 import math
 from collections.abc import Mapping
 
 from rayka.config import BrokerConfig
 from rayka.log.log_directory import LogDirectory
-from rayka.node import clock
 from rayka.node.controller_link import ControllerLink
 from rayka.node.replication.replica import PartitionKey, Replica, ReplicaOwner, key_of
 from rayka.node.replication.truncations import Truncations
@@ -23,6 +21,7 @@ from rayka.node.storage.data_directories import DataDirectories
 from rayka.node.storage.directory_assignment import MoveParts
 from rayka.node.storage.directory_move import DirectoryMove, Exchange, MoveCancelled
 from rayka.node.storage.log_manager import LogManager
+from rayka.node.storage.pace import Pace
 
 _REASONS_MAX = 1_000
 _logger = logging.getLogger(__name__)
@@ -48,12 +47,19 @@ class DirectoryMoves:
         self._right_below: dict[PartitionKey, int] = {}  # of moves that an earlier process began
         self._dropped: dict[PartitionKey, LogDirectory] = {}  # not wanted any more, and there may be a copy
         self._news = Signal()
-        self._free_ms = 0.0
         self.config: BrokerConfig = settings.config
+        self._pace = Pace(lambda: self.config.replica_alter_log_dirs_io_max_bytes_per_second)
         self.metadata = Signal()  # to be notified at another image
         logs.cleaner.is_paused = self.has_copy
         self._parts = MoveParts(
-            settings, directories, owner, logs, link, self.metadata, self._spend, Truncations(settings.disk)
+            settings,
+            directories,
+            owner,
+            logs,
+            link,
+            self.metadata,
+            self._pace.spend,
+            Truncations(settings.disk),
         )
 
     def __repr__(self) -> str:
@@ -173,10 +179,3 @@ class DirectoryMoves:
         if len(self._reasons) > _REASONS_MAX:
             del self._reasons[next(iter(self._reasons))]
         _logger.warning("its move to %s is cancelled: %s", move.target.path, reason)
-
-    async def _spend(self, size_bytes: int) -> None:
-        """Until so many more bytes may have been copied."""
-        now_ms = clock.now_ms()
-        rate = self.config.replica_alter_log_dirs_io_max_bytes_per_second
-        self._free_ms = max(now_ms, self._free_ms) + size_bytes * 1000 / rate
-        await asyncio.sleep(max(0.0, self._free_ms - now_ms) / 1000)

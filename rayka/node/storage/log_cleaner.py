@@ -24,6 +24,7 @@ from rayka.node.repeats import Repeats
 from rayka.node.replication.replica import Replica, ReplicaOwner
 from rayka.node.settings import NodeSettings
 from rayka.node.storage.data_directories import SPARE_BYTES
+from rayka.node.storage.pace import LOOK_MS, Pace
 from rayka.node.turns import in_turns
 from rayka.ports import JobDied, RunningJob
 from rayka.protocol.partition_admin import LastCleaning, LogCleaning
@@ -71,8 +72,8 @@ class LogCleaner:
         self._last: dict[Log, LastCleaning] = {}
         self._not_before_ms: dict[Log, int] = {}  # of logs whose last cleaning ended early
         self._cleaned: dict[Log, None] = {}  # now
-        self._free_ms = 0.0
         self.config: BrokerConfig = settings.config
+        self._pace = Pace(lambda: self.config.log_cleaner_io_max_bytes_per_second)
         self.is_paused: Callable[[Replica], bool] = lambda _: False  # a copy is to take the log's place
 
     def __repr__(self) -> str:
@@ -108,9 +109,16 @@ class LogCleaner:
         while self.config.log_cleaner_threads == count:
             chosen = await self._filthiest() if count else None
             if chosen is None:
-                await asyncio.sleep(self.config.log_cleaner_backoff_ms / 1000)
+                await self._back_off(count)
             else:
                 await self._clean(chosen)
+
+    async def _back_off(self, count: int) -> None:
+        """Waits as long as the configuration says, which may change meanwhile."""
+        begin_ms, left_ms = clock.now_ms(), max(1, self.config.log_cleaner_backoff_ms)
+        while left_ms > 0 and self.config.log_cleaner_threads == count:
+            await asyncio.sleep(min(LOOK_MS, left_ms) / 1000)
+            left_ms = begin_ms + self.config.log_cleaner_backoff_ms - clock.now_ms()
 
     # ---- Choice ------------------------------------------------------------------------------------------
 
@@ -214,7 +222,7 @@ class LogCleaner:
             if isinstance(turn, SyncNeeded):
                 await self._sync(turn, chosen)
             else:
-                await self._spend(turn.size_bytes)
+                await self._pace.spend(turn.size_bytes, chosen.is_wanted)
 
     async def _sync(self, needed: SyncNeeded, chosen: _Chosen) -> None:
         """A failed sync of a swap takes the directory offline, whatever its cause, as every failed sync of what a log
@@ -227,13 +235,6 @@ class LogCleaner:
             if needed.directories and chosen.is_here():
                 self._on_failed(chosen.replica.directory, error)
             raise
-
-    async def _spend(self, size_bytes: int) -> None:
-        """Until so many more bytes may have been read and written, of all logs together."""
-        now_ms = clock.now_ms()
-        rate = self.config.log_cleaner_io_max_bytes_per_second
-        self._free_ms = max(now_ms, self._free_ms) + size_bytes * 1000 / rate
-        await asyncio.sleep(int(self._free_ms - now_ms) / 1000)
 
     def _on_refused(self, chosen: _Chosen, error: Exception) -> None:
         """What was met counts for the log, or for its directory; a full disk is tried again, and so is a process."""
