@@ -22,9 +22,10 @@ class Effect(Enum):
     DYNAMIC = "dynamic"
     UNIFORM = "uniform"
     CONTROLLERS = "controllers"
+    BROKERS = "brokers"
 
 
-DYNAMIC, UNIFORM, CONTROLLERS = Effect
+DYNAMIC, UNIFORM, CONTROLLERS, BROKERS = Effect
 
 
 def _of_topics(key: str, **others: Any) -> Any:
@@ -51,15 +52,15 @@ class BrokerConfig(ConfigModel):
     broker_heartbeat_interval_ms: int = Field(default=2_000, ge=10)
     """How often a broker sends heartbeats to the controller."""
 
-    broker_load_report_interval_ms: int = Field(default=5_000, ge=10)
+    broker_load_report_interval_ms: Annotated[int, BROKERS] = Field(default=5_000, ge=10)
     """Rayka's own: how often a broker measures its load, which it reports with the next heartbeat; the controller
     remembers twelve reports.
     """
 
-    initial_broker_registration_timeout_ms: int = Field(default=60_000, ge=100)
+    initial_broker_registration_timeout_ms: Annotated[int, BROKERS] = Field(default=60_000, ge=100)
     """For so long a broker that starts tries to register with the controller."""
 
-    controlled_shutdown_timeout_ms: int = Field(default=10_000, ge=100)
+    controlled_shutdown_timeout_ms: Annotated[int, BROKERS] = Field(default=10_000, ge=100)
     """For so long a broker that stops waits for its leaderships to move away."""
 
     fetch_max_bytes: int = Field(default=57_671_680, ge=1024)
@@ -74,28 +75,28 @@ class BrokerConfig(ConfigModel):
     queued_max_request_bytes: int = Field(default=256 << 20, ge=1)
     """How many bytes the waiting requests of one API may hold at a node before more are refused."""
 
-    replica_lag_time_max_ms: int = Field(default=30_000, ge=10)
+    replica_lag_time_max_ms: Annotated[int, BROKERS] = Field(default=30_000, ge=10)
     """A follower that has not caught up for so long leaves the ISR."""
 
-    replica_fetch_max_bytes: int = Field(default=1 << 20, ge=0, le=_INT32_MAX)
+    replica_fetch_max_bytes: Annotated[int, BROKERS] = Field(default=1 << 20, ge=0, le=_INT32_MAX)
     """How much of one partition a follower asks for in one fetch."""
 
-    replica_fetch_response_max_bytes: int = Field(default=10 << 20, ge=0, le=_INT32_MAX)
+    replica_fetch_response_max_bytes: Annotated[int, BROKERS] = Field(default=10 << 20, ge=0, le=_INT32_MAX)
     """How much a follower asks for in one fetch of all its partitions."""
 
-    replica_fetch_min_bytes: int = Field(default=1, ge=0)
+    replica_fetch_min_bytes: Annotated[int, BROKERS] = Field(default=1, ge=0)
     """A leader waits for so many bytes before it answers the fetch of a follower."""
 
-    replica_fetch_wait_max_ms: int = Field(default=500, ge=0)
+    replica_fetch_wait_max_ms: Annotated[int, BROKERS] = Field(default=500, ge=0)
     """A leader answers the fetch of a follower after so long, with whatever there is."""
 
-    replica_fetch_backoff_ms: int = Field(default=1_000, ge=0)
+    replica_fetch_backoff_ms: Annotated[int, BROKERS] = Field(default=1_000, ge=0)
     """How long a follower waits after a fetch that failed."""
 
-    replica_socket_timeout_ms: int = Field(default=30_000, ge=10)
+    replica_socket_timeout_ms: Annotated[int, BROKERS] = Field(default=30_000, ge=10)
     """How long a follower waits for a leader's answer, beyond the wait that it asked for."""
 
-    max_incremental_fetch_session_cache_slots: int = Field(default=1_000, ge=0)
+    max_incremental_fetch_session_cache_slots: Annotated[int, BROKERS] = Field(default=1_000, ge=0)
     """How many fetch sessions a broker keeps; others send all their partitions each time."""
 
     auto_leader_rebalance_enable: Annotated[bool, CONTROLLERS] = True
@@ -129,61 +130,63 @@ class BrokerConfig(ConfigModel):
     balancer_settle_ms: Annotated[int, UNIFORM] = Field(default=60_000, ge=0)
     """Rayka's own: for so long a broker has to be badly off before such a balance begins."""
 
-    leader_replication_throttled_rate: Annotated[int, DYNAMIC] = Field(default=_INT64_MAX, ge=0)
+    leader_replication_throttled_rate: Annotated[int, DYNAMIC, BROKERS] = Field(default=_INT64_MAX, ge=0)
     """Bytes a second that a broker sends of the replicas that its topics name as throttled."""
 
-    follower_replication_throttled_rate: Annotated[int, DYNAMIC] = Field(default=_INT64_MAX, ge=0)
+    follower_replication_throttled_rate: Annotated[int, DYNAMIC, BROKERS] = Field(default=_INT64_MAX, ge=0)
     """Bytes a second that a broker fetches of the replicas that its topics name as throttled."""
 
-    reassignment_replication_throttled_rate: Annotated[int, DYNAMIC] = Field(default=100_000_000, ge=0)
+    reassignment_replication_throttled_rate: Annotated[int, DYNAMIC, BROKERS] = Field(
+        default=100_000_000, ge=0
+    )
     """Rayka's own: bytes a second that a broker sends, that it fetches, and that leave it, of replicas that
     reassignments add: by hand, by a drain or a balance. Healing, and a machine that Ray drains, may send to several
     brokers at that rate.
     """
 
-    group_initial_rebalance_delay_ms: int = Field(default=3_000, ge=0)
+    group_initial_rebalance_delay_ms: Annotated[int, BROKERS] = Field(default=3_000, ge=0)
     """How long the first member of a group waits for others before partitions are assigned."""
 
-    group_min_session_timeout_ms: int = Field(default=6_000, ge=1)
+    group_min_session_timeout_ms: Annotated[int, BROKERS] = Field(default=6_000, ge=1)
     """The shortest `session.timeout.ms` that a member may ask for."""
 
-    group_max_session_timeout_ms: int = Field(default=1_800_000, ge=1)
+    group_max_session_timeout_ms: Annotated[int, BROKERS] = Field(default=1_800_000, ge=1)
     """The longest `session.timeout.ms` that a member may ask for."""
 
-    group_max_size: int = Field(default=_INT32_MAX, ge=1)
+    group_max_size: Annotated[int, BROKERS] = Field(default=_INT32_MAX, ge=1)
     """How many members a group may have."""
 
-    offset_metadata_max_bytes: int = Field(default=4_096, ge=0)
+    offset_metadata_max_bytes: Annotated[int, BROKERS] = Field(default=4_096, ge=0)
     """The longest metadata that may be committed with an offset."""
 
-    offsets_retention_minutes: int = Field(default=7 * 24 * 60, ge=1)
+    offsets_retention_minutes: Annotated[int, BROKERS] = Field(default=7 * 24 * 60, ge=1)
     """How long committed offsets are kept after their group has lost its last member."""
 
-    offsets_retention_check_interval_ms: int = Field(default=600_000, ge=1)
+    offsets_retention_check_interval_ms: Annotated[int, BROKERS] = Field(default=600_000, ge=1)
     """How often a coordinator looks for committed offsets that have expired."""
 
-    offsets_topic_num_partitions: int = Field(default=50, ge=1)
+    offsets_topic_num_partitions: Annotated[int, BROKERS] = Field(default=50, ge=1)
     """How many partitions `__consumer_offsets` gets when the first group creates it."""
 
-    offsets_topic_replication_factor: int = Field(default=-1, ge=-1)
+    offsets_topic_replication_factor: Annotated[int, BROKERS] = Field(default=-1, ge=-1)
     """How many replicas `__consumer_offsets` gets; -1: as `default.replication.factor` says."""
 
-    offsets_topic_segment_bytes: int = Field(default=4 << 20, ge=1024, le=_INT32_MAX)
+    offsets_topic_segment_bytes: Annotated[int, BROKERS] = Field(default=4 << 20, ge=1024, le=_INT32_MAX)
     """`segment.bytes` of `__consumer_offsets`, counted when the first group creates it: what is in the newest segment
     is not compacted, so a coordinator reads all of it when it starts, some 7 MB/s of single commits. It counts at the
     start of a broker, too, where the topic still has 104857600, the default of earlier releases.
     """
 
-    replica_high_watermark_checkpoint_interval_ms: int = Field(default=5_000, ge=10)
+    replica_high_watermark_checkpoint_interval_ms: Annotated[int, BROKERS] = Field(default=5_000, ge=10)
     """How often high watermarks are saved. The shorter of this and the next key counts for both."""
 
-    log_flush_offset_checkpoint_interval_ms: int = Field(default=60_000, ge=10)
+    log_flush_offset_checkpoint_interval_ms: Annotated[int, BROKERS] = Field(default=60_000, ge=10)
     """How often recovery points and log start offsets are saved."""
 
-    producer_id_expiration_ms: int = Field(default=86_400_000, ge=1)
+    producer_id_expiration_ms: Annotated[int, BROKERS] = Field(default=86_400_000, ge=1)
     """How long a partition remembers a producer that has sent nothing."""
 
-    producer_id_expiration_check_interval_ms: int = Field(default=600_000, ge=1)
+    producer_id_expiration_check_interval_ms: Annotated[int, BROKERS] = Field(default=600_000, ge=1)
     """How often a broker looks for producers to forget."""
 
     controller_quorum_election_timeout_ms: Annotated[int, CONTROLLERS] = Field(default=1_000, ge=10)
@@ -237,33 +240,33 @@ class BrokerConfig(ConfigModel):
     log_segment_delete_delay_ms: int = _of_topics("file_delete_delay_ms")
     log_cleanup_policy: CleanupPolicy = _of_topics("cleanup_policy")
     log_retention_ms: int | None = _of_topics("retention_ms", default=None)
-    log_retention_minutes: int | None = Field(default=None, ge=-1)
+    log_retention_minutes: Annotated[int | None, BROKERS] = Field(default=None, ge=-1)
     """The same in minutes, where `log.retention.ms` is not set."""
 
-    log_retention_hours: int = Field(default=168, ge=-1)
+    log_retention_hours: Annotated[int, BROKERS] = Field(default=168, ge=-1)
     """The same in hours, where neither `log.retention.ms` nor `log.retention.minutes` is set."""
 
     log_retention_bytes: int = _of_topics("retention_bytes")
-    log_retention_check_interval_ms: Annotated[int, DYNAMIC] = Field(default=300_000, ge=1)
+    log_retention_check_interval_ms: Annotated[int, DYNAMIC, BROKERS] = Field(default=300_000, ge=1)
     """How often a broker looks for segments to delete."""
 
     log_cleaner_min_cleanable_ratio: float = _of_topics("min_cleanable_dirty_ratio", allow_inf_nan=False)
     log_cleaner_min_compaction_lag_ms: int = _of_topics("min_compaction_lag_ms")
     log_cleaner_max_compaction_lag_ms: int = _of_topics("max_compaction_lag_ms")
     log_cleaner_delete_retention_ms: int = _of_topics("delete_retention_ms")
-    log_cleaner_enable: bool = True
+    log_cleaner_enable: Annotated[bool, BROKERS] = True
     """Whether brokers compact topics whose `cleanup.policy` says so."""
 
-    log_cleaner_threads: Annotated[int, DYNAMIC] = Field(default=1, ge=0)
+    log_cleaner_threads: Annotated[int, DYNAMIC, BROKERS] = Field(default=1, ge=0)
     """How many logs a broker compacts at once."""
 
-    log_cleaner_backoff_ms: Annotated[int, DYNAMIC] = Field(default=15_000, ge=0)
+    log_cleaner_backoff_ms: Annotated[int, DYNAMIC, BROKERS] = Field(default=15_000, ge=0)
     """How long a broker waits before it looks again when there was nothing to compact."""
 
-    log_cleaner_dedupe_buffer_size: Annotated[int, DYNAMIC] = Field(default=128 << 20, ge=1 << 10)
+    log_cleaner_dedupe_buffer_size: Annotated[int, DYNAMIC, BROKERS] = Field(default=128 << 20, ge=1 << 10)
     """How many bytes of memory a broker's map of keys takes while it compacts."""
 
-    log_cleaner_io_max_bytes_per_second: Annotated[float, DYNAMIC] = Field(
+    log_cleaner_io_max_bytes_per_second: Annotated[float, DYNAMIC, BROKERS] = Field(
         default=float(_INT64_MAX), ge=1, allow_inf_nan=False
     )
     """How many bytes a second compaction reads and writes together; at least 1. Another rate counts within a second."""
@@ -284,10 +287,10 @@ class BrokerConfig(ConfigModel):
     -1: its machine stays.
     """
 
-    num_replica_alter_log_dirs_threads: int = Field(default=0, ge=0)
+    num_replica_alter_log_dirs_threads: Annotated[int, BROKERS] = Field(default=0, ge=0)
     """How many replicas a broker moves between its data directories at once; 0: as many as it has data directories."""
 
-    replica_alter_log_dirs_io_max_bytes_per_second: Annotated[float, DYNAMIC] = Field(
+    replica_alter_log_dirs_io_max_bytes_per_second: Annotated[float, DYNAMIC, BROKERS] = Field(
         default=float(_INT64_MAX), ge=1, allow_inf_nan=False
     )
     """How many bytes a second a broker copies between its data directories, all moves together; at least 1. Another
@@ -366,3 +369,11 @@ UNIFORM_BROKER_KEYS = _marked(UNIFORM)
 
 CONTROLLER_KEYS = _marked(CONTROLLERS)
 """Keys that only controllers read, so that a change of one restarts no broker."""
+
+BROKER_KEYS = (
+    *(each for each in BROKER_SYNONYMS.values() if each not in UNIFORM_BROKER_KEYS),
+    *_marked(BROKERS),
+)
+"""Keys that only brokers and coordinators read, so that a change of one restarts no controller. What a controller says
+of them it has from the brokers.
+"""

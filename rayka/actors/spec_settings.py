@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rayka.config import BrokerConfig, ClusterSpec
-from rayka.config_brokers import CONTROLLER_KEYS
+from rayka.config_brokers import BROKER_KEYS, CONTROLLER_KEYS
 from rayka.config_model import dotted
 from rayka.ids import Role, role_of
 
@@ -52,7 +52,9 @@ def _concerns(key: str, node_id: int, spec: ClusterSpec) -> bool:
         return False
     if key.startswith(_RESOURCES):
         return key == f"{_RESOURCES}{role_of(node_id)}"
-    return key not in _CONTROLLERS or Role.CONTROLLER in spec.roles.get(node_id, (role_of(node_id),))
+    roles = spec.roles.get(node_id, (role_of(node_id),))
+    is_controller_alone = tuple(roles) == (Role.CONTROLLER,)
+    return not is_controller_alone if key in _BROKERS else key not in _CONTROLLERS or Role.CONTROLLER in roles
 
 
 def _settings(spec: ClusterSpec) -> Mapping[str, str]:
@@ -80,3 +82,4 @@ def _as_text(value: object) -> str:
 
 
 _CONTROLLERS = frozenset(map(dotted, CONTROLLER_KEYS))
+_BROKERS = frozenset(map(dotted, BROKER_KEYS))

@@ -27,6 +27,7 @@ class _Window(NamedTuple):
     broker_epoch: int
     reports: "deque[LoadReport]"
     last_ms: int
+    started_with: Mapping[str, str]
 
 
 class BrokerLoads:
@@ -38,14 +39,16 @@ class BrokerLoads:
     def __repr__(self) -> str:
         return f"<BrokerLoads of {list(self._windows)}>"
 
-    def on_report(self, broker: BrokerImage, report: LoadReport, now_ms: int) -> None:
+    def on_report(
+        self, broker: BrokerImage, report: LoadReport, now_ms: int, started_with: Mapping[str, str]
+    ) -> None:
         """A report has come with a heartbeat; one that no broker can mean changes nothing."""
         if not is_plausible(report):
             return
         window = self._current(broker)
         reports = deque[LoadReport](maxlen=REPORTS_MAX) if window is None else window.reports
         reports.append(report)
-        self._windows[broker.broker_id] = _Window(broker.broker_epoch, reports, now_ms)
+        self._windows[broker.broker_id] = _Window(broker.broker_epoch, reports, now_ms, started_with)
 
     def retain(self, brokers: Mapping[int, BrokerImage]) -> None:
         """Forgets brokers that are not registered any more."""
@@ -56,6 +59,11 @@ class BrokerLoads:
         """The last report of this process; None before the first."""
         window = self._current(broker)
         return None if window is None else window.reports[-1]
+
+    def started_with(self, broker: BrokerImage) -> Mapping[str, str] | None:
+        """The settings that this process was started with, of those that only brokers read; None before a report."""
+        window = self._current(broker)
+        return None if window is None else window.started_with
 
     def last_ms(self, broker: BrokerImage) -> int:
         """When that came; -1 before the first."""

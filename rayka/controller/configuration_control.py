@@ -15,9 +15,10 @@ Kafka: `ConfigurationControlManager`, `ControllerConfigurationValidator`, `Confi
 
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 
 from rayka.config import BrokerConfig, TopicConfig
-from rayka.config_brokers import BROKER_SYNONYMS, DYNAMIC_BROKER_KEYS, UNIFORM_BROKER_KEYS
+from rayka.config_brokers import BROKER_KEYS, BROKER_SYNONYMS, DYNAMIC_BROKER_KEYS, UNIFORM_BROKER_KEYS
 from rayka.config_model import dotted, snake
 from rayka.controller import incidents
 from rayka.controller.decided_events import DecidedEvents
@@ -56,6 +57,8 @@ MIN_ISR = "min.insync.replicas"
 UNCLEAN_ELECTION = "unclean.leader.election.enable"
 CORDONED = "cordoned.log.dirs"
 _ALL_BROKERS = ""
+_REMEMBERED_MAX = 64
+_READ_HERE = frozenset(BrokerConfig.model_fields) - frozenset(BROKER_KEYS)
 _STEPS_PER_RESOURCE = 20  # to write out all keys of one takes a third of a millisecond
 
 
@@ -90,7 +93,8 @@ def describe_configs(
         except ApiError as refusal:
             return DescribedConfig(resource_type, name, refusal.code, str(refusal))
         entries = _topic_entries if resource_type is ResourceType.TOPIC else _broker_entries
-        return DescribedConfig(resource_type, name, entries=tuple(entries(image, name, context.config)))
+        config = _started_with(context, _broker_id(name) if resource_type is ResourceType.BROKER else None)
+        return DescribedConfig(resource_type, name, entries=tuple(entries(image, name, config)))
 
     resources = []
     for each in request.resources:
@@ -98,6 +102,29 @@ def describe_configs(
         for _ in range(_STEPS_PER_RESOURCE):
             yield None
     return Result((), DescribeConfigsResponse(tuple(resources)))
+
+
+def _started_with(context: RequestContext, broker_id: int | None) -> BrokerConfig:
+    """What the broker was started with, or with None any broker, as far as it has reported: a controller is not started
+    again for the keys of brokers.
+    """
+    brokers = context.image.brokers
+    asked = sorted(brokers) if broker_id is None else [broker_id]
+    for each in asked:
+        settings = context.loads.started_with(brokers[each]) if each in brokers else None
+        if settings is not None:
+            return _with_reported(context.config, tuple(sorted(settings.items())))  # pyright: ignore[reportArgumentType]
+    return context.config
+
+
+@lru_cache(_REMEMBERED_MAX)
+def _with_reported(own: BrokerConfig, reported: tuple[tuple[str, str], ...]) -> BrokerConfig:
+    kept = {key: getattr(own, key) for key in own.model_fields_set if key not in BROKER_KEYS}
+    try:
+        theirs = {key: value for key, value in reported if snake(key) not in _READ_HERE}
+        return BrokerConfig.parse({**kept, **theirs}, what="settings of a broker")
+    except ConfigError:  # of another release
+        return own
 
 
 def _topic_entries(image: MetadataImage, name: str, config: BrokerConfig) -> Iterator[ConfigEntry]:

@@ -164,7 +164,7 @@ class Controller:
         broker = brokers.get(request.broker_id)
         if broker is not None and broker.broker_epoch == request.broker_epoch:
             if request.load is not None and not known.sessions.is_late(broker, request.number):
-                known.loads.on_report(broker, request.load, now_ms)
+                known.loads.on_report(broker, request.load, now_ms, request.started_with)
                 known.loads.retain(brokers)
             known.sessions.touch(
                 broker,

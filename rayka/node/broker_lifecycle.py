@@ -9,6 +9,8 @@ pause, while no controller answers. Kafka: `BrokerLifecycleManager` (H1-H5).
 import asyncio
 import logging
 
+from rayka.config_brokers import BROKER_KEYS
+from rayka.config_model import snake
 from rayka.errors import (
     ApiError,
     BrokerNotAvailable,
@@ -59,6 +61,8 @@ class BrokerLifecycle:
         self._directories = directories
         self._follower = follower
         self._meter = meter
+        texts = settings.config.overrides()
+        self._started_with = {key: texts[key] for key in texts if snake(key) in BROKER_KEYS}
         # No longer than the quorum takes for a successor to be possible: then he is to be found.
         self._call_timeout_ms = settings.config.controller_quorum_request_timeout_ms
         self._is_fenced = True
@@ -187,6 +191,7 @@ class BrokerLifecycle:
 
     def _heartbeat(self) -> HeartbeatRequest:
         self._heartbeat_count += 1
+        load = self._meter.unreported
         return HeartbeatRequest(
             broker_id=self._settings.node_id,
             broker_epoch=self.broker_epoch,
@@ -197,8 +202,9 @@ class BrokerLifecycle:
             recovered_directory_ids=self._directories.recovered_ids(),
             number=self._heartbeat_count,
             directory_size_bytes=self._directories.size_bytes,
-            load=self._meter.unreported,
+            load=load,
             offline_reasons=self._directories.offline_reasons(),
+            started_with={} if load is None else self._started_with,
         )
 
     def _on_response(self, response: HeartbeatResponse) -> None:

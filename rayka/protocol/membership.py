@@ -22,6 +22,8 @@ from rayka.protocol.events import REASON_LENGTH_MAX
 from rayka.protocol.load import LoadReport
 from rayka.protocol.request_checks import check_each_once, require
 
+SETTINGS_LENGTH_MAX = 1 << 16
+
 
 class LogDirectory(Message, frozen=True, array_like=True):
     """A data directory of a broker: its id, and its path on the broker's machine."""
@@ -154,7 +156,8 @@ class HeartbeatRequest(Request[HeartbeatResponse], frozen=True, array_like=True)
     heartbeat of a process, for one that comes late would say what was so before; `directory_size_bytes`: of the
     replicas in each directory, in the order of the registration, or nothing while that is not known; `load`: how much
     the broker has to do, if it has measured that since a controller last answered; `offline_reasons`: why directories
-    are offline, in the order of their ids, nothing from a broker of an earlier version.
+    are offline, in the order of their ids, nothing from a broker of an earlier version; `started_with`: beside a load,
+    the settings that only brokers read and that it was started with, by dotted key, where they were set.
     """
 
     broker_id: int
@@ -168,9 +171,14 @@ class HeartbeatRequest(Request[HeartbeatResponse], frozen=True, array_like=True)
     directory_size_bytes: tuple[int, ...] = ()
     load: LoadReport | None = None
     offline_reasons: tuple[str, ...] = ()
+    started_with: dict[str, str] = {}
 
     def check(self) -> None:
         require(self.broker_id >= 0, "broker_id", "0 or more", self.broker_id)
+        length = sum(len(key) + len(value) for key, value in self.started_with.items())
+        require(
+            length <= SETTINGS_LENGTH_MAX, "started_with", f"{SETTINGS_LENGTH_MAX} characters at most", length
+        )
         require(self.broker_epoch >= 0, "broker_epoch", "that of the registration", self.broker_epoch)
         check_each_once("offline_directory_ids", map(str, self.offline_directory_ids))
         require(self.number >= 0, "number", "0 or more", self.number)

@@ -1,12 +1,15 @@
 """Configurations of topics and brokers, described and changed while the cluster runs."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+import rayka
 from rayka.config import BrokerConfig
+from rayka.config_brokers import BROKER_KEYS
 from rayka.controller.configuration_control import unheeded_min_isr
 from rayka.errors import ErrorCode
 from rayka.metadata.metadata_records import (
@@ -28,6 +31,7 @@ from rayka.protocol.configs import (
     IncrementalAlterConfigsRequest,
     ResourceType,
 )
+from rayka.protocol.load import LoadReport
 from rayka.protocol.replica_reports import LeaderRecoveryState
 from tests.controller.admin_support import cluster, create, fence
 from tests.controller.support import Machine
@@ -320,3 +324,56 @@ def test_a_broker_says_which_keys_can_be_set_while_it_runs(machine: Machine) -> 
     assert (entries["num.partitions"].value, entries["num.partitions"].is_read_only) == ("7", True)
     assert not entries["leader.replication.throttled.rate"].is_read_only
     assert not any(each.is_read_only for each in describe(machine, TOPIC, "orders").values())
+
+
+# ---- What only brokers read ------------------------------------------------------------------------------------------
+
+
+def described(machine: Machine, kind: ResourceType, name: str, key: str) -> tuple[str, ConfigSource]:
+    asked = DescribeConfigsRequest((ConfigResourceName(kind, name),))
+    (found,) = machine.handle(asked).resources
+    (entry,) = [each for each in found.entries if each.name == key]
+    return entry.value, entry.source
+
+
+def test_what_only_brokers_read_is_described_as_brokers_were_started(machine: Machine) -> None:
+    """A controller is not started again for it, so its own may be an earlier one."""
+    key = "log.cleaner.backoff.ms"
+    assert described(machine, BROKER, "2", key) == ("15000", ConfigSource.DEFAULT)
+    settings = {"log.segment.bytes": "3000", key: "70", "num.partitions": "9"}
+    machine.heartbeat(2, load=LoadReport(1_000), started_with=settings)
+    assert described(machine, BROKER, "2", key) == ("70", ConfigSource.STATIC_BROKER)
+    assert described(machine, BROKER, "1", key) == ("15000", ConfigSource.DEFAULT)
+    assert described(machine, TOPIC, "orders", "segment.bytes") == ("3000", ConfigSource.STATIC_BROKER)
+    assert described(machine, BROKER, "", "log.segment.bytes") == ("3000", ConfigSource.STATIC_BROKER)
+
+
+def test_what_controllers_read_is_described_as_they_were_started(machine: Machine) -> None:
+    machine.heartbeat(1, load=LoadReport(1_000), started_with={"num.partitions": "9"})
+    assert described(machine, BROKER, "1", "num.partitions") == ("7", ConfigSource.STATIC_BROKER)
+
+
+def test_settings_of_another_release_change_nothing_that_is_described(machine: Machine) -> None:
+    settings = {"log.segment.bytes": "few", "a.later.key": "1"}
+    machine.heartbeat(1, load=LoadReport(1_000), started_with=settings)
+    assert described(machine, BROKER, "1", "log.segment.bytes") == ("2000", ConfigSource.STATIC_BROKER)
+
+
+def test_no_controller_reads_what_only_brokers_read() -> None:
+    """Or it would go by an earlier value, for a change of these keys does not start it again."""
+    package = Path(rayka.__file__).parent
+    places = ("controller", "raft", "node/quorum", "node/hosting", "node/controller_node.py", "node/inbox.py")
+    paths = [
+        path
+        for each in places
+        for path in (package / each, *(package / each).rglob("*.py"))
+        if path.is_file()
+    ]
+    assert len(paths) > 50
+    read = {
+        key: path.name
+        for path in paths
+        for key in re.findall(r"\.(\w+)", path.read_text())
+        if key in BROKER_KEYS
+    }
+    assert not read

@@ -8,8 +8,9 @@ import pytest
 from rayka.actors.node_placement import Placement
 from rayka.actors.spec_applying import lacking_resources
 from rayka.actors.spec_settings import changed_settings, outdated_settings
-from rayka.config import ClusterSpec
-from rayka.config_brokers import CONTROLLER_KEYS
+from rayka.config import BrokerConfig, ClusterSpec
+from rayka.config_brokers import BROKER_KEYS, CONTROLLER_KEYS
+from rayka.config_model import dotted
 from tests.tidy import python_files
 
 BROKER, COORDINATOR, CONTROLLER, COMBINED = 1, 1001, 3001, 2
@@ -102,3 +103,43 @@ def test_nodes_that_ask_for_more_need_room_where_they_are_beside_what_they_give_
     assert lacking_resources(wanted, nodes, {"a": {"CPU": 1.0}, "b": {"CPU": 1.0}}) == lacking
     assert lacking_resources(running, nodes, {"a": {"CPU": 0.0}, "b": {"CPU": 0.0}}) == ""
     assert lacking_resources(wanted, nodes, {}) == "", "Ray does not say what is free"
+
+
+# ---- Every key -----------------------------------------------------------------------------------------------------
+
+
+APART = {"brokers": 1, "coordinators": 1, "controllers": 1}
+ONE_NODE = {"nodes": [{"id": BROKER, "roles": ["broker", "controller"]}]}
+
+
+def concerned(nodes: dict[str, object], key: str) -> list[int]:
+    """The nodes that restart when the key, which is not checked, gets another value."""
+    made_from = ClusterSpec.of(nodes)
+    config = BrokerConfig.model_construct(**{**BrokerConfig().model_dump(), key: "another"})
+    wanted = made_from.model_copy(update={"config": config})
+    found = {each: outdated_settings(made_from, wanted, each) for each in wanted.roles}
+    assert all(change.key == dotted(key) for changes in found.values() for change in changes)
+    return [each for each, changes in found.items() if changes]
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+@pytest.mark.parametrize("key", BROKER_KEYS)
+def test_a_change_of_a_brokers_key_restarts_no_controller(key: str) -> None:
+    assert concerned(APART, key) == [BROKER, COORDINATOR]
+    assert concerned(ONE_NODE, key) == [BROKER]
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+@pytest.mark.parametrize("key", CONTROLLER_KEYS)
+def test_a_change_of_a_controllers_key_restarts_no_broker(key: str) -> None:
+    assert concerned(APART, key) == [CONTROLLER]
+    assert concerned(ONE_NODE, key) == [BROKER]
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+def test_what_both_read_restarts_all() -> None:
+    both = [each for each in BrokerConfig.model_fields if each not in (*BROKER_KEYS, *CONTROLLER_KEYS)]
+    assert {"num_partitions", "broker_heartbeat_interval_ms", "unclean_leader_election_enable"} <= set(both)
+    for key in both:
+        if key != "min_insync_replicas":  # a cluster keeps it in its metadata
+            assert concerned(APART, key) == [BROKER, COORDINATOR, CONTROLLER], key
