@@ -215,6 +215,7 @@ ELASTIC_BUGS = [
         "ping-pong",
         all_of(
             planted(balance_plan._Planner, "_even_sizes", gives_whatever_it_gains),
+            planted(balance_plan.__dict__, "_ROUNDS_MAX", lambda _: 1),
             planted(badly_off.__dict__, "badly_off", is_always_off),
             planted(badly_off.__dict__, "REPEAT_MS", lambda _: 0),
         ),
@@ -227,6 +228,7 @@ ELASTIC_BUGS = [
         "rest",
         all_of(
             planted(balance_plan._Planner, "_even_leaders", passes_leads_on),
+            planted(balance_plan.__dict__, "_ROUNDS_MAX", lambda _: 1),
             planted(badly_off.__dict__, "badly_off", is_always_off),
             planted(badly_off.__dict__, "REPEAT_MS", lambda _: 0),
             planted(simulation.__dict__, "REST_SECONDS_MAX", lambda _: 90),  # a minute of rest is enough
