@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _JVM_END_TIMEOUT_SECONDS = 30
+_begun: list[str] = []  # the session that `init` has begun, if it has
 _DRIVER_OPTIONS = "spark.driver.extraJavaOptions"
 _EXECUTOR_OPTIONS = "spark.executor.extraJavaOptions"
 _MASTER_OPTIONS = "spark.ray.raydp_app_master.extraJavaOptions"
@@ -65,9 +66,11 @@ def init(
     from rayka.actors.ray_connection import kept_signal_handlers
 
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    name = f"{app_name}-{secrets.token_hex(4)}"
+    _begun.append(name)
     with kept_signal_handlers():
         session = raydp.init_spark(
-            app_name=f"{app_name}-{secrets.token_hex(4)}",
+            app_name=name,
             num_executors=executors,
             executor_cores=cores,
             executor_memory=memory,
@@ -99,9 +102,12 @@ def register(session: "SparkSession", *, ray_address: str, slot_count: int) -> N
 
 
 def stop() -> None:
-    """Ends the session that `init` made, its executors and its JVM; nothing when there is none."""
-    if "raydp" not in sys.modules:
+    """Ends the session that `init` made, its executors and its JVM; nothing when there is none. One that the program
+    made itself, by RayDP's `init_spark`, is the program's to end.
+    """
+    if not _begun:
         return
+    _begun.clear()
     sys.modules["raydp"].stop_spark()
     _end_driver_jvm()
 
