@@ -88,18 +88,19 @@ def keep_logs(directories: Mapping[str, str]) -> None:
     """
     places = ray_records.last_places(NAMESPACE, directories)
     sources, live = ray_records.log_directories(), live_ray_nodes()
-    kept = dict[str, None]()
+    wanted: dict[str, dict[str, list[str]]] = {}  # by Ray node: each file, and the workers whose logs it gets
     for name, directory in directories.items():
-        processes = places[name].processes[-_PROCESSES_MAX:] if name in places else ()
-        for ray_node_id in dict.fromkeys(each.ray_node_id for each in processes if each.ray_node_id in live):
-            workers = [each.worker_id for each in processes if each.ray_node_id == ray_node_id]
-            target = os.path.join(kept_logs(directory), name.rpartition("/")[2])
-            try:
-                if run_on(ray_node_id, _keep, sources[ray_node_id], workers, target):
-                    kept[os.path.dirname(target)] = None
-            except (RaykaError, OSError) as error:
-                _logger.warning("the log of %s was not kept: %s", name, error)
-    if kept:
+        target = os.path.join(kept_logs(directory), name.rpartition("/")[2])
+        for each in places[name].processes[-_PROCESSES_MAX:] if name in places else ():
+            if each.ray_node_id in live:
+                wanted.setdefault(each.ray_node_id, {}).setdefault(target, []).append(each.worker_id)
+    for ray_node_id, targets in wanted.items():
+        try:
+            run_on(ray_node_id, _keep, sources[ray_node_id], targets)
+        except (RaykaError, OSError) as error:
+            _logger.warning("the logs of Ray node %s were not kept: %s", ray_node_id, error)
+    if wanted:
+        kept = dict.fromkeys(os.path.dirname(target) for targets in wanted.values() for target in targets)
         _logger.info("kept the logs of the nodes in %s", ", ".join(kept))
 
 
@@ -120,9 +121,10 @@ def remove_kept_logs(directory: str) -> None:
         kept.rmdir()
 
 
-def _keep(source: str, worker_ids: Sequence[str], target: str) -> bool:
-    """Copies the logs of these processes into one file; False where there are none. Runs on their machine."""
-    return _keep_files([path for each in worker_ids for path in _paths_of(source, each)], target)
+def _keep(source: str, targets: Mapping[str, Sequence[str]]) -> None:
+    """Copies the logs of these processes, each file those of its workers. Runs on their machine."""
+    for target, worker_ids in targets.items():
+        _keep_files([path for each in worker_ids for path in _paths_of(source, each)], target)
 
 
 def keep_logs_of_ended_ray(temp_dir: str, root: str) -> None:
@@ -143,9 +145,9 @@ def keep_logs_of_ended_ray(temp_dir: str, root: str) -> None:
         _logger.info("kept the logs of %s below %s", ", ".join(found), root)
 
 
-def _keep_files(paths: Sequence[str], target: str) -> bool:
+def _keep_files(paths: Sequence[str], target: str) -> None:
     if not paths:
-        return False
+        return
     os.makedirs(os.path.dirname(target), exist_ok=True)
     stamp = time.strftime("%Y-%m-%dT%H-%M-%S", time.gmtime())
     with open(f"{target}-{stamp}.log", "ab") as kept:
@@ -156,7 +158,6 @@ def _keep_files(paths: Sequence[str], target: str) -> bool:
     directory, name = os.path.split(target)
     for each in sorted(Path(directory).glob(f"{name}-[0-9]*-*.log"))[:-_KEPT_RUNS_MAX]:
         each.unlink(missing_ok=True)
-    return True
 
 
 def last_lines(files: Sequence[LogFile], count: int) -> tuple[list[tuple[LogFile, str]], int]:
