@@ -19,7 +19,7 @@ the five come before it, so that a producer with several requests in flight meet
 
 import logging
 import re
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import takewhile
 from struct import Struct
 from struct import error as struct_error
@@ -99,11 +99,16 @@ class ProducerSnapshots:
             return
         end_offset = segments.active.next_offset
         self._remove_above(end_offset if trusted_offset is None else min(trusted_offset, end_offset))
-        # Those that no segment begins at; the largest was written when the log was closed, and stays (C10).
-        base_offsets = [each.base_offset for each in segments]
+        yield from self._load(segments, {(each.path, each.position): None for each in damaged})
+        if trusted_offset is None:
+            self._remove_strays([each.base_offset for each in segments])
+
+    def _remove_strays(self, base_offsets: Sequence[int]) -> None:
+        """Removes those that no segment begins at; the largest was written when the log was closed, and stays (C10).
+        After an unclean end they all stay: what replaces them may not be durable.
+        """
         strays = [each for each in self._offsets if each not in base_offsets]
         self._remove(strays[:-1] if strays and strays[-1] > base_offsets[-1] else strays)
-        yield from self._load(segments, {(each.path, each.position): None for each in damaged})
 
     def on_unclean(self, recovery_point: int) -> None:
         """Before a process ended it may have synced none of the snapshots from here on."""

@@ -175,6 +175,39 @@ def test_what_is_known_of_producers_and_epochs_moves_along() -> None:  # B20, C8
     run(main)
 
 
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("is_rolled", [False, True])
+def test_after_a_move_a_power_cut_forgets_no_producer_of_deleted_records(
+    seed: int, *, is_rolled: bool
+) -> None:  # C8, F13
+    """Once the old log is gone the copy alone knows them."""
+
+    async def main() -> None:
+        disk = MemoryDisk()
+        mover = await Mover.start(disk)
+        log = mover.broker.partition().log
+        for sequence in range(3):
+            append(log, produced(sequence))
+        log.roll(0)
+        await mover.broker.replica().directory.sync([log])
+        log.increment_log_start_offset(3)
+        append(log, produced(0, producer_id=8))
+        await mover.ask(TWO)
+        await mover.until_in(TWO)
+        await until(lambda: not mover.names(ONE))
+        if is_rolled:
+            append(mover.broker.partition().log, produced(0, producer_id=9))
+            mover.broker.partition().log.roll(0)
+            disk.sync_now([f"{TWO}/orders-0/{3:020d}.log"], [f"{TWO}/orders-0"])  # all but its snapshot
+        await mover.end()
+        disk.power_loss(Random(seed))
+        await mover.restart(disk)
+        assert append(mover.broker.partition().log, produced(2)).is_duplicate
+        await mover.stop()
+
+    run(main)
+
+
 @pytest.mark.parametrize("is_told", [False, True])
 def test_a_directory_that_fails_cancels_the_move_and_the_replica_goes_on(is_told: bool) -> None:
     async def main() -> None:

@@ -151,7 +151,7 @@ COMPACTION_BUGS = [
     ),
     PlantedBug(
         "a swap without a sync",
-        "liveness",
+        "compaction",
         planted(Compaction, "on_step", swaps_without_a_sync),
         3,
         COMPACTING

@@ -5,7 +5,8 @@
 2. The copy has everything, and is durable. The controller is told of the new directory.
 3. The metadata name the new directory. Nothing of the log is synced any more; the rest is copied, and synced there.
 4. In one turn of the event loop the last records are copied, the copy gets the partition's name, and is the log.
-5. That name is durable, then the checkpoints of the new directory; then the old log is deleted.
+5. That name is durable, and what the log took over of epochs and producers, then the checkpoints of the new directory;
+   then the old log is deleted.
 
 A crash before step 4 leaves the log where it is; whichever directory the metadata name, the next process goes on with
 the copy (`DataDirectories.source_of_copy`). After it the old log is the one that is not named. Invariants: nothing that
@@ -31,7 +32,6 @@ from rayka.node.replication.replica import PartitionKey, Replica, key_of
 from rayka.node.storage.data_directories import SPARE_BYTES
 from rayka.node.storage.directory_assignment import DirectoryAssignment, MoveParts
 from rayka.node.turns import result_in_turns
-from rayka.ports import Disk
 
 _logger = logging.getLogger(__name__)
 
@@ -312,7 +312,7 @@ class DirectoryMove:
         """The old log goes when nothing can bring it back, also where the replica has gone meanwhile."""
         logs, target, source = self._parts.logs, self.target, self.source
         try:
-            await _sync_name(self._parts.settings.disk, target.path)
+            await self._sync_moved()
             await target.checkpoint(partial(logs.high_watermarks, target))
         except PassingStorageError as error:
             _logger.warning("%s: no checkpoint: %s", target.path, error)
@@ -325,10 +325,12 @@ class DirectoryMove:
             logs.delete(source, self.topic_partition, self._partition.config.file_delete_delay_ms)
         _logger.info("%s is moved from %s to %s", self.topic_partition, source.path, target.path)
 
-
-async def _sync_name(disk: Disk, path: str) -> None:
-    """Raises StorageError, also where the disk is full: a sync that failed is not tried again."""
-    try:
-        await disk.sync([], [path])
-    except PassingStorageError as error:
-        raise StorageError(str(error)) from error
+    async def _sync_moved(self) -> None:
+        """Raises StorageError, also where the disk is full: a sync that failed is not tried again."""
+        log = self.target.logs.get(self.topic_partition)
+        try:
+            await self._parts.settings.disk.sync([], [self.target.path])
+            if log is not None:
+                await self.target.sync([log])
+        except PassingStorageError as error:
+            raise StorageError(str(error)) from error

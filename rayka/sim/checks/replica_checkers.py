@@ -8,7 +8,7 @@ holds which batch, what a leader says is committed, what the controller has comm
 from collections.abc import Mapping, Sequence
 
 from rayka.config import FlushPolicy
-from rayka.errors import ErrorCode
+from rayka.errors import CorruptRecord, ErrorCode
 from rayka.ids import TopicIdPartition
 from rayka.log.leader_epoch_cache import EpochStart
 from rayka.partition.partition import Partition
@@ -115,10 +115,16 @@ class ReplicaCheckers:
     def _check_compacted(self, view: ReplicaView) -> None:
         """Nothing disappears that compaction has to keep (F22, F23). Where losses or rot are legal, others look."""
         truth, state = view.truth, self._replication.state_of(view.truth)
-        missing = missing_offsets(view)
-        truth.compacted |= missing
         is_excused = truth.losses or truth.awaits_loss or view.node_id in truth.damaged
-        if is_excused or state is None or view.node_id in self._replication.rotten:
+        is_excused = is_excused or state is None or view.node_id in self._replication.rotten
+        try:
+            missing = missing_offsets(view)
+        except CorruptRecord as error:
+            if not is_excused:
+                self._report("compaction", view, str(error))
+            return
+        truth.compacted |= missing
+        if is_excused:
             return
         has_clock_jumps = any(each.wall_offset_ms for each in self._checkers.machines.values())
         wall_ms = self._checkers.loop.wall_clock_ms
