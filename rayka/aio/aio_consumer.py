@@ -113,6 +113,10 @@ class _Core(consumer.Consumer):
         """As `close`, knowing whether the application has processed what it was given last."""
         self._close(is_processed=is_processed)
 
+    def leave(self, *, is_processed: bool) -> None:
+        """As `unsubscribe`, likewise."""
+        self._unsubscribe(is_processed=is_processed)
+
     def take(self, count_max: int) -> list[Record] | None:
         self._check_open()
         return self._asked(lambda: self._delivery.next_records(count_max))
@@ -244,7 +248,6 @@ class Consumer(AioClient[_Core], Generic[ValueT]):
 
     assign = _awaited(consumer.Consumer.assign)
     subscribe = _awaited(consumer.Consumer.subscribe)
-    unsubscribe = _awaited(consumer.Consumer.unsubscribe)
     seek = _awaited(consumer.Consumer.seek)
     seek_to_beginning = _awaited(consumer.Consumer.seek_to_beginning)
     seek_to_end = _awaited(consumer.Consumer.seek_to_end)
@@ -262,6 +265,14 @@ class Consumer(AioClient[_Core], Generic[ValueT]):
     assignment = _awaited(consumer.Consumer.assignment)
     subscription = _awaited(consumer.Consumer.subscription)
     group_metadata = _awaited(consumer.Consumer.group_metadata)
+
+    async def unsubscribe(self) -> None:
+        """Reads nothing from now on, as `rayka.Consumer.unsubscribe`. What a task was given last counts as for
+        `close`.
+        """
+        is_processed = sys.exc_info()[0] is None and self._is_processed()
+        core = await self._open()
+        await asyncio.wrap_future(core.thread.submit(partial(core.leave, is_processed=is_processed)))
 
     async def commit_async(
         self, offsets: CommittableOffsets | None = None, callback: OnCommit | None = None

@@ -388,12 +388,22 @@ def closed_in_finally(consumer: Consumer[Any], records: Callable[[], Any], done:
         consumer.close()
 
 
-@pytest.mark.parametrize("end", [left_by_an_error, closed_in_finally])
+def unsubscribed_in_finally(consumer: Consumer[Any], records: Callable[[], Any], done: list[int]) -> None:
+    try:
+        fail_at_3(records(), done)
+    finally:
+        consumer.unsubscribe()
+        consumer.close()
+
+
+@pytest.mark.parametrize("end", [left_by_an_error, closed_in_finally, unsubscribed_in_finally])
 @pytest.mark.parametrize(("way", "least"), [("poll", 0), ("loop", 3)])
 @pytest.mark.parametrize("is_assigned", [False, True])
 def test_a_consumer_that_an_error_closes_does_not_commit_what_was_given_last(
     cluster: InProcessCluster, end: Callable[..., None], way: str, least: int, is_assigned: bool
 ) -> None:  # E10
+    if is_assigned and end is unsubscribed_in_finally:
+        pytest.skip("there is no subscription")
     topic, done = new_topic(cluster, 10, per_batch=10), list[int]()
     consumer: Consumer[Any] = Consumer(cluster=cluster, group_id=topic, **EARLIEST)
     if is_assigned:
@@ -437,7 +447,7 @@ def test_a_consumer_that_another_thread_closes_commits_what_was_processed_only(
     assert committed(cluster, topic) == 4
 
 
-@pytest.mark.parametrize("how", ["own", "other task", "error", "ended task", "failed task"])
+@pytest.mark.parametrize("how", ["own", "other task", "error", "ended task", "failed task", "unsubscribed"])
 def test_an_async_consumer_commits_what_was_processed_only(
     cluster: InProcessCluster, how: str
 ) -> None:  # E10
@@ -454,6 +464,12 @@ def test_an_async_consumer_commits_what_was_processed_only(
         async with rayka.aio.Consumer(topic, cluster=cluster, group_id=topic, **EARLIEST) as consumer:
             if how in ("own", "error"):
                 await read()
+            elif how == "unsubscribed":
+                try:
+                    await read()
+                    raise Away
+                finally:
+                    await consumer.unsubscribe()
             else:
                 task = asyncio.create_task(read())
                 if how == "other task":

@@ -191,12 +191,10 @@ class Consumer(ConsumerMembership, Generic[ValueT]):
         deserializer or an interceptor, which interrupt a method, the consumer closes when that method ends; `poll` ends
         with ClosedError.
         """
-        is_own = self._delivery.asking.thread in (None, threading.get_ident())
-        self._close(is_processed=is_own and sys.exc_info()[0] is None)
+        self._close(is_processed=self._is_processed(sys.exc_info()[0]))
 
     def __exit__(self, kind: object = None, *_: object) -> None:
-        is_own = self._delivery.asking.thread in (None, threading.get_ident())
-        self._close(is_processed=is_own and kind is None)
+        self._close(is_processed=self._is_processed(kind))
 
     def _close(self, *, is_processed: bool) -> None:
         if self._closed or io_thread.is_lost():

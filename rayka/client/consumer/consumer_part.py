@@ -168,6 +168,12 @@ class ConsumerPart(SyncClient):
         """The turn of another call that is under way; None where this one has begun."""
         return self._in_use.begin(turn)
 
+    def _is_processed(self, failing: object) -> bool:
+        """Whether the application has processed what it was given last, as it says by ending its reading: not with an
+        exception on its way, nor in another thread.
+        """
+        return failing is None and self._delivery.asking.thread in (None, threading.get_ident())
+
     def _is_in_callback(self) -> bool:
         """Whether a callback of the group runs."""
         return False

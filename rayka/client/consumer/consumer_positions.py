@@ -59,17 +59,19 @@ class ConsumerPositions(ConsumerPart):
         that is not assigned.
         """
         self._check_assigned(partitions)
-        self._run(self._fetcher.pause, partitions)
-        for tp in partitions:
+        for tp in partitions:  # first: interrupted behind it, `paused` says that the partitions are
             self._delivery.pause(tp)
+        self._run(self._fetcher.pause, partitions)
 
     @in_turn
     def resume(self, *partitions: TopicPartition) -> None:
         """Goes on giving records of these partitions. Raises ValueError for one that is not assigned."""
         self._check_assigned(partitions)
+        self._run(
+            self._fetcher.resume, partitions
+        )  # first: interrupted behind it, they are not said to be read
         for tp in partitions:
             self._delivery.resume(tp)
-        self._run(self._fetcher.resume, partitions)
 
     def paused(self) -> tuple[TopicPartition, ...]:
         """The partitions that are paused."""

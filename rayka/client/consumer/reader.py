@@ -263,9 +263,9 @@ def _timestamp_ms_of(given: Any, name: str) -> int:
         return given_timestamp_ms(given, name)
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"read: {error}; {name} may be 'earliest', 'latest', a datetime, a date, a text as '2026-01-31T12:00', a"
-            " timestamp in ms, or offsets by TopicPartition"
-        ) from None
+            f"read: {name}: expected 'earliest', 'latest', a moment since 1970 as a date, a text ('2026-01-31T12:00')"
+            f" or a datetime, a timestamp in ms or offsets by TopicPartition, found {given!r}"
+        ) from error
 
 
 class _Available(NamedTuple):

@@ -6,6 +6,7 @@ The part of `Consumer` that joins a group. Kafka: KafkaConsumer.subscribe, unsub
 import logging
 import re
 import socket
+import sys
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any
@@ -82,10 +83,18 @@ class ConsumerMembership(ConsumerCommits, ConsumerPositions):
             self._run(group.member.subscribe, names, matching)
         self._topics = names
 
-    @in_turn
     def unsubscribe(self) -> None:
-        """Reads nothing from now on; a member of a group leaves it, after `on_revoke`. Does nothing otherwise."""
+        """Reads nothing from now on; a member of a group leaves it, after `on_revoke`. Does nothing otherwise.
+
+        Automatic commits count what was given last as for `close`.
+        """
+        self._unsubscribe(is_processed=self._is_processed(sys.exc_info()[0]))
+
+    @in_turn
+    def _unsubscribe(self, *, is_processed: bool) -> None:
         if self._group is not None:
+            if not is_processed:
+                self._delivery.take_back()
             self._leave_group(self._group)
         else:
             self._run(self._fetcher.assign, [])
