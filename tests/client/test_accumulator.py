@@ -433,9 +433,10 @@ def test_of_a_topic_made_anew_with_fewer_partitions_no_open_batch_is_left_that_t
     sticky = append(filling).batch
     others = [append(filling, partition=each).batch for each in (0, 2)]
     assert [sticky.partition, *partitions_of(others)] == [1, 0, 2]
-    assert filling.set_topic("orders", 1, 1 << 20) == [sticky, others[1]]
-    assert append(filling).batch is others[0]
-    assert filling.topics.pool.used_bytes == others[0].granted_bytes
+    assert filling.set_topic("orders", 1, 1 << 20) == [others[1]]
+    assert (sticky.partition, sticky.is_closed) == (0, True)  # the producer chose its partition
+    assert append(filling).batch not in (sticky, *others)
+    assert filling.topics.pool.used_bytes == sum(each.granted_bytes for each in filling.batches())
 
 
 def with_wake(wake: Callable[[], object]) -> Accumulator:

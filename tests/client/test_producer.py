@@ -11,6 +11,7 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import pyarrow as pa
@@ -407,6 +408,55 @@ def test_a_partition_that_is_gone_fails_its_records():
         error = producer.send("orders", b"x", partition=2).exception(WAIT_S)
         assert isinstance(error, UnknownTopicOrPartition)
         assert {producer.send("orders", b"x").result(WAIT_S).partition for _ in range(4)} == {0, 1}
+
+
+def key_of(partition: int) -> bytes:
+    """A key of that one of three partitions."""
+    return next(key for key in (b"%d" % n for n in count()) if partition_for_key(key, 3) == partition)
+
+
+def shrunk(cluster: ScriptedCluster) -> None:
+    """`orders` is made anew with one partition, and the next two requests are refused, as partitions are gone."""
+    cluster.topics["orders"] = 1
+    cluster.metadata_offset += 1
+    cluster.answers += [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION] * 2
+
+
+SENDS_TO_ANY: dict[str, Any] = {
+    "send": lambda producer: [producer.send("orders", b"%d" % number) for number in range(6)],
+    "with headers": lambda producer: [producer.send("orders", b"x", headers={"h": b"1"}) for _ in range(6)],
+    "send_batch": lambda producer: [producer.send_batch("orders", [b"x"] * 3) for _ in range(6)],
+}
+
+
+@pytest.mark.parametrize("send", SENDS_TO_ANY.values(), ids=SENDS_TO_ANY)
+@pytest.mark.parametrize("options", [{}, {"enable_idempotence": False}], ids=str)
+def test_records_of_which_the_producer_chose_the_partition_get_another_when_theirs_is_gone(
+    send: Any, options: Any
+):
+    """In flight, refused once, or waiting: the topic was made anew with fewer partitions."""
+    cluster = ScriptedCluster({"orders": 3})
+    with Producer(cluster, **{**QUICK, "batch_size": 300}, **options) as producer:
+        for number in range(3):
+            producer.send("orders", b"x", partition=number).result(WAIT_S)
+        cluster.hold()
+        sent = send(producer)
+        cluster.wait_until_held()
+        shrunk(cluster)
+        cluster.release()
+        for each in sent:
+            each.result(WAIT_S)
+    new_count = sum(len(cluster.values("orders", partition)) for partition in range(3)) - 3
+    assert new_count == (18 if "BatchFuture" in type(sent[0]).__name__ else 6)
+
+
+@pytest.mark.parametrize("chosen", [{"partition": 2}, {"key": key_of(2)}], ids=["partition", "key"])
+def test_records_that_belong_to_a_partition_that_is_gone_go_to_no_other(chosen: Any):
+    cluster = ScriptedCluster({"orders": 3})
+    with Producer(cluster, **QUICK) as producer:
+        producer.send("orders", b"x", **chosen).result(WAIT_S)
+        shrunk(cluster)
+        assert isinstance(producer.send("orders", b"x", **chosen).exception(WAIT_S), UnknownTopicOrPartition)
 
 
 def test_a_topic_made_again_takes_records():

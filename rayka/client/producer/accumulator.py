@@ -64,9 +64,15 @@ class Accumulator:
     # ---- Topics ----
 
     def set_topic(self, name: str, partition_count: int, message_bytes_max: int) -> list[ProducerBatch]:
-        """The topic as the metadata has it now; returns batches of partitions that are gone, to be failed."""
+        """The topic as the metadata has it now; returns batches of partitions that are gone, to be failed. Those whose
+        partition the producer has chosen get another one.
+        """
         with self._lock:
-            return self.topics.put(name, partition_count, message_bytes_max)
+            gone = self.topics.put(name, partition_count, message_bytes_max)
+            failed = [each for each in gone if each.is_in_flight or not self.topics.move(each)]
+        if len(failed) < len(gone):
+            self._wake_ups.wake()
+        return failed
 
     def remove_topic(self, name: str) -> list[ProducerBatch]:
         """Forgets a topic that is gone; returns its batches, to be failed."""
@@ -129,6 +135,7 @@ class Accumulator:
             self._appended_ms = at.now_ms
             batch.size_bytes += size_bytes
             future = future_in(batch, slot, key)
+            batch.is_pinned |= partition is not None
             batch.records.append(future)
             if on_delivery is not None:
                 future.report_to(on_delivery)
@@ -302,11 +309,11 @@ class Accumulator:
             return [batch for _, batch in self.agenda.ready(now_ms)]
 
     def defer(self, batch: ProducerBatch, error: RaykaError, not_before_ms: float) -> bool:
-        """The batch failed in a way that passes: it keeps its place, for another try after a pause. False when its
-        partition is gone.
+        """The batch failed in a way that passes: it keeps its place, for another try after a pause. Where its partition
+        is gone it gets another one, if the producer may choose; False if not.
         """
         with self._lock:
-            is_held = self.topics.holds(batch)
+            is_held = self.topics.holds(batch) or self.topics.move(batch)
             if is_held:
                 self._defer(self.topics.queue_of(batch), batch, error, not_before_ms)
             return is_held

@@ -83,6 +83,7 @@ def future_in(batch: ProducerBatch, slot: Any, key: bytes | None) -> DeliveryFut
     if type(slot) is Row:
         if slot.headers or slot.timestamp_ms is not None:
             batch.has_rows = True
+            batch.has_keys |= slot.key is not None
             return DeliveryFuture(batch, slot)
         slot, key = slot.value, slot.key
     if key is not None:

@@ -47,6 +47,7 @@ class InterruptingSends:
         batch = ProducerBatch(topic, _ANY if partition is None else partition, at.now_ms)
         batch.stamp(at.timestamp_ms, at.now_ms)
         batch.size_bytes += size_bytes
+        batch.is_pinned = partition is not None
         future = future_in(batch, slot, key)
         batch.records.append(future)
         self.batches.append((batch, partition))
@@ -59,6 +60,7 @@ class InterruptingSends:
         if len(self.batches) >= COUNT_MAX:
             return None
         batch = ProducerBatch(topic, _ANY if partition is None else partition, now_ms)
+        batch.is_pinned = partition is not None
         index = batch.add_columns(columns, size_bytes)
         self.batches.append((batch, partition))
         return batch, index

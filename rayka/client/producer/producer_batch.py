@@ -50,11 +50,11 @@ class ProducerBatch:
     """
 
     __slots__ = (
-        "_callbacks", "_chunks", "_earlier_stamps", "_encoded_as", "_ends", "_keys", "_parts",
-        "_slots", "_stamp_ms", "_timestamps_ms", "base_offset", "count", "created_ms", "error", "failure_count",
-        "granted_bytes", "has_keys", "has_rows", "is_closed", "is_done", "is_in_flight", "is_sealed", "is_urgent",
-        "last_error", "limit_bytes", "log_append_time_ms", "number", "partition", "records",
-        "sequence", "size_bytes", "stamped_ms", "topic", "was_open", "went_first",
+        "_callbacks", "_chunks", "_earlier_stamps", "_encoded_as", "_ends", "_keys", "_parts", "_slots", "_stamp_ms",
+        "_timestamps_ms", "base_offset", "count", "created_ms", "error", "failure_count", "granted_bytes", "has_keys",
+        "has_rows", "is_closed", "is_done", "is_in_flight", "is_pinned", "is_sealed", "is_urgent", "last_error",
+        "limit_bytes", "log_append_time_ms", "number", "partition", "records", "sequence", "size_bytes", "stamped_ms",
+        "topic", "was_open", "went_first",
     )  # fmt: skip
 
     def __init__(
@@ -73,6 +73,9 @@ class ProducerBatch:
         self.records: list[DeliveryFuture] = [] if records is None else records
         self.has_rows = False  # records with more than a value and a key
         self.has_keys = False
+        self.is_pinned = (
+            False  # a record was sent to this partition and no other: it was asked for, or has a key
+        )
         self.was_open = False
         self.count = 0  # of records in columns; of all, once sealed
         self.is_closed = False  # takes no more records
@@ -135,6 +138,7 @@ class ProducerBatch:
         if self._chunks is None:
             self._chunks = []
         self._chunks.append(columns)
+        self.has_keys |= columns.keys is not None
         index, self.count = self.count, self.count + len(columns.values)
         return index
 

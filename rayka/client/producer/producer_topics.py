@@ -136,6 +136,7 @@ class ProducerTopics:
         batch = batch or self._new(target, topic, chosen, size_bytes, now_ms)
         if batch is None:
             return None
+        batch.is_pinned |= partition is not None
         index = batch.add_columns(columns, size_bytes)
         if index == 0 and 2 * batch.size_bytes > target.batch_bytes:
             batch.close()  # one of its size would not fit beside it: no use to linger
@@ -156,6 +157,18 @@ class ProducerTopics:
         queue.batches.append(batch)
         self.pool.reserve(batch, batch.size_bytes)
         self._agenda.look_at(queue)
+
+    def move(self, batch: ProducerBatch) -> bool:
+        """A batch whose partition is gone, since its topic was made anew with fewer, goes to another one, which knows
+        nothing of it. False where the partition is not the producer's to choose, or the topic is gone.
+        """
+        if batch.is_pinned or batch.has_keys or batch.topic not in self._topics:
+            return False
+        batch.sequence = None
+        batch.is_in_flight = False
+        batch.granted_bytes = 0
+        self.adopt(batch, None)
+        return True
 
     def open(self, batch: ProducerBatch, timestamp_ms: int, now_ms: float) -> None:
         """The batch takes records that name neither partition nor time from now on, with this timestamp and without the
