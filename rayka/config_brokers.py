@@ -183,6 +183,11 @@ class BrokerConfig(ConfigModel):
     log_flush_offset_checkpoint_interval_ms: Annotated[int, BROKERS] = Field(default=60_000, ge=10)
     """How often recovery points and log start offsets are saved."""
 
+    log_dir_hang_timeout_ms: int = Field(default=60_000, ge=1_000)
+    """Rayka's own: a data directory goes offline when a sync, a copy or a removal has made no progress there for so
+    long.
+    """
+
     producer_id_expiration_ms: Annotated[int, BROKERS] = Field(default=86_400_000, ge=1)
     """How long a partition remembers a producer that has sent nothing."""
 

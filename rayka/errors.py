@@ -508,6 +508,10 @@ class TooManyOpenFiles(PassingStorageError):
     until = "descriptors are free"
 
 
+class DiskNotResponding(StorageError):
+    """A call of a disk made no progress for too long: the disk hangs. The call may still be executed."""
+
+
 class DamagedLog(StorageError):
     """A log cannot be opened without cutting off whole batches behind a damaged one; the directory is fine."""
 

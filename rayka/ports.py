@@ -141,8 +141,11 @@ class Disk(Protocol):
 
     What a reader may have mapped is never cut off or overwritten (design §3): `copy_prefix` and `rename` replace such
     a file, `cut` is for bytes that no reader was given. Every method raises `StorageError`, naming the path and the
-    cause, when the disk fails (EIO), is full (ENOSPC) or the path is missing. After a failed sync the caller takes the
-    directory offline and never retries.
+    cause, when the disk fails (EIO) or the path is missing, and `PassingStorageError` when the disk is full or
+    read-only. After a failed sync the caller takes the directory offline and never retries.
+
+    Calls that are awaited hold up none of other data directories, which are those whose locks were taken here. They
+    wait where no descriptor is free, and raise StorageError when the disk has not answered for long: it hangs.
     """
 
     def exists(self, path: str) -> bool: ...
@@ -211,7 +214,9 @@ class Disk(Protocol):
     def unlink(self, path: str) -> None: ...
 
     def lock(self, path: str) -> Lock:
-        """Takes the lock file; raises StorageError that names the holder when another process has it."""
+        """Takes the lock file of a data directory; raises StorageError that names the holder when another process has
+        it.
+        """
         ...
 
     def free_bytes(self, path: str) -> int: ...
@@ -224,8 +229,11 @@ class Disk(Protocol):
         """Runs a job on these files away from the event loop, at a low priority. Several slices may be told as one."""
         ...
 
-    async def sync(self, files: Sequence[str], directories: Sequence[str]) -> None:
-        """Makes the content of the files, then the names in the directories, survive a power cut.
+    async def sync(
+        self, files: Sequence[str], directories: Sequence[str], *, in_background: bool = False
+    ) -> None:
+        """Makes the content of the files, then the names in the directories, all of one data directory, survive a power
+        cut. What is synced `in_background` holds up no sync that acknowledgements wait for.
 
         A file that no longer exists (renamed or removed meanwhile) is passed over.
         """

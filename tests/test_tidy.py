@@ -44,6 +44,7 @@ DURABLE_STATE = (*CORES, "rayka/cleaner/", "rayka/node/", "rayka/client/producer
 # What in the cores may wait, and for what; the disk port is a shell and not a core.
 ASYNC_EXCEPTIONS = {
     "rayka/log/local_disk.py": "the disk port: its sync runs in a thread",
+    "rayka/log/disk_threads.py": "the disk port: its threads",
     "rayka/log/job_process.py": "the disk port: its jobs run in other processes",
     "rayka/log/durable.py": "the disk port's sync",
     "rayka/log/log_directory.py": "the disk port's sync",
@@ -61,7 +62,6 @@ BANNED = (
     "random.", "secrets.", "os.urandom",
 )  # fmt: skip
 BANNED_EXCEPTIONS = {
-    "rayka/log/local_disk.py": "the disk port: its sync runs in a thread",
     "rayka/log/job_process.py": "the disk port: its jobs run in other processes",
     "rayka/client/io_thread.py": "the clients' shell: their thread, and the wall clock of their records",
 }

@@ -75,7 +75,7 @@ class NodeShell:
         raise_limit()
         self._make_node = make_node
         self._placement = placement
-        self._disk = LocalDisk()
+        self._disk = LocalDisk(hang_timeout_s=placement.spec.config.log_dir_hang_timeout_ms / 1000)
         self._host = ray.util.get_node_ip_address()
         self._node: StartableNode | None = None
         self._inbox: Inbox | None = None

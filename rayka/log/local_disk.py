@@ -4,10 +4,10 @@ Files are opened read-only until they are written, so a disk that is mounted rea
 free, files that are kept open give theirs; if none has one to give, a call of the event loop raises TooManyOpenFiles,
 and what runs on a thread waits. Invariants: no bytes are overwritten, and only `cut` takes some off (design §3), so
 what a reader was given of a file never changes. Appends and reads are synchronous and go to the page cache; what would
-hold the event loop up runs on threads, each with descriptors of its own: `sync` on one, copies on another, and on a
-third the removal of directories and the end of large files (`OpenFile`). Jobs run in other processes (`job_process`).
-Every OSError becomes a StorageError that names the path and the cause. Kafka has no such layer (FileRecords,
-`Utils.flushDir`).
+hold the event loop up runs on threads of the data directory (`disk_threads`), each with descriptors of its own: syncs,
+copies, the removal of directories and the end of large files (`OpenFile`). A data directory is what is locked. Jobs run
+in other processes (`job_process`). Every OSError becomes a StorageError that names the path and the cause. Kafka has no
+such layer (FileRecords, `Utils.flushDir`).
 """
 
 import asyncio
@@ -16,17 +16,16 @@ import fcntl
 import logging
 import mmap
 import os
-import shutil
 import struct
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TypeVar
 
 from rayka import descriptors
 from rayka.errors import DiskFull, DiskReadOnly, StorageError, TooManyOpenFiles
+from rayka.log.disk_threads import HANG_TIMEOUT_S, Call, DiskThreads, Progress, Work
 from rayka.log.job_process import JobProcesses
 from rayka.log.open_file import LocalSlice, OpenFile
 from rayka.ports import Buffer, FileIdentity, FileSlice, Job, Lock, RunningJob
@@ -35,7 +34,7 @@ TEMPORARY_SUFFIX = ".tmp"  # written aside, then renamed; one that is left over 
 _BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 _BUFFERS_PER_WRITE = 1024  # Linux's IOV_MAX
 _LOCK_NOTE_BYTES = 64
-_COPY_BYTES = 64 << 20
+_COPY_BYTES = 16 << 20  # at a time
 _FICLONERANGE = 0x4020940D
 _NO_COPY_FILE_RANGE = (errno.ENOSYS, errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP)
 _OPEN_FILES_MAX = 512
@@ -82,13 +81,12 @@ class LocalDisk:
     what the process may have.
     """
 
-    def __init__(self, max_open_files: int | None = None) -> None:
+    def __init__(self, max_open_files: int | None = None, *, hang_timeout_s: float = HANG_TIMEOUT_S) -> None:
+        """A call that makes no progress for `hang_timeout_s` on a thread fails."""
         share = descriptors.limit() // _OPEN_FILES_SHARE
         self._max_open_files = max_open_files or max(1, min(_OPEN_FILES_MAX, share))
         self._files: OrderedDict[str, OpenFile] = OrderedDict()  # by path, least recently used first
-        self._sync_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rayka-sync")
-        self._removal_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rayka-removal")
-        self._copy_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rayka-copy")
+        self._threads = DiskThreads(hang_timeout_s)
         self._jobs = JobProcesses()
 
     def __repr__(self) -> str:
@@ -97,9 +95,7 @@ class LocalDisk:
     def close(self) -> None:
         """Closes the open files and ends the threads; locks stay held."""
         self._files.clear()
-        self._sync_thread.shutdown()
-        self._removal_thread.shutdown()
-        self._copy_thread.shutdown()
+        self._threads.close()
         self._jobs.close()
 
     # ---- Looking -------------------------------------------------------------------------------------------
@@ -173,7 +169,7 @@ class LocalDisk:
 
     async def copy_prefix(self, source: str, target: str, size_bytes: int) -> None:
         self._forget(target)
-        await self._on_thread(self._copy_thread, _copy_and_sync, source, target, size_bytes)
+        await self._on_thread(target, Work.COPY, _copy_and_sync, source, target, size_bytes)
 
     def cut(self, path: str, size_bytes: int) -> None:
         with _StorageErrors("cut", path):
@@ -187,7 +183,7 @@ class LocalDisk:
 
     async def discard(self, path: str) -> None:
         self._forget_under(path)
-        await self._on_thread(self._removal_thread, _discard, path)
+        await self._on_thread(path, Work.REMOVAL, _discard, path)
 
     def rename(self, source: str, target: str) -> None:
         if os.path.isdir(source):
@@ -212,6 +208,7 @@ class LocalDisk:
                 os.close(descriptor)
                 raise StorageError(f"{path} is locked by {holder or 'another process'}") from None
             os.pwrite(descriptor, f"process {os.getpid()}".ljust(_LOCK_NOTE_BYTES).encode(), 0)
+            self._threads.add_directory(os.path.dirname(path))
             return _DescriptorLock(descriptor)
 
     def start(self, job: Job) -> RunningJob:
@@ -219,17 +216,22 @@ class LocalDisk:
 
     # ---- Durability ----------------------------------------------------------------------------------------
 
-    async def sync(self, files: Sequence[str], directories: Sequence[str]) -> None:
-        await self._on_thread(self._sync_thread, _sync_all, tuple(files), tuple(directories))
+    async def sync(
+        self, files: Sequence[str], directories: Sequence[str], *, in_background: bool = False
+    ) -> None:
+        paths = (*files, *directories)
+        if paths:
+            work = Work.BACKGROUND_SYNC if in_background else Work.SYNC
+            await self._on_thread(paths[0], work, _sync_all, tuple(files), tuple(directories))
 
-    async def _on_thread(self, thread: Executor, function: Callable[..., None], *given: object) -> None:
+    async def _on_thread(self, path: str, work: Work, call: Call, *given: object) -> None:
         """Makes the call on the thread, again and again while no descriptor is free: nothing was synced or removed
         then, and nothing has failed.
         """
         wait_count = 0
         while True:
             try:
-                return await asyncio.get_running_loop().run_in_executor(thread, function, *given)
+                return await self._threads.of(path, work).run(call, *given)
             except TooManyOpenFiles as error:
                 if wait_count % _DESCRIPTOR_WAITS_TOLD == 0:
                     _logger.error("%s; it is tried until a descriptor is free", error)
@@ -255,7 +257,7 @@ class LocalDisk:
         return self._files[path]
 
     def _opened(self, path: str, flags: int) -> OpenFile:
-        file = self._make_way(lambda: OpenFile(path, flags, self._removal_thread))
+        file = self._make_way(lambda: OpenFile(path, flags, self._threads.of(path, Work.REMOVAL)))
         self._files[path] = file
         self._files.move_to_end(path)
         if len(self._files) > self._max_open_files:
@@ -281,7 +283,9 @@ class LocalDisk:
     def _outlived(self, path: str) -> Iterator[None]:
         """A file that loses its last name in the block is kept open until after it; `OpenFile` ends it."""
         try:
-            outlived = self._make_way(lambda: OpenFile(path, os.O_RDONLY, self._removal_thread))
+            outlived = self._make_way(
+                lambda: OpenFile(path, os.O_RDONLY, self._threads.of(path, Work.REMOVAL))
+            )
         except OSError:
             outlived = None
         yield
@@ -336,7 +340,8 @@ def _filling(path: str, descriptor: int) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _copy_and_sync(source: str, target: str, size_bytes: int) -> None:
+def _copy_and_sync(on_progress: Progress, source: str, target: str, size_bytes: int) -> None:
+    on_progress(f"copy {source}")
     with _StorageErrors("copy", source):
         from_descriptor = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -345,7 +350,8 @@ def _copy_and_sync(source: str, target: str, size_bytes: int) -> None:
                     raise OSError(errno.EIO, "the file ended early")
                 copied = _share(from_descriptor, to_descriptor, size_bytes)
                 _check_room(to_descriptor, size_bytes - copied)
-                _copy(from_descriptor, to_descriptor, copied, size_bytes)
+                for _ in _copying(from_descriptor, to_descriptor, copied, size_bytes):
+                    on_progress(f"copy {source}")
                 os.fdatasync(to_descriptor)
         finally:
             os.close(from_descriptor)
@@ -372,8 +378,8 @@ def _share(from_descriptor: int, to_descriptor: int, size_bytes: int) -> int:
     return shared_bytes
 
 
-def _copy(from_descriptor: int, to_descriptor: int, position: int, size_bytes: int) -> None:
-    """The rest, within the kernel: `sendfile` is for file systems that do not know `copy_file_range`."""
+def _copying(from_descriptor: int, to_descriptor: int, position: int, size_bytes: int) -> Iterator[None]:
+    """The rest, piece by piece, within the kernel; `sendfile` is for file systems without `copy_file_range`."""
     os.lseek(to_descriptor, position, os.SEEK_SET)
     is_known = True
     while position < size_bytes:
@@ -391,28 +397,27 @@ def _copy(from_descriptor: int, to_descriptor: int, position: int, size_bytes: i
         if copied == 0:
             raise OSError(errno.EIO, "the file ended early")
         position += copied
+        yield
 
 
-def _discard(path: str) -> None:
-    with _StorageErrors("remove", path):
-        if os.path.isdir(path):
-            shutil.rmtree(path, onerror=_pass_over_missing)
-        else:
-            with suppress(FileNotFoundError):
-                os.unlink(path)
+def _discard(on_progress: Progress, path: str) -> None:
+    """What is gone already is passed over."""
+    with _StorageErrors("remove", path), suppress(FileNotFoundError):
+        on_progress(f"remove {path}")
+        if not os.path.isdir(path) or os.path.islink(path):
+            os.unlink(path)
+            return
+        for name in os.listdir(path):
+            _discard(on_progress, os.path.join(path, name))
+        os.rmdir(path)
 
 
-def _pass_over_missing(
-    _: object, path: str, error: tuple[type[BaseException], BaseException, object]
-) -> None:
-    if not isinstance(error[1], FileNotFoundError):
-        raise error[1]
-
-
-def _sync_all(files: Sequence[str], directories: Sequence[str]) -> None:
+def _sync_all(on_progress: Progress, files: Sequence[str], directories: Sequence[str]) -> None:
     for path in files:
+        on_progress(f"sync {path}")
         _sync_one(path, os.O_RDONLY)
     for path in directories:
+        on_progress(f"sync {path}")
         _sync_one(path, os.O_RDONLY | os.O_DIRECTORY)
 
 

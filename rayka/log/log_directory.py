@@ -17,7 +17,14 @@ from collections.abc import Callable, Mapping, Sequence
 from uuid import UUID
 
 from rayka.config import TopicConfig
-from rayka.errors import DamagedLog, InconsistentTopicId, InvariantBroken, PassingStorageError, StorageError
+from rayka.errors import (
+    DamagedLog,
+    DiskNotResponding,
+    InconsistentTopicId,
+    InvariantBroken,
+    PassingStorageError,
+    StorageError,
+)
 from rayka.ids import NO_EPOCH, TopicPartition, node_name
 from rayka.log.durable import replace_durably
 from rayka.log.future_logs import FutureLogs
@@ -71,6 +78,7 @@ class LogDirectory:
         self.has_recovered = False  # it was reported offline, and takes writes again
         self.logs: dict[TopicPartition, Log] = {}
         self.on_new_state: Callable[[], None] = lambda: None  # called when it takes no writes any more
+        self._forgetting: asyncio.Task[None] | None = None  # that the disk hung, for the next start
 
     def __repr__(self) -> str:
         state = "" if self.failure is None else " offline"
@@ -287,16 +295,18 @@ class LogDirectory:
 
     # ---- Durability ----------------------------------------------------------------------------------------
 
-    async def sync(self, logs: Sequence[Log], *, epochs_only: bool = False) -> None:
-        """Makes all that is in these logs now durable, or their epochs alone, with one sync. Raises StorageError and
-        goes offline for good.
+    async def sync(
+        self, logs: Sequence[Log], *, epochs_only: bool = False, in_background: bool = False
+    ) -> None:
+        """Makes all that is in these logs now durable, or their epochs alone, with one sync; `in_background` as
+        `Disk.sync`. Raises StorageError and goes offline for good.
         """
         self._check_online()
         plans = [log.unsynced(epochs_only=epochs_only) for log in logs]
         files = [path for plan in plans for path in plan.files]
         directories = list(dict.fromkeys(path for plan in plans for path in plan.directories))
         try:
-            await self._disk.sync(files, directories)
+            await self._disk.sync(files, directories, in_background=in_background)
         except StorageError as error:
             self.go_offline(error)
             raise
@@ -354,11 +364,16 @@ class LogDirectory:
         return True
 
     def go_offline(self, error: StorageError) -> None:
-        """The disk failed: nothing here is written any more."""
+        """The disk failed: nothing here is written any more. A disk that hangs is asked nothing: the event loop would
+        wait for it.
+        """
         if self.failure is None:
             self.failure = error
             _logger.error("%s is offline: %s", self.path, error)
-            self.shutdown.on_failed()
+            if isinstance(error, DiskNotResponding):
+                self._forgetting = asyncio.get_running_loop().create_task(self.shutdown.on_hung())
+            else:
+                self.shutdown.on_failed()
 
     def check_in_place(self) -> None:
         """Raises StorageError when the directory was removed, or another one is in its place."""
@@ -397,4 +412,6 @@ class LogDirectory:
 
     def release(self) -> None:
         """Gives up the lock and nothing else, as the end of the process would."""
+        if self._forgetting is not None:
+            self._forgetting.cancel()
         self._lock.release()

@@ -7,11 +7,11 @@ last of them: an answer that is dropped, whatever the way, leaves none behind. K
 import errno
 import os
 import socket
-from concurrent.futures import Executor
 
 import numpy as np
 
 from rayka.errors import StorageError
+from rayka.log.disk_threads import DiskThread
 from rayka.ports import FileIdentity, FileSlice
 
 _SMALL_FILE_BYTES = 4 << 20  # the kernel frees so much in about 1 ms
@@ -26,7 +26,7 @@ class OpenFile:
 
     __slots__ = ("_removals", "descriptor", "is_writable")
 
-    def __init__(self, path: str, flags: int, removals: Executor) -> None:
+    def __init__(self, path: str, flags: int, removals: DiskThread) -> None:
         self._removals = removals
         self.is_writable = flags & os.O_ACCMODE != os.O_RDONLY
         self.descriptor = -1
@@ -40,9 +40,7 @@ class OpenFile:
             return
         status = os.fstat(self.descriptor)
         if status.st_nlink == 0 and status.st_size > _SMALL_FILE_BYTES:
-            try:
-                self._removals.submit(os.close, self.descriptor)
-            except RuntimeError:  # the disk is closed
+            if not self._removals.post(os.close, self.descriptor):  # the disk is closed
                 os.close(self.descriptor)
         else:
             os.close(self.descriptor)

@@ -13,6 +13,7 @@ import json
 import logging
 import posixpath
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from rayka.errors import PassingStorageError, StorageError
@@ -141,6 +142,12 @@ class ShutdownFiles:
         if not self._unrecovered and not self._found_damaged:
             content = json.dumps({"version": 0, "brokerEpoch": broker_epoch}).encode()
             await replace_durably(self._disk, {self._clean_path: content})
+
+    async def on_hung(self) -> None:
+        """As `on_failed`, off the event loop: any call may wait for this disk for ever. Ends when the disk answers."""
+        self._has_failed = True
+        with suppress(StorageError):
+            await self._disk.discard(self._boot_path)
 
     def on_failed(self) -> None:
         """The disk failed: what it holds is not what was written to it, so no later start may take it for that.

@@ -129,7 +129,9 @@ class Partition(ReplicaLog):
             self._begin_epoch(now_ms)
 
     def _begin_epoch(self, now_ms: int) -> None:
-        """The log knows the leader's epoch, which begins at its end."""
+        """The log knows the leader's epoch, which begins at its end; not where its directory is offline."""
+        if self.failure is not None:
+            return
         try:
             self.log.assign_epoch(self.leader_epoch, self.log.log_end_offset)
         finally:  # a full disk takes no epoch and no append; what is committed is read

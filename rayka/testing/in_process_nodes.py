@@ -105,7 +105,8 @@ class InProcessNodes:
             cluster_name=self.name,
             data_dirs=self.data_dirs(node_id),
             config=self._config,
-            disk=self.disks.get(node_id) or LocalDisk(),
+            disk=self.disks.get(node_id)
+            or LocalDisk(hang_timeout_s=self._config.log_dir_hang_timeout_ms / 1000),
             network=self.switch.network(node_id),
             random=self._random,
             wall_clock_ms=_wall_clock_ms,

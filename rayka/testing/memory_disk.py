@@ -3,8 +3,8 @@
 The second implementation of the `Disk` port, for tests and simulation. It keeps two states of everything: what the page
 cache holds and what would survive a power cut. Faults: `process_crash` (the page cache survives, locks are gone),
 `power_loss` (unsynced bytes and names are lost or torn), torn writes, EIO and other errors on writes, reads, syncs and
-changes of names, a disk that fills up, bit flips. It is more hostile than most file systems: names and bytes are lost
-independently of each other.
+changes of names, a disk that hangs or fills up, bit flips. It is more hostile than most file systems: names and bytes
+are lost independently of each other.
 
 Invariants: `synced_bytes <= len(data)`; what a `map` returned never changes.
 """
@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from rayka.errors import StorageError, TooManyOpenFiles
+from rayka.log.disk_threads import HANG_TIMEOUT_S, hangs
 from rayka.log.local_disk import TEMPORARY_SUFFIX, storage_error
 from rayka.ports import Buffer, Disk, FileIdentity, FileSlice, Job, Lock, RunningJob
 from rayka.testing.memory_tree import Entry, Inode, MemoryDirectory, MemoryTree
@@ -59,7 +60,10 @@ class _Fault:
 class MemoryDisk:
     """The `Disk` port in memory, with faults."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, hang_timeout_s: float = HANG_TIMEOUT_S) -> None:
+        self.hang_timeout_s = hang_timeout_s
+        self._hangs_where = ""
+        self._mended = asyncio.Event()
         self._tree = MemoryTree()
         self._boot_count = 1
         self._locks: dict[str, _MemoryLock] = {}
@@ -103,10 +107,19 @@ class MemoryDisk:
         """
         self._faults.append(_Fault(operation, where, times, number, after))
 
+    def hang(self, where: str) -> None:
+        """Calls that are awaited, on paths that contain `where`, do not return until the disk is mended, and end with a
+        StorageError after `hang_timeout_s`.
+        """
+        self._hangs_where = where
+
     def mend(self) -> None:
         """No failure that was arranged happens any more."""
         self._faults.clear()
         self._torn.clear()
+        self._hangs_where = ""
+        self._mended.set()
+        self._mended = asyncio.Event()
 
     def tear_next_append(self, path: str, kept_bytes: int) -> None:
         """The next append to the path writes only this many bytes, then fails."""
@@ -196,6 +209,7 @@ class MemoryDisk:
 
     async def copy_prefix(self, source: str, target: str, size_bytes: int) -> None:
         await self._while_syncing()
+        await self._while_hanging("copy", (source, target))
         await self._with_descriptor(lambda: self.copy_prefix_now(source, target, size_bytes))
 
     def copy_prefix_now(self, source: str, target: str, size_bytes: int) -> None:
@@ -244,6 +258,7 @@ class MemoryDisk:
         """File by file, so the process may end on the way."""
         if not self.exists(path):
             return
+        await self._while_hanging("remove", (path,))
         await self._with_descriptor(lambda: self._maybe_fail("write", "remove", path))
         if not isinstance(self._tree.find(path), MemoryDirectory):
             self.unlink(path)
@@ -276,10 +291,13 @@ class MemoryDisk:
 
     # ---- Durability ----------------------------------------------------------------------------------------
 
-    async def sync(self, files: Sequence[str], directories: Sequence[str]) -> None:
+    async def sync(
+        self, files: Sequence[str], directories: Sequence[str], *, in_background: bool = False
+    ) -> None:
         wanted = _wanted(map(self._tree.find, files))
         # Others run meanwhile, as on the real disk; what they write is not covered.
         await self._while_syncing()
+        await self._while_hanging("sync", (*files, *directories))
         await self._with_descriptor(lambda: self._sync(wanted, files, directories))
 
     async def _while_syncing(self) -> None:
@@ -312,6 +330,15 @@ class MemoryDisk:
             if fault.strikes(operation, path):
                 self.failure_count += 1
                 raise storage_error(action, path, fault.number)
+
+    async def _while_hanging(self, action: str, paths: Sequence[str]) -> None:
+        if not self._hangs_where or not any(self._hangs_where in each for each in paths):
+            return
+        try:
+            async with asyncio.timeout(self.hang_timeout_s):
+                await self._mended.wait()
+        except TimeoutError:
+            raise hangs(f"{action} {paths[0]}", self.hang_timeout_s) from None
 
     async def _with_descriptor(self, call: Callable[[], None]) -> None:
         """Makes the call, again and again while no descriptor is free."""

@@ -168,9 +168,11 @@ class EndingDisk(MemoryDisk):
         self._change()
         super().cut(path, size_bytes)
 
-    async def sync(self, files: Sequence[str], directories: Sequence[str]) -> None:
+    async def sync(
+        self, files: Sequence[str], directories: Sequence[str], *, in_background: bool = False
+    ) -> None:
         self._change()
-        await super().sync(files, directories)
+        await super().sync(files, directories, in_background=in_background)
 
     def sync_now(self, files: Sequence[str], directories: Sequence[str]) -> None:
         self._change()

@@ -16,7 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rayka.errors import DiskFull, DiskReadOnly, PassingStorageError, StorageError, TooManyOpenFiles
+from rayka.errors import (
+    DiskFull,
+    DiskNotResponding,
+    DiskReadOnly,
+    PassingStorageError,
+    StorageError,
+    TooManyOpenFiles,
+)
 from rayka.log.local_disk import LocalDisk, storage_error
 from rayka.ports import Disk
 from rayka.testing.memory_disk import MemoryDisk
@@ -461,3 +468,89 @@ def test_the_errno_says_whether_an_error_passes(number: int | None, expected: ty
     error = storage_error("append to", "/data/a", number)
     assert type(error) is expected
     assert isinstance(error, PassingStorageError) is (expected is not StorageError)
+
+
+# ---- Disks that hang ----
+
+
+@pytest.fixture(params=["local", "memory"])
+def hanging(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Disk, str]]:
+    """A disk with locked directories `a` and `b`, where awaited calls on the file `a/hangs` do not return; and the path
+    to both.
+    """
+    if request.param == "memory":
+        memory = MemoryDisk(hang_timeout_s=0.2)
+        for each in "ab":
+            memory.make_directory(f"/data/{each}")
+            memory.append(f"/data/{each}/file", [b"0123"])
+        memory.append("/data/a/hangs", [b"0123"])
+        memory.hang("/data/a")
+        yield memory, "/data"
+        return
+    local = LocalDisk(hang_timeout_s=2)  # a sync takes less on a busy machine, too
+    for each in "ab":
+        (tmp_path / each).mkdir()
+        local.lock(f"{tmp_path}/{each}/.lock")
+        local.append(f"{tmp_path}/{each}/file", [b"0123"])
+    fifo = tmp_path / "a/hangs"
+    os.mkfifo(fifo)  # to open it waits for a writer
+    yield local, str(tmp_path)
+    writer = os.open(fifo, os.O_RDWR)
+    local.close()
+    os.close(writer)
+
+
+OF_A_DISK: list[Callable[[Disk, str], Awaitable[None]]] = [
+    lambda disk, path: disk.sync([f"{path}/file"], [path]),
+    lambda disk, path: disk.sync([f"{path}/file"], [path], in_background=True),
+    lambda disk, path: disk.copy_prefix(f"{path}/file", f"{path}/copy", 4),
+    lambda disk, path: disk.discard(f"{path}/file"),
+]
+
+
+@pytest.mark.parametrize("call", OF_A_DISK, ids=["sync", "background", "copy", "discard"])
+def test_a_directory_that_hangs_holds_up_no_other_one(
+    hanging: tuple[Disk, str], call: Callable[[Disk, str], Awaitable[None]]
+) -> None:
+    disk, path = hanging
+
+    async def run() -> None:
+        hung = asyncio.ensure_future(disk.sync([f"{path}/a/hangs"], []))
+        also = asyncio.ensure_future(disk.copy_prefix(f"{path}/a/hangs", f"{path}/a/copy", 1))
+        await asyncio.sleep(0)
+        await call(disk, f"{path}/b")
+        for each in (hung, also):
+            with pytest.raises(DiskNotResponding):
+                await each
+
+    asyncio.run(run())
+
+
+def test_a_call_that_hangs_fails_after_the_bound_and_says_what_to_do(
+    hanging: tuple[Disk, str],
+) -> None:
+    disk, path = hanging
+
+    async def run() -> None:
+        with pytest.raises(
+            DiskNotResponding,
+            match=r"cannot sync .*/a/hangs: the disk has not answered for (0\.)?2 s; look at",
+        ):
+            await disk.sync([f"{path}/a/hangs"], [])
+
+    asyncio.run(run())
+
+
+def test_a_call_that_was_slow_has_not_failed() -> None:
+    async def run() -> None:
+        disk = MemoryDisk()
+        disk.make_directory("/data")
+        disk.append("/data/a", [b"0123"])
+        disk.hang("/data")
+        slow = asyncio.ensure_future(disk.sync(["/data/a"], []))
+        await asyncio.sleep(0.01)
+        assert not slow.done()
+        disk.mend()
+        await slow
+
+    asyncio.run(run())

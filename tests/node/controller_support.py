@@ -35,11 +35,13 @@ class HeldDisk(MemoryDisk):
         self.sync_count = 0
         self.began = asyncio.Event()
 
-    async def sync(self, files: Sequence[str], directories: Sequence[str]) -> None:
+    async def sync(
+        self, files: Sequence[str], directories: Sequence[str], *, in_background: bool = False
+    ) -> None:
         self.sync_count += 1
         self.began.set()
         await self.is_open.wait()
-        await super().sync(files, directories)
+        await super().sync(files, directories, in_background=in_background)
 
 
 class NoNetwork:

@@ -388,12 +388,14 @@ class SlowDisk(MemoryDisk):
 
     has_no_room = False
 
-    async def sync(self, files: Sequence[str], directories: Sequence[str]) -> None:
+    async def sync(
+        self, files: Sequence[str], directories: Sequence[str], *, in_background: bool = False
+    ) -> None:
         if TWO in directories:
             await asyncio.sleep(10)
             if self.has_no_room:
                 raise storage_error("sync", TWO, errno.ENOSPC)
-        await super().sync(files, directories)
+        await super().sync(files, directories, in_background=in_background)
 
 
 def test_a_replica_that_goes_before_its_old_log_is_deleted_leaves_nothing_behind() -> None:
@@ -416,9 +418,11 @@ class SlowerDisk(MemoryDisk):
 
     is_slow = False
 
-    async def sync(self, files: Sequence[str], directories: Sequence[str]) -> None:
+    async def sync(
+        self, files: Sequence[str], directories: Sequence[str], *, in_background: bool = False
+    ) -> None:
         await asyncio.sleep(10 * self.is_slow)
-        await super().sync(files, directories)
+        await super().sync(files, directories, in_background=in_background)
 
 
 def test_a_copy_does_not_take_its_place_when_the_metadata_name_the_old_directory_again() -> None:

@@ -127,8 +127,10 @@ def test_the_latest_offset_is_the_log_end_for_a_follower_and_the_high_watermark_
 def test_a_topic_that_is_deleted_during_a_search_by_time_is_unknown_and_its_directory_stays_online() -> None:
     async def main() -> None:
         broker, handler = await led()
-        append(broker, b"a")
-        await commit(handler, 1)
+        for _ in range(5):  # a turn for each segment
+            append(broker, b"a")
+            broker.partition().log.roll(0)
+        await commit(handler, 5)
         asked = ListOffsetsPartition(ORDERS, 0, MAX_TIMESTAMP, LEADER_EPOCH)
         lookup = ListOffsetsHandler(broker.replicas)
         searching = asyncio.create_task(lookup.handle(ListOffsetsRequest((asked,))))

@@ -88,9 +88,11 @@ class SlowDisk(MemoryDisk):
 
     is_slow = False
 
-    async def sync(self, files: Sequence[str], directories: Sequence[str]) -> None:
+    async def sync(
+        self, files: Sequence[str], directories: Sequence[str], *, in_background: bool = False
+    ) -> None:
         await asyncio.sleep(10 * self.is_slow)
-        await super().sync(files, directories)
+        await super().sync(files, directories, in_background=in_background)
 
 
 def test_a_pass_that_is_asked_for_during_another_one_follows_it_at_once() -> None:

@@ -575,7 +575,9 @@ def test_a_failed_disk_takes_its_partitions_offline_and_they_are_not_fetched() -
 class OwnDisk(LocalDisk):
     """The machine's disk, without the thread that syncs."""
 
-    async def sync(self, files: Sequence[str], directories: Sequence[str]) -> None:
+    async def sync(
+        self, files: Sequence[str], directories: Sequence[str], *, in_background: bool = False
+    ) -> None:
         pass
 
 

@@ -5,11 +5,13 @@ answered when every live replica begins there, with its error, or when the time 
 deleteRecords`, `DelayedDeleteRecords` (G11).
 """
 
+import asyncio
 from functools import partial
 from typing import NamedTuple
 
 from rayka.errors import ApiError, RequestTimedOut, StorageError
 from rayka.ids import node_name
+from rayka.log.log_directory import LogDirectory
 from rayka.node.clock import now_ms, now_s
 from rayka.node.replication.replica import PartitionKey, Replica, check_not_internal
 from rayka.node.replication.replica_manager import ReplicaManager
@@ -81,7 +83,8 @@ class DeleteRecordsHandler:
 
     async def _save(self, waiting: dict[int, _Deletion], results: list[DeleteRecordsResult]) -> None:
         """Takes out of `waiting` what is not durable here: a restart might bring its records back."""
-        for directory in dict.fromkeys(each.replica.directory for each in waiting.values()):
+
+        async def save(directory: LogDirectory) -> None:
             try:
                 await directory.checkpoint(partial(self._replicas.logs.high_watermarks, directory))
             except StorageError as error:
@@ -90,6 +93,8 @@ class DeleteRecordsHandler:
                         refusal = self._replicas.on_storage_error(deletion.replica, error)
                         results[place] = _refused(deletion.asked, refusal)
                         del waiting[place]
+
+        await asyncio.gather(*map(save, dict.fromkeys(each.replica.directory for each in waiting.values())))
 
     def _answer(self, waiting: dict[int, _Deletion], results: list[DeleteRecordsResult]) -> None:
         """Takes out of `waiting` whatever need not wait any longer."""

@@ -158,7 +158,7 @@ class FetchAnswers:
     async def _copy_and_truncate(self, followed: Followed, truncate: Truncate) -> None:
         try:
             if await self._shared.truncations.run(
-                truncate, lambda: self._positions.get(followed.key) is followed
+                followed.replica.directory, truncate, lambda: self._positions.get(followed.key) is followed
             ):
                 self._on_truncated(followed)
         except ApiError as error:

@@ -1,16 +1,19 @@
 """Makes the replicas on one broker what the metadata says: opens them, makes them lead or follow, deletes them.
 
 Invariants: a delta is applied deletions first, then leaders, then followers (H10), and the epochs that begin are
-durable before it is visible; one change is made at a time; what is on disk and not in the metadata is set aside, never
-served; the replicas that a full disk has stopped go on when it has room. Kafka: `ReplicaManager.applyDelta`.
+durable before it is visible, but for those on a disk that takes longer than a second; one change is made at a time;
+what is on disk and not in the metadata is set aside, never served; the replicas that a full disk has stopped go on when
+it has room. Kafka: `ReplicaManager.applyDelta`.
 """
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from uuid import UUID
 
 from rayka.errors import DamagedLog, PassingStorageError, StorageError
 from rayka.ids import TopicIdPartition, TopicPartition
+from rayka.log.log import Log
 from rayka.log.log_directory import LogDirectory
 from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.effective_configs import broker_config, topic_config
@@ -23,6 +26,7 @@ from rayka.node.tasks import Tasks
 from rayka.node.turns import ITEMS_PER_TURN, in_turns
 from rayka.partition.partition import Partition
 
+_EPOCHS_WAIT_S = 1.0
 _Changed = tuple[TopicIdPartition, PartitionImage]  # a partition and its new state
 
 
@@ -35,6 +39,7 @@ class ReplicaChanges:
         self._directories = replicas.directories
         self._replicas = replicas
         self._logs = replicas.logs
+        self._tasks = tasks
         self._changing = asyncio.Lock()
         tasks.start("look for room", self._logs.look_for_room(self._on_room))
         for number in range(replicas.moves.worker_count):
@@ -77,7 +82,22 @@ class ReplicaChanges:
         for replica in new_leaders:
             if replica.partition.needs_sync:  # what is to be committed may be in the page cache only
                 replica.flusher.request(replica.partition)
-        await self._logs.sync_epochs(new_leaders)
+        by_directory: dict[LogDirectory, list[Replica]] = {}
+        for replica in updated:
+            by_directory.setdefault(replica.directory, []).append(replica)
+        leading = []
+        for directory, replicas in by_directory.items():
+            logs = [each.partition.log for each in new_leaders if each.directory is directory]
+            name = f"sync epochs in {directory.path}"
+            leading.append(self._tasks.start(name, self._lead(directory, logs, replicas)))
+        # A slow disk holds up no other one, and the next metadata not for long.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_EPOCHS_WAIT_S):
+                for task in leading:
+                    await asyncio.shield(task)
+
+    async def _lead(self, directory: LogDirectory, logs: Sequence[Log], updated: Sequence[Replica]) -> None:
+        await self._logs.sync_epochs(directory, logs)
         async for replica in in_turns(updated):
             self._replicas.wake(replica.partition)
 

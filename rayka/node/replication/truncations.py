@@ -1,9 +1,9 @@
-"""Truncations that need a copy of what is kept: made one at a time, off the event loop.
+"""Truncations that need a copy of what is kept: made one at a time in each data directory, off the event loop.
 
 Invariants: a log is as it was until its copy is complete, and is truncated in one step then; a truncation that is not
 wanted any more by then, because its replica leads, follows in another epoch or is gone, leaves the log alone; no two
-copies are made at once, so that a broker that comes back with many diverging logs serves the others meanwhile. Kafka
-truncates in place, for no reader maps its files (`LogSegment.truncateTo`).
+copies are made at once in a data directory, so that a broker that comes back with many diverging logs serves the others
+meanwhile. Kafka truncates in place, for no reader maps its files (`LogSegment.truncateTo`).
 """
 
 import asyncio
@@ -12,6 +12,7 @@ from contextlib import suppress
 
 from rayka.errors import StorageError
 from rayka.log.log import PrefixCopy
+from rayka.log.log_directory import LogDirectory
 from rayka.ports import Disk
 
 Truncate = Callable[[PrefixCopy | None], PrefixCopy | None]  # as `Log.truncate_to`, with its offset
@@ -22,16 +23,17 @@ class Truncations:
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
-        self._turn = asyncio.Lock()
+        self._turns: dict[LogDirectory, asyncio.Lock] = {}
 
     def __repr__(self) -> str:
-        return f"<Truncations {'copying' if self._turn.locked() else 'idle'}>"
+        copying = [each.path for each, turn in self._turns.items() if turn.locked()]
+        return f"<Truncations copying in {copying}>"
 
-    async def run(self, truncate: Truncate, is_wanted: Callable[[], bool]) -> bool:
-        """Whether the log was truncated; if not, it was not wanted any more. Raises what `truncate` raises, and
-        StorageError when the copy fails: then the log is as it was.
+    async def run(self, directory: LogDirectory, truncate: Truncate, is_wanted: Callable[[], bool]) -> bool:
+        """Whether the log in the directory was truncated; if not, it was not wanted any more. Raises what `truncate`
+        raises, and StorageError when the copy fails: then the log is as it was.
         """
-        async with self._turn:
+        async with self._turns.setdefault(directory, asyncio.Lock()):
             copied: PrefixCopy | None = None
             while is_wanted():
                 needed = truncate(copied)

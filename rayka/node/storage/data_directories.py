@@ -7,7 +7,7 @@ about several directories.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from uuid import UUID
 
 from rayka.errors import StorageError
@@ -170,8 +170,8 @@ class DataDirectories:
     async def on_registered(self, cluster_id: str, broker_epoch: int) -> None:
         """The id of the cluster is known. Raises StorageError that names both clusters when the directories
         are of another one."""
+        await _all(each.adopt_cluster_id(cluster_id) for each in self.all)
         for directory in self.all:
-            await directory.adopt_cluster_id(cluster_id)
             directory.shutdown.record_broker_epoch(broker_epoch)
         self.broker_epoch = broker_epoch
 
@@ -183,16 +183,26 @@ class DataDirectories:
     async def close(self, high_watermarks: Callable[[LogDirectory], Mapping[TopicPartition, int]]) -> None:
         """Leaves every directory cleanly shut down whose disk lets it; the others are recovered at the next
         start."""
-        for directory in self.all:
+
+        async def close(directory: LogDirectory) -> None:
             try:
                 await directory.close(high_watermarks(directory), broker_epoch=self.broker_epoch)
             except StorageError as error:
                 _logger.error("%s was not shut down cleanly: %s", directory.path, error)
 
+        await _all(map(close, self.all))
+
     def release(self) -> None:
         """Gives up the locks and nothing else, as the end of the process would."""
         for directory in self.all:
             directory.release()
+
+
+async def _all(works: Iterable[Awaitable[None]]) -> None:
+    """Does the works at the same time; when all have ended, raises the first error."""
+    for outcome in await asyncio.gather(*works, return_exceptions=True):
+        if outcome is not None:
+            raise outcome
 
 
 def _check_same_cluster(directories: list[LogDirectory]) -> None:

@@ -2,8 +2,9 @@
 
 A topic is deleted when its logs are renamed, which takes no time; the file system needs milliseconds for each directory
 to remove it, and much longer for large files. Invariants: a directory is removed `file.delete.delay.ms` after it was
-renamed, what an earlier process left behind at once; one at a time, off the event loop, so nothing waits for a removal;
-what is not removed when the node ends is found at its next start. Kafka: `LogManager.deleteLogs`.
+renamed, what an earlier process left behind at once; one at a time in each data directory, off the event loop, so
+nothing waits for a removal; what is not removed when the node ends is found at its next start. Kafka:
+`LogManager.deleteLogs`.
 """
 
 import logging
@@ -25,7 +26,6 @@ _logger = logging.getLogger(__name__)
 class _Deleted(NamedTuple):
     due_s: float
     number: int  # in the order of deletion
-    directory: LogDirectory
     paths: tuple[str, ...]
 
 
@@ -36,37 +36,34 @@ class DeletedLogs:
         self, directories: DataDirectories, on_failed: Callable[[LogDirectory, StorageError], None]
     ) -> None:
         self._on_failed = on_failed
-        self._waiting: list[_Deleted] = []  # a heap
+        self._waiting: dict[LogDirectory, list[_Deleted]] = {each: [] for each in directories.all}  # heaps
+        self._news = {each: Signal() for each in directories.all}
         self._count = 0
-        self._news = Signal()
         for directory in directories.all:
             for path in directory.partitions.deleted():
                 self.add(directory, (path,), 0)
 
     def __repr__(self) -> str:
-        return f"<DeletedLogs waiting={len(self._waiting)}>"
+        return f"<DeletedLogs waiting={sum(map(len, self._waiting.values()))}>"
 
     def add(self, directory: LogDirectory, paths: tuple[str, ...], delay_ms: int) -> None:
         """These are removed after the delay."""
         self._count += 1
-        heappush(self._waiting, _Deleted(now_s() + delay_ms / 1000, self._count, directory, paths))
-        self._news.notify()
+        heappush(self._waiting[directory], _Deleted(now_s() + delay_ms / 1000, self._count, paths))
+        self._news[directory].notify()
 
-    async def run(self) -> None:
-        """Removes what is due, for ever."""
+    async def run(self, directory: LogDirectory) -> None:
+        """Removes what is due in one directory, for ever: a slow disk holds up no other one."""
+        waiting = self._waiting[directory]
         while True:
-            for directory, paths in self._take_due().items():
-                await self._remove(directory, paths)
-            next_s = self._waiting[0].due_s if self._waiting else math.inf
+            due: list[str] = []
+            while waiting and waiting[0].due_s <= now_s():
+                due += heappop(waiting).paths
+            if due:
+                await self._remove(directory, due)
+            next_s = waiting[0].due_s if waiting else math.inf
             if next_s > now_s():
-                await self._news.wait(next_s)
-
-    def _take_due(self) -> dict[LogDirectory, list[str]]:
-        due: dict[LogDirectory, list[str]] = {}
-        while self._waiting and self._waiting[0].due_s <= now_s():
-            each = heappop(self._waiting)
-            due.setdefault(each.directory, []).extend(each.paths)
-        return due
+                await self._news[directory].wait(next_s)
 
     async def _remove(self, directory: LogDirectory, paths: list[str]) -> None:
         if directory.failure is not None:

@@ -96,7 +96,7 @@ class DirectoryMove:
             await self._open()
             await self._catch_up()
             if not self._is_named():
-                await self._sync()
+                await self._sync(in_background=True)
                 await self._assign()
             while not self._is_named():
                 await self._step()
@@ -210,7 +210,7 @@ class DirectoryMove:
         original = replica.partition.log
         if copy.is_parted(original):
             with self._writing():
-                await self._parts.truncations.run(partial(copy.cut, original), self._is_going_on)
+                await self._parts.truncations.run(self.target, partial(copy.cut, original), self._is_going_on)
             return False
         size_bytes = self._copy_slice(replica)
         if size_bytes and is_bounded:
@@ -239,10 +239,10 @@ class DirectoryMove:
             return False
         return True
 
-    async def _sync(self) -> None:
+    async def _sync(self, *, in_background: bool = False) -> None:
         """What is in the copy now is durable, and its name."""
         with self._writing():
-            await self.target.sync([self._opened().log])
+            await self.target.sync([self._opened().log], in_background=in_background)
         self._check()
 
     # ---- The controller ----------------------------------------------------------------------------------------------

@@ -230,7 +230,7 @@ class LogCleaner:
         the swap; another try writes it anew.
         """
         try:
-            await self._settings.disk.sync(needed.files, needed.directories)
+            await self._settings.disk.sync(needed.files, needed.directories, in_background=True)
         except StorageError as error:
             if needed.directories and chosen.is_here():
                 self._on_failed(chosen.replica.directory, error)

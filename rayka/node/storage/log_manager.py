@@ -12,7 +12,7 @@ full one offline until the broker restarts.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from uuid import UUID
@@ -63,13 +63,15 @@ class LogManager:
         self.flushers = {
             each: Flusher(each, self._on_synced, partial(self.fail, each)) for each in directories.all
         }
+        # For each directory by itself: a slow disk holds up no other one.
         for directory, flusher in self.flushers.items():
             tasks.start(f"flush {directory.path}", flusher.run())
-        tasks.start("remove deleted logs", self._deleted.run())
+            tasks.start(f"remove deleted logs in {directory.path}", self._deleted.run(directory))
         tasks.start("compact logs", self.cleaner.run())
         tasks.start("remove what has expired", self.retention.run())
         tasks.start("look for directories", self._look_for_directories())
-        tasks.start("checkpoint", self._checkpoint_for_ever())
+        for directory in directories.all:
+            tasks.start(f"checkpoint {directory.path}", self._checkpoint_for_ever(directory))
 
     def __repr__(self) -> str:
         return (
@@ -162,13 +164,18 @@ class LogManager:
 
     async def forget(self, places: Sequence[Place]) -> None:
         """The checkpoints first: they must not name a log that is gone."""
-        for directory in self._directories.online():
-            here = [topic_partition for each, topic_partition in places if each is directory]
-            with self._may_fail(directory):
-                try:
-                    await directory.forget(here)
-                except PassingStorageError as error:
-                    _logger.warning("%s: no checkpoint: %s", directory.path, error)
+        here: dict[LogDirectory, list[TopicPartition]] = {}
+        for directory, topic_partition in places:
+            if directory is not None and directory.failure is None:
+                here.setdefault(directory, []).append(topic_partition)
+        await asyncio.gather(*(self._forget(each, names) for each, names in here.items()))
+
+    async def _forget(self, directory: LogDirectory, topic_partitions: Sequence[TopicPartition]) -> None:
+        with self._may_fail(directory):
+            try:
+                await directory.forget(topic_partitions)
+            except PassingStorageError as error:
+                _logger.warning("%s: no checkpoint: %s", directory.path, error)
 
     def delete(self, directory: LogDirectory, topic_partition: TopicPartition, delay_ms: int) -> None:
         """Takes the log out of the way; its files are removed later. Where the disk refuses that for now it is done
@@ -243,15 +250,11 @@ class LogManager:
         self._owner.on_synced(partitions)
         self.retention.on_synced(each.log for each in partitions)
 
-    async def sync_epochs(self, replicas: Iterable[Replica]) -> None:
-        """One sync in each directory; then it is durable where the epochs of these replicas' logs begin."""
-        by_directory: dict[LogDirectory, list[Log]] = {}
-        for replica in replicas:
-            by_directory.setdefault(replica.directory, []).append(replica.partition.log)
-        for directory, logs in by_directory.items():
-            if directory.failure is None:
-                with self._may_fail(directory):
-                    await directory.sync(logs, epochs_only=True)
+    async def sync_epochs(self, directory: LogDirectory, logs: Sequence[Log]) -> None:
+        """One sync; then it is durable where the epochs of these logs in the directory begin."""
+        if logs and directory.failure is None:
+            with self._may_fail(directory):
+                await directory.sync(logs, epochs_only=True)
 
     def high_watermarks(self, directory: LogDirectory) -> dict[TopicPartition, int]:
         """By partition, as the checkpoint has them (B4)."""
@@ -261,7 +264,7 @@ class LogManager:
             if each.directory is directory
         }
 
-    async def _checkpoint_for_ever(self) -> None:
+    async def _checkpoint_for_ever(self, directory: LogDirectory) -> None:
         """High watermarks, recovery points and log start offsets are saved now and then (B4, F13)."""
         config = self._settings.config
         interval_ms = min(
@@ -270,7 +273,7 @@ class LogManager:
         )
         while True:
             await asyncio.sleep(interval_ms / 1000)
-            for directory in self._directories.online():
+            if directory.failure is None:
                 await self._save_checkpoint(directory)
 
     async def _save_checkpoint(self, directory: LogDirectory) -> None:

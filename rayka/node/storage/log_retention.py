@@ -118,9 +118,7 @@ class LogRetention:
         async for replica in in_turns(replicas, _LOOKED_AT_PER_TURN):
             if await self._look_at(replica):
                 changed[replica.directory] = None
-        for directory in changed:
-            if directory.failure is None:
-                await self._save(directory)
+        await asyncio.gather(*(self._save(each) for each in changed if each.failure is None))
 
     async def _look_at(self, replica: Replica) -> bool:
         """Whether the log was shortened."""

@@ -1,0 +1,190 @@
+"""The threads on which the real disk waits: some for each data directory, so that a slow disk holds up no other one.
+
+A data directory has four threads, each started with its first call: for syncs that acknowledgements wait for, for syncs
+of work in the background (compaction, moves), for copies, and for removals. A thread makes one call at a time, in their
+order. A call that makes no progress for `hang_timeout_s` fails with DiskNotResponding, and so do those behind it. The
+thread cannot be ended; should it come back, it makes its next calls as if nothing had been.
+
+Kafka flushes on the threads of its requests and of its scheduler, where a disk that hangs stops them all.
+"""
+
+import asyncio
+import posixpath
+import threading
+import time
+from collections.abc import Callable
+from enum import Enum
+from queue import SimpleQueue
+
+from rayka.errors import DiskNotResponding
+
+HANG_TIMEOUT_S = 60.0
+_END_WAIT_S = 5.0
+Progress = Callable[[str], None]  # called with what is done next, as in `sync /data/a`
+Call = Callable[..., None]
+
+
+class Work(Enum):
+    """What a thread of a directory is for."""
+
+    SYNC = "sync"
+    BACKGROUND_SYNC = "background"
+    COPY = "copy"
+    REMOVAL = "removal"
+
+
+def hangs(action: str, hang_timeout_s: float) -> DiskNotResponding:
+    """The error of a disk that does not answer."""
+    return DiskNotResponding(
+        f"cannot {action}: the disk has not answered for {hang_timeout_s:g} s; look at the disk and its mount, then"
+        " restart the node"
+    )
+
+
+class DiskThread:
+    """One thread. Its methods are called on event loops, but for the calls that are given to it."""
+
+    def __init__(self, name: str, hang_timeout_s: float) -> None:
+        self._name = name
+        self._hang_timeout_s = hang_timeout_s
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._waiting: dict[asyncio.Future[None], None] = {}
+        self._looking: asyncio.AbstractEventLoop | None = None  # on which `_look` is due
+        self._is_closed = False
+        self._action = ""  # what is done now; empty while there is nothing to do
+        self._progress_s = 0.0
+
+    def __repr__(self) -> str:
+        return f"<DiskThread {self._name} {self._action or 'idle'} waiting={len(self._waiting)}>"
+
+    async def run(self, call: Call, *given: object) -> None:
+        """Makes the call, which gets a `Progress` and what is given; raises what it raises, and DiskNotResponding."""
+        if self._is_hung():
+            raise hangs(self._action, self._hang_timeout_s)
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+        self._waiting[done] = None
+        self._begin(lambda: _make(call, self._on_progress, given, loop, done))
+        if self._looking is not loop:
+            self._looking = loop
+            loop.call_later(self._hang_timeout_s, self._look, loop)
+        try:
+            await done
+        finally:
+            del self._waiting[done]
+
+    def post(self, call: Call, *given: object) -> bool:
+        """Makes the call some time; its errors are nobody's. False where the thread was ended."""
+        if not self._is_closed:
+            self._begin(lambda: call(*given))
+        return not self._is_closed
+
+    def close(self) -> None:
+        """No call comes any more: ends the thread after those that it has, and waits for that a few seconds."""
+        self._is_closed = True
+        self._calls.put(None)
+        if self._thread is not None and not self._is_hung():
+            self._thread.join(_END_WAIT_S)
+
+    def _begin(self, call: Callable[[], None]) -> None:
+        if self._thread is None:
+            # A daemon: the end of the process does not wait for a disk that hangs.
+            self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+            self._thread.start()
+        self._calls.put(call)
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            self._on_progress(self._name)
+            call()
+            self._action = ""
+
+    def _on_progress(self, action: str) -> None:
+        self._progress_s = time.monotonic()
+        self._action = action
+
+    def _stalled_s(self) -> float:
+        return time.monotonic() - self._progress_s if self._action else 0.0
+
+    def _is_hung(self) -> bool:
+        return self._stalled_s() >= self._hang_timeout_s
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        """While calls wait: fails them all when the one under way makes no progress."""
+        if self._waiting and not self._is_hung():
+            loop.call_later(max(0.001, self._hang_timeout_s - self._stalled_s()), self._look, loop)
+            return
+        self._looking = None
+        for done in self._waiting:
+            if not done.done():
+                done.set_exception(hangs(self._action, self._hang_timeout_s))
+
+
+class DiskThreads:
+    """All threads of one disk. What lies in none of its directories shares some."""
+
+    def __init__(self, hang_timeout_s: float = HANG_TIMEOUT_S) -> None:
+        self._hang_timeout_s = hang_timeout_s
+        self._directories: dict[str, None] = {}
+        self._threads: dict[tuple[str, Work], DiskThread] = {}
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        return f"<DiskThreads {list(self._directories)} threads={len(self._threads)}>"
+
+    def add_directory(self, path: str) -> None:
+        """What lies in this data directory has threads of its own from now on."""
+        self._directories[path] = None
+
+    def of(self, path: str, work: Work) -> DiskThread:
+        """The thread for this work on a path."""
+        key = (self._directory_of(path), work)
+        thread = self._threads.get(key)
+        if thread is None:
+            thread = self._threads[key] = DiskThread(f"rayka-{work.value}", self._hang_timeout_s)
+            if self._is_closed:
+                thread.close()
+        return thread
+
+    def close(self) -> None:
+        """Ends them."""
+        self._is_closed = True
+        for thread in self._threads.values():
+            thread.close()
+
+    def _directory_of(self, path: str) -> str:
+        """The innermost one: a controller may have its directory in that of its broker."""
+        while path not in self._directories:
+            parent = posixpath.dirname(path)
+            if parent == path:
+                return ""
+            path = parent
+        return path
+
+
+def _make(
+    call: Call,
+    on_progress: Progress,
+    given: tuple[object, ...],
+    loop: asyncio.AbstractEventLoop,
+    done: "asyncio.Future[None]",
+) -> None:
+    error: BaseException | None = None
+    try:
+        call(on_progress, *given)
+    except BaseException as raised:
+        error = raised
+    try:
+        loop.call_soon_threadsafe(_end, done, error)
+    except RuntimeError:  # the loop is closed
+        return
+
+
+def _end(done: "asyncio.Future[None]", error: BaseException | None) -> None:
+    if done.done():
+        return
+    if error is None:
+        done.set_result(None)
+    else:
+        done.set_exception(error)
