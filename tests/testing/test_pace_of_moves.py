@@ -125,7 +125,7 @@ def test_a_machine_that_goes_is_emptied_at_the_rate_of_each_that_takes_over(
     moves = Moves(cluster, on_broker_4())
     moves.mark(4)
     cluster.run(moves.admin.drain_broker(4))
-    assert moves.taken_ms() <= RATE_MS // 2
+    assert moves.taken_ms() <= RATE_MS // 2 + SLACK_MS
 
 
 def test_what_a_dead_broker_held_is_made_anew_at_the_rate_of_each_that_takes_over(
@@ -135,4 +135,4 @@ def test_what_a_dead_broker_held_is_made_anew_at_the_rate_of_each_that_takes_ove
     cluster.sim.cluster.kill(4)
     cluster.until(lambda: not cluster.sim.ledger.newest_image.brokers[4].is_active)
     cluster.run(moves.admin.drain_broker(4))
-    assert moves.taken_ms() <= RATE_MS // 2
+    assert moves.taken_ms() <= RATE_MS // 2 + SLACK_MS
