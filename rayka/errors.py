@@ -512,6 +512,10 @@ class DiskNotResponding(StorageError):
     """A call of a disk made no progress for too long: the disk hangs. The call may still be executed."""
 
 
+class DirectoryTaken(StorageError):
+    """A data directory is another process's, node's or cluster's: a mistake that a node does not pass over."""
+
+
 class DamagedLog(StorageError):
     """A log cannot be opened without cutting off whole batches behind a damaged one; the directory is fine."""
 

@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from rayka import descriptors
-from rayka.errors import DiskFull, DiskReadOnly, StorageError, TooManyOpenFiles
+from rayka.errors import DirectoryTaken, DiskFull, DiskReadOnly, StorageError, TooManyOpenFiles
 from rayka.log.disk_threads import HANG_TIMEOUT_S, Call, DiskThreads, Progress, Work
 from rayka.log.job_process import JobProcesses
 from rayka.log.open_file import LocalSlice, OpenFile
@@ -206,7 +206,7 @@ class LocalDisk:
             except BlockingIOError:
                 holder = os.pread(descriptor, _LOCK_NOTE_BYTES, 0).decode(errors="replace").strip()
                 os.close(descriptor)
-                raise StorageError(f"{path} is locked by {holder or 'another process'}") from None
+                raise DirectoryTaken(f"{path} is locked by {holder or 'another process'}") from None
             os.pwrite(descriptor, f"process {os.getpid()}".ljust(_LOCK_NOTE_BYTES).encode(), 0)
             self._threads.add_directory(os.path.dirname(path))
             return _DescriptorLock(descriptor)

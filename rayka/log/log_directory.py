@@ -19,6 +19,7 @@ from uuid import UUID
 from rayka.config import TopicConfig
 from rayka.errors import (
     DamagedLog,
+    DirectoryTaken,
     DiskNotResponding,
     InconsistentTopicId,
     InvariantBroken,
@@ -112,8 +113,8 @@ class LogDirectory:
         properties = read_meta_properties(disk, path, node_id, cluster_id)
         try:
             lock = disk.lock(posixpath.join(path, LOCK_FILE))
-        except StorageError as error:
-            raise StorageError(
+        except DirectoryTaken as error:
+            raise DirectoryTaken(
                 f"data directory {path} is in use: {error}; stop that process first"
             ) from error
         try:

@@ -8,8 +8,8 @@ import posixpath
 from typing import NamedTuple
 from uuid import UUID
 
-from rayka.errors import StorageError
-from rayka.ids import node_name
+from rayka.errors import DirectoryTaken, StorageError
+from rayka.ids import Role, node_name, role_of
 from rayka.ports import Disk
 
 META_PROPERTIES_FILE = "meta.properties"
@@ -53,21 +53,19 @@ def read_meta_properties(disk: Disk, path: str, node_id: int, cluster_id: str) -
     owner = node_name(node_id)
     if not disk.exists(path):
         raise StorageError(
-            f"data directory {path} of {owner} is missing; mount its disk, or bring the node back empty"
-            f" with replace=[{node_id}] (`rayka start --replace {node_id}`)"
+            f"data directory {path} of {owner} is missing; mount its disk, or {_replacing(node_id, path)}"
         )
     properties_path = posixpath.join(path, META_PROPERTIES_FILE)
     if not disk.exists(properties_path):
         raise StorageError(
             f"data directory {path} of {owner} is not formatted: expected {META_PROPERTIES_FILE} in it;"
-            f" give its true path, or bring the node back empty with replace=[{node_id}] (`rayka start --replace"
-            f" {node_id}`)"
+            f" give its true path, or {_replacing(node_id, path)}"
         )
     properties = decode_meta_properties(disk.read_at(properties_path, 0, disk.size(properties_path)))
     if properties is None:
-        raise StorageError(f"{properties_path} is damaged; restore it, or use replace=[{node_id}]")
+        raise StorageError(f"{properties_path} is damaged; restore it, or {_replacing(node_id, path)}")
     if properties.node_id != node_id:
-        raise StorageError(
+        raise DirectoryTaken(
             f"data directory {path} belongs to {node_name(properties.node_id)}, expected {owner};"
             " give each node its own directory"
         )
@@ -76,9 +74,15 @@ def read_meta_properties(disk: Disk, path: str, node_id: int, cluster_id: str) -
     return properties
 
 
+def _replacing(node_id: int, path: str) -> str:
+    """How a directory that is lost for good is made anew; a controller has one."""
+    what = str(node_id) if role_of(node_id) is Role.CONTROLLER else f"{node_id}:{path}"
+    return f"bring it back empty with `rayka start --replace {what}`"
+
+
 def wrong_cluster(path: str, expected: str, found: str) -> StorageError:
     """The error that names both clusters."""
-    return StorageError(
+    return DirectoryTaken(
         f"data directory {path} belongs to cluster {found}, expected cluster {expected};"
         " give the path of this cluster's data, or another name to the cluster"
     )

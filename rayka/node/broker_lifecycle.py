@@ -33,6 +33,7 @@ from rayka.node.storage.data_directories import DataDirectories
 from rayka.protocol.membership import (
     HeartbeatRequest,
     HeartbeatResponse,
+    MetadataRequest,
     RegisterBrokerRequest,
     RegisterBrokerResponse,
 )
@@ -94,6 +95,10 @@ class BrokerLifecycle:
         pauses = Pauses()
         while True:
             try:
+                if self._directories.absent:
+                    known = await self._link.call(MetadataRequest(()), self._call_timeout_ms)
+                    own = [each for each in known.brokers if each.node_id == self._settings.node_id]
+                    self._directories.learn(directory for each in own for directory in each.directories)
                 response = await self._link.call(self._registration(), self._call_timeout_ms)
             except (RetriableApiError, DuplicateBrokerRegistration) as error:
                 if now_s() >= deadline_s:

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from rayka.errors import StorageError, TooManyOpenFiles
+from rayka.errors import DirectoryTaken, StorageError, TooManyOpenFiles
 from rayka.log.disk_threads import HANG_TIMEOUT_S, hangs
 from rayka.log.local_disk import TEMPORARY_SUFFIX, storage_error
 from rayka.ports import Buffer, Disk, FileIdentity, FileSlice, Job, Lock, RunningJob
@@ -282,8 +282,9 @@ class MemoryDisk:
         self._tree.remove("remove", path)
 
     def lock(self, path: str) -> Lock:
+        self._maybe_fail("write", "lock", path)
         if path in self._locks:
-            raise StorageError(f"{path} is locked by another node of this process")
+            raise DirectoryTaken(f"{path} is locked by another node of this process")
         if not self.exists(path):
             self._tree.create("lock", path)
         lock = self._locks[path] = _MemoryLock(self._locks, path)

@@ -55,7 +55,7 @@ def test_a_directory_is_formatted_once(disk: MemoryDisk) -> None:
 
 
 def test_a_missing_directory_is_refused() -> None:
-    with pytest.raises(StorageError, match=r"data directory /gone of broker-1 is missing; .*replace=\[1\]"):
+    with pytest.raises(StorageError, match=r"data directory /gone of broker-1 is missing; .*--replace 1:"):
         run(LogDirectory.open(MemoryDisk(), "/gone", node_id=1))
 
 

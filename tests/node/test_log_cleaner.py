@@ -292,13 +292,15 @@ class SwappingDisk(MemoryDisk):
         self._step = step
         self.in_swap: Callable[[], Awaitable[None]] | None = None
 
-    async def sync(self, files: Sequence[str], directories: Sequence[str]) -> None:
+    async def sync(
+        self, files: Sequence[str], directories: Sequence[str], *, in_background: bool = False
+    ) -> None:
         found = self.list(LOG) if LOG in directories and self.exists(LOG) else []
         swapped = [name.removesuffix(".swap") for name in found if name.endswith(".log.swap")]
         if swapped and self.in_swap is not None and (swapped[0] in found) is (self._step == 0):
             act, self.in_swap = self.in_swap, None
             await act()
-        await super().sync(files, directories)
+        await super().sync(files, directories, in_background=in_background)
 
 
 @pytest.mark.parametrize("step", [0, 1])

@@ -15,7 +15,7 @@ from rayka.errors import (
     ReplicaNotAvailable,
     StorageError,
 )
-from rayka.ids import NO_TIMESTAMP, TopicPartition, node_name
+from rayka.ids import NO_TIMESTAMP, ZERO_ID, TopicPartition, node_name
 from rayka.log.log import Log
 from rayka.log.log_directory import LogDirectory
 from rayka.metadata.image import named_partition
@@ -55,9 +55,12 @@ class LogDirsHandler:
         ]
         replicas.sort(key=attrgetter("topic_partition"))
         logs = [self._replica_log(each) async for each in in_turns(replicas, weigh=weight_of)]
-        return DescribeLogDirsResponse(
-            tuple(self._describe(directory, replicas, logs) for directory in self._directories.all)
-        )
+        described = [self._describe(directory, replicas, logs) for directory in self._directories.all]
+        absent = [
+            LogDirDescription(path, ZERO_ID, error=str(error), free_bytes=0, replicas=())
+            for path, error in self._directories.absent.items()
+        ]
+        return DescribeLogDirsResponse((*described, *absent))
 
     def _replica_log(self, replica: Replica) -> ReplicaLog:
         partition, log = replica.partition, replica.partition.log
@@ -125,6 +128,9 @@ class LogDirsHandler:
 
     def _directory(self, asked: ReplicaLogDir) -> LogDirectory:
         path = posixpath.normpath(asked.path)
+        for absent, error in self._directories.absent.items():
+            if posixpath.normpath(absent) == path:
+                raise KafkaStorageError(f"{absent} is offline: {error}")
         for directory in self._directories.all:
             if posixpath.normpath(directory.path) == path:
                 if directory.failure is not None:

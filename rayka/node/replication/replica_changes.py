@@ -88,8 +88,11 @@ class ReplicaChanges:
         leading = []
         for directory, replicas in by_directory.items():
             logs = [each.partition.log for each in new_leaders if each.directory is directory]
-            name = f"sync epochs in {directory.path}"
-            leading.append(self._tasks.start(name, self._lead(directory, logs, replicas)))
+            led = self._lead(directory, logs, replicas)
+            if logs:
+                leading.append(self._tasks.start(f"sync epochs in {directory.path}", led))
+            else:
+                await led
         # A slow disk holds up no other one, and the next metadata not for long.
         with suppress(TimeoutError):
             async with asyncio.timeout(_EPOCHS_WAIT_S):

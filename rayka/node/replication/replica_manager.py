@@ -147,6 +147,7 @@ class ReplicaManager:
     def problems(self) -> list[str]:
         """Why something is not usable here, or cannot be copied, one line each."""
         offline = [str(each.failure) for each in self.directories.all if each.failure is not None]
+        offline += [f"{path} is offline: {error}" for path, error in self.directories.absent.items()]
         full = [str(each.full) for each in self.directories.all if each.full and not each.failure]
         failed = [
             str(each.partition.log.failure)

@@ -1,8 +1,9 @@
 """The data directories of a broker: taken over together, given back together.
 
-Invariants: either all are open and locked or none is; all belong to one cluster, and to this broker. One
-that fails later goes offline alone. Kafka: the part of `LogManager` and `MetaPropertiesEnsemble` that is
-about several directories.
+Invariants: all that are open are locked and belong to one cluster, and to this broker. A directory that cannot be used
+when the broker starts is absent: it is offline until the broker restarts, and the broker starts as long as it has
+another one. A directory that fails later goes offline alone. Kafka: the part of `LogManager` and
+`MetaPropertiesEnsemble` that is about several directories.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from uuid import UUID
 
-from rayka.errors import StorageError
+from rayka.errors import DirectoryTaken, StorageError, TooManyOpenFiles
 from rayka.ids import NO_EPOCH, TopicPartition, random_uuid
 from rayka.log.log_directory import LogDirectory
 from rayka.log.meta_properties import wrong_cluster
@@ -29,8 +30,13 @@ _logger = logging.getLogger(__name__)
 class DataDirectories:
     """The open directories, in the order of the settings. Made by `open`."""
 
-    def __init__(self, directories: list[LogDirectory]) -> None:
+    def __init__(
+        self, directories: list[LogDirectory], absent: Mapping[str, StorageError] | None = None
+    ) -> None:
         self.all = directories
+        # By path, why it could not be opened; and by id what the controller knows to have been there.
+        self.absent: Mapping[str, StorageError] = absent or {}
+        self._absent_ids: dict[UUID, str] = {}
         self._by_id = {each.directory_id: each for each in directories}
         self.broker_epoch = NO_EPOCH  # of this process, once it has registered
         self.size_bytes: tuple[int, ...] = ()  # of the logs in each; empty until they were added up
@@ -52,18 +58,40 @@ class DataDirectories:
 
     @classmethod
     async def open(cls, settings: NodeSettings) -> "DataDirectories":
-        """Locks them all. Raises StorageError that names the one that is missing, in use or of another
-        node."""
+        """Locks those that can be used. Raises StorageError that names one that is in use, or of another node or
+        cluster, and the first one where none can be used; TooManyOpenFiles, for the next try.
+        """
         opened: list[LogDirectory] = []
+        absent: dict[str, StorageError] = {}
         try:
             for path in settings.data_dirs:
-                opened.append(await LogDirectory.open(settings.disk, path, node_id=settings.node_id))
+                try:
+                    opened.append(await LogDirectory.open(settings.disk, path, node_id=settings.node_id))
+                except (DirectoryTaken, TooManyOpenFiles):
+                    raise
+                except StorageError as error:
+                    absent[path] = error
+            if not opened:
+                raise next(iter(absent.values()))
             _check_same_cluster(opened)
         except BaseException:
             for directory in opened:
                 directory.release()
             raise
-        return cls(opened)
+        for path, problem in absent.items():
+            _logger.error("%s is offline, and the broker starts without it: %s", path, problem)
+        return cls(opened, absent)
+
+    def learn(self, registered: Iterable[protocol.LogDirectory]) -> None:
+        """What the controller knows of this broker's directories: so its replicas in absent ones count as offline, and
+        not as gone.
+        """
+        own = [each.directory_id for each in self.all]
+        self._absent_ids = {
+            each.directory_id: each.path
+            for each in registered
+            if each.path in self.absent and each.directory_id not in own
+        }
 
     # ---- What they say ---------------------------------------------------------------------------------
 
@@ -92,14 +120,19 @@ class DataDirectories:
         return (each for each in self.all if each.failure is None)
 
     def registered(self) -> tuple[protocol.LogDirectory, ...]:
-        """What the broker registers."""
-        return tuple(protocol.LogDirectory(each.directory_id, each.path) for each in self.all)
+        """What the broker registers. Of absent directories the controller must not think that they were replaced."""
+        absent = [protocol.LogDirectory(id, path) for id, path in self._absent_ids.items()]
+        return (*(protocol.LogDirectory(each.directory_id, each.path) for each in self.all), *absent)
+
+    def absence(self, directory_id: UUID | None) -> StorageError | None:
+        """Why the directory of this id could not be opened; None where it was, or is not known here."""
+        path = None if directory_id is None else self._absent_ids.get(directory_id)
+        return None if path is None else StorageError(f"{path} is offline: {self.absent[path]}")
 
     def offline_ids(self) -> tuple[UUID, ...]:
-        """The directories whose disk has failed, or is full while others can lead what is there."""
-        return tuple(
-            each.directory_id for each in self.all if each.failure is not None or each.is_reported_offline
-        )
+        """The directories whose disk has failed, or is full while others can lead what is there, and absent ones."""
+        failed = [each for each in self.all if each.failure is not None or each.is_reported_offline]
+        return (*(each.directory_id for each in failed), *self._absent_ids)
 
     def offline_reasons(self) -> tuple[str, ...]:
         """Why these are offline, in the same order."""
@@ -118,8 +151,8 @@ class DataDirectories:
         )
 
     def offline_paths(self) -> tuple[str, ...]:
-        """Where the disk has failed."""
-        return tuple(each.path for each in self.all if each.failure is not None)
+        """Where the disk has failed, or could not be used from the start."""
+        return (*(each.path for each in self.all if each.failure is not None), *self.absent)
 
     def full_paths(self) -> tuple[str, ...]:
         """Where there is no room."""

@@ -89,6 +89,9 @@ class LogManager:
         """
         directory_id = state.directory_of(self._broker_id)
         directory = self._directories.get(directory_id)
+        absence = self._directories.absence(directory_id)
+        if absence is not None:
+            raise absence
         if directory is None:
             raise StorageError(
                 f"{topic_partition} lives in directory {directory_id}, which is none of"
