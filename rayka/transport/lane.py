@@ -5,6 +5,7 @@ forgotten, and its answer dropped. Whether a call that the lane's end cut off wa
 """
 
 import asyncio
+import hmac
 import socket
 from contextlib import suppress
 from functools import partial
@@ -23,7 +24,16 @@ from rayka.transport.frames import (
     Kind,
     encode_frame,
 )
-from rayka.transport.greeting import GREETING_S, WELCOME, LaneOffer, greeting, receive_exactly
+from rayka.transport.greeting import (
+    GREETING_S,
+    PROOF_BYTES,
+    WELCOME,
+    LaneOffer,
+    caller_proof,
+    greeting,
+    node_proof,
+    receive_exactly,
+)
 from rayka.transport.own_sockets import own
 from rayka.transport.receive_memory import ReceiveMemory
 from rayka.transport.stream import End, Stream, tcp_family, tune
@@ -133,7 +143,7 @@ async def open_lane(node_id: int, offer: LaneOffer, memory: ReceiveMemory | None
         try:
             problem = await _connect(connection, address)
             if problem is None:
-                await _greet(connection, offer.ticket)
+                await _greet(connection, offer)
                 return Lane(node_id, connection, memory or ReceiveMemory())
             connection.close()
         except OSError as error:
@@ -165,10 +175,17 @@ async def _connect(connection: socket.socket, address: bytes | tuple[str, int]) 
     return None
 
 
-async def _greet(connection: socket.socket, ticket: bytes) -> None:
+async def _greet(connection: socket.socket, offer: LaneOffer) -> None:
+    """Nothing is said to a peer that does not know the ticket: the node may have ended, and its name be another's."""
     tune(connection)
+    loop = asyncio.get_running_loop()
     async with asyncio.timeout(GREETING_S):
-        await asyncio.get_running_loop().sock_sendall(connection, greeting(ticket))
+        await loop.sock_sendall(connection, greeting(offer))
+        if offer.has_proof:
+            proof = await receive_exactly(connection, PROOF_BYTES)
+            if not hmac.compare_digest(proof, node_proof(offer.ticket)):
+                raise NetworkException("what answered at its address does not know the ticket")
+            await loop.sock_sendall(connection, caller_proof(offer.ticket))
         if await receive_exactly(connection, len(WELCOME)) != WELCOME:
             raise NetworkException("what answered at its address is no lane")
 

@@ -1,14 +1,15 @@
 """A node's end of its direct lanes: connections that show a ticket, their calls handed to the node's inbox.
 
-Invariants: nothing is read of a connection but its greeting until its ticket was taken; of one connection calls are
-handed over in the order in which they arrived; from a connection whose calls and answers on their way hold
-`HELD_BYTES_MAX` of records no further call is read; large calls that are not whole yet hold no more than
+Invariants: nothing is read of a connection but its greeting until it has proved that it knows a ticket; of one
+connection calls are handed over in the order in which they arrived; from a connection whose calls and answers on their
+way hold `HELD_BYTES_MAX` of records no further call is read; large calls that are not whole yet hold no more than
 `UNFINISHED_BYTES_MAX` and one call, those beyond it are not read until others are whole. What is refused or cut off is
 counted by reason. Connections take no descriptor that is reserved for files (`rayka.descriptors`): their callers go on
 by Ray. Kafka: `SocketServer`.
 """
 
 import asyncio
+import hmac
 import logging
 import secrets
 import socket
@@ -35,11 +36,15 @@ from rayka.transport.frames import (
 from rayka.transport.greeting import (
     GREETING_BYTES,
     GREETING_S,
+    MAGIC,
+    MAGIC_SHOWN,
+    PROOF_BYTES,
     WELCOME,
     LaneOffer,
     Tickets,
+    caller_proof,
+    node_proof,
     receive_exactly,
-    ticket_of,
 )
 from rayka.transport.own_sockets import own
 from rayka.transport.receive_memory import ReceiveMemory
@@ -106,7 +111,7 @@ class LaneServer:
     def offer(self) -> LaneOffer:
         """Where this server listens, with a new ticket."""
         ticket = self._tickets.issue(asyncio.get_running_loop().time())
-        return LaneOffer(self._local_name, self._host, self._port, ticket)
+        return LaneOffer(self._local_name, self._host, self._port, ticket, has_proof=True)
 
     def close(self) -> None:
         """Ends all connections; what they asked for goes on without an answer."""
@@ -179,11 +184,20 @@ class LaneServer:
 
     async def _has_ticket(self, connection: socket.socket) -> bool:
         loop = asyncio.get_running_loop()
-        ticket = ticket_of(await receive_exactly(connection, GREETING_BYTES))
-        if ticket is None or not self._tickets.take(ticket, loop.time()):
+        greeting = await receive_exactly(connection, GREETING_BYTES)
+        magic, shown = greeting[: len(MAGIC)], greeting[len(MAGIC) :]
+        is_known = magic in (MAGIC, MAGIC_SHOWN)
+        ticket = self._tickets.take(shown, loop.time()) if is_known else None
+        if ticket is None or (magic == MAGIC_SHOWN and ticket != shown):
             self._refuse("it showed no valid ticket")
             return False
         tune(connection)
+        if magic == MAGIC:
+            await loop.sock_sendall(connection, node_proof(ticket))
+            proof = await receive_exactly(connection, PROOF_BYTES)
+            if not hmac.compare_digest(proof, caller_proof(ticket)):
+                self._refuse("it showed no valid ticket")
+                return False
         await loop.sock_sendall(connection, WELCOME)
         return True
 

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 from uuid import UUID
 
+import msgspec
 import numpy as np
 
 from rayka.protocol.apis import API_BY_NAME
@@ -70,7 +71,12 @@ async def connected(
 def offer(server: LaneServer, *, over_tcp: bool = False) -> LaneOffer:
     """The server's offer; with `over_tcp` as a caller on another machine sees it."""
     offered: LaneOffer = server.offer()
-    return LaneOffer("", offered.host, offered.port, offered.ticket) if over_tcp else offered
+    return msgspec.structs.replace(offered, local_name="") if over_tcp else offered
+
+
+def shown(server: LaneServer) -> LaneOffer:
+    """The server's offer as callers of an older release understand it: they show the ticket itself."""
+    return msgspec.structs.replace(server.offer(), has_proof=False)
 
 
 async def raw_connection(server: LaneServer) -> socket.socket:
@@ -83,7 +89,7 @@ async def raw_connection(server: LaneServer) -> socket.socket:
 async def greeted(server: LaneServer) -> socket.socket:
     """A connection that has shown its ticket."""
     connection = await raw_connection(server)
-    connection.send(greeting(server.offer().ticket))
+    connection.send(greeting(shown(server)))
     assert await asyncio.get_running_loop().sock_recv(connection, len(WELCOME)) == WELCOME
     return connection
 

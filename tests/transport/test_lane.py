@@ -4,8 +4,10 @@ import asyncio
 import errno
 import os
 import socket
+import sys
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -15,7 +17,17 @@ from rayka.protocol.later import Later
 from rayka.protocol.wire import Failure, Payload, encode
 from rayka.transport import lane_server, stream
 from rayka.transport.frames import CALL_HEAD_BYTES_MAX, Kind, encode_frame
-from rayka.transport.greeting import GREETING_BYTES, MAGIC, TICKETS_MAX, LaneOffer, Tickets
+from rayka.transport.greeting import (
+    GREETING_BYTES,
+    MAGIC,
+    PROOF_BYTES,
+    TICKETS_MAX,
+    WELCOME,
+    LaneOffer,
+    Tickets,
+    greeting,
+    receive_exactly,
+)
 from rayka.transport.lane import Lane, open_lane, takes
 from rayka.transport.lane_server import LaneServer
 from rayka.transport.receive_memory import SCRATCH_BYTES, ReceiveMemory
@@ -619,6 +631,57 @@ def test_connections_that_have_yet_to_show_a_ticket_are_bounded(monkeypatch: pyt
             for each in strangers:
                 each.close()
             assert (await lane.send(call()))[0]
+
+    run(body())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="abstract names are Linux's")
+def test_a_stranger_at_the_name_of_a_node_that_ended_learns_nothing_and_is_no_lane() -> None:
+    async def body() -> None:
+        loop = asyncio.get_running_loop()
+        async with served() as server:
+            offered = msgspec.structs.replace(server.offer(), host="", port=0)
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.bind(b"\0" + offered.local_name.encode())
+            stranger.listen()
+            stranger.setblocking(False)
+            opening = asyncio.ensure_future(open_lane(NODE_ID, offered))
+            connection, _ = await loop.sock_accept(stranger)
+            asked = await receive_exactly(connection, GREETING_BYTES)
+            await loop.sock_sendall(connection, WELCOME * 10)
+            with pytest.raises(NetworkException, match="does not know the ticket"):
+                await opening
+            assert offered.ticket not in asked
+            assert await _rest(connection) == b""
+            connection.close()
+
+    run(body())
+
+
+def test_who_knows_the_digest_of_a_ticket_alone_is_not_welcomed() -> None:
+    async def body() -> None:
+        async with served() as server:
+            connection, loop = await raw_connection(server), asyncio.get_running_loop()
+            await loop.sock_sendall(connection, greeting(server.offer()))
+            proof = await receive_exactly(connection, PROOF_BYTES)
+            await loop.sock_sendall(connection, proof)
+            assert await _rest(connection) == b""
+            assert server.cut_off["it showed no valid ticket"] == 1
+            connection.close()
+
+    run(body())
+
+
+@pytest.mark.parametrize("has_proof", [True, False], ids=["this release", "an older one"])
+def test_callers_and_nodes_of_this_release_and_of_older_ones_open_lanes(has_proof: bool) -> None:
+    async def body() -> None:
+        async with served() as server:
+            offered = msgspec.structs.replace(server.offer(), has_proof=has_proof)
+            lane = await open_lane(NODE_ID, offered)
+            assert (await lane.send(call()))[0]
+            with pytest.raises(NetworkException):
+                await open_lane(NODE_ID, offered)  # a ticket is for one connection
+            lane.close()
 
     run(body())
 

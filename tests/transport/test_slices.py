@@ -14,6 +14,7 @@ import pytest
 
 from rayka.actors.payload import pack_answer, unpack_answer
 from rayka.errors import ErrorCode, NetworkException
+from rayka.log.disk_threads import DiskThread
 from rayka.log.local_disk import LocalDisk
 from rayka.log.open_file import LocalSlice, OpenFile
 from rayka.protocol.caller import Answer
@@ -39,8 +40,7 @@ class Unread(LocalSlice):
 
 
 def _slice(path: str, position: int, size: int) -> LocalSlice:
-    disk = LocalDisk()
-    file = OpenFile(path, os.O_RDONLY, disk._removal_thread)
+    file = OpenFile(path, os.O_RDONLY, DiskThread("rayka-test", 60))
     return Unread(file, path, position, size)
 
 
