@@ -11,6 +11,7 @@ from rayka.actors import launch, supervise
 from rayka.actors.bring_up import (
     ANSWER_TIMEOUT_S,
     add_nodes,
+    ask_ray,
     bring_up,
     keep,
     kept_record,
@@ -24,6 +25,7 @@ from rayka.actors.names import actor_name, await_gone, running_node_ids
 from rayka.actors.quorum_votes import look_at_quorum
 from rayka.actors.ray_network import RayNetwork
 from rayka.actors.ray_records import has_process
+from rayka.actors.scaling import rooms
 from rayka.actors.scaling.found_brokers import with_found_brokers
 from rayka.actors.scaling.grown_spec import as_it_is
 from rayka.actors.spec_changes import added_nodes, refusal, united, with_nodes
@@ -78,6 +80,7 @@ class Starting:
         chosen = [each for each in missing if each in (*self._replace, *new)] if is_partial else missing
         if record and not (chosen or self._replace or added):
             return bring_up(record, ())
+        ask_ray(rooms.drop_leftover, self.spec)  # else what one of the nodes needs is set aside for itself
         plan = plan_start(
             self.spec,
             chosen,

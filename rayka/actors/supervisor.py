@@ -19,6 +19,7 @@ import os
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 
 import ray
@@ -59,17 +60,18 @@ from rayka.actors.ray_records import (
     has_process,
     pending_actors,
 )
+from rayka.actors.scaling import rooms
 from rayka.actors.scaling.cluster_looks import ClusterLooks
 from rayka.actors.scaling.grown_spec import as_it_is
-from rayka.actors.scaling.leftover_marks import remove_leftover_marks
-from rayka.actors.scaling.planner import ScalingStatus
+from rayka.actors.scaling.leftover_marks import leftover_registrations, remove_leftover_marks
+from rayka.actors.scaling.planner import Forget, ScalingStatus
 from rayka.actors.scaling.scaled_cluster import ScaledCluster
 from rayka.actors.scaling.scaler import Scaler
 from rayka.actors.start_lock import is_starting
 from rayka.config import ClusterSpec
 from rayka.errors import RaykaError
 from rayka.ids import Role, node_name
-from rayka.node.event_reports import EventReports
+from rayka.node.event_reports import EventReports, Tell
 from rayka.node.repeats import Repeats
 
 _LOOK_S = 1.0
@@ -112,7 +114,7 @@ class Supervisor:
         works = [self._keep(), self._drainer.run(), watch.run(lambda: list(self._spec.roles))]
         works += [self._events.run()]
         works += [self._scaler.run()] if self._scaler is not None else []
-        works += [_remove_leftover_marks(spec)]
+        works += [_end_leftovers(spec, self._events.tell)]
         self._tasks = [loop.create_task(each) for each in works]
         for task in self._tasks:
             task.add_done_callback(self._on_done)
@@ -301,17 +303,44 @@ def _scaler(record: ClusterRecord, acting: asyncio.Lock) -> Scaler | None:
     return Scaler(record.spec, ScaledCluster(record.spec, ClusterLooks(record.spec)), look_s, acting)
 
 
-async def _remove_leftover_marks(spec: ClusterSpec) -> None:
-    """Once is enough, as soon as a controller answers: the next specification has another supervisor."""
+async def _end_leftovers(spec: ClusterSpec, tell: Tell) -> None:
+    """Ends what planners of an earlier specification began and no planner looks after now: rooms of nodes that were to
+    come, registrations of nodes that have gone, and marks of nodes that were to go. Once is enough, as soon as Ray and
+    a controller answer: the next specification has another supervisor.
+    """
     looks = ClusterLooks(spec)
-    while True:
-        try:
-            for each in await remove_leftover_marks(looks.ask, spec.ranges):
-                _logger.info("%s stays: the specification lets none go by the load", node_name(each))
-            return
-        except (RaykaError, TimeoutError, ray.exceptions.RayError) as error:
-            _logger.info("not known yet whether a node is marked to go: %r", error)
-        await asyncio.sleep(_SEARCH_AGAIN_S)
+    for end in (
+        partial(_drop_leftover_rooms, spec, tell),
+        partial(_forget_leftovers, looks, spec, tell),
+        partial(_remove_leftover_marks, looks, spec, tell),
+    ):
+        while True:
+            try:
+                await end()
+                break
+            except (RaykaError, TimeoutError, ray.exceptions.RayError) as error:
+                _logger.info("not known yet what an earlier specification left behind: %r", error)
+            await asyncio.sleep(_SEARCH_AGAIN_S)
+
+
+async def _drop_leftover_rooms(spec: ClusterSpec, tell: Tell) -> None:
+    dropped = await asyncio.to_thread(rooms.drop_leftover, spec)
+    if dropped:
+        tell("scale-out-stopped", dropped, "the specification lets none come by the load")
+
+
+async def _forget_leftovers(looks: ClusterLooks, spec: ClusterSpec, tell: Tell) -> None:
+    running = await asyncio.to_thread(running_node_ids, spec.name)
+    for each in await leftover_registrations(looks.ask, spec, running):
+        step = Forget(each, "it was to go by the load, and holds nothing")
+        await ScaledCluster(spec, looks).take(step)
+        tell("scale-in-ended", [each], step.reason)
+
+
+async def _remove_leftover_marks(looks: ClusterLooks, spec: ClusterSpec, tell: Tell) -> None:
+    marked = await remove_leftover_marks(looks.ask, spec.ranges)
+    if marked:
+        tell("scale-in-stopped", marked, "the specification lets none go by the load")
 
 
 def place_found(

@@ -1,13 +1,16 @@
-"""Marks of brokers that were to go by the load, in a cluster whose brokers do not come and go any more.
+"""Brokers that were to go by the load, in a cluster whose brokers do not come and go any more: their marks, and those
+of which only the registration is left.
 
 The specification had a range then, and has a number now. No planner looks at such a broker, so nothing else would take
 the mark back, and the broker would take no new replica for ever.
 """
 
+from collections import Counter
 from collections.abc import Collection
 
 from rayka.client.admin.admin_configs import LEAVING, is_leaving
 from rayka.client.admin.broker_asks import NO_TOPIC, Ask, describe_brokers, mark_brokers
+from rayka.config import ClusterSpec
 from rayka.ids import Role
 from rayka.protocol.membership import MetadataRequest
 
@@ -21,3 +24,23 @@ async def remove_leftover_marks(ask: Ask, ranged: Collection[Role]) -> list[int]
     if marked:
         await mark_brokers(ask, LEAVING, dict.fromkeys(marked))
     return marked
+
+
+async def leftover_registrations(ask: Ask, spec: ClusterSpec, running: Collection[int]) -> list[int]:
+    """The nodes that have gone by the load but for their registration: marked, empty, without an actor, and not in the
+    specification. Without the mark nothing would tell them from nodes that are away.
+    """
+    cluster = await ask(MetadataRequest())
+    held = Counter(
+        each for topic in cluster.topics for partition in topic.partitions for each in partition.replicas
+    )
+    gone = [
+        each.node_id
+        for each in cluster.brokers
+        if each.node_id not in spec.roles
+        and each.node_id not in running
+        and not held[each.node_id]
+        and spec.ranges.keys().isdisjoint(each.roles)
+    ]
+    described = await describe_brokers(ask, gone)
+    return [each for each, config in described.items() if is_leaving(config)]

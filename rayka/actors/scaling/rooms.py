@@ -4,9 +4,10 @@ for it.
 Ray's autoscaler starts a machine for a placement group as for an actor. A broker's actor is pinned to the Ray node that
 has its disk, so before it can be made there has to be a Ray node; Ray says which one when it has placed the group. The
 group is detached and has a name, so that it outlives the supervisor that asked for it and the next one finds it.
+Where the next specification has no planner for it, the start and the next supervisor give it back.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ray.util.placement_group import (
@@ -20,6 +21,7 @@ from rayka.actors.names import actor_name
 from rayka.actors.node_placement import needs, shortage
 from rayka.actors.scaling.planner import Room
 from rayka.config import ClusterSpec
+from rayka.ids import role_of
 
 _GONE = "REMOVED"
 _PLACED = "CREATED"
@@ -42,6 +44,21 @@ def drop_all(cluster_name: str) -> None:
     """Gives back all rooms of the cluster."""
     for each in _groups(cluster_name):
         drop(cluster_name, each)
+
+
+def drop_leftover(spec: ClusterSpec) -> list[int]:
+    """Gives back the rooms that no planner looks after; of which nodes these were."""
+    left = leftover(spec, _groups(spec.name))
+    for each in left:
+        drop(spec.name, each)
+    return left
+
+
+def leftover(spec: ClusterSpec, asked_for: Iterable[int]) -> list[int]:
+    """Of the nodes with a room those that do not come by the load: the spec has them, or the count of their role is a
+    number. Their rooms would keep what Ray could give to the nodes themselves.
+    """
+    return sorted(each for each in asked_for if each in spec.roles or role_of(each) not in spec.ranges)
 
 
 def find(cluster_name: str) -> dict[int, Room]:
