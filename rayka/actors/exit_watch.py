@@ -59,6 +59,7 @@ class ExitWatch:
         self._spec = spec
         self._tell = tell
         self._watches: dict[int, asyncio.Task[None]] = {}
+        self._refused: dict[int, tuple[int, str]] = {}  # processes that could not start, and why, as told
         self._network = RayNetwork(spec.name)
         self._link = ControllerLink(self._network)
 
@@ -133,6 +134,9 @@ class ExitWatch:
             status = await self._network.call(node_id, StatusRequest(), _CALL_TIMEOUT_MS)
         except ApiError:
             return None
+        if status.state is NodeState.FAILED and self._refused.get(node_id) != (process.pid, status.detail):
+            self._refused[node_id] = (process.pid, status.detail)
+            self._tell("node-failed", (node_id,), f"it did not start, and tries again: {status.detail}")
         if status.state is not NodeState.RUNNING or status.pid != process.pid:
             return None
         return _Serving(handle, process, status.incarnation_id)

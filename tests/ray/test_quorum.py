@@ -17,6 +17,7 @@ from rayka.actors.cluster_description import UNREACHABLE, NodeDescription
 from rayka.client.admin.admin_results import QuorumInfo
 from rayka.cluster import Cluster
 from rayka.errors import DuplicateVoter, VoterNotFound
+from rayka.ids import node_name
 from rayka.protocol.membership import NodeState
 from tests.ray.conftest import Said
 from tests.ray.support import end_supervisor, kill, running, wait_until
@@ -223,6 +224,7 @@ def test_a_controller_that_lost_its_disk_is_replaced_while_the_others_run_and_ge
     shutil.rmtree(Path(fields["data_dir"], "quorum", "controller-3002"))
     wait_until(lambda: quorum.node(3002).state == NodeState.FAILED)
     assert "`rayka start --replace 3002`" in quorum.node(3002).detail
+    wait_until(lambda: "node-failed" in told_of(quorum, 3002))
     done = command(*start)
     assert done.code == 0, done.err
     assert running(quorum.cluster)
@@ -241,7 +243,15 @@ def test_a_controller_that_lost_its_disk_is_replaced_while_the_others_run_and_ge
     now = {each.node_id: each.directory_id for each in quorum.admin.describe_quorum().voters}
     assert now[3002] != former[3002]
     assert {**now, 3002: former[3002]} == former
+    told = told_of(quorum, 3002)
+    assert [each for each in told if each.startswith("voter")] == ["voter-removed", "voter-added"]
+    assert told.index("process-ended") < told.index("voter-removed")
 
     quorum.kill(quorum.leader_id)  # the new vote counts
     quorum.create_topic()
     quorum.check_topics()
+
+
+def told_of(quorum: Quorum, node_id: int) -> list[str]:
+    """The kinds of the events about a node."""
+    return [each.kind for each in quorum.admin.events() if node_name(node_id) in each.subjects]

@@ -156,7 +156,7 @@ class EventInfo(Result):
     `-fenced`, `-stopped`, `-cordoned` (a drain begins so) and `-removed`; of their disks `disk-offline`, `disk-full`
     where no other replica stands in, and `disk-online`; of controllers `controller-leads` where another one became
     active, `voter-added` and `voter-removed`; of processes and machines `process-ended`, `machine-lost`,
-    `node-missing`, `node-made` and `supervisor-began`.
+    `node-missing`, `node-failed` (it does not start), `node-made` and `supervisor-began`.
 
     Of decisions: `heal-begun`, `heal-ended`, `heal-stopped` of replicas that are made anew; `balance-begun`,
     `balance-ended`, `balance-cancelled`, about the brokers that were badly off where it began by itself; `scale-out-`
