@@ -10,7 +10,7 @@ Each end has an event, too, of controllers and of lost machines as well: what op
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
@@ -19,7 +19,7 @@ from rayka.actors.lane_watch import LaneWatch
 from rayka.actors.launch import find, process_of
 from rayka.actors.names import actor_name
 from rayka.actors.ray_network import RayNetwork
-from rayka.actors.ray_records import exit_words, has_exited, has_left, lost_machine
+from rayka.actors.ray_records import exit_words, has_exited, has_left, lost_machines
 from rayka.config import ClusterSpec
 from rayka.errors import ApiError
 from rayka.ids import Role, node_name, role_of
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 _ASK_AGAIN_S = 0.25
 _LOOK_S = 0.25
+_MACHINES_S = 1.0
 _LOOK_COST_S = 0.08  # for each broker, so that looking takes less than 1 % of a core (one look: 0.6 ms)
 _CALL_TIMEOUT_MS = 2_000
 _logger = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ class ExitWatch:
         self._spec = spec
         self._tell = tell
         self._watches: dict[int, asyncio.Task[None]] = {}
+        self._lost: Mapping[str, str] = {}  # Ray nodes, and where they were
         self._refused: dict[int, tuple[int, str]] = {}  # processes that could not start, and why, as told
         self._network = RayNetwork(spec.name)
         self._link = ControllerLink(self._network)
@@ -68,8 +70,12 @@ class ExitWatch:
 
     async def run(self, node_ids: Callable[[], Collection[int]]) -> None:
         """Watches for ever those that are named whenever it asks."""
+        loop, machines_s = asyncio.get_running_loop(), 0.0
         try:
             while True:
+                if loop.time() >= machines_s:
+                    machines_s = loop.time() + _MACHINES_S
+                    self._lost = await asyncio.to_thread(lost_machines)
                 wanted = node_ids()
                 for each in self._watches.keys() - set(wanted):
                     self._watches.pop(each).cancel()
@@ -87,7 +93,7 @@ class ExitWatch:
     async def _watch(self, node_id: int) -> None:
         name, before = node_name(node_id), None
         while True:
-            found = await self._until_serving(node_id)
+            found = await self._until_serving(node_id, before)
             process = found.process
             if before is None:
                 _logger.info("%s runs as %s", name, found)
@@ -100,30 +106,35 @@ class ExitWatch:
                 self._tell("process-ended", (node_id,), _ended(name, process.pid, words))
                 if role_of(node_id) is not Role.CONTROLLER:
                     await self._report(node_id, found)
-            elif host := await asyncio.to_thread(lost_machine, process.ray_node_id):
-                lost = f"Ray node {process.ray_node_id} on {host}, where process {process.pid} ran, is gone"
-                self._tell("machine-lost", (node_id,), lost)
-                _logger.info("%s: %s", name, lost)
             else:
-                _logger.info("%s of %s was told to end", found, name)
+                _logger.info("%s of %s has gone: it was told to end, or its Ray node is lost", found, name)
             await asyncio.sleep(_ASK_AGAIN_S)  # no other node follows sooner
 
     async def _until_left(self, node_id: int, found: _Serving) -> None:
-        """Ray is asked from time to time, and as soon as the lane to the process ends."""
+        """Ray is asked from time to time, and as soon as the lane to the process ends. It may count a worker on a lost
+        machine among the living for ever.
+        """
         lane = LaneWatch(partial(_open_lane, node_id, found.handle))
         try:
-            while not await asyncio.to_thread(has_left, found.process.worker_id):
+            while found.process.ray_node_id not in self._lost and not await asyncio.to_thread(
+                has_left, found.process.worker_id
+            ):
                 await lane.until_look(max(_LOOK_S, _LOOK_COST_S * len(self._watches)))
         finally:
             lane.close()
 
-    async def _until_serving(self, node_id: int) -> _Serving:
-        """The process that is this node, once it serves: only then it can lead, and its incarnation stays."""
-        while True:
-            found = await self._ask(node_id)
-            if found is not None:
-                return found
+    async def _until_serving(self, node_id: int, before: _Serving | None) -> _Serving:
+        """The process that is this node, once it serves: only then it can lead, and its incarnation stays. Tells
+        meanwhile that the machine of the one before is lost, which Ray notices late.
+        """
+        while (found := await self._ask(node_id)) is None:
+            if before is not None and (host := self._lost.get(before.process.ray_node_id)) is not None:
+                ran = f"where process {before.process.pid} ran"
+                lost = f"Ray node {before.process.ray_node_id} on {host}, {ran}, is gone"
+                self._tell("machine-lost", (node_id,), lost)
+                before = None
             await asyncio.sleep(_ASK_AGAIN_S)
+        return found
 
     async def _ask(self, node_id: int) -> _Serving | None:
         handle = await asyncio.to_thread(find, self._spec.name, node_id)

@@ -115,16 +115,9 @@ def exit_words(worker_id: str) -> str:
     return "" if record is None else str(getattr(record, "exit_detail", "")).split(". ")[0].strip()
 
 
-def lost_machine(ray_node_id: str) -> str:
-    """The address of a Ray node of which Ray counts the machine as lost; empty where it does not."""
-    return next(
-        (
-            str(each["NodeManagerAddress"])
-            for each in ray.nodes()
-            if each["NodeID"] == ray_node_id and not each["Alive"]
-        ),
-        "",
-    )
+def lost_machines() -> dict[str, str]:
+    """The addresses of the Ray nodes that Ray counts as lost. It may count their workers among the living for ever."""
+    return {each["NodeID"]: str(each["NodeManagerAddress"]) for each in ray.nodes() if not each["Alive"]}
 
 
 def was_actor_of(namespace: str, worker_id: str) -> bool:
