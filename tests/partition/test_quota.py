@@ -67,6 +67,19 @@ def test_the_bound_can_be_changed_while_it_counts() -> None:  # B45
     assert quota.pause_ms(now_ms=1) == 0
 
 
+@pytest.mark.parametrize("kind", [ReplicationQuota, PacedQuota])
+@given(st.integers(0, 10_000), st.lists(st.integers(0, 1 << 30), min_size=1, max_size=5))
+def test_a_raised_rate_counts_within_a_second_for_whatever_waits_at_the_old_one(
+    kind: type[ReplicationQuota | PacedQuota], slow: int, sizes: list[int]
+) -> None:
+    quota = kind(slow)
+    for each in sizes:
+        quota.record(each, 0)
+    assert quota.pause_ms(0) <= SAMPLE_MS
+    quota.bytes_per_second = 1 << 40
+    assert quota.pause_ms(SAMPLE_MS) == 0
+
+
 @given(st.lists(st.tuples(st.integers(0, 1_500), st.integers(0, 10_000)), min_size=1, max_size=60))
 def test_a_caller_that_asks_before_each_transfer_stays_within_one_transfer_of_the_bound(
     transfers: Sequence[tuple[int, int]],
