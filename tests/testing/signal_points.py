@@ -14,17 +14,22 @@ class Interrupted(KeyboardInterrupt):
 
 
 def raising_at(point: int, call: Callable[[], ResultT], *, within: str) -> tuple[ResultT | None, bool]:
-    """What the call returns, and whether it has; Ctrl-C comes at the point with this number, if there is one.
+    """What the call returns, and whether there is a point of this number: Ctrl-C comes there. Python drops what is
+    raised while it frees an object, so the call may return in spite of that.
     `within`: only points in files below this directory count.
     """
 
     def interrupt() -> None:
+        nonlocal has_come
+        has_come = True
         raise Interrupted
 
+    has_come = False
     try:
-        return calling_at(point, interrupt, call, within=within), True
+        result = calling_at(point, interrupt, call, within=within)
     except Interrupted:
-        return None, False
+        return None, True
+    return result, has_come
 
 
 def calling_at(

@@ -91,9 +91,9 @@ def test_an_interruption_at_any_point_of_a_poll_or_a_loop_loses_and_repeats_no_r
     with Consumer(cluster=cluster, **options) as consumer:
         consumer.assign([TopicPartition(topic, 0)])
         while len(given) < COUNT:
-            taken, has_ended = raising_at(point, lambda: way(consumer), within=PACKAGE)
+            taken, has_come = raising_at(point, lambda: way(consumer), within=PACKAGE)
             given += taken or []
-            point = 0 if has_ended else point + 1
+            point = point + 1 if has_come else 0
     assert given == list(range(COUNT))
 
 
@@ -133,9 +133,9 @@ def test_an_interruption_at_any_point_of_an_async_read_loses_and_repeats_no_reco
         consumer: rayka.aio.Consumer[Any] = rayka.aio.Consumer(topic, cluster=cluster, **options)
         runner.run(consumer.position(TopicPartition(topic, 0)))
         while len(given) < COUNT:
-            _, has_ended = raising_at(point, lambda: runner.run(way(consumer, given)), within=PACKAGE)
+            _, has_come = raising_at(point, lambda: runner.run(way(consumer, given)), within=PACKAGE)
             runner.run(others_ended())
-            point = 0 if has_ended else point + 1
+            point = point + 1 if has_come else 0
         runner.run(consumer.close())
     assert given == list(range(COUNT))
 
