@@ -116,15 +116,18 @@ class FetchState:
         self._set(FetchStart(topic_partition, self._next_generation(), timestamp_ms, is_committed))
 
     def begin_again(self, topic_partition: TopicPartition) -> bool:
-        """The topic was created again: the partition is read where the reset policy says, or from the start that was
-        yet to be looked up. False when there is neither. What was fetched before stays to be taken.
+        """The topic was created again: the partition is read where the group has committed in the new one, or where the
+        reset policy says, or from the start that was yet to be looked up. False when there is none of these. What was
+        fetched before stays to be taken.
         """
-        former = self.position(topic_partition)
-        timestamp_ms = former.timestamp_ms if isinstance(former, FetchStart) else self._reset_to
-        self._set(FetchStart(topic_partition, self._next_generation(), timestamp_ms))
+        former, timestamp_ms = self.position(topic_partition), self._reset_to
+        is_committed = self._has_group and timestamp_ms is not None
+        if isinstance(former, FetchStart):
+            timestamp_ms, is_committed = former.timestamp_ms, former.is_committed
+        self._set(FetchStart(topic_partition, self._next_generation(), timestamp_ms, is_committed))
         self.buffer.forgive(topic_partition)
         self.read_replicas.forget(topic_partition)
-        return timestamp_ms is not None
+        return timestamp_ms is not None or is_committed
 
     def position(self, topic_partition: TopicPartition) -> Position:
         """Raises ValueError. A caller knows what it has assigned, but not yet that a topic has fewer partitions."""

@@ -283,15 +283,20 @@ class GroupOffsets:
             response = await self._coordinators.call(
                 group_id, request, self._timeout_ms, check=_check_fetched
             )
+            differing = [each.topic for each in response.partitions if self._is_of_another(each)]
+            if (
+                differing
+            ):  # this client's metadata are older than the commit, or the topic was created again since
+                await self._metadata.renew(tuple(dict.fromkeys(differing)), self._timeout_ms)
             for each in response.partitions:
                 tp = TopicPartition(each.topic, each.partition)
-                found[tp] = None if self._is_nothing(each) else _value(each)
+                is_nothing = each.offset == NO_OFFSET or self._is_of_another(each)
+                found[tp] = None if is_nothing else _value(each)
         return found
 
-    def _is_nothing(self, fetched: FetchedOffset) -> bool:
-        known_id = self._topic_id(fetched.topic)
-        is_former = fetched.topic_id not in (ZERO_ID, known_id) and known_id != ZERO_ID
-        return fetched.offset == NO_OFFSET or is_former
+    def _is_of_another(self, fetched: FetchedOffset) -> bool:
+        """Whether the offset is of another topic than the one that is known by that name."""
+        return fetched.topic_id not in (ZERO_ID, self._topic_id(fetched.topic))
 
     async def settle(self) -> None:
         """Returns when all that was asked for has ended."""

@@ -427,6 +427,57 @@ def test_a_member_too_many_is_told_by_poll_and_joins_when_there_is_room() -> Non
         second.consumer.close()
 
 
+# ---- Topics that are created again -----------------------------------------------------------------------------------
+
+
+def created_again(cluster: InProcessCluster, topic: str, partitions: int) -> None:
+    with rayka.Admin(cluster=cluster) as admin:
+        admin.delete_topic(topic)
+        admin.create_topic(topic, partitions=partitions)
+
+
+@pytest.mark.parametrize("reset", ["earliest", "latest"])
+def test_a_member_that_owned_nothing_goes_on_where_its_group_has_committed_in_a_topic_created_again(
+    cluster: InProcessCluster, reset: str
+) -> None:  # E10
+    topic, other = new_topic(cluster, partitions=1), new_topic(cluster, partitions=1)
+    leader = Told(cluster, topic, topic=other)  # which looks at the topics, so that the last member need not
+    poll_until(lambda: leader.owned == [0], leader)
+    options = {"auto_offset_reset": reset, "metadata_max_age_ms": 3_600_000}
+    members = [Told(cluster, topic, topic=topic, **options) for _ in range(2)]
+    everyone = (leader, *members)
+    poll_until(lambda: sum(len(each.owned) for each in members) == 1, *everyone)
+    poll_until(
+        lambda: len({each.consumer.group_metadata().generation_id for each in everyone}) == 1, *everyone
+    )
+    idle, owner = sorted(members, key=lambda each: len(each.owned))
+    created_again(cluster, topic, 1)
+    send(cluster, topic, 1, 1)
+    poll_until(lambda: owner.consumer.position(TopicPartition(topic, 0)) == 1, *everyone)
+    owner.consumer.commit()
+    send(cluster, topic, 10, 1)  # which wait for the other member, all the same
+    owner.consumer.pause(*owner.consumer.assignment())
+    owner.consumer.close()
+    poll_until(lambda: len(idle.values) >= 10, leader, idle)
+    assert [each.offset for each in idle.records] == list(range(1, 11))
+    for each in (leader, idle):
+        each.consumer.close()
+
+
+def test_an_idle_consumer_is_told_what_is_committed_of_a_topic_created_again(
+    cluster: InProcessCluster, topic: str
+) -> None:  # E10
+    tp = TopicPartition(topic, 0)
+    with Consumer(cluster=cluster, group_id=topic) as idle:
+        idle.end_offsets([tp])  # the topic is known from here on
+        created_again(cluster, topic, 1)
+        with Consumer(cluster=cluster, group_id=topic) as other:
+            other.commit({tp: 5})
+        found = idle.committed([tp])[tp]
+    assert found is not None
+    assert found.offset == 5
+
+
 # ---- The end of a member ---------------------------------------------------------------------------------------------
 
 
