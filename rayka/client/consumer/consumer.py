@@ -211,6 +211,7 @@ class Consumer(ConsumerMembership, Generic[ValueT]):
             if before is not None and not is_within and self._config.group_id is not None:
                 self._interrupt()
                 before = self._in_use.wait_and_begin(turn, _TURN_S)
+            self._is_closing = True
             self._end(has_turn=before is None or is_within, is_processed=is_processed)
         finally:
             turn.end()

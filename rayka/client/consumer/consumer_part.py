@@ -117,6 +117,7 @@ def _turned(
 class ConsumerPart(SyncClient):
     """See the module. Open once `_closed` is False."""
 
+    _is_closing = False
     _closed = True  # until it is open: __del__ of a half-made one stays silent
 
     def __init__(self, cluster: str | ClusterHandle, config: ConsumerConfig) -> None:
@@ -157,6 +158,7 @@ class ConsumerPart(SyncClient):
         if before is None:
             return
         if before.thread != turn.thread:
+            self._check_not_closing()  # the other thread closes it, perhaps
             raise RuntimeError(f"{self!r} is used by two threads at once; give each its own consumer")
         if not may_nest and not self._is_in_callback():
             raise RuntimeError(
@@ -180,6 +182,11 @@ class ConsumerPart(SyncClient):
 
     def _end_if_due(self) -> None:
         """Behind each turn: what could not be done within it."""
+
+    def _check_not_closing(self) -> None:
+        self._check_open()
+        if self._is_closing:
+            raise ClosedError(f"{self!r} is being closed, by another thread or a signal handler")
 
     def _check_open(self) -> None:
         if self._closed:

@@ -20,7 +20,7 @@ from rayka.client.group.group_face import GroupFace
 from rayka.client.group.group_member import GroupMember
 from rayka.client.group.handover_stages import Listener
 from rayka.client.io_thread import BlockingWork
-from rayka.errors import ClosedError, ConfigError, InvalidArgument, UnknownTopicOrPartition
+from rayka.errors import ConfigError, InvalidArgument, UnknownTopicOrPartition
 from rayka.ids import TopicPartition
 
 OnPartitions = Callable[[list[TopicPartition]], Any]
@@ -33,7 +33,6 @@ class ConsumerMembership(ConsumerCommits, ConsumerPositions):
 
     _topics: tuple[str, ...] = ()
     _is_assigned = False
-    _is_closing = False
 
     @in_turn
     def subscribe(
@@ -130,11 +129,6 @@ class ConsumerMembership(ConsumerCommits, ConsumerPositions):
             self._group.polled()
             self._group.hand_over(self._run, self._commit_before_handover)
             self._check_not_closing()  # in a callback, or by another thread while one ran
-
-    def _check_not_closing(self) -> None:
-        self._check_open()
-        if self._is_closing:
-            raise ClosedError(f"{self!r} is being closed, by another thread or a signal handler")
 
     def _polls(self, poll: BlockingWork[bool], remaining_ms: float) -> bool:
         """What the fetcher's poll says. That a topic is gone is no error to a group: the leader assigns the others."""

@@ -118,4 +118,5 @@ class GroupFace:
             else:
                 logger.exception("a callback of the group failed after another one")
         finally:
+            self.polled()  # it has returned: the join that may follow is not late
             self.is_telling = False

@@ -226,6 +226,27 @@ def test_a_consumer_that_another_thread_closes_while_code_of_its_poll_runs_leave
     check_has_left(cluster, recorded, topic, other)
 
 
+def test_a_poll_beside_a_close_of_another_thread_says_that_it_is_closed(
+    cluster: InProcessCluster, topic: str
+) -> None:
+    closing, released = threading.Event(), threading.Event()
+
+    def on_revoke(partitions: object) -> None:
+        closing.set()
+        released.wait(WAIT_S)
+
+    made = Told(cluster, topic)
+    made.consumer.subscribe(topic, on_revoke=on_revoke)
+    poll_until(lambda: made.owned == [0, 1, 2, 3], made)
+    with ThreadPoolExecutor(1) as pool:
+        closed = pool.submit(made.consumer.close)
+        assert closing.wait(WAIT_S)
+        with pytest.raises(ClosedError):
+            made.consumer.poll(0)
+        released.set()
+        closed.result(WAIT_S)
+
+
 # ---- It does not return ----------------------------------------------------------------------------------------------
 
 
@@ -246,7 +267,7 @@ def test_a_member_whose_code_does_not_return_within_its_poll_gives_its_partition
             other.subscribe(topic)
         poll_until(lambda: other.owned == [0, 1, 2, 3], other)  # while the first one hangs
         released.set()
-        poll_until(lambda: len(other.owned) == 2, other)
+        poll_until(lambda: len(other.owned) == 2 or polling.done(), other)
         is_over.set()
         polling.result(WAIT_S)
     for each in (consumer, other.consumer):
