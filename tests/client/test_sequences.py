@@ -53,6 +53,7 @@ def test_an_epoch_begins_with_zero() -> None:  # C11
 
 def test_a_producer_id_without_further_epochs_is_replaced() -> None:  # C11, C12
     sequences = Sequences()
+    sequences.assign(1, PRODUCER)
     for _ in range(PRODUCER_EPOCH_MAX):
         sequences.begin_next_epoch()
     assert sequences.assign(1, PRODUCER) == ProducerSequence(PRODUCER, PRODUCER_EPOCH_MAX, 0)
