@@ -79,7 +79,7 @@ class Cluster:
         cls,
         spec: str | Path | ClusterSpec | None = None,
         *,
-        replace: Collection[int] = (),
+        replace: Collection[int | str] = (),
         force: bool = False,
         on_restarted: "Callable[[RestartStep], object] | None" = None,
         **fields: Unpack[ClusterFields],
@@ -94,8 +94,9 @@ class Cluster:
         Returns when every node is registered and unfenced. Data directories that exist bring back all they hold; they
         are formatted only when the cluster has none anywhere. Nodes in `replace` start again on an empty disk: a broker
         without its records, a controller as an observer, to which `Admin.add_raft_voter` gives a vote (and
-        `remove_raft_voter` takes away that of its former self). Without a Ray, a local one is started that ends with
-        this process.
+        `remove_raft_voter` takes away that of its former self). `"2:/mnt/disk2"` is one directory of broker 2, which
+        keeps the others; without being told, a broker starts without a directory that is missing. Without a Ray, a
+        local one is started that ends with this process.
 
         A cluster that runs already with the same spec is returned as it is. One that runs with another gets what
         differs while it serves; `plan_change` says it in advance, `change` afterwards. New brokers are empty, until
@@ -104,8 +105,8 @@ class Cluster:
         effect by a restart of the nodes that they concern, one at a time as `restart` does it, `on_restarted` is called
         after each; `force` accepts partitions below `min.insync.replicas` meanwhile. A start that was interrupted is
         finished by the next one. Data directories and roles cannot change, and no node is taken away by what a spec
-        leaves out. A node in `replace` has to be lost or failed, or all its directories offline; it is replaced while
-        the others run.
+        leaves out. A node in `replace` has to be lost or failed, or its directories there offline; it is replaced
+        while the others run.
 
         Raises ConfigError, ClusterExists (runs with another directory, other roles or more nodes), StorageError
         (directories are missing) and UnavailableError (no Ray at the address given; a node that did not start, or did

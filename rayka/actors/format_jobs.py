@@ -6,7 +6,7 @@ Every function runs beside the disk, through `on_ray_node.run_on`, and raises St
 import os
 import posixpath
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -38,8 +38,8 @@ class ControllerFormat:
     voters: VoterSet | None
 
 
-def format_brokers(formats: Sequence[tuple[Placement, Sequence[UUID]]]) -> None:
-    """Makes the directories of brokers theirs, with these ids; one that is formatted stays as it is."""
+def format_brokers(formats: Sequence[tuple[Placement, Mapping[str, UUID]]]) -> None:
+    """Makes directories of brokers theirs, by path with these ids; one that is formatted stays as it is."""
     io_thread.run(partial(_format_brokers, formats), _TIMEOUT_S)
 
 
@@ -69,10 +69,10 @@ def remove_directories(directories: Collection[str]) -> None:
                 raise StorageError(f"cannot remove {each}: {error.strerror}") from error
 
 
-async def _format_brokers(formats: Sequence[tuple[Placement, Sequence[UUID]]]) -> None:
+async def _format_brokers(formats: Sequence[tuple[Placement, Mapping[str, UUID]]]) -> None:
     with closing(LocalDisk()) as disk:
         for placement, directory_ids in formats:
-            for path, directory_id in zip(placement.directories, directory_ids, strict=True):
+            for path, directory_id in directory_ids.items():
                 if not disk.exists(posixpath.join(path, META_PROPERTIES_FILE)):
                     await LogDirectory.format(
                         disk, path, node_id=placement.node_id, directory_id=directory_id

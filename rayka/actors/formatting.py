@@ -1,7 +1,9 @@
 """Which directories of a cluster are to be made before its actors, and in which order.
 
-A cluster is formatted when none of its directories exists anywhere; when some are missing it is refused, for a node
-on an empty disk is not the node it was (design §4). What a start that broke off has begun is finished, in two phases:
+A cluster is formatted when none of its directories exists anywhere; when a node has none of its own it is refused, for
+a node on an empty disk is not the node it was (design §4). A broker that has one of several starts, and says which are
+offline; a directory that is lost for good is replaced by itself. What a start that broke off has begun is finished, in
+two phases:
 
 1. Brokers and coordinators are formatted, and every controller gets the 0-0 checkpoint, which names all voters.
 2. Then each controller gets its `meta.properties`, without which no node starts.
@@ -12,6 +14,7 @@ checkpoint, become what they were to be. A controller with neither file has lost
 back only under another identity, as an observer. Kafka: `StorageTool`, `Formatter` (A48, A55).
 """
 
+import dataclasses
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from random import Random
@@ -32,24 +35,22 @@ from rayka.ids import ReplicaKey, Role, node_name, random_uuid, role_of
 from rayka.log.meta_properties import wrong_cluster
 from rayka.raft.voters import VoterSet
 
+Replacement = int | str  # a node, or one directory of a broker: `2:PATH`
+
 
 @dataclass(frozen=True, slots=True)
 class FormatPlan:
-    """What is to be made: brokers, by the ids of their directories, then the checkpoints of phase 1 if there are
-    `voters`, then controllers.
+    """What is to be made: directories of brokers, by path with the id of each, then the checkpoints of phase 1 if there
+    are `voters`, then controllers.
     """
 
-    brokers: Mapping[int, tuple[UUID, ...]]
+    brokers: Mapping[int, Mapping[str, UUID]]
     voters: VoterSet | None
     controllers: Mapping[int, ControllerFormat]
 
     def directory_ids(self, spec: ClusterSpec) -> dict[str, UUID]:
         """The id that each directory gets."""
-        made = {
-            path: id
-            for each, ids in self.brokers.items()
-            for path, id in zip(node_directories(spec, each), ids, strict=True)
-        }
+        made = {path: id for ids in self.brokers.values() for path, id in ids.items()}
         return made | {
             controller_directory(spec, each): given.directory_id for each, given in self.controllers.items()
         }
@@ -58,17 +59,53 @@ class FormatPlan:
 def plan_formatting(
     spec: ClusterSpec,
     found: Found,
-    replace: Collection[int],
+    replace: Collection[Replacement],
     random: Random,
     awaited: Collection[int] = (),
 ) -> FormatPlan:
-    """What is to be made, given what there is of the cluster's directories; nodes in `replace` start empty, and those
-    that are `awaited` may be missing.
+    """What is to be made, given what there is of the cluster's directories; nodes in `replace`, or single directories
+    of brokers (`2:PATH`), start empty, and those that are `awaited` may be missing.
 
     Raises StorageError naming the directories that are missing or do not belong together, ConfigError for a `replace`
     that cannot be done.
     """
-    _check_replace(spec, replace)
+    parts = replaced_directories(spec, replace)
+    whole_nodes = [each for each in replace if isinstance(each, int)]
+    return _planned(spec, found, whole_nodes, parts, random, awaited)
+
+
+def replaced_directories(spec: ClusterSpec, replace: Collection[Replacement]) -> dict[int, tuple[str, ...]]:
+    """The directories that are made anew, by node. PATH is that of the node's directory, or of a `data_dir` of the
+    spec. Raises ConfigError.
+    """
+    replaced: dict[int, tuple[str, ...]] = {}
+    for each in replace:
+        node, _, path = str(each).partition(":")
+        if not node.isdecimal() or (not path and ":" in str(each)):
+            raise ConfigError(f"replace: expected the id of a node, or ID:PATH, found {each!r}")
+        node_id = int(node)
+        _check_replace(spec, [node_id])
+        if not path:
+            replaced[node_id] = formatted_directories(spec, node_id)
+            continue
+        paths = dict(zip(spec.data_dirs, node_directories(spec, node_id), strict=False))
+        known = paths.get(path.rstrip("/"), path.rstrip("/"))
+        if known not in paths.values() or len(paths) == 1:
+            raise ConfigError(
+                f"replace: {path} is none of several directories of {node_name(node_id)}: {', '.join(paths.values())}"
+            )
+        replaced[node_id] = tuple(dict.fromkeys((*replaced.get(node_id, ()), known)))
+    return replaced
+
+
+def _planned(
+    spec: ClusterSpec,
+    found: Found,
+    replace: Collection[int],
+    parts: Mapping[int, Collection[str]],
+    random: Random,
+    awaited: Collection[int],
+) -> FormatPlan:
     whole = [each for each in _controllers(spec) if _of(spec, found, each).is_formatted]
     if not whole and not any(each.cluster_id for each in found.values()):
         return _plan_new(spec, found, random)
@@ -78,8 +115,13 @@ def plan_formatting(
             "controller from a backup, or delete the other directories to start from nothing"
         )
     plan = _plan_rest(spec, found, whole, replace, random)
-    _refuse_missing(spec, found, _to_be_there(spec, plan, awaited))
-    _refuse_formatted(spec, found, replace)
+    alone = {each: paths for each, paths in parts.items() if each not in replace}
+    _refuse_missing(spec, found, _to_be_there(spec, found, plan, awaited, alone))
+    _refuse_formatted(found, parts)
+    for node_id, paths in alone.items():
+        plan = dataclasses.replace(
+            plan, brokers={**plan.brokers, node_id: {path: random_uuid(random) for path in paths}}
+        )
     return plan
 
 
@@ -115,14 +157,28 @@ def _plan_rest(
     return FormatPlan(_broker_ids(spec, brokers, random), None, formats)
 
 
-def _broker_ids(spec: ClusterSpec, node_ids: Collection[int], random: Random) -> dict[int, tuple[UUID, ...]]:
+def _broker_ids(spec: ClusterSpec, node_ids: Collection[int], random: Random) -> dict[int, dict[str, UUID]]:
     """New ids for the directories of these brokers."""
-    return {each: tuple(random_uuid(random) for _ in node_directories(spec, each)) for each in node_ids}
+    return {each: {path: random_uuid(random) for path in node_directories(spec, each)} for each in node_ids}
 
 
-def _to_be_there(spec: ClusterSpec, plan: FormatPlan, awaited: Collection[int]) -> list[str]:
-    """The directories that are neither made nor awaited."""
-    brokers = [each for each in partition_nodes(spec) if each not in (*plan.brokers, *awaited)]
+def _to_be_there(
+    spec: ClusterSpec,
+    found: Found,
+    plan: FormatPlan,
+    awaited: Collection[int],
+    alone: Mapping[int, Collection[str]],
+) -> list[str]:
+    """The directories without which a node has none: those of brokers with none that is sound, and of controllers, that
+    are neither made nor awaited. `alone` are directories that are replaced by themselves.
+    """
+    brokers = [
+        each
+        for each in partition_nodes(spec)
+        if each not in plan.brokers
+        and (each not in awaited or each in alone)
+        and not any(found.get(path, NOTHING).is_formatted for path in node_directories(spec, each))
+    ]
     controllers = [each for each in _controllers(spec) if each not in (*plan.controllers, *awaited)]
     return [
         *(path for each in brokers for path in node_directories(spec, each)),
@@ -204,9 +260,9 @@ def _advice(spec: ClusterSpec, found: Found, missing: Collection[str]) -> str:
     )
 
 
-def _refuse_formatted(spec: ClusterSpec, found: Found, replace: Collection[int]) -> None:
-    for node_id in replace:
-        for each in formatted_directories(spec, node_id):
+def _refuse_formatted(found: Found, replaced: Mapping[int, Collection[str]]) -> None:
+    for node_id, paths in replaced.items():
+        for each in paths:
             if found.get(each, NOTHING).is_formatted:
                 raise StorageError(
                     f"replace: {each} of {node_name(node_id)} is there; start without replacing it, or remove it first "

@@ -13,7 +13,7 @@ from random import SystemRandom
 
 from rayka.actors.cluster_record import Identities
 from rayka.actors.format_jobs import format_brokers, format_controllers, prepare_controllers
-from rayka.actors.formatting import FormatPlan, plan_formatting, refuse_undeclared
+from rayka.actors.formatting import FormatPlan, Replacement, plan_formatting, refuse_undeclared
 from rayka.actors.found_directories import NOTHING, Found, FoundDirectory, look_around
 from rayka.actors.identities import Seen, learn, sift
 from rayka.actors.names import cluster_directories, formatted_directories
@@ -41,7 +41,7 @@ def plan_start(
     spec: ClusterSpec,
     node_ids: Collection[int],
     *,
-    replace: Collection[int] = (),
+    replace: Collection[Replacement] = (),
     new: Collection[int] = (),
     homes: Mapping[int, str],
     known: Identities,
@@ -201,10 +201,11 @@ def _identities_after(
     ids = {}
     for node_id in dict.fromkeys((*formats.brokers, *formats.controllers)):
         there = seen[placements[node_id].ray_node_id]
-        found = [there.get(path, NOTHING) for path in formatted_directories(spec, node_id)]
-        ids[node_id] = [
-            each.directory_id if each.is_formatted else made[path]
-            for path, each in zip(formatted_directories(spec, node_id), found, strict=True)
-        ]
+        paths = formatted_directories(spec, node_id)
+        found = {path: there.get(path, NOTHING) for path in paths}
+        known = {path: each.directory_id for path, each in found.items() if each.is_formatted}
+        ids[node_id] = list({**{path: made[path] for path in paths if path in made}, **known}.values())
+        if len(ids[node_id]) < len(paths):  # another one is offline, and may come back
+            ids[node_id] += before.directory_ids.get(node_id, ())
     cluster_id = next((each.cluster_id for each in formats.controllers.values()), "")
     return before.with_nodes(ids, cluster_id)

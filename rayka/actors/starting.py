@@ -21,6 +21,7 @@ from rayka.actors.bring_up import (
 )
 from rayka.actors.cluster_description import ask_metadata, describe_nodes
 from rayka.actors.cluster_record import ClusterRecord, Identities
+from rayka.actors.formatting import Replacement, replaced_directories
 from rayka.actors.names import actor_name, await_gone, running_node_ids
 from rayka.actors.quorum_votes import look_at_quorum
 from rayka.actors.ray_network import RayNetwork
@@ -44,10 +45,11 @@ if TYPE_CHECKING:
 class Starting:
     """One start of a cluster that may run already, whole or in part; `spec` has the brokers that came by the load."""
 
-    def __init__(self, cluster: "Cluster", spec: ClusterSpec, replace: Collection[int]) -> None:
+    def __init__(self, cluster: "Cluster", spec: ClusterSpec, replace: Collection[Replacement]) -> None:
         """Asks Ray and the nodes there are. Raises ClusterExists for a spec that the running cluster cannot get."""
         self._cluster = cluster
         self._replace = replace
+        self._replaced = replaced_directories(spec, replace)
         self.handles, self.processes = processes_of(cluster.name)
         self.record = kept_record(cluster.name) if self.handles else None
         known = (*self.handles, *(self.record.spec.roles if self.record else ()))
@@ -77,7 +79,7 @@ class Starting:
         missing = [each for each in self.spec.roles if each not in running]
         new = [each for each in missing if each in added]
         is_partial = bool(running and (self._replace or added))  # the others are left to the supervisor
-        chosen = [each for each in missing if each in (*self._replace, *new)] if is_partial else missing
+        chosen = [each for each in missing if each in (*self._replaced, *new)] if is_partial else missing
         if record and not (chosen or self._replace or added):
             return bring_up(record, ())
         ask_ray(rooms.drop_leftover, self.spec)  # else what one of the nodes needs is set aside for itself
@@ -108,9 +110,9 @@ class Starting:
 
     def _lost(self) -> list[int]:
         """Those to be replaced that have a process but no disk. Ends those without a process."""
-        silent = [each for each in self.handles if each in self._replace and each not in self.processes]
+        silent = [each for each in self.handles if each in self._replaced and each not in self.processes]
         self._end_lost({each: self.handles[each] for each in silent})
-        replaced = [each for each in self.processes if each in self._replace]
+        replaced = {each: paths for each, paths in self._replaced.items() if each in self.processes}
         if not replaced:
             return []
         lost = wait_for(partial(without_disk, self._cluster.network(), replaced), ANSWER_TIMEOUT_S)
@@ -149,8 +151,8 @@ class Starting:
         if replaced:
             raise ConfigError(
                 f"replace: {', '.join(replaced)} runs; only a node whose machine or disk is lost can be brought back "
-                "empty while the cluster runs: one that is unreachable or failed, or all of whose directories are "
-                f"offline; stop the cluster first with `rayka stop --cluster {self._cluster.name}`"
+                "empty while the cluster runs: one that is unreachable or failed, or whose directories that are to "
+                f"be replaced are offline; stop the cluster first with `rayka stop --cluster {self._cluster.name}`"
             )
 
     def _end_lost(self, handles: Mapping[int, Any]) -> None:
@@ -166,8 +168,10 @@ class Starting:
             launch.end(handle)
 
 
-async def without_disk(network: RayNetwork, node_ids: Collection[int]) -> list[int]:
-    """Those of a running cluster's nodes that serve nothing: FAILED, or brokers with all directories offline."""
+async def without_disk(network: RayNetwork, replaced: Mapping[int, Collection[str]]) -> list[int]:
+    """Those of a running cluster's nodes that serve nothing from these directories: FAILED, or brokers where all of
+    them are offline.
+    """
     nodes = await describe_nodes(network, await network.node_ids())
     metadata = await ask_metadata(network, nodes)
     offline = {
@@ -177,7 +181,12 @@ async def without_disk(network: RayNetwork, node_ids: Collection[int]) -> list[i
         and not {own.directory_id for own in each.directories}.difference(each.offline_directories)
     }
     failed = {each.node_id for each in nodes if each.state == NodeState.FAILED}
-    return [each for each in node_ids if each in failed or each in offline]
+    without = {
+        each.node_id
+        for each in nodes
+        if each.node_id in replaced and set(replaced[each.node_id]) <= set(each.offline_data_dirs)
+    }
+    return [each for each in replaced if each in failed or each in offline or each in without]
 
 
 def _end(cluster_name: str, handles: Mapping[int, Any], processes: "Mapping[int, NodeProcess]") -> None:

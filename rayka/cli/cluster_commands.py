@@ -23,6 +23,8 @@ from rayka.cli.shared_options import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
     from rayka.actors.cluster_description import ClusterDescription, NodeDescription
     from rayka.actors.restart_plan import RestartStep
     from rayka.actors.scaling.planner import ScalingStatus
@@ -43,7 +45,10 @@ _STATE_STYLES = {
 @click.option("--cluster", "name", help="The cluster's name, instead of the spec's.")
 @click.option("--address", metavar="HOST:PORT", help="The Ray to use, instead of the spec's.")
 @click.option(
-    "--replace", multiple=True, type=int, metavar="ID", help="A node to bring back on an empty disk."
+    "--replace",
+    multiple=True,
+    metavar="ID[:PATH]",
+    help="A node to bring back on an empty disk, or one data directory of a broker that has several.",
 )
 @force_option
 @yes_option
@@ -54,7 +59,7 @@ def start(
     spec_path: Path | None,
     name: str | None,
     address: str | None,
-    replace: tuple[int, ...],
+    replace: tuple[str, ...],
     force: bool,
     is_sure: bool,
     as_json: bool,
@@ -66,15 +71,18 @@ def start(
     node whose machine or disk is lost is brought back empty while the others run; a controller then has no vote until
     `rayka quorum voters` gives it one.
     """
+    from rayka.actors.formatting import replaced_directories
     from rayka.cli.change_tables import announce, plain_change
     from rayka.cluster import Cluster
 
     spec = _spec(spec_path, name, address)
+    replaced = replaced_directories(spec, replace)
     if is_dry_run():
-        print_start_plan(spec, replace, as_json)
+        print_start_plan(spec, replaced, as_json)
         return
     if replace:
-        confirm(f"this brings back {_named(spec, replace)} on an empty disk", is_sure)
+        paths = ", ".join(path for each in replaced.values() for path in each)
+        confirm(f"this brings back {_named(spec, tuple(replaced))} on an empty disk: {paths}", is_sure)
     if not as_json:
         say_progress()
     with working(f"Starting cluster {spec.name} …"):
@@ -98,7 +106,7 @@ def start(
         print_added(cluster.added_brokers)
     if cluster.change and cluster.change.new_voters:
         click.echo(f"\nGave a vote to {_named(spec, cluster.change.new_voters)}.")
-    print_vote_commands(cluster, spec, replace)
+    print_vote_commands(cluster, spec, tuple(replaced))
     click.echo(f"\nUse it:   rayka.Producer(cluster={spec.name!r})")
     click.echo(f"          rayka topic create NAME --cluster {spec.name}")
     click.echo(f"Stop it:  rayka stop --cluster {spec.name}")
@@ -294,7 +302,7 @@ def print_description(description: "ClusterDescription") -> None:
             click.echo(f"{each.actor_name} is on a machine that Ray drains{_until(each)}")
 
 
-def print_start_plan(spec: "ClusterSpec", replace: tuple[int, ...], as_json: bool) -> None:
+def print_start_plan(spec: "ClusterSpec", replaced: "Mapping[int, Collection[str]]", as_json: bool) -> None:
     """What a start would do: which nodes run already, where a Ray runs; which would be started, and where their data
     is or would be.
     """
@@ -309,11 +317,16 @@ def print_start_plan(spec: "ClusterSpec", replace: tuple[int, ...], as_json: boo
     has_ray = ray.is_initialized() or bool(usable(spec.ray.address))
     address = connect(spec.ray.address) if has_ray else ""
     running = ask_ray(running_node_ids, spec.name) if has_ray else ()
-    change = Cluster(spec.name, address).plan_change(spec) if running and not replace else None
+    change = Cluster(spec.name, address).plan_change(spec) if running and not replaced else None
     rows = []
     for node_id in spec.roles:
-        action = "start on an empty disk" if node_id in replace else "start"
-        directories = ", ".join(node_directories(spec, node_id))
+        paths = node_directories(spec, node_id)
+        is_whole = set(paths) <= set(replaced.get(node_id, ()))
+        action = "start on an empty disk" if is_whole else "start"
+        directories = ", ".join(
+            f"{each} (empty)" if each in replaced.get(node_id, ()) and not is_whole else each
+            for each in paths
+        )
         rows.append(
             (actor_name(spec.name, node_id), "none, it runs" if node_id in running else action, directories)
         )

@@ -149,6 +149,33 @@ def test_a_cluster_runs_beside_another_and_is_gone_when_it_is_stopped_with_its_d
         other.stop()
 
 
+def test_a_broker_starts_without_a_disk_that_is_gone_and_gets_that_one_back_empty(
+    start: Start, tmp_path: Path
+) -> None:
+    dirs = [str(tmp_path / each) for each in ("one", "two")]
+    cluster = start(name="disks", data_dir=dirs)
+    with rayka.Admin(cluster) as admin:
+        admin.create_topic("t", partitions=2)
+        homes = {p.partition: each.path for each in admin.log_dirs()[0].directories for p in each.replicas}
+    for partition in homes:
+        with rayka.Producer(cluster) as producer:
+            producer.send("t", b"a", partition=partition).result(timeout=60)
+    cluster.stop()
+    lost, sound = f"{dirs[1]}/disks/broker-1", f"{dirs[0]}/disks/broker-1"
+    shutil.rmtree(lost)
+    cluster = start(name="disks", data_dir=dirs)
+    [broker] = [each for each in cluster.describe().nodes if each.node_id == 1]
+    assert (broker.state, broker.offline_data_dirs) == ("degraded", (lost,))
+    assert f"bring it back empty with `rayka start --replace 1:{lost}`" in broker.detail
+    cluster = start(name="disks", data_dir=dirs, replace=[f"1:{lost}"])
+    [broker] = [each for each in cluster.describe().nodes if each.node_id == 1]
+    assert (broker.state, broker.offline_data_dirs, broker.detail) == ("running", (), "")
+    kept = [partition for partition, home in homes.items() if home == sound]
+    with rayka.Producer(cluster) as producer:
+        again = [producer.send("t", b"b", partition=each).result(timeout=60).offset for each in kept]
+    assert again == [1]  # behind the record of before
+
+
 def test_a_missing_directory_is_named_and_a_replaced_broker_comes_back_empty(
     start: Start, tmp_path: Path
 ) -> None:
@@ -172,7 +199,8 @@ def test_a_broker_all_of_whose_directories_are_offline_is_replaced_while_the_clu
             start(name="offline", data_dir=str(tmp_path), brokers=2, replace=[2])
         shutil.rmtree(tmp_path / "offline" / "broker-2")
         admin.create_topic("words", assignments=[[2]])
-        wait_until(lambda: io_thread.run(partial(without_disk, cluster.network(), [1, 2]), 10) == [2])
+        asked = {each: ["another"] for each in (1, 2)}
+        wait_until(lambda: io_thread.run(partial(without_disk, cluster.network(), asked), 10) == [2])
         pid = pid_of(cluster, 1)
         start(name="offline", data_dir=str(tmp_path), brokers=2, replace=[2])
         assert pid_of(cluster, 1) == pid

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 from random import Random
+from uuid import UUID
 
 import pytest
 
@@ -34,7 +35,7 @@ def directory(spec: ClusterSpec, node_id: int) -> Path:
     return Path(node_directories(spec, node_id)[0])
 
 
-def plan(spec: ClusterSpec, replace: Collection[int] = (), seed: int = 7) -> FormatPlan:
+def plan(spec: ClusterSpec, replace: Collection[int | str] = (), seed: int = 7) -> FormatPlan:
     """What is to be made, as the disk is now."""
     paths = [each for id in spec.roles for each in node_directories(spec, id)]
     return plan_formatting(spec, look_at(paths), replace, Random(seed))
@@ -195,3 +196,70 @@ def test_a_broker_that_runs_though_it_is_not_declared_is_in_no_others_way(spec: 
     sites = {"a": Site({"CPU": 1.0}), "b": Site({"CPU": 1.0})}
     placed = place(spec, sites, [1], {2: "a", 3001: "a"})
     assert placed[1].ray_node_id == "a"
+
+
+# ---- Brokers with several directories ----
+
+
+@pytest.fixture
+def two_disks(tmp_path: Path) -> ClusterSpec:
+    """A cluster of one broker with two directories, which are formatted."""
+    dirs = [str(tmp_path / each) for each in ("one", "two")]
+    spec = ClusterSpec(name="formatted", data_dir=dirs)
+    execute(spec, plan(spec))
+    return spec
+
+
+def ids(spec: ClusterSpec) -> list[UUID]:
+    return [each.directory_id for each in look_at(node_directories(spec, 1)).values()]
+
+
+def test_a_broker_with_one_of_its_directories_is_started_and_nothing_is_made(two_disks: ClusterSpec) -> None:
+    shutil.rmtree(node_directories(two_disks, 1)[1])
+    planned = plan(two_disks)
+    assert (planned.brokers, planned.controllers, planned.voters) == ({}, {}, None)
+
+
+def test_a_broker_with_none_of_its_directories_is_refused(two_disks: ClusterSpec) -> None:
+    for each in node_directories(two_disks, 1):
+        shutil.rmtree(each)
+    with pytest.raises(StorageError, match=r"these directories are missing: .*/one/.*/two/.*--replace 1"):
+        plan(two_disks)
+
+
+@pytest.mark.parametrize("is_data_dir", [True, False])
+def test_one_directory_is_replaced_and_the_other_stays(two_disks: ClusterSpec, is_data_dir: bool) -> None:
+    one, two = node_directories(two_disks, 1)
+    before = ids(two_disks)
+    shutil.rmtree(two)
+    planned = plan(two_disks, replace=[f"1:{two_disks.data_dirs[1] if is_data_dir else two}"], seed=8)
+    assert {each: list(paths) for each, paths in planned.brokers.items()} == {1: [two]}
+    execute(two_disks, planned)
+    after = ids(two_disks)
+    assert (after[0] == before[0], after[1] == before[1]) == (True, False)
+    assert one != two
+
+
+def test_a_directory_that_is_there_or_would_be_the_only_one_is_not_replaced(two_disks: ClusterSpec) -> None:
+    one, two = node_directories(two_disks, 1)
+    with pytest.raises(StorageError, match="two/formatted/broker-1 of broker-1 is there"):
+        plan(two_disks, replace=[f"1:{two}"])
+    shutil.rmtree(one)
+    shutil.rmtree(two)
+    with pytest.raises(StorageError, match="these directories are missing"):
+        plan(two_disks, replace=[f"1:{two}"])
+
+
+@pytest.mark.parametrize(
+    ("replace", "said"),
+    [
+        ("x", "expected the id of a node, or ID:PATH, found 'x'"),
+        ("1:", "expected the id of a node, or ID:PATH, found '1:'"),
+        ("7:/mnt", "no node 7 in cluster"),
+        ("1:/mnt", "/mnt is none of several directories of broker-1: "),
+        ("3001:/mnt", "/mnt is none of several directories of controller-3001: "),
+    ],
+)
+def test_what_cannot_be_replaced_is_said(two_disks: ClusterSpec, replace: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        plan(two_disks, replace=[replace])

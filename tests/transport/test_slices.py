@@ -157,13 +157,13 @@ def test_a_file_that_ends_too_early_ends_the_lane_and_is_counted(path: str) -> N
 
 def test_a_slice_is_let_go_of_when_its_reader_has_vanished(path: str) -> None:
     kept: list[weakref.ref[OpenFile]] = []
-    disk = LocalDisk()
+    thread = DiskThread("rayka-test", 60)
 
     class Watched(OpenFile):
         __slots__ = ("__weakref__",)
 
     async def handle(api_name: str, header: bytes, body: bytes, payload: Payload) -> Answer:
-        file = Watched(path, os.O_RDONLY, disk._removal_thread)
+        file = Watched(path, os.O_RDONLY, thread)
         kept.append(weakref.ref(file))
         return b"", [LocalSlice(file, path, 0, len(DATA))]
 
@@ -180,7 +180,7 @@ def test_a_slice_is_let_go_of_when_its_reader_has_vanished(path: str) -> None:
             await until(lambda: gc.collect() >= 0 and kept[0]() is None)
 
     run(test())
-    disk.close()
+    thread.close()
 
 
 def test_for_ray_slices_are_read_when_the_answer_is_packed(path: str) -> None:

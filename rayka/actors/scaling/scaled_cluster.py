@@ -207,4 +207,4 @@ def make_directories(placement: Placement, cluster_id: str) -> None:
             said = found.problem or f"belongs to {node_name(found.node_id)} of cluster {found.cluster_id}"
             raise StorageError(f"{path} is to be made for {node_name(placement.node_id)}, but {said}")
     random = SystemRandom()
-    format_brokers([(placement, [random_uuid(random) for _ in placement.directories])])
+    format_brokers([(placement, {path: random_uuid(random) for path in placement.directories})])
