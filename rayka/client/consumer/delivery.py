@@ -15,7 +15,6 @@ never loses one: its records are known by their offsets, and the second one is p
 
 import sys
 import threading
-from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from itertools import chain, islice
@@ -26,6 +25,7 @@ import pyarrow as pa
 
 from rayka.client.consumer.consumer_interceptors import ConsumerInterceptors
 from rayka.client.consumer.fetch_buffer import Fetched
+from rayka.client.consumer.fetch_queue import FetchQueue, key_of
 from rayka.client.consumer.record import (
     Deserializers,
     PoisonedRow,
@@ -78,7 +78,7 @@ class Asking:
     def note(self, fetched: Fetched, at: Position) -> None:
         """Before anything of the fetch is taken. Of several calls for one fetch the first counts."""
         self.marks.setdefault(fetched.topic_partition, at)
-        self.fetches.setdefault(_key(fetched), fetched)
+        self.fetches.setdefault(key_of(fetched), fetched)
 
     def forget(self, topic_partition: TopicPartition) -> None:
         """Its position was changed since."""
@@ -99,18 +99,16 @@ class Delivery:
         key = deserializer(config.key_deserializer, "key_deserializer")
         self._deserializers = key, deserializer(config.value_deserializer, "value_deserializer")
         self._ends = end_offsets or {}
-        self._arrived: deque[Sequence[Fetched]] = deque()  # from the IO thread, which only appends
-        self._fetched: deque[Fetched] = deque()
+        self._fetches = FetchQueue()
         self._read: dict[TopicPartition, Position] = {}  # without what the current batch adds
         # The first batch of the first fetch, decoded: to forget it loses no more than the position within it.
         self._current: _Current | None = None
-        self._paused: dict[TopicPartition, deque[Fetched]] = {}  # with what is not handed over meanwhile
         self._made: list[Record] = []  # by interceptors, and not given yet
         self.asking = Asking(self._made, is_handed=True)
 
     def add(self, fetched: Sequence[Fetched]) -> None:
         """Takes what was fetched; the one method that is called on the IO thread, also after a poll was interrupted."""
-        self._arrived.append(fetched)
+        self._fetches.add(fetched)
 
     # ---- Askings ---------------------------------------------------------------------------------------------------
 
@@ -137,8 +135,7 @@ class Delivery:
 
     def _put_back(self, asking: Asking) -> None:
         """Repeated after an interruption it comes to the same."""
-        others = [each for each in self._fetched if _key(each) not in asking.fetches]
-        self._fetched = deque((*asking.fetches.values(), *others))
+        self._fetches.put_back(asking.fetches)
         self._read.update(asking.marks)
         if asking.marks:
             self._forget_current()
@@ -155,8 +152,8 @@ class Delivery:
     def pause(self, topic_partition: TopicPartition) -> None:
         """Hands nothing of the partition over, also by an iterator that is in use, until `resume`."""
         self._settle()
-        self._take_in()
-        if topic_partition in self._paused:
+        self._fetches.take_in()
+        if topic_partition in self._fetches.paused:
             return
         current = self._current
         if current is not None and current.topic_partition == topic_partition:
@@ -164,31 +161,25 @@ class Delivery:
                 self.asking.note(current.fetched, self._read_with(current, -1))  # for `take_back`
             self._read[topic_partition] = self._read_with(current)
             self._forget_current()
-        self._paused[topic_partition] = deque(
-            each for each in self._fetched if each.topic_partition == topic_partition
-        )
-        self._fetched = self._without(topic_partition)
+        self._fetches.pause(topic_partition)
 
     def resume(self, topic_partition: TopicPartition) -> None:
         """Hands over what was held back, and then the rest."""
         self._settle()
-        self._take_in()
-        self._fetched.extend(self._paused.get(topic_partition, ()))
-        self._paused.pop(topic_partition, None)
+        self._fetches.take_in()
+        self._fetches.resume(topic_partition)
 
     def paused(self) -> tuple[TopicPartition, ...]:
         """The partitions of which nothing is handed over."""
-        return tuple(self._paused)
+        return tuple(self._fetches.paused)
 
     def drop(self, topic_partition: TopicPartition) -> None:
         """Forgets what was fetched of a partition, and its position."""
         self._settle()
-        self._take_in()
+        self._fetches.take_in()
         if self._current is not None and self._current.topic_partition == topic_partition:
             self._forget_current()
-        self._fetched = self._without(topic_partition)
-        if topic_partition in self._paused:
-            self._paused[topic_partition] = deque()
+        self._fetches.drop(topic_partition)
         self._read.pop(topic_partition, None)
         for asking in (*self.asking.held, self.asking):
             asking.forget(topic_partition)
@@ -198,22 +189,12 @@ class Delivery:
     def keep_only(self, partitions: Collection[TopicPartition]) -> None:
         """Forgets all other partitions."""
         self._settle()
-        self._take_in()
-        waiting = dict.fromkeys(each.topic_partition for each in self._fetched)
-        for tp in {**self._read, **waiting, **self._paused}:
+        self._fetches.take_in()
+        waiting = dict.fromkeys(each.topic_partition for each in self._fetches.waiting())
+        for tp in {**self._read, **waiting, **self._fetches.paused}:
             if tp not in partitions:
                 self.drop(tp)
-                self._paused.pop(tp, None)
-
-    def _take_in(self) -> None:
-        """What has arrived; twice what is interrupted."""
-        while self._arrived:
-            for each in self._arrived[0]:
-                self._paused.get(each.topic_partition, self._fetched).append(each)
-            self._arrived.popleft()
-
-    def _without(self, topic_partition: TopicPartition) -> deque[Fetched]:
-        return deque(each for each in self._fetched if each.topic_partition != topic_partition)
+                self._fetches.paused.pop(tp, None)
 
     def _forget_current(self) -> None:
         if self._current is not None:
@@ -238,7 +219,7 @@ class Delivery:
         current = self._current
         if current is not None and current.topic_partition == topic_partition and current.has_rows:
             return current.position()
-        for fetched in chain(self._paused.get(topic_partition, ()), self._fetched, *tuple(self._arrived)):
+        for fetched in self._fetches.waiting():
             if fetched.topic_partition == topic_partition:
                 read = self.read_up_to(topic_partition)
                 is_next = read is not None and read.generation == fetched.generation
@@ -273,7 +254,7 @@ class Delivery:
         for asking in reversed(in_part):
             found.update(asking.marks)
         noted = [asking.fetches.values() for asking in in_part]
-        for fetched in chain(*self._paused.values(), *noted, tuple(self._fetched), *tuple(self._arrived)):
+        for fetched in chain(*noted, self._fetches.waiting()):
             at = found.get(fetched.topic_partition)
             if at is None or at.generation < fetched.generation:
                 found[fetched.topic_partition] = Position(fetched.fetch_offset, fetched.generation)
@@ -300,7 +281,7 @@ class Delivery:
         given: list[Record] = []
         kept: list[Record] = []
         for each in self._made:
-            is_kept = len(given) == count_max or _partition_of(each) in self._paused
+            is_kept = len(given) == count_max or _partition_of(each) in self._fetches.paused
             (kept if is_kept else given).append(each)
         self._made = kept
         return given
@@ -366,7 +347,7 @@ class Delivery:
 
     def has_records(self) -> bool:
         """Whether `next_records` has something to give, if the interceptors leave it."""
-        return any(_partition_of(each) not in self._paused for each in self._made) or self.has_rows()
+        return any(_partition_of(each) not in self._fetches.paused for each in self._made) or self.has_rows()
 
     def has_rows(self) -> bool:
         """Whether `next_arrow` has something to give."""
@@ -374,15 +355,16 @@ class Delivery:
 
     def _next_current(self) -> "_Current | None":
         """A batch with rows left, of which the asking may take; None when nothing is left."""
-        self._take_in()
+        self._fetches.take_in()
         while (current := self._current) is None or current.is_empty():
             if current is not None:
                 if current.go_on():
                     break
                 self._finish(current)
-            if not self._fetched:
+            fetched = self._fetches.first()
+            if fetched is None:
                 return None
-            self._start(self._fetched[0])
+            self._start(fetched)
         if not self.asking.is_handed and current.topic_partition not in self.asking.marks:
             self.asking.note(current.fetched, self._read_with(current))
         return current
@@ -392,7 +374,7 @@ class Delivery:
         tp = fetched.topic_partition
         at = self._read.get(tp)
         if at is not None and at.generation > fetched.generation:
-            self._fetched.popleft()
+            self._fetches.end_first()
             return
         if at is None or at.generation < fetched.generation:  # the position was reset, perhaps backwards
             at = Position(fetched.fetch_offset, fetched.generation)
@@ -406,13 +388,13 @@ class Delivery:
         remaining = fetched.buffers
         if not remaining or (end_offset is not None and start_offset >= end_offset):
             self._read[tp] = at._replace(offset=max(start_offset, fetched.next_offset))
-            self._fetched.popleft()
+            self._fetches.end_first()
             return
         batch = _first_batch(fetched)
         if batch.next_offset <= start_offset or batch.is_control:
             epoch = batch.leader_epoch if batch.is_control else at.leader_epoch
             self._read[tp] = Position(max(start_offset, batch.next_offset), fetched.generation, epoch)
-            self._fetched[0] = _behind_first(fetched, batch)
+            self._fetches.cut_first(batch)
         else:
             decoded = self._decode(tp, batch)
             self._current = _Current(fetched, decoded, rows_between(decoded, start_offset, end_offset))
@@ -430,7 +412,7 @@ class Delivery:
         at = Position(batch.next_offset, current.fetched.generation, batch.leader_epoch)
         self._read[current.topic_partition] = at
         self._current = None
-        self._fetched[0] = _behind_first(current.fetched, batch)
+        self._fetches.cut_first(batch)
 
 
 class _Current:
@@ -526,20 +508,8 @@ class _Current:
         return self._start if self._iterator is None else self._stop - length_hint(self._iterator)
 
 
-def _key(fetched: Fetched) -> tuple[Any, ...]:
-    """Of a fetch, also when its first batches were handed over."""
-    return fetched[:3]
-
-
 def _partition_of(record: Record) -> TopicPartition:
     return TopicPartition(record.topic, record.partition)
-
-
-def _behind_first(fetched: Fetched, batch: RecordBatch) -> Fetched:
-    """Without its first batch."""
-    first, *others = fetched.buffers
-    rest = first[batch.size_bytes :]
-    return fetched._replace(buffers=(rest, *others) if rest.size else tuple(others))
 
 
 def _first_batch(fetched: Fetched) -> RecordBatch:
