@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from rayka.client.admin.admin import Admin
+from rayka.client.bootstrap import ClusterHandle
 from rayka.client.consumer.consumer import Consumer
-from rayka.cluster import Cluster
 from rayka.ids import TopicPartition
 
 
@@ -12,7 +12,7 @@ class GroupLag:
     """Looks with clients of its own, which are members of no group. Made and used on one thread."""
 
     def __init__(
-        self, cluster: Cluster, group_id: str, topics: Sequence[str], *, begins_at_end: bool = False
+        self, cluster: ClusterHandle, group_id: str, topics: Sequence[str], *, begins_at_end: bool = False
     ) -> None:
         """`begins_at_end`: where the group has committed nothing, what is there already does not wait for it."""
         self._topics = topics
@@ -22,6 +22,10 @@ class GroupLag:
 
     def __repr__(self) -> str:
         return f"<GroupLag of {list(self._topics)}>"
+
+    def check_topics(self) -> None:
+        """Raises UnknownTopicOrPartition for one that does not exist."""
+        self._admin.describe_topics(self._topics)
 
     def look(self) -> tuple[int, int]:
         """The records that wait, and the number of partitions. Raises what `committed` and `end_offsets` raise."""

@@ -1,4 +1,4 @@
-"""A pool of workers: actors that are started, watched, replaced when their process dies, and drained.
+"""A pool of workers: they are started, watched, replaced when their process dies, and drained.
 
 One thread of this process looks at them once a second. The workers are the members of one group, so the cluster shares
 partitions between them, and takes those of a dead one away after its session; the pool only decides how many there are
@@ -16,9 +16,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, NamedTuple, Self, Unpack
 
-import ray
-
-from rayka.client.bootstrap import DEFAULT_CLUSTER, resolve
+from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle, resolve
 from rayka.client.consumer.consumer_part import topic_names
 from rayka.cluster import Cluster
 from rayka.config import WorkersConfig
@@ -27,14 +25,14 @@ from rayka.options import WorkersOptions
 from rayka.worker_pool.group_lag import GroupLag
 from rayka.worker_pool.scaling import Look, Scaling
 from rayka.worker_pool.work_loop import WorkerStatus
-from rayka.worker_pool.worker_actor import WorkerActor, WorkerEnd, WorkerPlan
+from rayka.worker_pool.worker_actor import WorkerEnd, WorkerPlan
+from rayka.worker_pool.worker_hosts import ActorHost, ThreadHost, WorkerHandle, WorkerHost
 
 _LOOK_S = 1.0
 _ANSWER_S = 10.0
 _REPLACE_PAUSE_S = 1.0
 _STOP_S = 60.0
 _SPEED_LOOKS = 5
-_METHODS_AT_ONCE = 4
 
 logger = logging.getLogger(__name__)
 
@@ -58,8 +56,7 @@ class PoolStatus:
 class _Running:
     """A worker that was asked for; its last status."""
 
-    actor: Any
-    end: Any  # what `run` will return
+    worker: WorkerHandle
     status: WorkerStatus
     has_begun: bool = False  # it has answered: Ray had a place for it
     is_draining: bool = False
@@ -76,13 +73,12 @@ class _Progress(NamedTuple):
 class WorkerPool:
     """See `workers`, which makes one. `with` stops it at the end."""
 
-    def __init__(self, plan: WorkerPlan, lag: GroupLag) -> None:
+    def __init__(self, plan: WorkerPlan, lag: GroupLag, host: WorkerHost) -> None:
         config = plan.config
         self._plan = plan
         self._scaling = Scaling(config.min, config.max, config.target_lag_seconds)
         self._lag = lag
-        ray_options = {"num_cpus": 1, **config.ray_options, "max_concurrency": _METHODS_AT_ONCE}
-        self._make_actor: Any = ray.remote(WorkerActor).options(**ray_options)
+        self._host = host
         self._ids = count(1)
         self._running: dict[int, _Running] = {}
         self._wanted = config.min
@@ -161,20 +157,14 @@ class WorkerPool:
     def _start_missing(self) -> None:
         for _ in range(self._wanted - sum(not each.is_draining for each in self._running.values())):
             worker_id = next(self._ids)
-            actor = self._make_actor.remote(worker_id, self._plan)
             status = WorkerStatus(worker_id, is_ready=False)
-            self._running[worker_id] = _Running(actor, actor.run.remote(), status)
+            self._running[worker_id] = _Running(self._host.start(worker_id), status)
 
-    def _reap(self) -> None:
+    def _reap(self, timeout_s: float = 0.0) -> None:
         """Takes out workers that have ended; the first that cannot go on ends the pool."""
-        ends = {each.end: worker_id for worker_id, each in self._running.items()}
-        for each in _ended(list(ends), 0):
-            worker_id = ends[each]
-            try:
-                end: WorkerEnd = ray.get(each)
-            except ray.exceptions.RayError as error:
-                end = WorkerEnd(f"its process ended: {error}", may_pass=True)
-            self._take_out(worker_id, end)
+        ids, workers = list(self._running), [each.worker for each in self._running.values()]
+        for place in self._host.ended(workers, timeout_s):
+            self._take_out(ids[place], workers[place].end())
 
     def _take_out(self, worker_id: int, end: WorkerEnd) -> None:
         last = end.status or self._running[worker_id].status
@@ -234,15 +224,9 @@ class WorkerPool:
         )
 
     def _ask_all(self) -> None:
-        asked = {worker_id: each.actor.status.remote() for worker_id, each in self._running.items()}
-        done = _ended(list(asked.values()), _LOOK_S)
-        for worker_id, each in asked.items():
-            if each in done:
-                running = self._running[worker_id]
-                try:
-                    running.status, running.has_begun = ray.get(each), True
-                except ray.exceptions.RayError as error:
-                    logger.debug("worker %d does not answer: %s", worker_id, error)
+        running = list(self._running.values())
+        for place, status in self._host.statuses([each.worker for each in running], _LOOK_S).items():
+            running[place].status, running[place].has_begun = status, True
 
     def _scale(self, wanted: int, look: Look) -> None:
         if wanted == self._wanted:
@@ -261,10 +245,8 @@ class WorkerPool:
         for worker_id in list(self._running):
             self._drain(worker_id)
         while self._running:
-            ends = [each.end for each in self._running.values()]
-            ray.wait(ends, num_returns=1, timeout=_LOOK_S)
+            self._reap(_LOOK_S)
             self._ask_all()
-            self._reap()
         self._look()
 
     def _drain(self, worker_id: int) -> None:
@@ -272,26 +254,21 @@ class WorkerPool:
         worker = self._running[worker_id]
         if worker.has_begun:
             worker.is_draining = True
-            worker.actor.drain.remote()
+            worker.worker.drain()
         else:
-            ray.kill(worker.actor)
+            worker.worker.kill()
             del self._running[worker_id]
 
     def _kill_all(self) -> None:
         for each in list(self._running.values()):
-            ray.kill(each.actor)
-
-
-def _ended(calls: list[Any], timeout_s: float) -> list[Any]:
-    """Those that have ended after timeout_s, or all before."""
-    return ray.wait(calls, num_returns=len(calls), timeout=timeout_s)[0] if calls else []
+            each.worker.kill()
 
 
 def workers(
     function_or_class: Callable[[Any], object] | type,
     topic: str | Iterable[str],
     *,
-    cluster: str | Cluster = DEFAULT_CLUSTER,
+    cluster: str | ClusterHandle = DEFAULT_CLUSTER,
     config: Mapping[str, Any] | None = None,
     **options: Unpack[WorkersOptions],
 ) -> WorkerPool:
@@ -326,6 +303,9 @@ def workers(
     of now, up to `max` or the number of partitions, and one is taken away when the others have time to spare; those
     that keep their partitions go on meanwhile. A worker whose process dies is replaced.
 
+    With a cluster of `rayka.testing` the workers are threads of this process, for tests: `ray_options` says nothing
+    then, and the function is not pickled.
+
     Raises ConfigError, ClusterNotFound, UnknownTopicOrPartition.
     """
     parsed = WorkersConfig.given(config, options, what="workers")
@@ -336,8 +316,23 @@ def workers(
     if not callable(function_or_class):
         raise TypeError(f"expected a function or a class, found {type(function_or_class).__name__}")
     handle = resolve(cluster)
-    if not isinstance(handle, Cluster):
-        raise ConfigError(f"workers are Ray actors, so they need a rayka.Cluster on Ray, found {handle!r}")
-    plan = WorkerPlan(handle.name, tuple(topic_names(topic)), function_or_class, parsed)
+    on_ray = isinstance(handle, Cluster)
+    topics = tuple(topic_names(topic))
+    plan = WorkerPlan(handle.name if on_ray else handle, topics, function_or_class, parsed)
     begins_at_end = parsed.auto_offset_reset == "latest"
-    return WorkerPool(plan, GroupLag(handle, parsed.group_id, plan.topics, begins_at_end=begins_at_end))
+    lag = GroupLag(handle, parsed.group_id, topics, begins_at_end=begins_at_end)
+    try:
+        lag.check_topics()  # here: the workers would say it only to `wait` and `stop`
+    except BaseException:
+        lag.close()
+        raise
+    if "max" in parsed.model_fields_set and parsed.max > parsed.min and parsed.target_lag_seconds is None:
+        logger.warning(
+            "workers of group %r: max=%d has no effect without target_lag_seconds: there are min=%d workers; name a"
+            " target, or min=%d for so many from the beginning",
+            parsed.group_id,
+            parsed.max,
+            parsed.min,
+            parsed.max,
+        )
+    return WorkerPool(plan, lag, ActorHost(plan) if on_ray else ThreadHost(plan))

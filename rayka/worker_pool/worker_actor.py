@@ -1,4 +1,6 @@
-"""A worker as a Ray actor: it lives as long as the process that made it, and runs until it is told to drain."""
+"""A worker as a Ray actor: it lives as long as the process that made it, and runs until it is told to drain. In tests
+a thread has it instead (`worker_hosts`).
+"""
 
 import threading
 import traceback
@@ -6,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from rayka.actors.ray_connection import connect
+from rayka.client.bootstrap import ClusterHandle
 from rayka.client.consumer.consumer import Consumer
 from rayka.config import ConsumerConfig, WorkersConfig
 from rayka.errors import UnavailableError
@@ -15,7 +18,7 @@ from rayka.worker_pool.work_loop import Worker, WorkerStatus
 class WorkerPlan(NamedTuple):
     """What all workers of a pool do."""
 
-    cluster: str
+    cluster: str | ClusterHandle  # a name for Ray actors; a cluster of this process for threads
     topics: tuple[str, ...]
     work: Callable[..., Any]
     config: WorkersConfig
@@ -51,7 +54,8 @@ class WorkerActor:
 
     def _make(self) -> Worker:
         plan = self._plan
-        connect()
+        if isinstance(plan.cluster, str):
+            connect()
         work = plan.work() if isinstance(plan.work, type) else plan.work
         consumer = Consumer(*plan.topics, cluster=plan.cluster, config=consumer_options(plan.config))
         self._worker = Worker(self._id, consumer, work, plan.config, self._draining)

@@ -1,0 +1,165 @@
+"""Where the workers of a pool run: each in a Ray actor, or, for tests, in a thread of this process.
+
+A host starts workers, asks them, and says how they ended. Invariant: a worker that was killed, or whose process or
+thread ended without a result, counts as ended, and another one may take its place.
+"""
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from functools import partial
+from typing import Any, Protocol
+
+import ray
+
+from rayka.client.io_thread import fulfil
+from rayka.worker_pool.work_loop import WorkerStatus
+from rayka.worker_pool.worker_actor import WorkerActor, WorkerEnd, WorkerPlan
+
+_METHODS_AT_ONCE = 4
+
+logger = logging.getLogger(__name__)
+
+
+class WorkerHandle(Protocol):
+    """One worker that was started."""
+
+    def drain(self) -> None:
+        """Has it finish its batch and end; waits for nothing."""
+
+    def kill(self) -> None:
+        """Gives it up, with what it has in hand."""
+
+    def end(self) -> WorkerEnd:
+        """How it ended, once it has."""
+
+
+class WorkerHost(Protocol):
+    """What a pool starts its workers on. Used by the thread of the pool."""
+
+    def start(self, worker_id: int) -> WorkerHandle:
+        """Starts one more."""
+
+    def ended(self, workers: Sequence[Any], timeout_s: float) -> list[int]:
+        """The places of those that have ended: as soon as one has, or after timeout_s."""
+
+    def statuses(self, workers: Sequence[Any], timeout_s: float) -> Mapping[int, WorkerStatus]:
+        """What they say of themselves, by their places; without those that do not answer in time."""
+
+
+# ---- Ray actors ------------------------------------------------------------------------------------------------------
+
+
+class _ActorHandle:
+    def __init__(self, actor: Any) -> None:
+        self.actor = actor
+        self.result = actor.run.remote()
+
+    def __repr__(self) -> str:
+        return f"<worker {self.actor}>"
+
+    def drain(self) -> None:
+        self.actor.drain.remote()
+
+    def kill(self) -> None:
+        ray.kill(self.actor)
+
+    def end(self) -> WorkerEnd:
+        try:
+            found: WorkerEnd = ray.get(self.result)
+        except ray.exceptions.RayError as error:
+            return WorkerEnd(f"its process ended: {error}", may_pass=True)
+        return found
+
+
+class ActorHost:
+    """Ray places the actors by `ray_options`, and ends them with this process."""
+
+    def __init__(self, plan: WorkerPlan) -> None:
+        self._plan = plan
+        options = {"num_cpus": 1, **plan.config.ray_options, "max_concurrency": _METHODS_AT_ONCE}
+        self._make: Any = ray.remote(WorkerActor).options(**options)
+
+    def __repr__(self) -> str:
+        return f"<ActorHost of {self._plan.cluster}>"
+
+    def start(self, worker_id: int) -> _ActorHandle:
+        return _ActorHandle(self._make.remote(worker_id, self._plan))
+
+    def ended(self, workers: Sequence[_ActorHandle], timeout_s: float) -> list[int]:
+        done = _done([each.result for each in workers], 1, timeout_s)
+        return [place for place, each in enumerate(workers) if each.result in done]
+
+    def statuses(self, workers: Sequence[_ActorHandle], timeout_s: float) -> dict[int, WorkerStatus]:
+        asked = [each.actor.status.remote() for each in workers]
+        done, found = _done(asked, len(asked), timeout_s), dict[int, WorkerStatus]()
+        for place, each in enumerate(asked):
+            if each in done:
+                try:
+                    found[place] = ray.get(each)
+                except ray.exceptions.RayError as error:
+                    logger.debug("%r does not answer: %s", workers[place], error)
+        return found
+
+
+def _done(calls: list[Any], count: int, timeout_s: float) -> list[Any]:
+    """All that have ended once so many have, or after timeout_s."""
+    if not calls:
+        return []
+    ray.wait(calls, num_returns=count, timeout=timeout_s)
+    return list(ray.wait(calls, num_returns=len(calls), timeout=0)[0])
+
+
+# ---- Threads of this process -----------------------------------------------------------------------------------------
+
+
+class _ThreadHandle:
+    def __init__(self, worker_id: int, plan: WorkerPlan) -> None:
+        self.worker = WorkerActor(worker_id, plan)
+        self.result: Future[WorkerEnd] = Future()
+        run = partial(fulfil, self.result, self.worker.run)
+        threading.Thread(target=run, name=f"rayka-worker-{worker_id}", daemon=True).start()
+        self.is_killed = False
+
+    def __repr__(self) -> str:
+        return f"<worker {self.worker} in a thread>"
+
+    def drain(self) -> None:
+        self.worker.drain()
+
+    def kill(self) -> None:
+        """A thread cannot be ended from outside: it is left alone, and ends after its batch."""
+        self.is_killed = True
+        self.worker.drain()
+
+    def end(self) -> WorkerEnd:
+        if not self.result.done():
+            return WorkerEnd("it was given up", may_pass=True)
+        error = self.result.exception()
+        if error is not None:  # such as a SystemExit of the function
+            return WorkerEnd(f"its thread ended: {error!r}", may_pass=True)
+        return self.result.result()
+
+
+class ThreadHost:
+    """Threads instead of actors: for a cluster of `rayka.testing`, which no other process can reach. The function is
+    not pickled, so it may refer to what the test looks at.
+    """
+
+    def __init__(self, plan: WorkerPlan) -> None:
+        self._plan = plan
+
+    def __repr__(self) -> str:
+        return f"<ThreadHost of {self._plan.cluster}>"
+
+    def start(self, worker_id: int) -> _ThreadHandle:
+        return _ThreadHandle(worker_id, self._plan)
+
+    def ended(self, workers: Sequence[_ThreadHandle], timeout_s: float) -> list[int]:
+        if not any(each.is_killed for each in workers):
+            wait([each.result for each in workers], timeout_s, FIRST_COMPLETED)
+        return [place for place, each in enumerate(workers) if each.is_killed or each.result.done()]
+
+    def statuses(self, workers: Sequence[_ThreadHandle], timeout_s: float) -> dict[int, WorkerStatus]:
+        return {place: each.worker.status() for place, each in enumerate(workers)}
