@@ -24,6 +24,8 @@ from rayka.testing.in_process_network import InProcessNetwork
 from rayka.testing.in_process_nodes import InProcessDescription, InProcessNodes
 
 _START_TIMEOUT_S = 60.0
+# Groups begin at once, and a member that dies may have a short session: else a test waits for seconds.
+_QUICK_GROUPS = {"group_initial_rebalance_delay_ms": 0, "group_min_session_timeout_ms": 100}
 
 
 def cluster(
@@ -41,12 +43,16 @@ def cluster(
     use it in a `with` statement.
 
     `data_dir`: a directory, or several over which each broker and coordinator spreads its partitions; a temporary one,
-    removed at the end, by default. Data that is there is kept and served. `config` has Kafka's broker keys.
+    removed at the end, by default. Data that is there is kept and served. `config` has Kafka's broker keys; two are
+    otherwise than in production unless it names them, so that groups do not wait: group.initial.rebalance.delay.ms is
+    0, and group.min.session.timeout.ms 100.
     `disks` replaces the real disk of some nodes, `racks` says where they are, both by id. Pass the cluster to
     clients as `cluster=`.
     """
     forks.refuse()
-    parsed = BrokerConfig.parse(config or {}, what="config")
+    given = BrokerConfig.parse(config or {}, what="config")
+    quick = {name: value for name, value in _QUICK_GROUPS.items() if name not in given.model_fields_set}
+    parsed = given.model_copy(update=quick)
     temporary_dir = None if data_dir else tempfile.mkdtemp(prefix="rayka-")
     nodes = InProcessNodes(
         name,
