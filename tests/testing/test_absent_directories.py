@@ -115,6 +115,7 @@ def test_a_broker_starts_on_the_directories_that_are_sound_and_names_the_other(h
         assert {each.path: bool(each.error) for each in described.directories} == {SOUND: False, LOST: True}
         for each in (*kept, *(each for each in lost if each.topic == "both")):
             send(cluster, each.topic, each.partition)
+        assert not {*lost} & {*homes(admin)}
         # What is only there has no leader until it is back; nothing was made anew in its place.
         led = {each: leader(admin, each) for each in (*kept, *lost)}
         gone = {each: NO_NODE if each.topic == "one" else 2 for each in lost}
