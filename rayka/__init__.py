@@ -80,5 +80,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The public names; what else a module holds is no one's business but its own."""
+    """The public names, and nothing else that the module holds."""
     return sorted((*__all__, "__version__"))

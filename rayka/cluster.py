@@ -68,7 +68,7 @@ class Cluster:
         self._name = name
         self._ray_address = ray_address
         self._change: SpecChange | None = None
-        # Whether the end of a `with` block stops the cluster: no node of it was there before this `start`.
+        # Whether this `start` began the cluster, so that the end of a `with` block stops it.
         self._is_started_here = False
 
     def __repr__(self) -> str:

@@ -274,7 +274,7 @@ class BrokerConfig(ConfigModel):
     log_cleaner_io_max_bytes_per_second: Annotated[float, DYNAMIC, BROKERS] = Field(
         default=float(_INT64_MAX), ge=1, allow_inf_nan=False
     )
-    """How many bytes a second compaction reads and writes together; at least 1. Another rate counts within a second."""
+    """How many bytes a second compaction reads and writes together. A change takes effect within a second."""
 
     cordoned_log_dirs: Annotated[str, DYNAMIC] = ""
     """Data directories that take no new replicas, by their paths, separated by commas; `*`: all of the broker's. What
@@ -298,8 +298,8 @@ class BrokerConfig(ConfigModel):
     replica_alter_log_dirs_io_max_bytes_per_second: Annotated[float, DYNAMIC, BROKERS] = Field(
         default=float(_INT64_MAX), ge=1, allow_inf_nan=False
     )
-    """How many bytes a second a broker copies between its data directories, all moves together; at least 1. Another
-    rate counts within a second.
+    """How many bytes a second a broker copies between its data directories, all moves together. A change takes effect
+    within a second.
     """
 
     def is_cordoned(self, path: str) -> bool:
@@ -379,6 +379,6 @@ BROKER_KEYS = (
     *(each for each in BROKER_SYNONYMS.values() if each not in UNIFORM_BROKER_KEYS),
     *_marked(BROKERS),
 )
-"""Keys that only brokers and coordinators read, so that a change of one restarts no controller. What a controller says
-of them it has from the brokers.
+"""Keys that only brokers and coordinators read, so that a change of one restarts no controller. Controllers describe
+them as brokers have reported them.
 """

@@ -67,7 +67,8 @@ class ConfigModel(BaseModel):
         checked = check(value)
         if isinstance(checked, int) and checked > _INT64_MAX:
             raise ValueError(f"expected at most {_INT64_MAX}")
-        if isinstance(checked, float) and not checked <= float(_INT64_MAX):  # neither is "nan"
+        # Refuses NaN, too: `checked > _INT64_MAX` would let it pass.
+        if isinstance(checked, float) and not checked <= float(_INT64_MAX):
             raise ValueError(f"expected at most {_INT64_MAX}")
         return checked
 
@@ -140,7 +141,7 @@ def _first_problem(error: ValidationError, spelled: Mapping[str, str]) -> str:
     return f"{key}: {says}" if is_section else f"{key}: {says}, found {problem['input']!r}"
 
 
-# What people write behind a number, and how many of the key's own unit that is.
+# Units that people write behind a number, each in the unit of the key.
 _UNITS = {
     "ms": {
         "ms": 1,

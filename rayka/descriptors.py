@@ -2,8 +2,8 @@
 
 A process that has used up its descriptors (EMFILE), or whose machine has (ENFILE), can open no file: to its disks that
 looks like a failure. So a node raises its limit as far as it may, and its direct lanes take no descriptor from the
-`reserved` ones. The kernel gives the lowest free number: who never keeps a number of the upper half leaves that half to
-the others, whatever number it has itself. Kafka leaves both to the operator (`ulimit -n`).
+`reserved` ones. The kernel gives the lowest free number: a lane server that gives back each number of the upper part
+leaves that part to files, however many connections come. Kafka leaves both to the operator (`ulimit -n`).
 """
 
 import errno
@@ -17,7 +17,8 @@ _RESERVED_MAX = 4096
 def raise_limit() -> int:
     """Raises the soft limit of descriptors to the hard one; returns what it is then."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    with suppress(OSError, ValueError):  # macOS refuses more than its kernel has
+    # macOS refuses more than its kernel has.
+    with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return limit()
 

@@ -1,4 +1,4 @@
-"""Kafka's numbers of the errors that cross the wire; `rayka.errors` has the class of each, and gives this out, too."""
+"""Kafka's numbers of the errors that cross the wire. `rayka.errors` has the class of each, and exports `ErrorCode`."""
 
 from enum import IntEnum
 

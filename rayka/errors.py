@@ -135,8 +135,8 @@ class InvalidRequiredAcks(ApiError, code=ErrorCode.INVALID_REQUIRED_ACKS):
 
 
 class RecordsRefused(ApiError):
-    """Records broke a rule of their topic. A broker's own has in `refusals` the error of each of them, by its index
-    among the records of the request; empty: all records are meant.
+    """Records broke a rule of their topic. `refusals` has the error of each refused record, by its index in the
+    request; empty if all records are meant. Only set on brokers.
     """
 
     def __init__(self, message: str, refusals: "Mapping[int, ApiError] | None" = None) -> None:

@@ -71,7 +71,8 @@ def bring_up(record: ClusterRecord, placements: Collection[Placement]) -> None:
             supervise.end(name)
         _end(handles)
         if handles:
-            with suppress(RaykaError):  # the start's own error says more
+            # A failure to keep logs must not replace the error of the start.
+            with suppress(RaykaError):
                 ask_ray(keep_logs, log_places(name, placements))
         raise
 
@@ -169,7 +170,7 @@ async def _await_running(network: RayNetwork, node_ids: Collection[int]) -> None
 
 
 def _log_changes(nodes: Collection[NodeDescription], known: dict[int, str]) -> None:
-    """Each node with its state, where that is another one than before: the recovery of a large log takes minutes."""
+    """Logs each node whose state has changed since the last look: the recovery of a large log takes minutes."""
     for each in nodes:
         if each.state not in (known.get(each.node_id), UNREACHABLE):
             known[each.node_id] = each.state

@@ -90,8 +90,8 @@ async def describe(network: RayNetwork, ray_address: str, node_ids: Collection[i
     """The nodes and what is in the cluster; one that does not answer within 2 s, or that is in the spec, a voter or a
     registered broker but has no actor, is `unreachable`.
 
-    It takes about 4 s at most, whatever is lost: all that are asked together are, and what is not known by then is left
-    out.
+    Takes about 4 s at most, whatever is lost: all nodes are asked at the same time, and answers that come later are
+    left out.
     """
     nodes, spec, report = await asyncio.gather(
         describe_nodes(network, node_ids),
@@ -160,7 +160,7 @@ def _without_actor(cluster_name: str, node_id: int) -> NodeDescription:
 
 
 async def _in_time(answer: Coroutine[Any, Any, AnswerT | None]) -> AnswerT | None:
-    """None where it takes longer than a node may: several nodes may be asked one after another."""
+    """The answer; None after `_TIMEOUT_MS`, however many nodes are asked one after another."""
     try:
         async with asyncio.timeout(_TIMEOUT_MS / 1000):
             return await answer
@@ -222,7 +222,7 @@ def _with_registration(node: NodeDescription, known: BrokerDescription | None) -
 async def ask_cluster(
     network: RayNetwork, nodes: Collection[NodeDescription]
 ) -> tuple[MetadataResponse | None, QuorumInfo | None]:
-    """What is in the cluster, and its quorum, as far as these nodes say so within 2 s, however many do not answer."""
+    """The metadata and the quorum, each None where none of these nodes has answered within 2 s."""
     metadata, quorum = await asyncio.gather(
         _in_time(ask_metadata(network, nodes)), _in_time(_quorum(network, nodes))
     )

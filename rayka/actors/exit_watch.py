@@ -5,7 +5,7 @@ and Ray know at once when a process ends on a machine that lives. That record is
 upon it (design §4). Calls that fail are none, and neither is a Ray node that is gone: a process that is slow, paused or
 cut off is not dead. Reports name the incarnation, so that one which comes late does not meet the process that follows.
 
-Each end has an event, too, of controllers and of lost machines as well: what operators want to know of an incident.
+Each end of a process is also an event, of controllers too, and so is a lost machine: operators look there first.
 """
 
 import asyncio
@@ -60,8 +60,10 @@ class ExitWatch:
         self._spec = spec
         self._tell = tell
         self._watches: dict[int, asyncio.Task[None]] = {}
-        self._lost: Mapping[str, str] = {}  # Ray nodes, and where they were
-        self._refused: dict[int, tuple[int, str]] = {}  # processes that could not start, and why, as told
+        # Ray nodes that are lost, each with its address.
+        self._lost: Mapping[str, str] = {}
+        # By node, the process that refused to start and its reason, as last told. Else each look would tell it again.
+        self._refused: dict[int, tuple[int, str]] = {}
         self._network = RayNetwork(spec.name)
         self._link = ControllerLink(self._network)
 
@@ -111,8 +113,9 @@ class ExitWatch:
             await asyncio.sleep(_ASK_AGAIN_S)  # no other node follows sooner
 
     async def _until_left(self, node_id: int, found: _Serving) -> None:
-        """Ray is asked from time to time, and as soon as the lane to the process ends. It may count a worker on a lost
-        machine among the living for ever.
+        """Returns when the process is gone. Asks Ray from time to time, and as soon as the lane to the process ends.
+
+        The list of lost machines is looked at, too: Ray may count a worker on such a machine as alive for ever.
         """
         lane = LaneWatch(partial(_open_lane, node_id, found.handle))
         try:
@@ -124,8 +127,9 @@ class ExitWatch:
             lane.close()
 
     async def _until_serving(self, node_id: int, before: _Serving | None) -> _Serving:
-        """The process that is this node, once it serves: only then it can lead, and its incarnation stays. Tells
-        meanwhile that the machine of the one before is lost, which Ray notices late.
+        """The process of this node, once it serves: only then it can lead, and its incarnation stays.
+
+        Until then tells if the machine of the process `before` is lost, which Ray notices late.
         """
         while (found := await self._ask(node_id)) is None:
             if before is not None and (host := self._lost.get(before.process.ray_node_id)) is not None:

@@ -27,7 +27,7 @@ def running() -> list[str]:
 
 
 def has_node(node_id: str) -> bool:
-    """Whether the raylet of this Ray node runs on this machine, as far as its processes can be seen."""
+    """Whether the raylet of this Ray node is among the processes of this machine that can be seen."""
     return any(f"--node_id={node_id}" in every for every in raylets())
 
 

@@ -106,7 +106,8 @@ def _running() -> dict[str, tuple[int, ...]]:
         check_head(for_client=True)
     except NetworkException:
         try:
-            check_head(for_client=True)  # the first look may have connected this process to another Ray
+            # The first look may have connected this process to another Ray: ask the head of that one.
+            check_head(for_client=True)
         except NetworkException as error:
             raise UnavailableError(str(error)) from None
     clusters: dict[str, list[int]] = {}

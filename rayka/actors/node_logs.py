@@ -27,9 +27,10 @@ _PROCESSES_MAX = 2  # the one that runs, and the one before it
 _CHUNK_BYTES = 1 << 20
 _POLL_S = 0.5
 _NEXT_PROCESS_POLL_S = 2.0  # all actors that Ray knows are read for it
-_KEPT_RUNS_MAX = 5  # of each node
-_KEPT_BYTES_MAX = 16 << 20  # of each process
-# In a line of a node or supervisor, behind time and level: `begin_log` writes it there.
+# Bounds of the kept logs: runs of each node, bytes of each process.
+_KEPT_RUNS_MAX = 5
+_KEPT_BYTES_MAX = 16 << 20
+# The actor's name in a line of a node or supervisor: `begin_log` has it written behind time and level.
 _OWNER = re.compile(
     rb"^\S+ \S+ [A-Z]+ (\S+/(?:(?:broker|controller|coordinator)-\d+|supervisor)) rayka\.", re.MULTILINE
 )
@@ -83,12 +84,13 @@ def find_logs(name: str) -> list[LogFile]:
 
 
 def keep_logs(directories: Mapping[str, str]) -> None:
-    """Copies what the last processes of these actors logged to the machines' `logs`, each beside that directory; the
-    oldest of more than five runs go. What cannot be copied is said and no error: the cluster ends all the same.
+    """Copies what the last processes of these actors logged to `logs` on their machines, beside the directory of each
+    actor. Removes the oldest runs beyond five. A failure is logged and not raised: the cluster ends all the same.
     """
     places = ray_records.last_places(NAMESPACE, directories)
     sources, live = ray_records.log_directories(), live_ray_nodes()
-    wanted: dict[str, dict[str, list[str]]] = {}  # by Ray node: each file, and the workers whose logs it gets
+    # By Ray node and target file: the workers whose logs the file gets.
+    wanted: dict[str, dict[str, list[str]]] = {}
     for name, directory in directories.items():
         target = os.path.join(kept_logs(directory), name.rpartition("/")[2])
         for each in places[name].processes[-_PROCESSES_MAX:] if name in places else ():
@@ -105,31 +107,33 @@ def keep_logs(directories: Mapping[str, str]) -> None:
 
 
 def kept_logs(directory: str) -> str:
-    """Where the logs of earlier runs of a node with this data directory are."""
+    """The directory with the logs of earlier runs of the node that has this data directory."""
     return os.path.join(os.path.dirname(directory), "logs")
 
 
 def remove_kept_logs(directory: str) -> None:
-    """Removes those of the node that has this data directory, which goes, too. Runs on its machine."""
+    """Removes the kept logs of the node whose data directory is being removed. Runs on its machine."""
     kept = Path(kept_logs(directory))
     for each in kept.glob(f"{os.path.basename(directory)}-*.log"):
         each.unlink(missing_ok=True)
-    if all(each.name.startswith("supervisor-") for each in kept.glob("*")):  # of a cluster without nodes here
+    # The supervisor has no data directory: its logs go with those of the last node.
+    if all(each.name.startswith("supervisor-") for each in kept.glob("*")):
         for each in kept.glob("*"):
             each.unlink(missing_ok=True)
-    with suppress(OSError):  # there is none, or it has those of others
+    # Missing, or not empty: logs of other nodes stay.
+    with suppress(OSError):
         kept.rmdir()
 
 
 def _keep(source: str, targets: Mapping[str, Sequence[str]]) -> None:
-    """Copies the logs of these processes, each file those of its workers. Runs on their machine."""
+    """Copies the logs of the workers of each target file into it. Runs on their machine."""
     for target, worker_ids in targets.items():
         _keep_files([path for each in worker_ids for path in _paths_of(source, each)], target)
 
 
 def keep_logs_of_ended_ray(temp_dir: str, root: str) -> None:
-    """Copies what the last processes of nodes logged on this machine, in a Ray that was killed, before its directory is
-    removed: to `<root>/<cluster>/logs`, as nobody says any more where their data is.
+    """Copies the logs of the last node processes of a Ray that was killed on this machine, to `<root>/<cluster>/logs`:
+    their data directories are not known any more. The caller removes `temp_dir` afterwards.
     """
     found: dict[str, list[str]] = {}
     logs = Path(temp_dir).glob("session_[0-9]*/logs/worker-*.err")

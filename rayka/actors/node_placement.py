@@ -112,7 +112,7 @@ def needs(spec: ClusterSpec, node_id: int) -> dict[str, float]:
 
 
 def log_places(cluster_name: str, placements: Collection[Placement]) -> dict[str, str]:
-    """By actor, the directory beside which its log is kept; the supervisor, which has none, has that of a node."""
+    """By actor, the directory beside which its log is kept. The supervisor has no directory: that of a node counts."""
     places = {actor_name(cluster_name, each.node_id): each.directories[0] for each in placements}
     first = next(iter(places.values()), None)
     return places if first is None else {**places, supervisor_name(cluster_name): first}
@@ -121,10 +121,10 @@ def log_places(cluster_name: str, placements: Collection[Placement]) -> dict[str
 def cpus_of_nodes(spec: ClusterSpec) -> float:
     """The CPUs that the spec asks for all nodes that it may have."""
     counts = {Role.BROKER: spec.brokers, Role.COORDINATOR: spec.coordinators}
-    to_come = {role: count.max - count.min for role, count in counts.items() if isinstance(count, CountRange)}
+    growth = {role: count.max - count.min for role, count in counts.items() if isinstance(count, CountRange)}
     asked: dict[Role, float] = {role: getattr(spec.resources, role).num_cpus for role in Role}
     return sum(asked[role_of(each)] for each in spec.roles) + sum(
-        asked[role] * to_come[role] for role in to_come
+        asked[role] * growth[role] for role in growth
     )
 
 

@@ -32,7 +32,7 @@ from rayka.errors import ConfigError, UnavailableError
 AUTO = "auto"
 _ADDRESS_VARIABLE = "RAY_ADDRESS"
 _LOCAL = "local"  # Ray's word for: none that others started
-_OF_ONES_OWN = (
+_LOCAL_HINT = (
     "RAY_ADDRESS=local keeps away from Rays of others: with it, `rayka start` starts one of your own"
 )
 _PROBE_TIMEOUT_S = 5.0
@@ -53,7 +53,7 @@ class Candidate(NamedTuple):
 
 
 class TokenRefused(UnavailableError):
-    """A Ray asks for another token than this process has. `is_found`: as in `Candidate`."""
+    """The Ray asks for another token than this process has. `is_found`: as in `Candidate`."""
 
     is_found = False
 
@@ -64,9 +64,10 @@ class _Process:
     lock = threading.RLock()
     logged: ConnectionId | None = None  # the one whose Ray was named in the log
     made: ConnectionId | None = None  # the one that was made here, not by the user
-    asked_for = AUTO  # the address that this one was made for
-    joined: Candidate | None = None  # what was found for it
-    # Whether its raylet is a process that can be seen here; another container's is not.
+    # The address that `made` was asked for, and the candidate that was found for it.
+    asked_for = AUTO
+    joined: Candidate | None = None
+    # Whether the raylet of `made` is a process that can be seen here; another container's is not.
     has_seen_node = False
     suppresses_messages = False
 
@@ -151,7 +152,8 @@ def usable(address: str = AUTO) -> list[Candidate]:
 
 def _is_refused_by(address: str) -> bool:
     if not ray_head.answers(address, _PROBE_TIMEOUT_S):
-        return False  # it is asked about its token when it is joined
+        # `_join` asks about the token.
+        return False
     ray_internals.use_token_at_hand()
     try:
         ray_internals.try_token(address)
@@ -191,12 +193,12 @@ def _join(candidate: Candidate) -> bool:
 
 
 def _reconnect() -> bool:
-    """Connects this process to the Ray that took the place of one that has ended: found in the same way as that was, by
-    the address given, by RAY_ADDRESS, as the one of `rayka start` or `ray start`. False where there is none, or where
-    the user made the connection, which is the user's to end. Another thread may have done it meanwhile.
+    """Connects this process to the Ray that took the place of one that has ended. True also if another thread has
+    connected it; False where there is no such Ray, or where the user made the connection, which is the user's to end.
 
-    A connection is at its end with the raylet that it was made through, whatever the head does: so the end of that
-    process is the evidence, and where it was never seen there is none.
+    The new Ray has to be found in the same way as the former one: by the address given, by RAY_ADDRESS, as the one of
+    `rayka start`, or of `ray start`. A connection ends with the raylet that it was made through, whatever the head
+    does. So the end of that process is the evidence; a raylet that was never seen gives none.
     """
     with _Process.lock:
         if not ray.is_initialized() or connection_id() != _Process.made:
@@ -241,8 +243,8 @@ def _initialize(**options: Any) -> None:
 
 @contextmanager
 def kept_signal_handlers() -> Iterator[None]:
-    """Sets the signal handlers of the program again that the block replaces: SIGTERM's is Ray's from `ray.init` on,
-    SIGINT's Spark's from a session on, and those of fatal signals print a stack and end the process.
+    """Restores the program's own signal handlers behind the block. `ray.init` replaces the one of SIGTERM and those of
+    fatal signals, a session of Spark the one of SIGINT.
 
     A signal for which the program has no handler of its own keeps the new one: Ray's SIGTERM handler ends the process
     in order, so that exit handlers flush producers. Only the main thread can set handlers; in others Ray leaves
@@ -262,7 +264,8 @@ def kept_signal_handlers() -> Iterator[None]:
 
 def _restore(number: int, handler: Any) -> None:
     """Also where `signal.getsignal` still names it: native code of Ray replaces handlers behind Python's back."""
-    with suppress(OSError):  # of a signal that cannot be handled
+    # Some signals cannot be handled.
+    with suppress(OSError):
         signal.signal(number, handler)
 
 
@@ -335,7 +338,7 @@ def _only(found: list[Candidate]) -> Candidate:
     if len(found) > 1:
         addresses = ", ".join(each.address for each in found)
         raise UnavailableError(
-            f"several Rays run on this machine: {addresses}; choose one with --address or RAY_ADDRESS; {_OF_ONES_OWN}"
+            f"several Rays run on this machine: {addresses}; choose one with --address or RAY_ADDRESS; {_LOCAL_HINT}"
         )
     return found[0]
 
@@ -362,7 +365,7 @@ def _refusal(candidate: Candidate, error: BaseException) -> UnavailableError:
     refused = TokenRefused(
         f"the Ray at {candidate.address} asks for a token, and was given none or another one than its own; one is "
         "looked for in RAY_AUTH_TOKEN, in the file that RAY_AUTH_TOKEN_PATH names, and in ~/.ray/auth_token, and is "
-        "given unless RAY_AUTH_MODE is disabled" + (f"; {_OF_ONES_OWN}" if candidate.is_found else "")
+        "given unless RAY_AUTH_MODE is disabled" + (f"; {_LOCAL_HINT}" if candidate.is_found else "")
     )
     refused.is_found = candidate.is_found
     return refused

@@ -4,7 +4,7 @@ Ray waits for a head that has gone: a look-up of a name for a minute, and after 
 process with a line of its own. So everything that asks the head first tries whether anything listens at its address,
 and a client raises RayEnded well before Ray ends the process. A head that comes back before that has not ended: calls
 to nodes need it only where a name is looked up. Where another Ray has taken the place of one that ended, perhaps at the
-same address, a process that rayka connected is connected to that, as after `ray.shutdown()`, and its clients go on.
+same address, a process that rayka connected is connected to the new one, and its clients go on.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ class _Loss(NamedTuple):
 
 class _Known:
     """What all clients of this process share: `lost` since the head first did not answer, and the connection that rayka
-    made so that the process `outlives` its Ray; `reconnect` replaces that one.
+    made so that the process `outlives` its Ray; `reconnect` replaces that connection.
     """
 
     connection: ConnectionId = ("", "")
@@ -78,8 +78,8 @@ def head_address() -> str:
 
 
 def outlive(reconnect: Callable[[], bool]) -> None:
-    """From now on this process is known to live on when the Ray of its present connection ends; `reconnect` connects it
-    to the one that took the place of that, and says whether there is one.
+    """Notes that this process lives on when the Ray of its present connection ends. `reconnect` connects the process to
+    the Ray in the place of the ended one; False if there is none.
     """
     _Known.outlives, _Known.reconnect = connection_id(), reconnect
 

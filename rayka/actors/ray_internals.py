@@ -59,8 +59,8 @@ def try_token(address: str) -> None:
 
 
 def name_driver_in_utf8() -> None:
-    """Makes Ray name a driver, which it does by the command line, without bytes that are no UTF-8: Ray's table of jobs
-    holds text only, and a shell passes any bytes. Without it: Ray raises UnicodeEncodeError for such a command line.
+    """Escapes bytes that are no UTF-8 in the name that Ray gives a driver. Ray takes the command line for the name, and
+    its table of jobs holds text only. Without it: Ray raises UnicodeEncodeError for such a command line.
     """
     naming: Callable[[], str] | None = part("ray._private.utils", "get_entrypoint_name")
     if naming is None:

@@ -163,7 +163,7 @@ async def _look_up(actors: NamedActors, name: str) -> Any:
 
 
 def _absence(name: str) -> str:
-    """Why a node may have no actor, by whether the others of its cluster have."""
+    """Why a node may have no actor: a lost one if others of its cluster have actors, else a stopped cluster."""
     try:
         has_others = bool(running_node_ids(name.rpartition("/")[0]))
     except RaykaError:

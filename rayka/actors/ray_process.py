@@ -81,8 +81,8 @@ class RayProcess(msgspec.Struct, frozen=True):
 
 
 def cpus(of_nodes: float) -> int:
-    """The CPUs that a Ray started by rayka declares: the machine's, all of which are the user's own tasks', and beside
-    them what the nodes of a cluster ask for.
+    """The CPUs that a Ray started by rayka declares: those of the machine, which the user's own tasks may take whole,
+    plus those that the nodes of a cluster ask for.
     """
     return (os.cpu_count() or 1) + math.ceil(of_nodes)
 

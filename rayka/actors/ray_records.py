@@ -110,13 +110,13 @@ def has_exited(worker_id: str, ray_node_id: str) -> bool:
 
 
 def exit_words(worker_id: str) -> str:
-    """How Ray says that this worker's process ended, its first sentence; empty where Ray does not."""
+    """The first sentence of Ray's record about the end of this worker's process; empty where Ray has none."""
     record = _record(worker_id)
     return "" if record is None else str(getattr(record, "exit_detail", "")).split(". ")[0].strip()
 
 
 def lost_machines() -> dict[str, str]:
-    """The addresses of the Ray nodes that Ray counts as lost. It may count their workers among the living for ever."""
+    """The addresses of the Ray nodes that Ray counts as lost. Ray may count their workers as alive for ever."""
     return {each["NodeID"]: str(each["NodeManagerAddress"]) for each in ray.nodes() if not each["Alive"]}
 
 

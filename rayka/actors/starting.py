@@ -82,7 +82,8 @@ class Starting:
         chosen = [each for each in missing if each in (*self._replaced, *new)] if is_partial else missing
         if record and not (chosen or self._replace or added):
             return bring_up(record, ())
-        ask_ray(rooms.drop_leftover, self.spec)  # else what one of the nodes needs is set aside for itself
+        # Else a leftover room would keep the resources that its own node needs.
+        ask_ray(rooms.drop_leftover, self.spec)
         plan = plan_start(
             self.spec,
             chosen,

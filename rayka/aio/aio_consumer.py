@@ -137,7 +137,7 @@ class _Core(consumer.Consumer):
         return islice(found, self._config.max_poll_records)
 
     def _asked(self, take: Callable[[], ResultT]) -> ResultT | None:
-        """What it gives, in the loop; None while the thread makes a call, which may move what is to be taken."""
+        """The result of `take`, called in the loop; None while the thread makes a call, which may move positions."""
         turn, asking = Turn(), None
         try:
             try:
@@ -146,7 +146,8 @@ class _Core(consumer.Consumer):
                 self._delivery.begin()
                 asking = self._delivery.asking
                 taken = take()
-                asking.is_handed = True  # before the turn ends: a call of the thread may follow at once
+                # Before the turn ends: a call of the thread may follow at once.
+                asking.is_handed = True
                 return taken
             finally:
                 turn.end()
@@ -210,7 +211,8 @@ class Consumer(AioClient[_Core], Generic[ValueT]):
         given = {"cluster": cluster, "config": config, **options}
         super().__init__(partial(_Core, topics, given), "aio.Consumer")
         self._reports = Reports()
-        self._reader: ref[asyncio.Task[Any]] | None = None  # the task that was given records last
+        # The task that was given records last.
+        self._reader: ref[asyncio.Task[Any]] | None = None
         self._interceptors = ConsumerInterceptors.of(self._config.interceptors)
 
     # ---- Reading ---------------------------------------------------------------------------------------------------
@@ -331,7 +333,8 @@ class Consumer(AioClient[_Core], Generic[ValueT]):
             core = await self._until_there_are_records(left_ms, has_some)
             self._note_reader()
             taken = take(core)
-            if taken:  # an interruption before it is returned would lose it: nothing is called here
+            # Nothing is called before the return: an interruption here would lose the records.
+            if taken:
                 return taken
             # Interceptors may have left none of those that were here, or a call of another task came between.
             left_ms = timeout_ms - (time.monotonic() - began_s) * 1000

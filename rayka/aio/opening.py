@@ -1,8 +1,8 @@
 """How an async client opens: it is made in the event loop, and looks for its cluster when it is first awaited.
 
 To look for a cluster blocks, so a thread does it. Invariants: one look at a time, however many tasks wait for it; a
-task that is cancelled meanwhile ends its own wait only, and so does an event loop that ends: the look belongs to none,
-and the next loop takes what it found; after a failure the next call looks again.
+task that is cancelled ends its own wait only; a look belongs to no event loop, so it outlives the loop that began it,
+and the next loop takes its result; after a failure the next call looks again.
 """
 
 import asyncio
@@ -65,13 +65,12 @@ class AioClient(ProcessBound, Generic[CoreT]):
             look = self._look = _look(self._make, self._name)
         if not look.done():
             return await asyncio.wrap_future(look)
-        return (
-            look.result()
-        )  # without a turn of the loop, which for each poll would cost as much as twenty records
+        # Without a turn of the loop, which would cost as much as twenty records at each poll.
+        return look.result()
 
 
 def _look(make: Callable[[], CoreT], name: str) -> "Future[CoreT]":
-    """What a thread makes. It runs from the beginning, so that no waiter can cancel it."""
+    """Begins a look in a thread of its own. Its future runs from the beginning, so that no waiter can cancel it."""
     found: Future[CoreT] = Future()
     found.set_running_or_notify_cancel()
     threading.Thread(target=_make_into, args=(found, make), name=f"{name} opening", daemon=True).start()

@@ -18,7 +18,8 @@ from rayka.ids import NO_TIMESTAMP
 from rayka.log.log import Log
 from rayka.log.segment import Segment
 
-UNLIMITED_MS = 2**63 - 1  # the default of `max.compaction.lag.ms`
+# The default of `max.compaction.lag.ms`.
+_UNLIMITED_MS = 2**63 - 1
 
 
 class Cleanable(NamedTuple):
@@ -66,7 +67,7 @@ def _is_overdue(dirty: Sequence[Segment], timestamp_ms: int, max_lag_ms: int) ->
     """Whether a segment begins with a batch that is older than the lag. One without timestamps says nothing, and one
     that is damaged is named when it is cleaned.
     """
-    if max_lag_ms >= UNLIMITED_MS:
+    if max_lag_ms >= _UNLIMITED_MS:
         return False
     for segment in dirty:
         with suppress(CorruptRecord):

@@ -111,7 +111,8 @@ class Compaction:
         """Removes what was written aside. Returns what the failure comes to: CleaningAborted where the log has changed
         meanwhile, for the job does not know of that.
         """
-        if self._aside is not None and self._is_here():  # another log may have the name
+        # Of a log that is not here any more another one may have the name.
+        if self._aside is not None and self._is_here():
             with suppress(StorageError):  # what is left of it goes when the log opens
                 self._aside.delete()
         if error is self._log.failure:  # met in the swap

@@ -39,7 +39,8 @@ class CleaningCounts:
     kept_records: int = 0
     invalid_records: int = 0  # without a key
     tombstones: int = 0  # kept
-    unreadable_batches: int = 0  # kept, because their columns contradict themselves or their header
+    # Kept, because their columns contradict themselves or their header.
+    unreadable_batches: int = 0
 
 
 class Horizon(NamedTuple):

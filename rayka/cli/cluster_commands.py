@@ -231,7 +231,8 @@ def end_ray(*, unless_used_by_others_than: str = "") -> None:
     from rayka.errors import UnavailableError
 
     if unless_used_by_others_than and ray.is_initialized():
-        with suppress(UnavailableError):  # a Ray that does not answer is of no use to others
+        # A Ray that does not answer is of no use to other clusters.
+        with suppress(UnavailableError):
             if set(running_clusters()) - {unless_used_by_others_than}:
                 return
     process = ray_process.remembered()

@@ -159,7 +159,8 @@ def _ray(name: str, address: str) -> Finding:
         found = connect(address)
     except TokenRefused as error:
         said, _, advice = str(error).partition("; ")
-        verdict = Verdict.NOTE if error.is_found else Verdict.BAD  # one that was named has to take the token
+        # A Ray that the user has named has to take the token; one that was only found is another user's.
+        verdict = Verdict.NOTE if error.is_found else Verdict.BAD
         return Finding("Ray", verdict, said, advice)
     except UnavailableError as error:
         return Finding("Ray", Verdict.NOTE, str(error).partition(";")[0], "`rayka start` starts one")

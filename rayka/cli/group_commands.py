@@ -150,8 +150,8 @@ def _scope_of(text: str) -> "list[str | TopicPartition]":
 
 
 class _Uncommitted(NamedTuple):
-    """Where a partition ends of which the group has committed nothing, and how many records are there, all of which it
-    may have to read; None where that is not known.
+    """The end of a partition of which the group has committed nothing, and its records, which are all lag; None where
+    the log is not known.
     """
 
     end: int | None
@@ -166,7 +166,8 @@ def _uncommitted(
     read = sorted({tp for each in found.members for tp in each.assignment if tp not in committed})
     try:
         topics = admin.describe_topics(sorted({tp.topic for tp in read})) if read else []
-    except UnknownTopicOrPartition:  # deleted just now
+    except UnknownTopicOrPartition:
+        # Deleted since the members were asked for.
         topics = []
     logs = {(topic.name, each.partition): each.leader_log for topic in topics for each in topic.partitions}
     result = {}

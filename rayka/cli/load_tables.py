@@ -15,8 +15,8 @@ _UNKNOWN, _FENCED = "unknown", "fenced"
 
 
 def print_broker_loads(brokers: "Sequence[BrokerLoadInfo]") -> None:
-    """A table of brokers, of at most 80 columns. One that has not reported yet is unknown; of one that is fenced, as it
-    stopped or is silent, only what it holds is known.
+    """A table of brokers, of at most 80 columns. A broker that has not reported yet is unknown; of a fenced one, which
+    has stopped or is silent, only what it holds is known.
     """
     rows = [(each.node_id, *_broker_cells(each)) for each in brokers]
     styles = [

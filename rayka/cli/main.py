@@ -77,7 +77,8 @@ def main() -> None:
     """The entry point: runs the command, reports its errors, exits."""
     say_which_ray()
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="surrogateescape")  # a path that is no UTF-8 is printed as it was given
+        # A path that is no UTF-8 is printed as it was given.
+        sys.stdout.reconfigure(errors="surrogateescape")
     code = run(sys.argv[1:])
     if "ray" in sys.modules:
         if _OWNERS.isdisjoint(sys.argv):
@@ -147,7 +148,7 @@ def _tell(kind: str, message: str, *, as_json: bool, code: int | None = None) ->
 
 
 def _public_name(error: RaykaError) -> str:
-    """The error's class as `rayka.errors` has it, of the cluster's errors the one that belongs to the number."""
+    """The error's class in `rayka.errors`; for an error of the cluster, the class of its number."""
     if isinstance(error, ApiError):
         return type(error_for(error.code, "")).__name__
     return next(each.__name__ for each in type(error).__mro__ if each.__module__ == RaykaError.__module__)

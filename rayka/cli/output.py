@@ -69,7 +69,7 @@ class OnStderr(logging.Handler):
         print(record.getMessage(), file=sys.stderr, flush=True)
 
 
-# What a command says of itself on stderr, unless it is told to be quiet: which Ray it uses, and how a start goes on.
+# Loggers that a command shows on stderr unless it is quiet: which Ray it uses, and how a start goes on.
 _CONNECTING = "rayka.actors.ray_connection"
 _STARTING = (
     "rayka.actors.ray_process",
@@ -81,20 +81,20 @@ _on_stderr = OnStderr()
 
 
 def say_which_ray() -> None:
-    """Of what a command connects to it says one line, which Ray that is and why."""
+    """Prints one line on stderr when the command connects: which Ray, and why."""
     _say(_CONNECTING)
 
 
 def say_progress() -> None:
-    """A start or stop says what it does: a Ray that starts, directories that are formatted, nodes that run, logs that
-    are kept.
+    """Prints the steps of a start or stop on stderr: a Ray that starts, directories that are formatted, nodes that run,
+    logs that are kept.
     """
     for each in _STARTING:
         _say(each)
 
 
 def be_quiet() -> None:
-    """Nothing is said on stderr but errors."""
+    """Leaves out everything on stderr but errors."""
     for each in (_CONNECTING, *_STARTING):
         logging.getLogger(each).setLevel(logging.ERROR)
 

@@ -112,9 +112,9 @@ DATA = _Data()
 
 
 class Group(click.Group):
-    """A `click.Group` that names the nearest command for an unknown one, with any version of click, and refuses
-    arguments that are no UTF-8 but for paths and `DATA`: no name has such bytes, nor can Ray or a node hold them. Its
-    subgroups do, too.
+    """A `click.Group`, as are its subgroups. Names the nearest command for an unknown one, with any version of click.
+
+    Refuses arguments that are no UTF-8, except paths and `DATA`: no name has such bytes, and Ray cannot hold them.
     """
 
     group_class = type
@@ -135,7 +135,7 @@ class Group(click.Group):
 
 
 def _refuse_no_utf8(context: click.Context, arguments: list[str]) -> None:
-    """Raises click.BadParameter that names the first such argument of the command."""
+    """Raises click.BadParameter, which names the first argument of the command that is no UTF-8."""
     if all(map(_is_utf8, arguments)):
         return
     given, _, _ = context.command.make_parser(context).parse_args(list(arguments))

@@ -1,5 +1,5 @@
-"""Brokers that were to go by the load, in a cluster whose brokers do not come and go any more: their marks, and those
-of which only the registration is left.
+"""What scaling has left behind in a cluster whose brokers do not come and go any more: marks of brokers that were to go
+by the load, and registrations of brokers that have gone.
 
 The specification had a range then, and has a number now. No planner looks at such a broker, so nothing else would take
 the mark back, and the broker would take no new replica for ever.
@@ -27,8 +27,8 @@ async def remove_leftover_marks(ask: Ask, ranged: Collection[Role]) -> list[int]
 
 
 async def leftover_registrations(ask: Ask, spec: ClusterSpec, running: Collection[int]) -> list[int]:
-    """The nodes that have gone by the load but for their registration: marked, empty, without an actor, and not in the
-    specification. Without the mark nothing would tell them from nodes that are away.
+    """Nodes of which scaling has left only the registration: marked, empty, without an actor, and not in the
+    specification. Only the mark tells them from nodes that are away for a while.
     """
     cluster = await ask(MetadataRequest())
     held = Counter(

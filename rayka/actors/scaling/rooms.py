@@ -47,7 +47,7 @@ def drop_all(cluster_name: str) -> None:
 
 
 def drop_leftover(spec: ClusterSpec) -> list[int]:
-    """Gives back the rooms that no planner looks after; of which nodes these were."""
+    """Gives back the rooms that no planner looks after; returns their nodes."""
     left = leftover(spec, _groups(spec.name))
     for each in left:
         drop(spec.name, each)
@@ -55,8 +55,8 @@ def drop_leftover(spec: ClusterSpec) -> list[int]:
 
 
 def leftover(spec: ClusterSpec, asked_for: Iterable[int]) -> list[int]:
-    """Of the nodes with a room those that do not come by the load: the spec has them, or the count of their role is a
-    number. Their rooms would keep what Ray could give to the nodes themselves.
+    """Nodes with a room that do not come by the load: the spec names them, or the count of their role is a number.
+    Their rooms would keep resources that the nodes themselves need.
     """
     return sorted(each for each in asked_for if each in spec.roles or role_of(each) not in spec.ranges)
 
