@@ -27,7 +27,7 @@ from rayka.client.producer.delivery_future import (
     await_done,
 )
 from rayka.client.producer.interceptors import OutgoingRecord, reported_to
-from rayka.client.producer.memory_line import Turn
+from rayka.client.producer.memory_line import MemoryTurn
 from rayka.client.producer.outbox import Attempt, Outbox
 from rayka.client.producer.producer_batch import ProducerBatch
 from rayka.client.producer.producer_metrics import ProducerMetrics
@@ -222,7 +222,7 @@ class Producer(AioClient[_Core]):
 
     async def _when_there_is_memory(self, outbox: Outbox, attempt: Attempt[AddedT]) -> AddedT:
         """Repeats the attempt as memory is freed, behind those that wait already."""
-        accumulator, line, turn = outbox.accumulator, outbox.accumulator.line, Turn()
+        accumulator, line, turn = outbox.accumulator, outbox.accumulator.line, MemoryTurn()
         try:
             line.join(turn)
             async with asyncio.timeout(self._config.max_block_ms / 1000):

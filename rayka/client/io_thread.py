@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 class InterruptsAStep(TimeoutError):
-    """Code that has interrupted a step of its own thread would wait for what waits for that step."""
+    """A blocking call was made by code that has interrupted a step of its own thread: the wait would never end."""
 
 
 class _Executor(ThreadPoolExecutor):
@@ -61,10 +61,8 @@ def fulfil(future: "Future[ResultT]", job: Callable[[], ResultT]) -> None:
             future.set_result(job())
         except BaseException as error:
             future.set_exception(error)
-            del (
-                future,
-                job,
-            )  # the error refers to this frame: a client among the job's arguments would live on
+            # The error refers to this frame: a client among the job's arguments would live on.
+            del future, job
 
 
 class _IoThread:
@@ -169,12 +167,12 @@ class _StepLocks:
         return made
 
     def is_any_held(self) -> bool:
-        """By the caller's own thread, further up in the stack."""
+        """Whether the caller's own thread holds one, further up in its stack."""
         return any(ownership(lock)() for each in self._locks if (lock := each()) is not None)
 
 
 def ownership(lock: Any) -> Callable[[], bool]:
-    """What tells whether the caller's own thread holds the lock; `threading.Condition` asks a lock the same way."""
+    """The function that says whether the caller's own thread holds the lock. `threading.Condition` uses it, too."""
     is_owned: Callable[[], bool] = lock._is_owned
     return is_owned
 
@@ -326,8 +324,8 @@ class _Awaited(Generic[ResultT]):
 
 
 def _own(error: RaykaError) -> RaykaError:
-    """The error for one caller. Caches and frames of the IO thread keep theirs, and would keep what it refers to, the
-    frames that it passes: a consumer that was dropped would stay in its group.
+    """A copy of the error for one caller. Caches and frames of the IO thread keep the original, and would keep the
+    caller's frames with it: a consumer that was dropped would stay in its group.
     """
     own = copy(error)
     own.__cause__, own.__suppress_context__ = error.__cause__, True

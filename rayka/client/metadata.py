@@ -36,7 +36,8 @@ from rayka.protocol.membership import MetadataPartition, MetadataRequest, Metada
 
 _NAMES_SHOWN = 5
 _TICK_S = 0.001  # a rest that ends sooner is over, however a clock rounds
-_AGED_PARTITIONS_MAX = 2_000  # asked for at a time: an answer about more would take the event loop for long
+# Old topics are asked for together up to so many partitions: a larger answer would hold the event loop up.
+_AGED_PARTITIONS_MAX = 2_000
 
 logger = logging.getLogger(__name__)
 
@@ -59,10 +60,11 @@ class ClusterMetadata:
         self._max_age_s = config.metadata_max_age_ms / 1000
         self._max_idle_s = config.metadata_max_idle_ms / 1000
         self._used_at_s: dict[str, float] = {}
-        self._next_look_s = 0.0  # for topics that are old or idle
+        # When topics are next looked through for old and idle ones.
+        self._next_look_s = 0.0
         self._cluster_id = ""
         self._topics: dict[str, KnownTopic] = {}
-        # Topics that the controller refused, until they are known; the error is made when it is asked for.
+        # Makes the error of each topic that the controller refused, until the topic is known.
         self._missing: dict[str, Callable[[], ApiError]] = {}
         self._wanted: dict[str, None] = {}
         self._upcoming: asyncio.Task[RaykaError | None] | None = None
@@ -80,9 +82,9 @@ class ClusterMetadata:
         on_gone: Callable[[str], None] = lambda name: None,
         may_forget: Callable[[str], bool] = lambda name: True,
     ) -> None:
-        """Calls them from now on: `on_topic` with each topic that is newer than what was known, before anything uses
-        that; `on_gone` with each that is gone, of which `missing` says why; `may_forget` before a topic is forgotten
-        because it was not used for long.
+        """Calls the functions from now on. `on_topic`: with each topic that is newer than what was known, before others
+        use it. `on_gone`: with the name of each topic that is gone; `missing` has the reason. `may_forget`: whether an
+        idle topic may be forgotten.
         """
         self._listeners.append(_Listener(on_topic, on_gone, may_forget))
 

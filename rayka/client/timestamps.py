@@ -10,7 +10,8 @@ from typing import Any
 from rayka.client.arguments import int_of
 from rayka.errors import InvalidArgument
 
-Moment = datetime | date | str | int  # the last one in ms
+# An int is in milliseconds.
+Moment = datetime | date | str | int
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
@@ -52,19 +53,21 @@ def _timestamp_ms_of(given: date | str, what: str) -> int:
                 f"{what}: expected a moment as '2026-01-31' or '2026-01-31T12:00+01:00', found {given!r}"
             ) from None
     elif isinstance(given, datetime):
-        if not isinstance(given.year, int):  # pandas.NaT
+        # The year of pandas.NaT is NaN.
+        if not isinstance(given.year, int):
             raise InvalidArgument(f"{what}: expected a time since 1970, found {given}, which is none")
         moment = _plain(given)
     else:
         moment = datetime.combine(given, time())
     left = _in_zone(moment) - _EPOCH
-    if getattr(given, "nanosecond", 0):  # of pandas: less than what a datetime has
+    # A Timestamp of pandas has nanoseconds, which a datetime cannot hold: round up.
+    if getattr(given, "nanosecond", 0):
         left += timedelta(microseconds=1)
     return -(-left // _MS)
 
 
 def _plain(given: datetime) -> datetime:
-    """As a datetime itself: subclasses refuse what a datetime does."""
+    """The moment as a plain datetime: subclasses refuse some of its operations."""
     moment = datetime.combine(date(given.year, given.month, given.day), time())
     return moment.replace(
         hour=given.hour,
@@ -77,8 +80,8 @@ def _plain(given: datetime) -> datetime:
 
 
 def _in_zone(moment: datetime) -> datetime:
-    """In the local time zone, where it has none. At the two ends of the calendar there may be no such moment in UTC,
-    which the computation of the zone needs: UTC is taken for the zone.
+    """The moment in the local time zone, unless it has one. At the two ends of the calendar, where the zone cannot be
+    computed, UTC counts as the zone.
     """
     if moment.utcoffset() is not None:
         return moment

@@ -61,7 +61,7 @@ class BrokerLoads:
         return None if window is None else window.reports[-1]
 
     def started_with(self, broker: BrokerImage) -> Mapping[str, str] | None:
-        """The settings that this process was started with, of those that only brokers read; None before a report."""
+        """The settings of `BROKER_KEYS` that the broker's process was started with; None before a report."""
         window = self._current(broker)
         return None if window is None else window.started_with
 
@@ -71,7 +71,7 @@ class BrokerLoads:
         return _UNKNOWN_MS if window is None else window.last_ms
 
     def of(self, broker: BrokerImage, now_ms: int) -> BrokerLoad:
-        """Means over the window, weighted by the time that each report is about; nothing is done by a fenced broker."""
+        """Means over the window, weighted by the interval of each report; a fenced broker is `at_rest`."""
         window = self._current(broker)
         if window is None:
             return BrokerLoad(broker.broker_id, _UNKNOWN_MS, _UNKNOWN_MS, LoadReport(0), broker.is_fenced)

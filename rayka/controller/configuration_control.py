@@ -105,8 +105,8 @@ def describe_configs(
 
 
 def _started_with(context: RequestContext, broker_id: int | None) -> BrokerConfig:
-    """What the broker was started with, or with None any broker, as far as it has reported: a controller is not started
-    again for the keys of brokers.
+    """The configuration that the broker, or with None any broker, was started with, as reported. A controller's own may
+    be older: a change of broker keys does not restart controllers.
     """
     brokers = context.image.brokers
     asked = sorted(brokers) if broker_id is None else [broker_id]
@@ -123,7 +123,8 @@ def _with_reported(own: BrokerConfig, reported: tuple[tuple[str, str], ...]) -> 
     try:
         theirs = {key: value for key, value in reported if snake(key) not in _READ_HERE}
         return BrokerConfig.parse({**kept, **theirs}, what="settings of a broker")
-    except ConfigError:  # of another release
+    except ConfigError:
+        # A broker of another release has reported a key that this one does not take.
         return own
 
 

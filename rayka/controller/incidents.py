@@ -1,8 +1,8 @@
-"""What happens to brokers, disks and controllers, as events beside the records that change the metadata for it.
+"""Events of brokers, disks and controllers, written beside the records that change the metadata.
 
 An event stands in the batch of its change, so each change has one event, whichever controller writes it. The cause is
-what the controller knows itself, or what the broker has said of its disks. Ray knows that a process ended, and why: the
-supervisor has that recorded (`node/event_reports.py`). Rayka's own (decision 091).
+known to the controller, or was reported by the broker. Ends of processes, and their causes, are known to Ray: the
+supervisor has them recorded (`node/event_reports.py`). Rayka's own (decision 091).
 """
 
 from collections.abc import Iterator, Sequence
@@ -46,14 +46,14 @@ def started(
 
 
 def silent(context: RequestContext, broker: BrokerImage) -> str:
-    """Why a broker is fenced whose session has ended."""
+    """The cause of fencing a broker whose session has ended."""
     silent_ms = context.sessions.silent_ms(broker, context.now_ms)
     heard = f"for {silent_ms / 1000:.1f} s" if silent_ms >= 0 else "to this controller"
     return f"no heartbeat came {heard}: its process, its machine or the network hangs or is gone"
 
 
 def fenced(context: RequestContext, broker: BrokerImage, cause: str) -> Decision:
-    """A broker is fenced that served: by its silence, its end, or because it asked for it."""
+    """A broker that served is fenced: because of its silence, its end, or its own request."""
     led_count = context.replicas.of(broker.broker_id).led_count
     leads = f"; others are to lead {led_count:,} of its partitions" if led_count else ""
     return _of_broker(EventKind.BROKER_FENCED, broker.broker_id, cause + leads)
@@ -62,7 +62,7 @@ def fenced(context: RequestContext, broker: BrokerImage, cause: str) -> Decision
 def changed(
     context: RequestContext, broker: BrokerImage, becomes: BrokerImage, request: HeartbeatRequest
 ) -> list[Decision]:
-    """What a heartbeat changes."""
+    """The events of what a heartbeat changes."""
     decisions = list(_disks(broker, becomes, request))
     if becomes.is_fenced and not broker.is_fenced and request.want_shut_down:
         reason = "it shut down under control, and leads nothing any more"
@@ -123,7 +123,7 @@ def _path(broker: BrokerImage, directory_id: UUID) -> str:
 
 
 def controller_leads(image: MetadataImage, node_id: int) -> Decision:
-    """Another controller is active than before, or the same one again."""
+    """A controller has become active: another one than before, or the same one again."""
     before = _last(image.events, EventKind.CONTROLLER_LEADS)
     name = node_name(node_id)
     if before is None:

@@ -95,7 +95,7 @@ class BrokerSessions:
         return max(0, contact.last_ms + self._timeout_ms - now_ms)
 
     def silent_ms(self, broker: BrokerImage, now_ms: int) -> int:
-        """For how long no heartbeat of this process has come; -1 where none has come to this controller."""
+        """The time since the last heartbeat of this process; -1 if none has come to this controller."""
         contact = self._contact(broker)
         return -1 if contact is None or contact.metadata_offset < 0 else now_ms - contact.last_ms
 

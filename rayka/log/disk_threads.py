@@ -1,9 +1,9 @@
-"""The threads on which the real disk waits: some for each data directory, so that a slow disk holds up no other one.
+"""Threads for the blocking calls of the real disk. Each data directory has its own: a slow disk holds up no other one.
 
 A data directory has four threads, each started with its first call: for syncs that acknowledgements wait for, for syncs
-of work in the background (compaction, moves), for copies, and for removals. A thread makes one call at a time, in their
-order. A call that makes no progress for `hang_timeout_s` fails with DiskNotResponding, and so do those behind it. The
-thread cannot be ended; should it come back, it makes its next calls as if nothing had been.
+of work in the background (compaction, moves), for copies, and for removals. A thread makes one call after the other. A
+call that makes no progress for `hang_timeout_s` fails with DiskNotResponding, and so do those behind it. The thread
+cannot be ended: if the disk answers later, the thread goes on with the next call.
 
 Kafka flushes on the threads of its requests and of its scheduler, where a disk that hangs stops them all.
 """
@@ -20,12 +20,13 @@ from rayka.errors import DiskNotResponding
 
 HANG_TIMEOUT_S = 60.0
 _END_WAIT_S = 5.0
-Progress = Callable[[str], None]  # called with what is done next, as in `sync /data/a`
+# Called with the next action, such as `sync /data/a`.
+Progress = Callable[[str], None]
 Call = Callable[..., None]
 
 
 class Work(Enum):
-    """What a thread of a directory is for."""
+    """Kinds of work, each with a thread in every data directory."""
 
     SYNC = "sync"
     BACKGROUND_SYNC = "background"
@@ -42,7 +43,7 @@ def hangs(action: str, hang_timeout_s: float) -> DiskNotResponding:
 
 
 class DiskThread:
-    """One thread. Its methods are called on event loops, but for the calls that are given to it."""
+    """One thread. Methods are called on event loops; only the calls that are given to the thread run on it."""
 
     def __init__(self, name: str, hang_timeout_s: float) -> None:
         self._name = name
@@ -50,16 +51,18 @@ class DiskThread:
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._waiting: dict[asyncio.Future[None], None] = {}
-        self._looking: asyncio.AbstractEventLoop | None = None  # on which `_look` is due
+        # The event loop on which `_look` is due.
+        self._looking: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
-        self._action = ""  # what is done now; empty while there is nothing to do
+        # The action under way, since `_progress_s`; empty while the thread is idle.
+        self._action = ""
         self._progress_s = 0.0
 
     def __repr__(self) -> str:
         return f"<DiskThread {self._name} {self._action or 'idle'} waiting={len(self._waiting)}>"
 
     async def run(self, call: Call, *given: object) -> None:
-        """Makes the call, which gets a `Progress` and what is given; raises what it raises, and DiskNotResponding."""
+        """Makes the call with a `Progress` and these arguments; raises what the call raises, or DiskNotResponding."""
         if self._is_hung():
             raise hangs(self._action, self._hang_timeout_s)
         loop = asyncio.get_running_loop()
@@ -81,7 +84,7 @@ class DiskThread:
         return not self._is_closed
 
     def close(self) -> None:
-        """No call comes any more: ends the thread after those that it has, and waits for that a few seconds."""
+        """Ends the thread after the calls that it has, and waits for its end a few seconds."""
         self._is_closed = True
         self._calls.put(None)
         if self._thread is not None and not self._is_hung():
@@ -111,7 +114,7 @@ class DiskThread:
         return self._stalled_s() >= self._hang_timeout_s
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
-        """While calls wait: fails them all when the one under way makes no progress."""
+        """Fails all waiting calls if the one under way makes no progress; else looks again later, while calls wait."""
         if self._waiting and not self._is_hung():
             loop.call_later(max(0.001, self._hang_timeout_s - self._stalled_s()), self._look, loop)
             return
@@ -122,7 +125,7 @@ class DiskThread:
 
 
 class DiskThreads:
-    """All threads of one disk. What lies in none of its directories shares some."""
+    """All threads of one disk. Paths outside of its data directories share four."""
 
     def __init__(self, hang_timeout_s: float = HANG_TIMEOUT_S) -> None:
         self._hang_timeout_s = hang_timeout_s
@@ -134,7 +137,7 @@ class DiskThreads:
         return f"<DiskThreads {list(self._directories)} threads={len(self._threads)}>"
 
     def add_directory(self, path: str) -> None:
-        """What lies in this data directory has threads of its own from now on."""
+        """Gives a data directory threads of its own from now on."""
         self._directories[path] = None
 
     def of(self, path: str, work: Work) -> DiskThread:
@@ -148,7 +151,7 @@ class DiskThreads:
         return thread
 
     def close(self) -> None:
-        """Ends them."""
+        """Ends all threads."""
         self._is_closed = True
         for thread in self._threads.values():
             thread.close()
@@ -177,7 +180,8 @@ def _make(
         error = raised
     try:
         loop.call_soon_threadsafe(_end, done, error)
-    except RuntimeError:  # the loop is closed
+    except RuntimeError:
+        # The loop is closed.
         return
 
 

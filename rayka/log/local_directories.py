@@ -22,7 +22,8 @@ class LocalDirectories:
     def __init__(self) -> None:
         self._is_local: dict[UUID, bool] = {}
         self._misses = 0  # in a row
-        self._passed_over = 0  # so many of the next looks find nothing
+        # The number of next looks that find nothing.
+        self._passed_over = 0
 
     def __repr__(self) -> str:
         return f"<LocalDirectories known={len(self._is_local)} misses={self._misses}>"
@@ -51,5 +52,5 @@ class LocalDirectories:
         self._misses = 0 if is_found else self._misses + 1
 
     def on_no_descriptor(self) -> None:
-        """A file could not be opened, which says nothing about the file."""
+        """No descriptor was free for a file: the next ten looks find nothing, so that readers ask over the network."""
         self._passed_over = _LOOKS_PASSED_OVER

@@ -34,14 +34,18 @@ TEMPORARY_SUFFIX = ".tmp"  # written aside, then renamed; one that is left over 
 _BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 _BUFFERS_PER_WRITE = 1024  # Linux's IOV_MAX
 _LOCK_NOTE_BYTES = 64
-_COPY_BYTES = 16 << 20  # at a time
+# Copied at a time, as one step of progress.
+_COPY_BYTES = 16 << 20
 _FICLONERANGE = 0x4020940D
 _NO_COPY_FILE_RANGE = (errno.ENOSYS, errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP)
 _OPEN_FILES_MAX = 512
-_OPEN_FILES_SHARE = 8  # of the descriptors of the process, so that the disks of a few nodes fit into one
-_CLOSED_AT_ONCE = 8  # where descriptors are missing
+# One part in eight of the process's descriptors, so that the disks of a few nodes fit into one process.
+_OPEN_FILES_SHARE = 8
+# Files that are closed together when no descriptor is free.
+_CLOSED_AT_ONCE = 8
 _DESCRIPTOR_WAIT_S = 0.1
-_DESCRIPTOR_WAITS_TOLD = 100  # every so many waits
+# Waits from one line in the log to the next.
+_WAITS_PER_WARNING = 100
 _logger = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 
@@ -140,7 +144,8 @@ class LocalDisk:
 
     def map(self, path: str) -> memoryview:
         with _StorageErrors("map", path):
-            file = self._file(path)  # else `_make_way` might close it
+            # Kept in a variable: `_make_way` might close the file otherwise.
+            file = self._file(path)
             size_bytes = os.fstat(file.descriptor).st_size
             if size_bytes == 0:
                 return memoryview(b"")
@@ -225,15 +230,15 @@ class LocalDisk:
             await self._on_thread(paths[0], work, _sync_all, tuple(files), tuple(directories))
 
     async def _on_thread(self, path: str, work: Work, call: Call, *given: object) -> None:
-        """Makes the call on the thread, again and again while no descriptor is free: nothing was synced or removed
-        then, and nothing has failed.
+        """Makes the call on the thread, and repeats it while no descriptor is free: such a call did nothing, and did
+        not fail.
         """
         wait_count = 0
         while True:
             try:
                 return await self._threads.of(path, work).run(call, *given)
             except TooManyOpenFiles as error:
-                if wait_count % _DESCRIPTOR_WAITS_TOLD == 0:
+                if wait_count % _WAITS_PER_WARNING == 0:
                     _logger.error("%s; it is tried until a descriptor is free", error)
             wait_count += 1
             self._close_some()
@@ -246,7 +251,7 @@ class LocalDisk:
         return self._used(path) if path in self._files else self._opened(path, os.O_RDONLY)
 
     def _writable(self, path: str, *, create: bool = False) -> OpenFile:
-        """The file, to be read and written; what was read of it keeps the descriptor that it was read with."""
+        """The file, to be read and written. Earlier readers keep the descriptor that they have."""
         file = self._files.get(path)
         if file is not None and file.is_writable:
             return self._used(path)
@@ -275,7 +280,7 @@ class LocalDisk:
             self._close_some()
 
     def _close_some(self) -> None:
-        """Those that were not used for longest; a file stays open while a slice of it waits to be sent."""
+        """Closes the files that were not used for longest. A file stays open while a slice of it waits to be sent."""
         for _ in range(min(len(self._files), _CLOSED_AT_ONCE)):
             self._files.popitem(last=False)
 
@@ -329,7 +334,7 @@ def _created(path: str) -> int:
 
 @contextmanager
 def _filling(path: str, descriptor: int) -> Iterator[int]:
-    """Closes the new file in the end. After a failure there is none: on a full disk a part of it would take room."""
+    """Closes the new file in the end. Removes it after a failure: on a full disk a part of it would take room."""
     try:
         yield descriptor
     except OSError:
@@ -401,7 +406,7 @@ def _copying(from_descriptor: int, to_descriptor: int, position: int, size_bytes
 
 
 def _discard(on_progress: Progress, path: str) -> None:
-    """What is gone already is passed over."""
+    """Removes a file, or a directory with all that is in it. Passes over what is gone already."""
     with _StorageErrors("remove", path), suppress(FileNotFoundError):
         on_progress(f"remove {path}")
         if not os.path.isdir(path) or os.path.islink(path):

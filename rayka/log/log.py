@@ -81,7 +81,7 @@ class _Change:
 
 
 def _is_closed(log: "Log") -> bool:
-    """Whether nothing that makes room is done either: the log has failed for good, or is opened again."""
+    """Whether the log takes no change at all, not even one that makes room: it failed for good, or is opened again."""
     is_failed = log.failure is not None and not isinstance(log.failure, PassingStorageError)
     return is_failed or log.is_reopened
 
@@ -304,15 +304,16 @@ class Log:
         """
         with self._shortening():
             is_shorter = self.retired.retire_below(self.log_start_offset)
-            with suppress(PassingStorageError):  # more epochs on the disk than there need be are harmless
+            # More epochs on the disk than there need be are harmless.
+            with suppress(PassingStorageError):
                 self.epochs.truncate_from_start(self.segments.first.base_offset)
             return is_shorter
 
     @contextmanager
     def _shortening(self) -> Iterator[None]:
-        """A change at the log's start. A full disk that has stopped the appends does not stop it, since it makes room;
-        a disk that refuses the first step leaves all as it was, and one that refuses a later step stops the log until
-        it is opened again.
+        """Within the block the log's start changes. The change makes room, so a full disk that has stopped appends does
+        not stop the change. A disk that refuses the first step leaves all as it was; one that refuses a later step
+        stops the log until it is opened again.
         """
         if _is_closed(self):
             raise StorageError(f"{self.name} cannot start later: {self.failure or 'it is opened again'}")

@@ -74,12 +74,17 @@ class LogDirectory:
         self.futures = FutureLogs(disk, self.partitions)
         self.shutdown = ShutdownFiles(disk, path, self.on_full)
         self.failure: StorageError | None = None
-        self.full: PassingStorageError | None = None  # why it takes no writes for now
-        self.is_reported_offline = False  # the controller was told of that, so that others lead
-        self.has_recovered = False  # it was reported offline, and takes writes again
+        # Why the directory takes no writes for now.
+        self.full: PassingStorageError | None = None
+        # The controller was told that the directory takes no writes, so that others lead.
+        self.is_reported_offline = False
+        # The directory was reported offline, and takes writes again.
+        self.has_recovered = False
         self.logs: dict[TopicPartition, Log] = {}
-        self.on_new_state: Callable[[], None] = lambda: None  # called when it takes no writes any more
-        self._forgetting: asyncio.Task[None] | None = None  # that the disk hung, for the next start
+        # Called when the directory stops taking writes.
+        self.on_new_state: Callable[[], None] = lambda: None
+        # Removes the boot file once the hanging disk answers, so that no later start takes the directory for clean.
+        self._forgetting: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
         state = "" if self.failure is None else " offline"
@@ -336,8 +341,8 @@ class LogDirectory:
     # ---- Full, failed, removed -----------------------------------------------------------------------------
 
     def on_full(self, error: PassingStorageError, *, is_reported_offline: bool = False) -> None:
-        """The directory takes no writes for now. What is here is still read; if the controller is told, others lead
-        it.
+        """The directory takes no writes for now, and is still read. `is_reported_offline`: the controller is told, so
+        that other brokers lead its partitions.
         """
         if self.full is None:
             _logger.error("%s takes no writes until %s: %s", self.path, error.until, error)

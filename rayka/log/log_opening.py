@@ -73,7 +73,7 @@ def _existing(
     if first_offset is not None:
         check_begin(found, max(left.log_start_offset, first_offset))
     # Below the log start they were removed before, perhaps never synced, and a power cut has brought their names back.
-    # Without a snapshot where the next one begins they were not: they alone know their producers.
+    # A segment stays if the next one has no snapshot where it begins: then the segment alone knows its producers.
     below = [each for each in found[1:] if each.base_offset <= left.log_start_offset]
     first = next((each for each in reversed(below) if has_snapshot(files, each.base_offset)), None)
     while first is not None and found[0] is not first:

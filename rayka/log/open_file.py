@@ -40,7 +40,8 @@ class OpenFile:
             return
         status = os.fstat(self.descriptor)
         if status.st_nlink == 0 and status.st_size > _SMALL_FILE_BYTES:
-            if not self._removals.post(os.close, self.descriptor):  # the disk is closed
+            # False: the disk is closed.
+            if not self._removals.post(os.close, self.descriptor):
                 os.close(self.descriptor)
         else:
             os.close(self.descriptor)

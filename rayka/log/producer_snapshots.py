@@ -104,14 +104,14 @@ class ProducerSnapshots:
             self._remove_strays([each.base_offset for each in segments])
 
     def _remove_strays(self, base_offsets: Sequence[int]) -> None:
-        """Removes those that no segment begins at; the largest was written when the log was closed, and stays (C10).
-        After an unclean end they all stay: what replaces them may not be durable.
+        """Removes snapshots where no segment begins. The largest stays: it was written when the log was closed (C10).
+        Only after a clean shutdown: after an unclean end the snapshots that replace them may not be durable.
         """
         strays = [each for each in self._offsets if each not in base_offsets]
         self._remove(strays[:-1] if strays and strays[-1] > base_offsets[-1] else strays)
 
     def on_unclean(self, recovery_point: int) -> None:
-        """Before a process ended it may have synced none of the snapshots from here on."""
+        """Counts snapshots from the recovery point on as unsynced: the former process may have synced none of them."""
         for offset in self._offsets:
             if offset >= recovery_point:
                 self._files.unsynced.file_replaced(self._path(offset))
@@ -182,7 +182,8 @@ class ProducerSnapshots:
         for segment in segments:
             if segment.next_offset > from_offset:
                 if segment.base_offset > from_offset and segment.base_offset not in self._offsets:
-                    self.take(segment.base_offset)  # it was not trusted, or damaged
+                    # The snapshot was not trusted, or damaged.
+                    self.take(segment.base_offset)
                 for number, found in enumerate(self._batches(segment, from_offset, damaged), 1):
                     if found is not None:
                         self.states.add(*found)
@@ -238,7 +239,7 @@ def encode_snapshot(states: ProducerStates) -> bytes:
 
 
 def has_snapshot(files: LogFiles, offset: int) -> bool:
-    """Whether there is a whole snapshot of this offset on the disk."""
+    """Whether the disk has an undamaged snapshot of this offset."""
     path = files.path(_name(offset))
     disk = files.disk
     return disk.exists(path) and decode_snapshot(disk.read_at(path, 0, disk.size(path))) is not None

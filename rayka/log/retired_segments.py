@@ -26,19 +26,20 @@ class RetiredSegments:
         self._snapshots = snapshots
         self._swaps = swaps
         self._paths: list[str] = []
-        self.is_half_way = False  # an error came between two renames
+        # An error came between two renames.
+        self.is_half_way = False
 
     def __repr__(self) -> str:
         return f"<RetiredSegments files={len(self._paths)}>"
 
     @property
     def waits_for_sync(self) -> bool:
-        """Whether a power cut may take what a roll wrote, so that the segments before it stay."""
+        """Whether segments stay because a power cut may still take what the roll behind them wrote."""
         return self._snapshots.first_unsynced_offset is not None
 
     def removable(self, offset: int) -> int:
-        """Up to where segments below the offset can be retired now: not those of a swap, and none whose successor has a
-        snapshot of producers that is not durable (C8).
+        """The offset, at most the given one, below which segments can be retired now: none of a swap, and none whose
+        successor's snapshot of producers is not durable (C8).
         """
         offset, unsynced_offset = self._swaps.removable(offset), self._snapshots.first_unsynced_offset
         return offset if unsynced_offset is None else min(offset, unsynced_offset - 1)

@@ -179,7 +179,7 @@ class Segments:
             raise InvariantBroken(f"{self!r} keeps one segment at least, and {count} are to go")
         retired: list[str] = []
         while count:
-            # First from here: while the disk refuses it, nobody reads a file that may have lost its name.
+            # Out of the list before the rename: if that fails half way, nobody reads a file that may have no name.
             removed, count = self._segments.pop(0), count - 1
             self._warm = [segment for segment in self._warm if segment is not removed]
             retired += removed.retire()

@@ -15,7 +15,9 @@ from rayka.log.swap import CLEANED_SUFFIX, Swap
 
 
 class Swaps:
-    """See the module. Within `changing` the log changes, or fails; within `making_room` also while its disk is full."""
+    """The swap of one log, if one is under way. Within `changing` the log changes, or fails; within `making_room` also
+    while its disk is full.
+    """
 
     def __init__(
         self,

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from rayka.log.log import Log
 
 _RECORD_COUNT = Struct(">57xi3x")
-_EMPTIED_BYTES_MAX = 128  # of a batch without records; a larger one has some
+# A larger batch has records.
+_EMPTIED_BYTES_MAX = 128
 SLICE_BATCHES = 500  # the header of each is at most one read of 4 KiB: a few milliseconds
 
 
@@ -145,7 +146,7 @@ def _indexed_largest(segment: Segment, start_offset: int, end_offset: int) -> Ba
 
 
 def _has_records(segment: Segment, batch: BatchPosition) -> bool:
-    """Whether compaction has left any record of the batch, whose timestamp stays also without."""
+    """Whether compaction has left a record of the batch; an emptied batch keeps its timestamp."""
     if batch.size_bytes > _EMPTIED_BYTES_MAX:
         return True
     (record_count,) = _RECORD_COUNT.unpack(segment.file.read(batch.position, HEADER_BYTES))

@@ -200,9 +200,8 @@ class MetadataDelta:
 
     def _add_event(self, record: EventRecord) -> None:
         last = self._events[-1].number if self._events else self.image.next_event_number - 1
-        if (
-            record.number > last
-        ):  # else it is left out: a record of history ends no node, least of all every one
+        # An event out of order is left out: a record of history must not end a node, least of all every one.
+        if record.number > last:
             self._events.append(record)
 
     def _topic(self, topic_id: UUID) -> _Topic | None:

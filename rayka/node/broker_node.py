@@ -198,7 +198,9 @@ class BrokerNode:
             parts.directories.release()
 
     async def _report_disks(self, parts: BrokerParts) -> None:
-        """The controller tells of those that are offline to it. A full one that nobody stands in for is not."""
+        """Wakes the heartbeat when the state of a directory changes. Records an event of a full directory that others
+        do not lead: the controller, which records offline directories, does not know of it.
+        """
         told: dict[LogDirectory, None] = {}
         while True:
             await parts.directories.changed.wait()

@@ -1,8 +1,8 @@
-"""What a node or the supervisor has seen happen, on its way into the cluster's events.
+"""Events that a node or the supervisor has seen, on their way into the cluster's history.
 
-The controller may be what is lost, so an event waits until one takes it, with the time at which it was seen.
+The controllers may be what is lost, so an event waits, with the time at which it was seen, until a controller takes it.
 Invariants: events are sent one after another, in their order; at most 200 wait, and the oldest are dropped first;
-nothing is sent while nothing happens. A process that ends takes with it what waits. Decision 091.
+nothing is sent while nothing happens. Events that wait are lost with their process. Decision 091.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ _ASK_AGAIN_S = 1.0
 _logger = logging.getLogger(__name__)
 
 
-class Record(Protocol):
+class RecordEvent(Protocol):
     """Has an event recorded by the active controller. Raises RaykaError, or TimeoutError."""
 
     async def __call__(self, request: RecordEventRequest) -> RecordEventResponse: ...
@@ -35,7 +35,7 @@ class Tell(Protocol):
 class EventReports:
     """The events of one process. Made and used on one event loop."""
 
-    def __init__(self, record: Record, wall_clock_ms: Callable[[], int]) -> None:
+    def __init__(self, record: RecordEvent, wall_clock_ms: Callable[[], int]) -> None:
         self._record = record
         self._wall_clock_ms = wall_clock_ms
         self._waiting: deque[RecordEventRequest] = deque(maxlen=WAITING_MAX)
@@ -45,19 +45,20 @@ class EventReports:
         return f"<EventReports waiting={len(self._waiting)}>"
 
     def tell(self, kind: str, node_ids: Collection[int], reason: str) -> None:
-        """Has an event of now recorded, as soon as a controller takes it."""
+        """Has an event recorded with the present time, as soon as a controller takes it."""
         subjects = tuple(map(node_name, node_ids))[:SUBJECTS_MAX]
         self._waiting.append(RecordEventRequest(self._wall_clock_ms(), kind, subjects, one_line(reason)))
         self._has_new.set()
 
     async def run(self) -> None:
-        """Sends for ever. A repeated request records nothing twice."""
+        """Sends for ever. Repeats are harmless: a controller records an event once."""
         while True:
             while self._waiting:
                 request = self._waiting[0]
                 if not await self._is_settled(request):
                     await asyncio.sleep(_ASK_AGAIN_S)
-                elif self._waiting[0] is request:  # it may have been pushed out
+                # Else newer events have pushed it out meanwhile.
+                elif self._waiting[0] is request:
                     self._waiting.popleft()
             self._has_new.clear()
             await self._has_new.wait()

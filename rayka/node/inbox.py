@@ -89,7 +89,8 @@ class Inbox:
         self._name = node_name(node.settings.node_id)
         self._gap_timeout_s = gap_timeout_s
         self._waiting = {api.name: _Waiting() for api in APIS if api.served_by & node.serves}
-        # Fetches of replicas among them, which wait all the time: they take no place of clients' requests.
+        # Requests that are always admitted, such as fetches of replicas, which wait all the time. They take no places
+        # of clients' requests.
         self._always_admitted = _Waiting()
         self._inbound = Inbound()
         self._held: dict[UUID, dict[int, tuple[CallNumber, asyncio.Future[None]]]] = {}

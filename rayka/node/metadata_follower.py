@@ -83,7 +83,7 @@ class MetadataFollower:
         return await result_in_turns(steps)
 
     async def events(self, request: DescribeEventsRequest) -> DescribeEventsResponse:
-        """As in the image: they are to be had without an active controller, too."""
+        """The events in the image, for clients that find no active controller."""
         return events_response(self.image, request)
 
     async def wait_for_first_image(self) -> None:

@@ -80,7 +80,7 @@ class PartitionLeader:
         self._replica = replica
         self.followers = followers
         self.epoch_start_offset = replica.log.log_end_offset
-        # Epochs up to this one are the broker's own, one after another; what it appended in them is in the log.
+        # The first of the epochs without a gap in which this broker leads; all it appended since then is in the log.
         self.lead_began = OffsetAndEpoch(self.epoch_start_offset, state.leader_epoch)
         self.state = state
         self.isr = IsrState(state.isr)
@@ -158,9 +158,9 @@ class PartitionLeader:
 
         What is wrong with a request is its outcome: NotEnoughReplicas (B15, nothing written), what `validate_batches`
         raises, OutOfOrderSequence, InvalidProducerEpoch, RecordBatchTooLarge, and StorageError when the disk fails. A
-        batch that its producer sent before is where it was (C3), though the topic would refuse it by now: the time has
-        gone on, or its configuration has changed. OutOfOrderSequence is for good: a producer numbers its
-        batches anew then (C11), so as long as a replica in sync may lead next with what this log lacks, it is
+        batch that its producer sent before is where it was (C3), even if the topic would refuse the batch by now,
+        because time has gone on or its configuration has changed. OutOfOrderSequence is for good: a producer numbers
+        its batches anew then (C11), so as long as a replica in sync may lead next with what this log lacks, it is
         NotEnoughReplicas.
         """
         where = str(self._replica.topic_partition)
@@ -406,6 +406,7 @@ class PartitionLeader:
 
 
 def _validated(replica: ReplicaLog, records: Buffer, where: str, timestamp_ms: int) -> Sequence[RecordBatch]:
+    """The batches, if the topic takes them or the log has them already; raises as `validate_batches`."""
     try:
         return validate_batches(records, replica.config, where=where, timestamp_ms=timestamp_ms)
     except (RecordsRefused, RecordTooLarge):

@@ -1,14 +1,14 @@
 """Which records of a produce request their topic refuses, each with its own error (KIP-467).
 
-A topic that keeps the newest record of each key takes none without a key, and timestamps have bounds: of every record,
-not of a batch's first and last. A header says enough for most batches: the first timestamp and the latest. Else the
-columns are read, and those of a compacted topic always: a batch whose columns contradict its header, by a null key or
-by offsets that fall, could never be compacted.
+A compacted topic takes no record without a key, and each record's timestamp has to lie within the topic's bounds. For
+most batches the header says enough: the base timestamp and the latest one. Else the columns are read. Those of a
+compacted topic are always read: a batch whose columns contradict its header, by a null key or by offsets that fall,
+could never be compacted.
 
-To read them costs little, unless they are compressed: megabytes of gzip take the event loop longer than 20 ms. So a
-compressed batch whose columns have to be read may hold `READ_BYTES_MAX`, and a larger one is too large for its topic:
-its producer sends it again in smaller parts. A larger one that is only to be looked at for contradictions is taken
-unseen; compaction leaves it alone if it has any (`kept_records`). Kafka: `LogValidator.validateRecord`,
+Reading columns is cheap unless they are compressed: megabytes of gzip take the event loop longer than 20 ms. So a
+compressed batch whose columns have to be read may hold `READ_BYTES_MAX`. A larger one is too large for its topic, and
+its producer sends it again in smaller parts. A larger batch that is only read for contradictions is taken unread;
+compaction leaves it as it is if it has any (`kept_records`). Kafka: `LogValidator.validateRecord`,
 `RecordValidationException`, which iterate over all records of every batch.
 """
 
@@ -24,8 +24,10 @@ from rayka.protocol.batch_contents import Column, Contents, aligned
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_header import HEADER_BYTES, Codec, RecordBatch
 
-READ_BYTES_MAX = 2 << 20  # of a compressed batch, decompressed: a few milliseconds
-REFUSALS_MAX = 1_000  # of one request; the others are refused when the rest comes again
+# Of a compressed batch, once decompressed: a few milliseconds.
+READ_BYTES_MAX = 2 << 20
+# Listed for one request; the others are refused when the rest comes again.
+REFUSALS_MAX = 1_000
 _UNBOUNDED_MS = 2**63 - 1
 
 
@@ -55,8 +57,8 @@ def check_records(
 
 
 def _is_doubtful(batch: RecordBatch, contents: Contents, config: TopicConfig, timestamp_ms: int) -> bool:
-    """Whether it takes the columns to know that no record is refused; false for almost every batch, unless its topic is
-    compacted.
+    """Whether the columns have to be read to know that no record is refused; false for almost every batch, unless its
+    topic is compacted.
     """
     is_small = batch.codec is Codec.NONE or contents.uncompressed_bytes <= READ_BYTES_MAX
     if config.is_compacted and (batch.has_null_key or is_small):
@@ -70,7 +72,7 @@ def _is_doubtful(batch: RecordBatch, contents: Contents, config: TopicConfig, ti
 
 
 def _may_be_early(batch: RecordBatch, contents: Contents, earliest_ms: int) -> bool:
-    """Whether a timestamp is before that, or cannot be seen without decompressing."""
+    """Whether a timestamp may be before `earliest_ms`: some is, or the timestamps are compressed."""
     place = contents.columns.get(Column.TIMESTAMP_DELTAS)
     if place is None:
         return NO_TIMESTAMP != batch.base_timestamp_ms < earliest_ms
@@ -82,7 +84,7 @@ def _may_be_early(batch: RecordBatch, contents: Contents, earliest_ms: int) -> b
 
 
 class _Rules:
-    """What a topic asks of each record at one moment, and which records break it."""
+    """The rules of a topic for each record at one moment, and the records that break them."""
 
     def __init__(self, config: TopicConfig, where: str, timestamp_ms: int) -> None:
         self._config = config
@@ -99,7 +101,7 @@ class _Rules:
         return f"<_Rules of {self._where} refusals={len(self._refusals)}>"
 
     def check(self, batch: RecordBatch, contents: Contents, first_index: int) -> None:
-        """Looks at each record; the first of the batch has this index among those of the request."""
+        """Checks each record of a batch. `first_index`: the index of the first one among the records of the request."""
         if batch.codec is not Codec.NONE and contents.uncompressed_bytes > READ_BYTES_MAX:
             raise RecordTooLarge(
                 f"{self._where}: a compressed batch of {contents.uncompressed_bytes} bytes, whose records this topic"
@@ -130,7 +132,9 @@ class _Rules:
         )
 
     def raise_refusals(self, record_count: int) -> None:
-        """Raises InvalidTimestamp if one of them is that, as in Kafka, else InvalidRecord; nothing without refusals."""
+        """Raises InvalidTimestamp if some refusal is one, as Kafka does, else InvalidRecord. Does nothing without
+        refusals.
+        """
         if not self._refusals:
             return
         listed = dict(sorted(self._refusals.items())[:REFUSALS_MAX])

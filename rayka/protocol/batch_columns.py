@@ -206,7 +206,8 @@ def as_header_array(headers: pa.Array) -> pa.Array | None:
     if pa.types.is_null(headers.type):
         return None
     given = headers.type
-    if pa.types.is_map(given):  # Arrow neither flattens nor measures maps
+    # Arrow neither flattens nor measures maps.
+    if pa.types.is_map(given):
         pair = pa.struct([pa.field("key", given.key_type), pa.field("value", given.item_type)])
         headers = headers.cast(pa.list_(pair))
     is_list = any(is_kind(headers.type) for is_kind in _LISTS)
@@ -228,7 +229,7 @@ def as_header_array(headers: pa.Array) -> pa.Array | None:
 
 
 def list_array(lengths: Sequence[int] | np.ndarray, items: pa.Array) -> pa.ListArray:
-    """Lists of these lengths that share out the items. Not by `ListArray.from_arrays`, which imports pandas."""
+    """Lists of these lengths, filled with the items in order. Not by `ListArray.from_arrays`, which imports pandas."""
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
     buffers = [None, pa.py_buffer(offsets)]
@@ -236,14 +237,14 @@ def list_array(lengths: Sequence[int] | np.ndarray, items: pa.Array) -> pa.ListA
 
 
 def list_lengths(lists: pa.Array) -> np.ndarray:
-    """How many items each list has; a null one has none, whatever lies below it."""
+    """The number of items of each list; a null list has none, whatever lies below it."""
     if pa.types.is_list(lists.type) and not lists.null_count:
         return offset_steps(lists)
     return np.asarray(pc.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False), np.int64)
 
 
 def offset_steps(array: pa.Array) -> np.ndarray:
-    """How long each value is, of an array without nulls whose offsets are of 32 bits."""
+    """The length of each value of an array without nulls that has offsets of 32 bits."""
     return np.diff(np.frombuffer(array.buffers()[1], np.int32, len(array) + 1, array.offset * 4))
 
 

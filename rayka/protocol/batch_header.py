@@ -144,7 +144,7 @@ class RecordBatch:
 
     @property
     def summary(self) -> str:
-        """Which batch it is, for errors that reach users; `repr` is for logs."""
+        """Names the batch in errors that reach users; `repr` is for logs."""
         return f"a batch of {self.record_count} records at offset {self.base_offset}"
 
     @property

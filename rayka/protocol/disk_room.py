@@ -1,8 +1,8 @@
 """How much more the disks of a broker may take: one rule for balances, healing and drains. Rayka's own.
 
-A broker's disks stay below 80 % of what they hold and have free. On a machine with several brokers that is not known,
-because they may share a disk: there no broker takes more than is free, and what one of them is given counts for all.
-A broker that has not reported its disks counts as having room.
+A broker's disks stay below 80 % of their capacity, the sum of what they hold and have free. On a machine with several
+brokers the capacity is not known, because they may share a disk: there no broker takes more than is free, and bytes
+given to one of them count for all. A broker that has not reported its disks counts as having room.
 """
 
 from collections import Counter
@@ -29,10 +29,11 @@ def capacities(reports: Mapping[int, LoadReport], hosts: Mapping[int, str]) -> d
 
 @dataclass(slots=True)
 class Disks:
-    """Those of one broker, as reported, and what they are to hold by the plan that is made."""
+    """The disks of one broker, as reported, and the bytes that they will hold by the plan."""
 
     machine: str
-    capacity_bytes: int = 0  # 0: not known
+    # 0: not known.
+    capacity_bytes: int = 0
     reported_bytes: int = 0
     free_bytes: float = UNKNOWN_BYTES
     planned_bytes: int = 0
@@ -52,27 +53,26 @@ class DiskRoom:
 
     @classmethod
     def reported(cls, reports: Mapping[int, LoadReport], hosts: Mapping[int, str]) -> "DiskRoom":
-        """As brokers have reported it, given the machine of each; nothing is planned yet."""
+        """The room as brokers have reported it, before anything is planned. `hosts`: the machine of each broker."""
         known = capacities(reports, hosts)
         found = {}
         for broker_id, host in hosts.items():
             report = reports.get(broker_id)
-            size_bytes, free_bytes = (
-                (0, UNKNOWN_BYTES) if report is None else (report.size_bytes, report.free_bytes)
-            )
+            size_bytes = 0 if report is None else report.size_bytes
+            free_bytes = UNKNOWN_BYTES if report is None else report.free_bytes
             found[broker_id] = Disks(host, known[broker_id], size_bytes, free_bytes, size_bytes)
         return cls(found)
 
     def left_bytes(self, broker_id: int, use_max: float = DISK_USE_MAX) -> float:
-        """How many bytes the broker may be given, so that its disks are used up to that share."""
+        """The bytes that the broker may be given without using more than that share of its disks."""
         own = self.disks[broker_id]
         if own.capacity_bytes:
             return own.capacity_bytes * use_max - own.planned_bytes
         return self.free_bytes(broker_id)
 
     def free_bytes(self, broker_id: int) -> float:
-        """How many bytes are free on its disks once the plan is carried out. What other brokers of the machine are to
-        lose is not counted: these disks may be others.
+        """The bytes that are free on the broker's disks once the plan is carried out. Bytes that other brokers of the
+        machine lose do not count: their disks may be others.
         """
         own = self.disks[broker_id]
         coming_bytes = sum(

@@ -58,7 +58,7 @@ _AT_REST = {
 
 
 def at_rest(report: LoadReport) -> LoadReport:
-    """What is left of the report when its broker has stopped."""
+    """The report without all that a stopped broker does not do: sizes and counts of replicas are left."""
     return msgspec.structs.replace(report, **_AT_REST)
 
 
@@ -78,8 +78,7 @@ def is_plausible(report: LoadReport) -> bool:
 
 class BrokerLoad(Message, frozen=True, array_like=True):
     """What is known of one broker: means over `window_ms`, sizes and counts of the newest report, `age_ms` ago. Both
-    are -1 for a broker that has not reported to this controller yet. Of a fenced one, which does nothing for clients,
-    only sizes and counts of replicas are left.
+    are -1 for a broker that has not reported to this controller yet. The report of a fenced broker is `at_rest`.
     """
 
     broker_id: int

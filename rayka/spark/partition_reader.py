@@ -136,7 +136,8 @@ def _mapped_batches(wanted: OffsetRange, file_ranges: tuple[FileRange, ...]) -> 
         try:
             mapped = reader.read(file_range, wanted.topic_id)
         except TooManyOpenFiles:
-            return  # the rest comes over the network
+            # The caller reads the rest over the network.
+            return
         if mapped is None:
             return
         yield from split_batches(mapped)

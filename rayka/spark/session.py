@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _JVM_END_TIMEOUT_SECONDS = 30
-_begun: list[str] = []  # the session that `init` has begun, if it has
+# The session that `init` has begun, if any: `stop` ends no other one.
+_begun: list[str] = []
 _DRIVER_OPTIONS = "spark.driver.extraJavaOptions"
 _EXECUTOR_OPTIONS = "spark.executor.extraJavaOptions"
 _MASTER_OPTIONS = "spark.ray.raydp_app_master.extraJavaOptions"

@@ -65,7 +65,7 @@ class RaykaDataSource(DataSource):  # type: ignore[misc]
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(dict(options))
-        # Parsed where they are needed: what cannot be done at all is said before an option is.
+        # Parsed when needed: an operation that is not supported is named first, before any wrong option.
         self._given = dict(options)
 
     @classmethod

@@ -27,7 +27,7 @@ _NOT_YET = (
     "endingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy", "groupId", "groupIdPrefix", "isolationLevel",
     "maxRecordsPerPartition",
 )  # fmt: skip
-# They mean nothing in a batch read, the only thing there is.
+# Without a meaning in batch reads, the only ones that there are.
 _OF_STREAMS = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 _OF_WRITES = ("topic",)
 _NO_CHOICE = "kafka."  # the connector passes these on to its Kafka client

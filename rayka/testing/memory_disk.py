@@ -70,7 +70,8 @@ class MemoryDisk:
         self._faults: list[_Fault] = []
         self._torn: dict[str, int] = {}
         self._free_bytes = 1 << 62
-        self.failure_count = 0  # operations that failed because that was arranged
+        # Operations that failed by `fail`.
+        self.failure_count = 0
 
     def __repr__(self) -> str:
         return (

@@ -4,7 +4,7 @@ The lane so inherits Ray's authentication: to get a ticket a caller must be able
 once and for `TICKET_S`. The greeting has a fixed size: no more is read of a connection without a ticket.
 
 Both ends prove that they know the ticket, and neither shows it: when a node has ended, anybody on its machine may
-listen at the name that it had.
+listen at the node's former address.
 
 1. The caller sends `MAGIC` and the ticket's digest. 2. The node sends `node_proof`. 3. The caller sends `caller_proof`.
 4. The node sends `WELCOME`.
@@ -54,7 +54,8 @@ class Tickets:
     """The tickets of one node that were not shown yet."""
 
     def __init__(self) -> None:
-        self._valid: OrderedDict[bytes, _Ticket] = OrderedDict()  # by digest
+        # By digest, the oldest first.
+        self._valid: OrderedDict[bytes, _Ticket] = OrderedDict()
 
     def __repr__(self) -> str:
         return f"<Tickets {len(self._valid)}>"
@@ -80,7 +81,8 @@ class Tickets:
 
 class _Ticket(NamedTuple):
     ticket: bytes
-    expires_s: float  # of the loop
+    # By the clock of the loop.
+    expires_s: float
 
 
 def greeting(offer: LaneOffer) -> bytes:
@@ -89,12 +91,12 @@ def greeting(offer: LaneOffer) -> bytes:
 
 
 def node_proof(ticket: bytes) -> bytes:
-    """What only the node can send that has given the ticket."""
+    """Proves that the sender is the node that issued the ticket."""
     return hmac.digest(ticket, b"node", "sha256")
 
 
 def caller_proof(ticket: bytes) -> bytes:
-    """What only the caller can send that has got the ticket."""
+    """Proves that the sender is the caller that was given the ticket."""
     return hmac.digest(ticket, b"caller", "sha256")
 
 

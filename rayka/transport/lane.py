@@ -176,7 +176,9 @@ async def _connect(connection: socket.socket, address: bytes | tuple[str, int]) 
 
 
 async def _greet(connection: socket.socket, offer: LaneOffer) -> None:
-    """Nothing is said to a peer that does not know the ticket: the node may have ended, and its name be another's."""
+    """Greets the node. Raises NetworkException if the peer does not know the ticket: the node may have ended, and
+    another process may listen at its address.
+    """
     tune(connection)
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(GREETING_S):

@@ -12,7 +12,7 @@ import pytest
 
 from rayka import Producer
 from rayka.aio import Producer as AioProducer
-from rayka.client.producer.memory_line import MemoryLine, Turn
+from rayka.client.producer.memory_line import MemoryLine, MemoryTurn
 from rayka.errors import BufferExhausted
 from tests.client.support import ScriptedCluster
 
@@ -140,7 +140,7 @@ def test_an_async_send_waits_in_the_same_line() -> None:
 
 def test_the_next_is_called_when_the_first_leaves_without_memory() -> None:
     line, called = MemoryLine(threading.RLock()), list[str]()
-    first, second = Turn(), Turn()
+    first, second = MemoryTurn(), MemoryTurn()
     line.join(first)
     line.join(second)
     line.call_on_news(first, line.news_count, lambda: called.append("first"))
@@ -153,7 +153,7 @@ def test_the_next_is_called_when_the_first_leaves_without_memory() -> None:
 
 def test_news_between_an_attempt_and_its_wait_are_not_missed() -> None:
     line, called = MemoryLine(threading.RLock()), list[str]()
-    first, second = Turn(), Turn()
+    first, second = MemoryTurn(), MemoryTurn()
     line.join(first)
     line.join(second)
     seen = line.news_count  # the second tries here, in vain
@@ -164,7 +164,7 @@ def test_news_between_an_attempt_and_its_wait_are_not_missed() -> None:
 
 def test_a_turn_whose_owner_is_gone_is_in_nobodys_way() -> None:
     line = MemoryLine(threading.RLock())
-    lost, second = Turn(), Turn()
+    lost, second = MemoryTurn(), MemoryTurn()
     line.join(lost)
     line.join(second)
     line.asking = second

@@ -31,7 +31,8 @@ from rayka.protocol.membership import MetadataRequest, MetadataTopic
 from rayka.protocol.partition_admin import CreatePartitionsRequest, NewPartitions, UnregisterBrokerRequest
 from rayka.protocol.topics import CreateTopicsRequest, DeleteTopicsRequest, NewTopic
 
-_CONTROLLER_PATIENCE_MS = 2_000  # for what brokers know, too
+# How long a controller is waited for before a broker is asked.
+_CONTROLLER_TIMEOUT_MS = 2_000
 
 logger = logging.getLogger(__name__)
 
@@ -163,7 +164,7 @@ class AsyncAdmin(AdminPart):
         """
         request = DescribeEventsRequest(since, count)
         try:
-            timeout_ms = min(self.timeout_ms, _CONTROLLER_PATIENCE_MS)
+            timeout_ms = min(self.timeout_ms, _CONTROLLER_TIMEOUT_MS)
             response = await self._nodes.call_controller(request, timeout_ms)
         except UnavailableError as error:
             try:

@@ -31,7 +31,8 @@ ITERATION_POLL_MS = 1_000.0
 # An automatic commit that is due waits so long for a poll that waits itself. While this thread works, each step of the
 # IO thread waits for the interpreter: 5 ms, and the next records as long.
 COMMIT_LATE_S = 0.1
-_TURN_S = 5.0  # for the thread that polls to notice that another one closes
+# How long `close` waits until the thread that polls has noticed it.
+_CLOSE_TURN_TIMEOUT_S = 5.0
 
 
 class Consumer(ConsumerMembership, Generic[ValueT]):
@@ -100,7 +101,8 @@ class Consumer(ConsumerMembership, Generic[ValueT]):
     `default_api_timeout_ms`, also while reading. Kafka: KafkaConsumer.
     """
 
-    _is_close_due = False  # when the method that is under way ends
+    # `close` was called within another method, and is done when that method ends.
+    _is_close_due = False
 
     def __init__(
         self,
@@ -145,7 +147,8 @@ class Consumer(ConsumerMembership, Generic[ValueT]):
         """
         count_max = record_count(max_records, self._config.max_poll_records)
         taken = self._poll(timeout_ms, lambda: self._delivery.next_records(count_max))
-        self._delivery.asking.is_handed = True  # nothing interrupts what follows
+        # The last step: CPython looks for no signal between a store and the return.
+        self._delivery.asking.is_handed = True
         return taken or []
 
     def poll_arrow(self, timeout_ms: float = 1000, max_records: int | None = None) -> pa.RecordBatch | None:
@@ -210,7 +213,7 @@ class Consumer(ConsumerMembership, Generic[ValueT]):
                 return
             if before is not None and not is_within and self._config.group_id is not None:
                 self._interrupt()
-                before = self._in_use.wait_and_begin(turn, _TURN_S)
+                before = self._in_use.wait_and_begin(turn, _CLOSE_TURN_TIMEOUT_S)
             self._is_closing = True
             self._end(has_turn=before is None or is_within, is_processed=is_processed)
         finally:
@@ -256,7 +259,8 @@ class Consumer(ConsumerMembership, Generic[ValueT]):
         while True:
             self._hand_over()
             taken = take()
-            self._check_not_closing()  # in a deserializer, an interceptor or a signal handler
+            # `take` runs deserializers and interceptors, which may close the consumer, and so may a signal handler.
+            self._check_not_closing()
             if taken:
                 return taken
             self._maybe_auto_commit()

@@ -31,7 +31,7 @@ PartT = TypeVar("PartT", bound="ConsumerPart")
 class Turn:
     """One call of a method, from its beginning to `end`.
 
-    `end` is one call into C: an exception of a signal handler comes before it, where a `finally` still runs, or behind.
+    `end` is one call into C: an exception of a signal handler comes before it, where a `finally` still runs, or after.
     """
 
     __slots__ = ("_under_way", "end", "thread")
@@ -54,10 +54,11 @@ class Turn:
 
 
 class Turns:
-    """The call that is in a method of the consumer, of which there is one, without those that it makes itself."""
+    """Admits one call at a time to the methods of a consumer. Nested calls of the same thread have no turn."""
 
     def __init__(self) -> None:
-        self._guard = threading.RLock()  # a signal handler may come in between
+        # Reentrant: a signal handler may interrupt a method and call another one.
+        self._guard = threading.RLock()
         self._last: Turn | None = None
 
     def locked(self) -> bool:
@@ -65,7 +66,7 @@ class Turns:
         return self._last is not None and self._last.is_under_way()
 
     def begin(self, turn: Turn) -> Turn | None:
-        """None where the turn has begun, otherwise the one that is under way."""
+        """Begins the turn and returns None, or returns the turn that is under way."""
         with self._guard:
             if self.locked():
                 return self._last
@@ -73,7 +74,7 @@ class Turns:
             return None
 
     def wait_and_begin(self, turn: Turn, timeout_s: float | None = None) -> Turn | None:
-        """As `begin`, when the turn of another thread has ended, or this time is over."""
+        """As `begin`, but waits at most `timeout_s` for the end of another thread's turn."""
         while (other := self.begin(turn)) is not None:
             if other.thread == turn.thread or not other.wait(timeout_s):
                 return other
@@ -83,8 +84,8 @@ class Turns:
 def in_turn(
     method: Callable[Concatenate[PartT, P], ResultT],
 ) -> Callable[Concatenate[PartT, P], ResultT]:
-    """The method, while no other thread is in one. Within another call, such as of a deserializer or of a signal
-    handler, it is refused, unless a callback of the group calls it.
+    """Runs the method while no other thread is in one. Refuses a nested call, such as of a deserializer or a signal
+    handler, unless a callback of the group makes it.
     """
     return _turned(method, may_nest=False)
 
@@ -92,7 +93,7 @@ def in_turn(
 def in_any_turn(
     method: Callable[Concatenate[PartT, P], ResultT],
 ) -> Callable[Concatenate[PartT, P], ResultT]:
-    """As `in_turn`, also within another call: the method moves no position."""
+    """As `in_turn` for a method that moves no position: nested calls are allowed."""
     return _turned(method, may_nest=True)
 
 
@@ -130,7 +131,7 @@ class ConsumerPart(SyncClient):
         self._closed = False
 
     def __repr__(self) -> str:
-        """Of a closed one, the partitions that it read last."""
+        """A closed consumer shows the partitions that it read last."""
         end = " closed" * self._closed
         return (
             f"<{type(self).__name__} cluster={self._cluster_name} assignment={list(self.assignment())}{end}>"
@@ -171,8 +172,8 @@ class ConsumerPart(SyncClient):
         return self._in_use.begin(turn)
 
     def _is_processed(self, failing: object) -> bool:
-        """Whether the application has processed what it was given last, as it says by ending its reading: not with an
-        exception on its way, nor in another thread.
+        """Whether ending the reading says that the records given last are processed: not while an exception is on its
+        way, nor in another thread than the one that was given them.
         """
         return failing is None and self._delivery.asking.thread in (None, threading.get_ident())
 
@@ -181,7 +182,7 @@ class ConsumerPart(SyncClient):
         return False
 
     def _end_if_due(self) -> None:
-        """Behind each turn: what could not be done within it."""
+        """Does after each turn what could not be done within it."""
 
     def _check_not_closing(self) -> None:
         self._check_open()

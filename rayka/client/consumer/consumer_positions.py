@@ -59,7 +59,8 @@ class ConsumerPositions(ConsumerPart):
         that is not assigned.
         """
         self._check_assigned(partitions)
-        for tp in partitions:  # first: interrupted behind it, `paused` says that the partitions are
+        # First: if an interruption comes next, `paused` already names the partitions.
+        for tp in partitions:
             self._delivery.pause(tp)
         self._run(self._fetcher.pause, partitions)
 
@@ -67,9 +68,8 @@ class ConsumerPositions(ConsumerPart):
     def resume(self, *partitions: TopicPartition) -> None:
         """Goes on giving records of these partitions. Raises ValueError for one that is not assigned."""
         self._check_assigned(partitions)
-        self._run(
-            self._fetcher.resume, partitions
-        )  # first: interrupted behind it, they are not said to be read
+        # First: if an interruption comes next, `paused` still names the partitions.
+        self._run(self._fetcher.resume, partitions)
         for tp in partitions:
             self._delivery.resume(tp)
 

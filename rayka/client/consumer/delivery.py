@@ -68,20 +68,25 @@ class Asking:
         *,
         is_handed: bool = False,
     ) -> None:
-        self.made = made  # what interceptors had made before, and was not given
-        self.held = held  # the askings that took what `made` was made of
-        self.thread = thread  # which asks
-        self.marks: dict[TopicPartition, Position] = {}  # where each partition stood before
-        self.fetches: dict[tuple[Any, ...], Fetched] = {}  # as they were before, in order
+        # Records that interceptors had made before this asking, and that were not given.
+        self.made = made
+        # The askings that took the records of which `made` was made.
+        self.held = held
+        # The thread that asks.
+        self.thread = thread
+        # The position of each partition before anything of it was taken.
+        self.marks: dict[TopicPartition, Position] = {}
+        # The fetches that were taken from, as they were before, in their order.
+        self.fetches: dict[tuple[Any, ...], Fetched] = {}
         self.is_handed = is_handed
 
     def note(self, fetched: Fetched, at: Position) -> None:
-        """Before anything of the fetch is taken. Of several calls for one fetch the first counts."""
+        """Notes a fetch, and the position, before anything of it is taken. Later calls for one fetch change nothing."""
         self.marks.setdefault(fetched.topic_partition, at)
         self.fetches.setdefault(key_of(fetched), fetched)
 
     def forget(self, topic_partition: TopicPartition) -> None:
-        """Its position was changed since."""
+        """Drops the notes of a partition whose position was changed since."""
         self.marks.pop(topic_partition, None)
         self.fetches = {key: each for key, each in self.fetches.items() if key[0] != topic_partition}
 
@@ -101,19 +106,20 @@ class Delivery:
         self._ends = end_offsets or {}
         self._fetches = FetchQueue()
         self._read: dict[TopicPartition, Position] = {}  # without what the current batch adds
-        # The first batch of the first fetch, decoded: to forget it loses no more than the position within it.
+        # The first batch of the first fetch, decoded. Forgetting it loses nothing but the position within it.
         self._current: _Current | None = None
-        self._made: list[Record] = []  # by interceptors, and not given yet
+        # Records that interceptors have made, and that were not given yet.
+        self._made: list[Record] = []
         self.asking = Asking(self._made, is_handed=True)
 
     def add(self, fetched: Sequence[Fetched]) -> None:
-        """Takes what was fetched; the one method that is called on the IO thread, also after a poll was interrupted."""
+        """Takes what was fetched. The only method that the IO thread calls, even after an interrupted poll."""
         self._fetches.add(fetched)
 
     # ---- Askings ---------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """The application asks for records: those that it was given have been processed. `asking` is a new one."""
+        """Begins a new `asking`. By asking, the application says that it has processed the records given before."""
         self._settle()
         last, current = self.asking, self._current
         held = tuple(each for each in (*last.held, last) if each.marks) if self._made else ()
@@ -122,7 +128,7 @@ class Delivery:
         self.asking = Asking(self._made, held, threading.get_ident())
 
     def take_back(self) -> None:
-        """What the application was given since it asked last counts as not given."""
+        """Counts the records that the last asking has given as not given."""
         current = self._current
         if current is not None and current.has_looped():
             self._read[current.topic_partition] = self._read_with(current, -1)
@@ -134,7 +140,7 @@ class Delivery:
             self._put_back(self.asking)
 
     def _put_back(self, asking: Asking) -> None:
-        """Repeated after an interruption it comes to the same."""
+        """Puts back what the asking has taken. Idempotent: after an interruption the next call repeats it."""
         self._fetches.put_back(asking.fetches)
         self._read.update(asking.marks)
         if asking.marks:
@@ -143,7 +149,7 @@ class Delivery:
         self.asking = Asking(asking.made, asking.held, asking.thread)
 
     def _given_in_part(self) -> tuple[Asking, ...]:
-        """The askings of which the application has not all, the oldest first: no position of theirs has moved yet."""
+        """The askings whose records are not all given, the oldest first. Their positions have not moved yet."""
         asking = self.asking
         return () if asking.is_handed and not self._made else (*asking.held, asking)
 
@@ -158,7 +164,8 @@ class Delivery:
         current = self._current
         if current is not None and current.topic_partition == topic_partition:
             if current.has_looped():
-                self.asking.note(current.fetched, self._read_with(current, -1))  # for `take_back`
+                # `take_back` needs the position before the record that the loop has in hand.
+                self.asking.note(current.fetched, self._read_with(current, -1))
             self._read[topic_partition] = self._read_with(current)
             self._forget_current()
         self._fetches.pause(topic_partition)
@@ -237,7 +244,7 @@ class Delivery:
         return self._read.get(topic_partition)
 
     def _read_with(self, current: "_Current", rows: int = 0) -> Position:
-        """With `rows` -1, before the last row that was given."""
+        """The position within the batch; with `rows` -1, before the last row that was given."""
         before = self._read.get(current.topic_partition)
         is_known = before is not None and before.generation == current.fetched.generation
         epoch = before.leader_epoch if before is not None and is_known else NO_EPOCH
@@ -265,8 +272,8 @@ class Delivery:
     def next_records(self, count_max: int) -> list[Record]:
         """Up to count_max records as the interceptors leave them; empty when nothing is left.
 
-        What they made beyond that comes first in the next call. Until it was given, no position moves past what it was
-        made of.
+        Records that interceptors made beyond count_max come first in the next call. Until these are given, no position
+        moves past the records of which they were made.
         """
         if self.interceptors is None:
             return self._stored_records(count_max)
@@ -307,9 +314,8 @@ class Delivery:
         if current is None:
             return None
         records = current.looped(self._deserializers)
-        self.asking = Asking(
-            self._made, (), self.asking.thread, is_handed=True
-        )  # each is taken when it is given
+        # A loop takes each record when it is given: there is nothing to hand over at once.
+        self.asking = Asking(self._made, (), self.asking.thread, is_handed=True)
         return records
 
     def next_arrow(self, count_max: int = sys.maxsize) -> pa.RecordBatch | None:
@@ -330,7 +336,7 @@ class Delivery:
         return parts[0] if len(parts) == 1 else pa.concat_batches(parts)
 
     def pass_over(self) -> None:
-        """The record that was just raised as one that cannot be deserialized is not met again."""
+        """Passes over the record that was just raised as one that cannot be deserialized."""
         if self._current is not None:
             self._current.pass_over()
 
@@ -354,7 +360,7 @@ class Delivery:
         return self._next_current() is not None
 
     def _next_current(self) -> "_Current | None":
-        """A batch with rows left, of which the asking may take; None when nothing is left."""
+        """A batch with rows left, noted in the asking; None when nothing is left."""
         self._fetches.take_in()
         while (current := self._current) is None or current.is_empty():
             if current is not None:
@@ -376,7 +382,8 @@ class Delivery:
         if at is not None and at.generation > fetched.generation:
             self._fetches.end_first()
             return
-        if at is None or at.generation < fetched.generation:  # the position was reset, perhaps backwards
+        # A newer generation: the position was reset, perhaps backwards.
+        if at is None or at.generation < fetched.generation:
             at = Position(fetched.fetch_offset, fetched.generation)
         elif at.offset < fetched.fetch_offset:
             raise InvariantBroken(
@@ -418,8 +425,8 @@ class Delivery:
 class _Current:
     """One decoded batch, of which rows from `_start` to `_stop` are to be handed over; `fetched` begins with it.
 
-    They are all that are left, up to `_end`, or those before one that cannot be deserialized. `looped_from` is the row
-    at which a loop began that has asked for nothing else since.
+    They are all that are left, up to `_end`, or those before one that cannot be deserialized. `looped_from`: the row at
+    which the loop began that reads this batch; None outside a loop, and once something else was asked for.
     """
 
     def __init__(self, fetched: Fetched, batch: DecodedBatch, rows: slice) -> None:
@@ -446,7 +453,7 @@ class _Current:
         return self._first_row() + rows > self._first
 
     def position(self, rows: int = 0) -> int:
-        """With `rows` as of so many rows on, or back."""
+        """The offset of the next row; with `rows`, that many rows further on (or back)."""
         row = self._first_row() + rows
         return int(self.batch.offsets[row]) if row < self._end else self.batch.batch.next_offset
 
@@ -462,7 +469,7 @@ class _Current:
         return True
 
     def pass_over(self) -> None:
-        """The first row that is left, and goes on with those behind it."""
+        """Skips the first row that is left."""
         self._start, self._stop, self._iterator = self._first_row() + 1, self._end, None
 
     def records(self, deserializers: Deserializers) -> Iterator[Record]:
@@ -477,7 +484,7 @@ class _Current:
             except PoisonedRow as poisoned:
                 if poisoned.row == 0:
                     offset = int(self.batch.offsets[self._start])
-                    # No name for the error: this frame would refer to it, and a consumer that is dropped would stay.
+                    # No name for the error: this frame would keep it, and with it a consumer that was dropped.
                     raise SerializationError.of_record(
                         self.topic_partition, offset, poisoned.error
                     ) from poisoned.error.__cause__
@@ -487,7 +494,7 @@ class _Current:
         return self._iterator
 
     def looped(self, deserializers: Deserializers) -> Iterator[Record]:
-        """As `records`, for a loop: a record is the application's when it is given."""
+        """As `records`, for a loop: each record counts as handed when it is given."""
         records = self.records(deserializers)
         self.looped_from = self._first_row()
         return records

@@ -184,7 +184,9 @@ class FetchExchange:
             offset = self._state.on_diverging(ticket, result.diverging_epoch)
             logger.warning(
                 "%s: records that were read are not in the log any more, from offset %d on; the position was %d",
-                *(tp, offset, ticket.fetch_offset),
+                tp,
+                offset,
+                ticket.fetch_offset,
             )
             return None
         return self._on_leader_error(ticket, result)
@@ -202,7 +204,8 @@ class FetchExchange:
         tp = ticket.topic_partition
         error = error_for(result.error_code, f"{tp}: {result.error_message}")
         if result.error_code is ErrorCode.OFFSET_OUT_OF_RANGE and self._state.reset(ticket):
-            return None  # where it goes on is logged when that is known
+            # `FetchStarts` logs the new offset once it is known.
+            return None
         if is_retriable(result.error_code) and result.error_code is not ErrorCode.CORRUPT_MESSAGE:
             return error
         self._state.on_error(ticket, error)

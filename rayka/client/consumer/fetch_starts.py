@@ -124,7 +124,10 @@ class FetchStarts:
             bound = "earliest" if start.timestamp_ms == EARLIEST_TIMESTAMP else "latest"
             logger.warning(
                 "%s: offset %d is out of range; reading goes on at offset %d, the %s, as auto_offset_reset says",
-                *(start.topic_partition, start.reset_from, offset, bound),
+                start.topic_partition,
+                start.reset_from,
+                offset,
+                bound,
             )
 
     def _on_refused(self, start: FetchStart, error: RaykaError) -> None:

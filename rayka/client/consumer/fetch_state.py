@@ -169,8 +169,9 @@ class FetchState:
         return True
 
     def on_diverging(self, ticket: FetchTicket, diverging: OffsetAndEpoch) -> int:
-        """What was read before the ticket's offset is not in the leader's log: with a reset policy the first offset
-        that is known to differ is read next, without one the application gets LogTruncation. Returns that offset.
+        """Records before the ticket's offset that were read are not in the leader's log. With a reset policy reading
+        goes on at the first offset that is known to differ; without one the application gets LogTruncation. Returns
+        the offset.
         """
         offset = min(diverging.offset, ticket.fetch_offset)
         if self._reset_to is None:

@@ -46,7 +46,8 @@ from rayka.protocol.later import Later
 Bound = Moment | Mapping[TopicPartition, int]
 OnPoison = Literal["stop", "skip"] | Callable[[None, SerializationError], object]
 P = ParamSpec("P")
-_POLICY_TIMEOUT_MS = 3_000  # to count records by reading them takes less than to wait for a controller
+# Without an answer by then the records are counted by reading them.
+_POLICY_TIMEOUT_MS = 3_000
 
 logger = logging.getLogger(__name__)
 _ItemT = TypeVar("_ItemT")
@@ -116,8 +117,8 @@ class Reader:
         return f"<Reader cluster={self._handle.name} {ranges}>"
 
     def __len__(self) -> int:
-        """How many records the range has. Those of a compacted topic, whose offsets have gaps, are read once to count
-        them.
+        """The number of records in the range. Offsets of a compacted topic have gaps, so its records are read once to
+        count them.
         """
         if self._count is None:
             self._count = sum(
@@ -138,7 +139,7 @@ class Reader:
     # ---- Within ----------------------------------------------------------------------------------------------------
 
     async def _may_have_gaps(self) -> bool:
-        """Whether a topic is compacted, or no controller says that it is not."""
+        """Whether some topic is compacted; true also if no controller answers."""
         assert self._metadata is not None
         names = (ConfigResourceName(ResourceType.TOPIC, name) for name in self._topic_ids)
         timeout_ms = min(_POLICY_TIMEOUT_MS, self._config.default_api_timeout_ms)

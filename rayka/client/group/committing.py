@@ -82,7 +82,8 @@ class GroupOffsets:
         self._tells: asyncio.TimerHandle | None = None
         self._sender: asyncio.Task[None] | None = None
         self._is_abandoned = False
-        # As whom a commit goes on that a rebalance has refused; None: not at all. `Membership` says it of a member.
+        # The member as which a commit goes on that a rebalance has refused; None: the commit fails. A member's is
+        # `Membership.successor`.
         self.successor: Successor = _nobody
 
     def __repr__(self) -> str:
@@ -369,7 +370,7 @@ def _remaining_ms(commit: _Commit) -> int:
 
 
 def _nobody(former: GroupMetadata, partitions: Iterable[TopicPartition], error: RaykaError) -> None:
-    """A consumer that is no member."""
+    """The `successor` of a consumer that is no member."""
 
 
 def _in_parts(partitions: Iterable[TopicPartition]) -> Iterator[tuple[TopicPartition, ...]]:

@@ -128,7 +128,8 @@ class ConsumerMembership(ConsumerCommits, ConsumerPositions):
         if self._group is not None:
             self._group.polled()
             self._group.hand_over(self._run, self._commit_before_handover)
-            self._check_not_closing()  # in a callback, or by another thread while one ran
+            # A callback may have closed the consumer, or another thread while the callback ran.
+            self._check_not_closing()
 
     def _polls(self, poll: BlockingWork[bool], remaining_ms: float) -> bool:
         """What the fetcher's poll says. That a topic is gone is no error to a group: the leader assigns the others."""
@@ -156,7 +157,7 @@ class ConsumerMembership(ConsumerCommits, ConsumerPositions):
         group.raise_error()
 
     def _end_membership(self, *, is_telling: bool) -> None:
-        """Leaves the group. Unless `is_telling`, without a word to its callbacks: another thread runs one."""
+        """Leaves the group. Calls no callback unless `is_telling`: another thread may be in one."""
         group = self._group
         if group is None:
             return

@@ -21,7 +21,7 @@ Run = Callable[..., Any]
 
 
 class GroupFace:
-    """See the module."""
+    """What a member does in the application's thread when it polls."""
 
     def __init__(self, member: GroupMember, delivery: Delivery) -> None:
         self.member = member
@@ -45,7 +45,7 @@ class GroupFace:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Within it a poll waits for the IO thread, for as long as its caller wants, and runs none of its code."""
+        """Within the block a poll waits for the IO thread, and no code of the application runs."""
         self.member.is_waiting = True
         try:
             yield
@@ -63,8 +63,8 @@ class GroupFace:
         return bool(self._stages) or self.member.ready is not None
 
     def hand_over(self, run: Run, commit: Callable[[], object]) -> None:
-        """Does all that is to be done now, and raises what the member has failed with. `run` waits for a coroutine on
-        the loop, `commit` commits what was handed out, if it is to be.
+        """Does all stages of handovers that are due, and raises what the member has failed with. `run` waits for a
+        coroutine on the loop; `commit` commits the records that were handed out, if commits are automatic.
         """
         while self._has_handover:
             ready = self.member.ready
@@ -77,7 +77,8 @@ class GroupFace:
                 if failure is not None:
                     raise failure
             finally:
-                del failure  # it refers to this frame, and to those of the consumer
+                # The failure refers to this frame: a consumer that was dropped would stay in its group.
+                del failure
         if self._error is not None and self.member.is_settled:
             self.raise_error()
 
@@ -88,7 +89,8 @@ class GroupFace:
             if error is not None:
                 raise error
         finally:
-            del error  # it refers to this frame, and to those of the consumer
+            # As in `hand_over`.
+            del error
 
     def _go_on(self, run: Run, commit: Callable[[], object]) -> None:
         stages = self._stages

@@ -45,9 +45,10 @@ class GroupMember:
     """
 
     def __init__(self, config: ConsumerConfig, fetcher: Fetcher, client_host: str = "") -> None:
-        # When the application called poll last, or a poll that waits went on.
+        # When the application last called poll, or a waiting poll took its next turn.
         self.polled_s = now_s()
-        self.is_waiting = False  # a poll waits for the IO thread: no code of the application runs in it
+        # A poll waits for the IO thread: no code of the application runs in it.
+        self.is_waiting = False
         self._is_ended = False
         self.core = Membership(config, client_host)
         self._config = config
@@ -153,7 +154,8 @@ class GroupMember:
 
     def _advance(self) -> None:
         """After anything that the core was told, and when its time comes."""
-        if self._is_ended:  # a callback of the group, or another thread, goes on for a while
+        # A callback of the group, or another thread, may go on for a while after the end.
+        if self._is_ended:
             return
         self._look_at_polls()
         while (step := self.core.next_step(_now_ms())) is not None:
@@ -253,7 +255,7 @@ class GroupMember:
         return await call(self._group_id, step, timeout_ms)
 
     def _awaited(self, step: JoinGroupRequest | SyncGroupRequest) -> str:
-        """Why a consumer that joins gets nothing yet."""
+        """The warning of a consumer that joins and gets nothing for long."""
         waits = f"group {self._group_id!r}: this consumer has waited {_TELL_PARKED_AFTER_S:g} s"
         if isinstance(step, SyncGroupRequest):
             return f"{waits} for the assignments that the leader of the group is to send; see `rayka group describe`"

@@ -158,8 +158,8 @@ class Membership:
     def successor(
         self, former: GroupMetadata, partitions: Iterable[TopicPartition], error: RaykaError
     ) -> GroupMetadata | None:
-        """As which member a commit of `former` goes on that was refused with the error. None where the coordinator does
-        not know the member in that generation, or where others may have had a partition since (E10).
+        """The member as which a commit of `former` goes on that was refused with the error. None if the coordinator has
+        forgotten the member, or if another member may have had a partition since (E10).
         """
         now = self.metadata
         if now.generation_id == NO_GENERATION or now.member_id != former.member_id:
@@ -240,9 +240,8 @@ class Membership:
 
     @property
     def _is_rebalancing(self) -> bool:
-        if (
-            self.state is MemberState.SYNCING
-        ):  # also while it leaves: what it commits waits for the assignments
+        # Also while the member leaves: its last commit waits for the assignments.
+        if self.state is MemberState.SYNCING:
             return True
         wants_to_join = self.state is MemberState.JOINING or (self._must_join and self._is_prepared)
         return wants_to_join and not self._is_leaving

@@ -55,8 +55,8 @@ def is_cooperative(config: ConsumerConfig) -> bool:
 def join_request(
     config: ConsumerConfig, metadata: GroupMetadata, topics: tuple[str, ...], claim: Claim, client_host: str
 ) -> JoinGroupRequest:
-    """A join with all assignors of the member, in its order. It names its machine: a call by Ray has no address that
-    the coordinator could see.
+    """A join with all assignors of the member, in its order, and the name of its machine: a call by Ray has no address
+    that the coordinator could see.
     """
     names = config.partition_assignment_strategy
     protocols = tuple(GroupProtocol(name, _subscription(config, name, topics, claim)) for name in names)

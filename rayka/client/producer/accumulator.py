@@ -21,7 +21,7 @@ from rayka.client.producer.agenda import APPENDING_MS, Agenda
 from rayka.client.producer.delivery_future import DeliveryFuture, OnDelivery, future_in
 from rayka.client.producer.dispatch import Dispatch
 from rayka.client.producer.interrupting_sends import InterruptingSends
-from rayka.client.producer.memory_line import MemoryLine, Turn
+from rayka.client.producer.memory_line import MemoryLine, MemoryTurn
 from rayka.client.producer.part_ends import PartEnd
 from rayka.client.producer.partition_queue import NEVER, Limits, PartitionQueue
 from rayka.client.producer.producer_batch import ProducerBatch
@@ -40,13 +40,15 @@ class Accumulator:
 
     def __init__(self, limits: Limits, wake: Callable[[], object]) -> None:
         self._lock = io_thread.step_lock()
-        self._is_in_step = io_thread.ownership(self._lock)  # of the caller's own thread
+        # Whether the caller has interrupted a step of its own thread.
+        self._is_in_step = io_thread.ownership(self._lock)
         self.agenda = Agenda()
         self.identity = ProducerIdentity(is_idempotent=limits.is_idempotent)
         self.line = MemoryLine(self._lock)
         self.topics = ProducerTopics(limits, self.agenda, self.line)
         self._interrupting = InterruptingSends(self.topics, self._lock)
-        self._interrupting_batches = self._interrupting.batches  # looked at by each append
+        # Looked at by each append.
+        self._interrupting_batches = self._interrupting.batches
         self._linger_ms = limits.linger_ms
         self._backlog_ms_max = limits.delivery_timeout_ms / 4
         self._wake_ups = WakeUps(wake)
@@ -80,11 +82,13 @@ class Accumulator:
             return self.topics.remove(name)
 
     def forget_idle(self, name: str) -> bool:
-        """Forgets a topic that is not used, if that is so: no batch is left, and no thread has looked for it since the
-        last time. The other half is `Outbox.knows`:
-        1. the topic is taken away, then its mark is looked at; with a mark it is put back;
-        2. a thread that wants the topic finds it, sets the mark, then looks whether it is still there.
-        So either this sees the mark, or the thread sees that the topic is gone, and learns it anew.
+        """Forgets the topic unless it is in use: a batch is left, or a thread has looked for it since the last call.
+        Whether the topic is not known any more.
+
+        A race with `Outbox.knows`, which takes no lock:
+        1. this method takes the topic away, then looks at its mark `is_wanted`; with a mark it puts the topic back;
+        2. a thread that wants the topic finds it, sets the mark, then looks whether the topic is still there.
+        So either this method sees the mark, or the thread sees that the topic is gone, and learns it anew.
         """
         with self._lock:
             known = self.topics.get(name)
@@ -107,7 +111,7 @@ class Accumulator:
         *,
         key: bytes | None = None,
         on_delivery: OnDelivery | None = None,
-        turn: Turn | None = None,
+        turn: MemoryTurn | None = None,
     ) -> DeliveryFuture | None:
         """Adds one record, a value and its key or a `Row`; None when the memory for it is not there, or others wait for
         memory. `turn` is the caller's own place among these, if it waits.
@@ -189,7 +193,7 @@ class Accumulator:
         columns: Columns,
         size_bytes: int,
         now_ms: float,
-        turn: Turn | None = None,
+        turn: MemoryTurn | None = None,
     ) -> tuple[ProducerBatch, int] | None:
         """Adds Arrow columns, at most a batch's worth: the batch and the index of the first. None as `append`.
 
@@ -344,8 +348,8 @@ class Accumulator:
     def go_on(
         self, batch: ProducerBatch, end: PartEnd | None = None, *, has_fewer_records: bool = False
     ) -> bool:
-        """A part of a batch is over, or became smaller ones, or has fewer records because the log refused some: what is
-        left goes now. False when there is nothing, or its partition is gone.
+        """Sends the rest of a batch now, after a part of it ended, was split, or lost records that the log refused.
+        False if nothing is left, or the partition is gone.
         """
         with self._lock:
             if not self.topics.holds(batch):

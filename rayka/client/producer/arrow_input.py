@@ -291,7 +291,8 @@ def _in_ms(array: pa.Array) -> pa.Array:
     unit = pa.timestamp("ms", getattr(array.type, "tz", None))
     try:
         in_ms = array.cast(options=pc.CastOptions(unit, allow_time_truncate=True))
-    except pa.ArrowInvalid as error:  # seconds that 64 bits cannot hold as milliseconds would wrap
+    except pa.ArrowInvalid as error:
+        # Seconds that 64 bits cannot hold as milliseconds: unchecked, they would wrap.
         raise SerializationError(f"column 'timestamp': expected milliseconds of 64 bits: {error}") from error
     return in_ms.cast(pa.int64())
 

@@ -35,7 +35,7 @@ class BufferPool:
         return self._used_bytes
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether the append that is under way may set so much aside."""
+        """Whether the append that is under way may set that much memory aside."""
         return self.used_bytes + size_bytes <= self._memory_bytes and self._line.may_take
 
     def reserve(self, batch: ProducerBatch, size_bytes: int) -> None:

@@ -77,8 +77,8 @@ class DeliveryFuture(msgspec.Struct, eq=False, gc=False):
 
 
 def future_in(batch: ProducerBatch, slot: Any, key: bytes | None) -> DeliveryFuture:
-    """The future of a record, a value and its key or a `Row`, that its batch is about to take. A record that is only a
-    value and a key needs no `Row` from here on.
+    """The future of a record that the batch is about to take: `slot` and `key` are value and key, or `slot` is a `Row`.
+    A `Row` of only a value and a key is taken apart.
     """
     if type(slot) is Row:
         if slot.headers or slot.timestamp_ms is not None:
@@ -92,8 +92,8 @@ def future_in(batch: ProducerBatch, slot: Any, key: bytes | None) -> DeliveryFut
 
 
 class BatchRun(NamedTuple):
-    """Records of one `send_batch` that went into one batch: the index of the first there, and their rows within an
-    input, whose first one has this number.
+    """Records of one `send_batch` that went into one batch. `begin`: the index of the first one there; `rows`: their
+    rows within an input; `first_row`: the number of that input's first row.
     """
 
     batch: ProducerBatch
@@ -207,7 +207,7 @@ async def await_done(batches: Sequence[ProducerBatch], timeout_s: float | None =
 
 
 def _late(pending: Sequence[ProducerBatch], timeout: float | None) -> TimeoutError:
-    """Names the last error of a try, if there was one: the cause of the wait, where it is not just slow."""
+    """The error of a wait that ended. Names the last error of a try, if there was one."""
     late = [each for each in pending if not each.is_done]
     cause = next((f"; the last error: {each.last_error}" for each in late if each.last_error), "")
     return TimeoutError(

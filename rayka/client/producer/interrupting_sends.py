@@ -1,8 +1,8 @@
-"""What is sent by code that has interrupted its own thread within a step of the producer.
+"""Sends by code that has interrupted its own thread within a step of the producer.
 
 A signal handler runs between two instructions of the main thread, a finalizer between two of any thread; both may send.
 The accumulator may be halfway through a change then, in a frame that goes on only when they return, so waiting for its
-lock would never end. Such a send touches nothing of it:
+lock would never end. Such a send touches nothing of the interrupted step:
 
 1. the record gets a batch of its own, which waits here, and the IO thread is woken;
 2. the handler returns, and the step that it has interrupted ends;
@@ -24,11 +24,12 @@ from rayka.client.producer.record_columns import Columns, Moment
 from rayka.errors import NoSuchTopic
 
 COUNT_MAX = 1_000
-_ANY = -1  # until it has its place
+# The partition of a batch until `adopt` chooses one.
+_ANY = -1
 
 
 class InterruptingSends:
-    """See the module. `batches` wait for the end of a step, each with the partition that was asked for, if any."""
+    """The batches of such sends. `batches`: those that wait for the end of a step, each with its partition or None."""
 
     def __init__(self, topics: ProducerTopics, lock: AbstractContextManager[object]) -> None:
         self._topics = topics
@@ -41,7 +42,7 @@ class InterruptingSends:
     def add(
         self, topic: str, partition: int | None, slot: Any, key: bytes | None, size_bytes: int, at: Moment
     ) -> DeliveryFuture | None:
-        """Takes one record; None when there are too many."""
+        """Takes one record; None when `COUNT_MAX` batches wait."""
         if len(self.batches) >= COUNT_MAX:
             return None
         batch = ProducerBatch(topic, _ANY if partition is None else partition, at.now_ms)
@@ -56,7 +57,7 @@ class InterruptingSends:
     def add_columns(
         self, topic: str, partition: int | None, columns: Columns, size_bytes: int, now_ms: float
     ) -> tuple[ProducerBatch, int] | None:
-        """Takes columns: their batch and the index of the first; None when there are too many."""
+        """Takes columns: their batch and the index of the first record; None when `COUNT_MAX` batches wait."""
         if len(self.batches) >= COUNT_MAX:
             return None
         batch = ProducerBatch(topic, _ANY if partition is None else partition, now_ms)
@@ -66,7 +67,7 @@ class InterruptingSends:
         return batch, index
 
     def settle(self) -> None:
-        """Puts them in their places; within no step that one of them may have interrupted."""
+        """Puts the batches behind those of their partitions. Not called within a step that may be interrupted."""
         with self._lock:
             while self.batches:
                 batch, partition = self.batches.popleft()

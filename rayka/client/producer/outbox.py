@@ -18,7 +18,7 @@ from rayka.client.bootstrap import ClusterHandle
 from rayka.client.producer.arrow_input import Data, Input, Piece, Rows, inputs_of, pieces_of
 from rayka.client.producer.delivery_future import DeliveryFuture, OnDelivery
 from rayka.client.producer.interceptors import ProducerInterceptors
-from rayka.client.producer.memory_line import Turn
+from rayka.client.producer.memory_line import MemoryTurn
 from rayka.client.producer.partitioning import Partitioning
 from rayka.client.producer.producer_batch import BATCH_OVERHEAD_BYTES, ProducerBatch
 from rayka.client.producer.record_columns import Moment, Row
@@ -33,9 +33,9 @@ AddedT = TypeVar("AddedT", covariant=True)
 
 
 class Attempt(Protocol[AddedT]):
-    """Adds records, or returns None while the memory for them is not there; the turn of a caller that waits for it."""
+    """Adds records; None while there is no memory for them. `turn`: the place of a caller that waits for memory."""
 
-    def __call__(self, turn: Turn | None = None) -> AddedT | None: ...
+    def __call__(self, turn: MemoryTurn | None = None) -> AddedT | None: ...
 
 
 class Outbox:
@@ -80,7 +80,8 @@ class Outbox:
             return False
         if not known.is_wanted:
             known.is_wanted = True
-            if topics.get(topic) is not known:  # it was forgotten just now
+            # The other half of the race in `Accumulator.forget_idle`.
+            if topics.get(topic) is not known:
                 return False
         if partition is None:
             return True
@@ -134,7 +135,7 @@ class Outbox:
         if size_bytes > self._record_bytes_max:
             raise self._too_large(topic, size_bytes)
 
-        def append(turn: Turn | None = None) -> DeliveryFuture | None:
+        def append(turn: MemoryTurn | None = None) -> DeliveryFuture | None:
             at = Moment(self.sender.now_ms(), io_thread.wall_clock_ms())
             return accumulator.append(
                 topic, partition, slot, size_bytes, at, on_delivery=on_delivery, turn=turn
@@ -152,7 +153,8 @@ class Outbox:
         future = accumulator.append_next(topic, partition, value, key, size_bytes, at)
         if future is not None:
             return future
-        with suppress(NoSuchTopic):  # it was forgotten just now, or made anew
+        # Raised if the topic was forgotten, or made anew, since `knows`.
+        with suppress(NoSuchTopic):
             return accumulator.append(topic, partition, value, size_bytes, at, key=key)
         return None
 
@@ -183,7 +185,7 @@ class Outbox:
         for piece in pieces_of(placed, known.batch_bytes - BATCH_OVERHEAD_BYTES, self._record_bytes_max):
             yield partial(self._add, topic, piece), piece.rows
 
-    def _add(self, topic: str, piece: Piece, turn: Turn | None = None) -> Run | None:
+    def _add(self, topic: str, piece: Piece, turn: MemoryTurn | None = None) -> Run | None:
         return self.accumulator.add_columns(
             topic, piece.partition, piece.columns, piece.size_bytes, self.sender.now_ms(), turn
         )

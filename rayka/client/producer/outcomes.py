@@ -1,7 +1,7 @@
 """What an answer or a failure means: for batches, for the callbacks and futures of their records.
 
-What is about single records costs the others nothing: a batch that the log refuses as too large goes again in smaller
-parts, until a record that is too large is alone and fails; records that the log names in its refusal fail, and the
+An error about single records fails no other record. A batch that the log refuses as too large goes again in smaller
+parts, until the record that is too large is alone and fails. Records that the log names in its refusal fail, and the
 others go again without them. Kafka: RecordAccumulator.splitAndReenqueue; Sender.failBatch, which fails the others too
 (KIP-467).
 
@@ -36,7 +36,8 @@ from rayka.protocol.batch_header import Codec
 from rayka.protocol.produce import ProducePartitionResult
 
 NO_LEADER_ERRORS = (InvalidMetadataError, RequestTimedOut)
-_TOO_LARGE = (RecordTooLarge, RecordBatchTooLarge)  # for the topic, for a segment of its log
+# Larger than `max.message.bytes` of the topic, larger than a segment of its log.
+_TOO_LARGE = (RecordTooLarge, RecordBatchTooLarge)
 _IN_LOG = (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER)
 
 logger = logging.getLogger(__name__)
@@ -144,9 +145,9 @@ class Outcomes:
         return is_going_on
 
     def _goes_on_without(self, batch: ProducerBatch, result: ProducePartitionResult, where: str) -> bool:
-        """Whether the answer names records of the batch: they are over, and so is the batch if there are no others.
+        """Fails the records of the batch that the answer names, and sends the others again; False if it names none.
 
-        A log that has the batch from an earlier try does not refuse it, so none of it is there.
+        The log has none of the batch: it does not refuse a batch that it has from an earlier try.
         """
         errors: dict[int, Exception] = {
             each.batch_index: error_for(each.error_code, f"{where}: {each.error_message}")

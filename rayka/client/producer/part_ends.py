@@ -1,9 +1,8 @@
-"""What became of the records of a batch that did not end as one: it went in parts, or lost records that were refused.
+"""The outcome of each record of a batch that did not end as one: it went in parts, or records of it were refused.
 
-Records have indexes, by which their futures know them, and places: a record that is refused gives its place away, and
-those behind it move up. Parts, offsets and sequences count places. Invariants: each record is either refused, or in a
-part that is over, or in what is left; parts end in the order of their places. Kafka has no such thing: there a batch
-ends as one.
+A record has an index, by which its future knows it, and a place. A refused record loses its place, and those behind it
+move up. Parts, offsets and sequences count places. Invariants: each record is either refused, or in a part that is
+over, or left; parts end in the order of their places. In Kafka a batch ends as one.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,16 +23,20 @@ class PartEnd(NamedTuple):
 
 
 class PartEnds:
-    """See the module. `last` is the end of what was left, known once the batch is done."""
+    """The parts that are over, and the refused records. `last`: the end of the records that are left, once known."""
 
     __slots__ = ("_begins", "_ends", "_indexes", "_refusals", "done_count", "last")
 
     def __init__(self, record_count: int) -> None:
-        self._indexes = np.arange(record_count)  # of the records that are not refused, by their places
-        self._refusals: dict[int, Exception] = {}  # by index
-        self._begins: list[int] = []  # the first place of each part that is over
+        # By place: the index of each record that is not refused, ascending.
+        self._indexes = np.arange(record_count)
+        # By index: the error of each refused record.
+        self._refusals: dict[int, Exception] = {}
+        # Of each part that is over: its first place, and its end.
+        self._begins: list[int] = []
         self._ends: list[PartEnd] = []
-        self.done_count = 0  # places in parts that are over
+        # Places in parts that are over; 0 <= done_count <= len(_indexes).
+        self.done_count = 0
         self.last = PartEnd()
 
     def __repr__(self) -> str:
@@ -51,15 +54,15 @@ class PartEnds:
         self.done_count += record_count
 
     def refuse(self, errors: Mapping[int, Exception]) -> None:
-        """These records of what is left are over, each with an error; counted from the first that is left."""
+        """Ends these records with an error each. Their numbers count from the first record that is left."""
         places = np.fromiter(errors, np.int64) + self.done_count
         self._refusals.update(zip(self._indexes[places].tolist(), errors.values(), strict=True))
         self._indexes = np.delete(self._indexes, places)
 
-    # ---- What became of records, once the batch is done ----
+    # ---- Outcomes, once the batch is done ----
 
     def failures(self, index: int, count: int) -> Iterator[tuple[np.ndarray, Exception]]:
-        """Which of so many records from an index on are not in the log, by their indexes, and why."""
+        """By error, the indexes of records in [index, index + count) that are not in the log."""
         for each, error in sorted(self._refusals.items(), key=lambda item: item[0]):
             if index <= each < index + count:
                 yield np.array([each]), error

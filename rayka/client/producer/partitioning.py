@@ -15,7 +15,8 @@ from rayka.protocol.membership import MetadataTopic
 
 Partitioner: TypeAlias = Callable[[bytes | None, Sequence[int], Sequence[int]], int | None]
 ANY = -1  # where the producer chooses
-_KNOWN_MAX = 100  # topics
+# Topics whose partitions are remembered.
+_KNOWN_MAX = 100
 _Known: TypeAlias = tuple[MetadataTopic, Sequence[int], Sequence[int]]
 
 
@@ -64,7 +65,8 @@ class Partitioning:
         if metadata is None:
             self._known.pop(topic, None)
             raise NoSuchTopic(f"topic {topic!r} was deleted")
-        if len(self._known) > _KNOWN_MAX:  # some may be gone
+        # Some of these topics may be gone.
+        if len(self._known) > _KNOWN_MAX:
             self._known.clear()
         if known is None or known[0] is not metadata:
             every = tuple(each.partition for each in metadata.partitions)

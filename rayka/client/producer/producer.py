@@ -26,7 +26,7 @@ from rayka.client.producer.delivery_future import (
     wait_until_done,
 )
 from rayka.client.producer.interceptors import OutgoingRecord, reported_to
-from rayka.client.producer.memory_line import Turn
+from rayka.client.producer.memory_line import MemoryTurn
 from rayka.client.producer.outbox import Attempt, Outbox
 from rayka.client.producer.producer_batch import ProducerBatch
 from rayka.client.producer.producer_metrics import ProducerMetrics
@@ -289,7 +289,7 @@ class Producer(SyncClient):
     def _when_there_is_memory(self, attempt: Attempt[AddedT]) -> AddedT:
         """Repeats the attempt as memory is freed, behind those that wait already."""
         io_thread.refuse("send, with the buffer full,")
-        outbox, line, turn = self._outbox, self._accumulator.line, Turn()
+        outbox, line, turn = self._outbox, self._accumulator.line, MemoryTurn()
         deadline_ms = outbox.sender.now_ms() + outbox.config.max_block_ms
         try:
             line.join(turn)

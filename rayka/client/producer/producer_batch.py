@@ -39,7 +39,8 @@ BATCH_OVERHEAD_BYTES = 256  # header, table of contents and the padding of at mo
 NOT_OPEN = -1  # a `limit_bytes` that sends every append through the lock
 Callback = Callable[[], object]
 _GIVEN_AWAY: "list[DeliveryFuture]" = []  # nothing is added to it: the batch is closed
-_completion = io_thread.step_lock()  # orders "it is done" and "call me when it is", for all batches
+# Orders "it is done" and "call me when it is", for all batches.
+_completion = io_thread.step_lock()
 
 
 class ProducerBatch:
@@ -73,9 +74,8 @@ class ProducerBatch:
         self.records: list[DeliveryFuture] = [] if records is None else records
         self.has_rows = False  # records with more than a value and a key
         self.has_keys = False
-        self.is_pinned = (
-            False  # a record was sent to this partition and no other: it was asked for, or has a key
-        )
+        # Some record belongs to this partition and no other: the caller asked for the partition, or the key chose it.
+        self.is_pinned = False
         self.was_open = False
         self.count = 0  # of records in columns; of all, once sealed
         self.is_closed = False  # takes no more records
@@ -101,7 +101,8 @@ class ProducerBatch:
         self._callbacks: list[Callback] | None = None
         self._parts: Sequence[np.ndarray] = ()  # encoded, those that are not acknowledged
         self._encoded_as: ProducerSequence | None = None
-        self._ends: PartEnds | None = None  # None: it ends as one
+        # None: the batch ends as one.
+        self._ends: PartEnds | None = None
 
     def __repr__(self) -> str:
         state = (
@@ -252,7 +253,8 @@ class ProducerBatch:
             columns = _columns_in(part).take(np.flatnonzero(is_kept))
             rest = encode_columns(columns, codec, sys.maxsize)
         self._parts = [*rest, *self._parts[1:]]
-        self._encoded_as = None  # the sequences of parts behind it move up
+        # The sequences of later parts move up.
+        self._encoded_as = None
 
     def end_part(self, end: PartEnd) -> None:
         """The part that was next is over; another one is next now."""
@@ -284,7 +286,9 @@ class ProducerBatch:
             return not self.is_done
 
     def failures(self, index: int, count: int) -> Iterator[tuple[np.ndarray, Exception]]:
-        """Which of so many records from an index on are not acknowledged, by their indexes, and why; at the end."""
+        """By error, the indexes of records in [index, index + count) that were not acknowledged. Once the batch is
+        done.
+        """
         if self._ends is not None:
             yield from self._ends.failures(index, count)
         elif self.error is not None:

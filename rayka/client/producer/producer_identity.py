@@ -21,7 +21,8 @@ class ProducerIdentity:
 
     def __init__(self, *, is_idempotent: bool) -> None:
         self.producer_id = NO_PRODUCER_ID
-        self.first_epoch = 0  # of partitions that begin under this id: above those of all that were forgotten
+        # The epoch of partitions that begin under this id: above those of all partitions that were forgotten.
+        self.first_epoch = 0
         self._is_idempotent = is_idempotent
 
     def __repr__(self) -> str:
@@ -43,8 +44,8 @@ class ProducerIdentity:
             queue.sent_count += 1
 
     def on_forgotten(self, queues: Iterable[PartitionQueue]) -> None:
-        """Which sequences these partitions have used is not known any more. Should one of them be used again, it begins
-        an epoch that it has not had: its log would take a new batch for an old one of the same sequences.
+        """The sequences of these partitions are not known any more. A partition that is used again begins in an epoch
+        that it has not had: else its log would take a new batch for an old one of the same sequences.
         """
         epochs = [
             each.sequences.producer_epoch
@@ -99,7 +100,8 @@ class ProducerIdentity:
             return
         if sequences.needs_new_epoch or not sent:
             if sequences.is_used_up and sequences.producer_id == self.producer_id:
-                self._begin_next_id()  # no partition begins under it any more
+                # No partition begins under a used-up id.
+                self._begin_next_id()
             sequences.begin_next_epoch()
             for batch in sent:
                 batch.sequence = None

@@ -144,8 +144,8 @@ class ProducerTopics:
         return batch, index
 
     def adopt(self, batch: ProducerBatch, partition: int | None) -> None:
-        """A batch that was filled elsewhere stands behind those of its partition, and takes no more records. Its memory
-        is counted, whether it was there or not. Raises NoSuchTopic.
+        """Puts a batch that was filled elsewhere behind those of its partition, and closes it. Counts its memory, even
+        beyond the limit. Raises NoSuchTopic.
         """
         target = self._target(batch.topic, partition)
         chosen = target.next_sticky() if partition is None else partition
@@ -159,8 +159,8 @@ class ProducerTopics:
         self._agenda.look_at(queue)
 
     def move(self, batch: ProducerBatch) -> bool:
-        """A batch whose partition is gone, since its topic was made anew with fewer, goes to another one, which knows
-        nothing of it. False where the partition is not the producer's to choose, or the topic is gone.
+        """Puts a batch into another partition, because its topic was made anew with fewer ones. False if the caller or
+        a key chose the partition, or if the topic is gone.
         """
         if batch.is_pinned or batch.has_keys or batch.topic not in self._topics:
             return False

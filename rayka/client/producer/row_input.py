@@ -93,7 +93,7 @@ def as_timestamp(timestamp_ms: Any) -> int | None:
 
 
 def warn_of_seconds(timestamp_ms: int, what: str) -> None:
-    """Warns of a number that is a time of 2001 to 2286 in seconds, and a day of early 1970 in milliseconds.
+    """Warns of a timestamp that is a time of 2001 to 2286 in seconds, and a day of early 1970 in milliseconds.
 
     The record is taken: retention will delete it soon, and nothing else is wrong with it. The text names no number, so
     that Python shows the warning once for each line that sends.

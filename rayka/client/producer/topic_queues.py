@@ -20,7 +20,8 @@ class TopicQueues:
         self.filling: list[ProducerBatch | None] = []
         self.last_sticky = -1  # the partition that records without one went to last
         self.batch_bytes = limits.batch_bytes
-        self.is_wanted = True  # a thread is about to send: the topic must not be forgotten before that
+        # A thread is about to send: the topic must not be forgotten before that.
+        self.is_wanted = True
 
     def resize(self, partition_count: int, message_bytes_max: int) -> None:
         """The topic has so many partitions now, the first of them those that it had."""

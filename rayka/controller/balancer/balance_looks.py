@@ -33,7 +33,8 @@ from rayka.shard.shard import Result, Steps
 
 REPLAN_MS = 10_000
 _LATE_MS = 500  # of a heartbeat that brings a report
-_TELL_AGAIN_AFTER = EVENTS_MAX // 2  # events
+# After so many later events the beginning of a balance is recorded again.
+_EVENTS_BEFORE_REPEAT = EVENTS_MAX // 2
 _Records = Generator[MetadataRecord | list[MetadataRecord] | None, int, None]
 
 
@@ -165,9 +166,11 @@ def start(context: RequestContext, plan: Plan, events: DecidedEvents) -> _Record
 
 
 def _tell_again(context: RequestContext, events: DecidedEvents) -> _Records:
-    """A new active controller knows by that event that a balance goes on: it must not be pushed out by later ones."""
+    """Records the beginning of a balance again before later events push it out: a new active controller knows by it
+    that the balance goes on.
+    """
     begun = last_balance_event(context.image) if context.balance.is_told else None
-    if begun is not None and context.image.next_event_number - begun.number > _TELL_AGAIN_AFTER:
+    if begun is not None and context.image.next_event_number - begun.number > _EVENTS_BEFORE_REPEAT:
         yield events.records(Decision(EventKind(begun.kind), begun.subjects, begun.reason))
 
 

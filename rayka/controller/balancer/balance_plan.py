@@ -12,9 +12,9 @@ An evenness is looked after when a broker is off its share by more than 10 % (of
 within half of that. What brokers are off by more than this half is the goal's *excess*. No replica goes to disks that
 have no room for it (`disk_room`), whatever the goal.
 
-Each step lowers the excess of its own goal (of racks: the number that are wanting) and raises that of no goal before
-it. So planning ends, and nothing moves to and fro, not even where a share cannot be reached because one partition is
-larger. All goals are gone through until none finds a step. So a plan that was carried out leads to an empty one.
+Each step lowers the excess of its own goal (of racks: the number of missing ones) and raises the excess of no earlier
+goal. So planning ends, and nothing moves to and fro, not even where a share cannot be reached because one partition is
+larger. Rounds through all goals go on until none finds a step, so the plan after one that was carried out is empty.
 
 The moves of a goal come by what they gain for each byte copied. At most 1,000 partitions a plan; when that is not all,
 the next plan goes on.
@@ -49,8 +49,10 @@ TRAFFIC_BYTES_MIN = 1_000_000
 _LOOKS_MAX = 100  # at candidates of one pair of brokers
 _TARGETS_MAX = 8  # brokers that are looked at for one that gives
 _STEPS_PER_MOVE = 5  # what it takes to look at a hundred brokers
-_ROUNDS_MAX = 20  # through all goals; two or three are what it takes
-_ROUNDING = 1e-9  # of an excess
+# Rounds through all goals; two or three are usual.
+_ROUNDS_MAX = 20
+# A smaller share of an excess is an error of rounding.
+_ROUNDING = 1e-9
 Planning = Generator[None, int, "Plan"]
 _Steps = Generator[None, int, bool]  # whether something was found to move
 _Cost = Callable[[Holder], float]
@@ -93,7 +95,7 @@ class Plan(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """Between them a broker is even enough. Excesses of brokers with different shares add up with their weights."""
+    """The values between which a broker is even enough. Weights make excesses of brokers with unequal shares add up."""
 
     low: float
     high: float
@@ -105,7 +107,7 @@ class Bounds(NamedTuple):
 
 
 def excess_change(source: float, target: float, amount: float, bounds: tuple[Bounds, Bounds]) -> float:
-    """How much larger the excess of two brokers is when the first has given the amount to the second."""
+    """How much the sum of both excesses grows when the source gives the amount to the target; negative: it shrinks."""
     of_source, of_target = bounds
     before = of_source.excess(source) + of_target.excess(target)
     change = of_source.excess(source - amount) + of_target.excess(target + amount) - before
@@ -344,17 +346,16 @@ class _Planner:
         """The smallest replica whose traffic improves it there, while bytes on disk and leaders stay as even as they
         are.
         """
-        target, bounds = (
-            min(self._holders.usable, key=_by_bytes_in),
-            _traffic_bounds(self._holders.usable, _by_bytes_in),
-        )
+        target = min(self._holders.usable, key=_by_bytes_in)
+        bounds = _traffic_bounds(self._holders.usable, _by_bytes_in)
         may_lead_less = _lead_change(source, target, _lead_bounds(self._holders.usable)) <= 0
         if source.bytes_in <= bounds.high:
             return False
         for place, (size_bytes, number) in enumerate(source.by_size):
             if place % 8 == 0:
                 yield
-            if _size_change(source, target, size_bytes) > 0:  # with a larger one they would be less even yet
+            # Replicas come by size: a larger one would make bytes even less even.
+            if _size_change(source, target, size_bytes) > 0:
                 return False
             placed = self._holders.placed[number]
             change = _even_change(source.bytes_in, target.bytes_in, placed.shape.bytes_in, bounds)
@@ -375,10 +376,8 @@ class _Planner:
     def _give_busy_lead(self, source: Holder) -> _Steps:
         """The readers of one partition move; leaders stay as even as they are."""
         best: tuple[float, Placed, Holder] | None = None
-        bounds, lead_bounds = (
-            _traffic_bounds(self._holders.usable, _by_bytes_out),
-            _lead_bounds(self._holders.usable),
-        )
+        bounds = _traffic_bounds(self._holders.usable, _by_bytes_out)
+        lead_bounds = _lead_bounds(self._holders.usable)
         for looked_at, number in enumerate(source.led if source.bytes_out > bounds.high else ()):
             if looked_at % 8 == 0:
                 yield
@@ -392,8 +391,8 @@ class _Planner:
 
 
 def _is_leading_off(usable: list[Holder], tolerance: float) -> bool:
-    """Whether some broker is the preferred leader of more than one more or fewer than the others on average, and of
-    more than a share of that.
+    """Whether some broker is the preferred leader of too many or too few partitions: by more than one, and by more than
+    that share of the mean.
     """
     bounds = _lead_bounds(usable, tolerance)
     return any(bounds.excess(len(each.led)) > 0 for each in usable)
@@ -445,12 +444,12 @@ def _size_change(source: Holder, target: Holder, size_bytes: int) -> float:
 
 
 def _lead_change(source: Holder, target: Holder, bounds: Bounds) -> float:
-    """When the second broker is the preferred leader of one partition that the first is."""
+    """The change when the target becomes the preferred leader of a partition in the place of the source."""
     return _even_change(len(source.led), len(target.led), 1, bounds)
 
 
 def _even_change(source: float, target: float, amount: float, bounds: Bounds) -> float:
-    """Where all brokers have the same share."""
+    """The change where both brokers have the same bounds."""
     return excess_change(source, target, amount, (bounds, bounds))
 
 

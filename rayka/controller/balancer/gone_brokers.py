@@ -36,8 +36,8 @@ class Gone(NamedTuple):
         return tuple(each for each in partition.target_replicas if self.holds(partition, each))
 
     def awaited_replicas(self, partition: PartitionImage) -> tuple[int, ...]:
-        """Which of these the partition's reassignment waits for, so that it cannot end: those that are added or, where
-        fewer replicas remain than there were, any that remains (B45).
+        """The gone replicas without which the partition's reassignment cannot end: adding ones and, if the replica set
+        shrinks, any that remains (B45).
         """
         adding, removing = partition.adding_replicas, partition.removing_replicas
         awaited = partition.target_replicas if len(removing) > len(adding) else adding

@@ -60,8 +60,8 @@ def plan_healing(
 
 
 def _heal(holders: Holders, placed: Placed, loss: Loss) -> Generator[None, int, None]:
-    # A free broker that went to another replica would leave the reassignment waiting for ever. Then the last replica
-    # comes first, so that the preferred leader's place is the last to change.
+    # Awaited replicas first: if the only free broker replaced another one, the reassignment would wait for ever. Among
+    # the others the last replica comes first, so that the preferred leader is the last to change.
     order = sorted(loss.replicas, key=lambda each: (each not in loss.awaited, -placed.replicas.index(each)))
     for broker_id in order:
         for _ in range(0, len(holders.by_id), _BROKERS_PER_STEP):

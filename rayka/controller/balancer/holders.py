@@ -150,7 +150,8 @@ class Holders:
             for _ in range(0, len(holder.by_size), 32):
                 yield
         for holder in self.by_id.values():
-            if holder.shape.free_bytes == UNKNOWN_BYTES:  # what it holds already is not on its way to it
+            # Else the replicas that a broker without a report holds already would count as on their way to it.
+            if holder.shape.free_bytes == UNKNOWN_BYTES:
                 holder.disks.reported_bytes = holder.size_bytes
         self._room = DiskRoom({broker_id: each.disks for broker_id, each in self.by_id.items()})
         self.share_out()

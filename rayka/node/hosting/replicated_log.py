@@ -36,7 +36,7 @@ class ReplicatedLog(AppendLog[RecordT], Protocol[RecordT]):
     @property
     def lead_began_in(self) -> int | None:
         """The epoch in which the present lead of this node began; None while it does not lead. Between that epoch and
-        `leading_epoch` no other node has led, so all that is in the log since then is this node's.
+        `leading_epoch` no other node has led: this node has appended all records since.
         """
         ...
 

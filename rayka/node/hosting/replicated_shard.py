@@ -64,7 +64,8 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
         )
         self._on_active = on_active
         self._on_replayed = on_replayed
-        self._lead_began_in: int | None = None  # the lead in which the shard is active
+        # The lead in which the shard is active, by its first epoch.
+        self._lead_began_in: int | None = None
         self._last_epoch = NO_EPOCH
         self._loading: _Loading[RecordT] | None = None
         self._waiting: dict[Pending, asyncio.Future[None]] = {}

@@ -28,8 +28,8 @@ _REFUSALS = {
 
 
 class Peers:
-    """What became of the last call to each node. A leader calls a voter only while that does not fetch: a fetch ends
-    what is wrong with a voter, too.
+    """The outcome of the last call to each node. A leader calls only voters that do not fetch, so a fetch of a voter
+    clears its problem, too.
     """
 
     def __init__(self, node_id: int, quorum: Quorum, *, late_ms: int) -> None:

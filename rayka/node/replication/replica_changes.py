@@ -93,7 +93,7 @@ class ReplicaChanges:
                 leading.append(self._tasks.start(f"sync epochs in {directory.path}", led))
             else:
                 await led
-        # A slow disk holds up no other one, and the next metadata not for long.
+        # A slow disk must hold up no other one, and the next metadata only for a while.
         with suppress(TimeoutError):
             async with asyncio.timeout(_EPOCHS_WAIT_S):
                 for task in leading:

@@ -153,7 +153,7 @@ class ReplicaManager:
             str(each.partition.log.failure)
             for each in self.replicas
             if each.partition.log.failure and not each.partition.failure
-            # What the directory says already is not said again for each of its logs.
+            # A full directory has its own line: not one for each of its logs.
             if not (each.directory.full and isinstance(each.partition.log.failure, PassingStorageError))
         ]
         unusable = [str(each) for each in self.unusable]

@@ -34,8 +34,9 @@ class DataDirectories:
         self, directories: list[LogDirectory], absent: Mapping[str, StorageError] | None = None
     ) -> None:
         self.all = directories
-        # By path, why it could not be opened; and by id what the controller knows to have been there.
+        # By path of each directory that could not be opened: why.
         self.absent: Mapping[str, StorageError] = absent or {}
+        # By id, the path of each absent directory that the controller knows.
         self._absent_ids: dict[UUID, str] = {}
         self._by_id = {each.directory_id: each for each in directories}
         self.broker_epoch = NO_EPOCH  # of this process, once it has registered
@@ -83,7 +84,7 @@ class DataDirectories:
         return cls(opened, absent)
 
     def learn(self, registered: Iterable[protocol.LogDirectory]) -> None:
-        """What the controller knows of this broker's directories: so its replicas in absent ones count as offline, and
+        """Takes the ids of absent directories from the broker's last registration: their replicas count as offline, and
         not as gone.
         """
         own = [each.directory_id for each in self.all]
@@ -120,7 +121,7 @@ class DataDirectories:
         return (each for each in self.all if each.failure is None)
 
     def registered(self) -> tuple[protocol.LogDirectory, ...]:
-        """What the broker registers. Of absent directories the controller must not think that they were replaced."""
+        """The directories that the broker registers; also absent ones, which the controller would take for replaced."""
         absent = [protocol.LogDirectory(id, path) for id, path in self._absent_ids.items()]
         return (*(protocol.LogDirectory(each.directory_id, each.path) for each in self.all), *absent)
 
@@ -135,7 +136,7 @@ class DataDirectories:
         return (*(each.directory_id for each in failed), *self._absent_ids)
 
     def offline_reasons(self) -> tuple[str, ...]:
-        """Why these are offline, in the same order."""
+        """Why the directories of `offline_ids` are offline, in the same order; without absent ones, which come last."""
         offline = self.offline_ids()
         return tuple(
             one_line(str(each.failure or each.full or ""))
@@ -232,7 +233,7 @@ class DataDirectories:
 
 
 async def _all(works: Iterable[Awaitable[None]]) -> None:
-    """Does the works at the same time; when all have ended, raises the first error."""
+    """Awaits all at the same time; when all have ended, raises the first error."""
     for outcome in await asyncio.gather(*works, return_exceptions=True):
         if outcome is not None:
             raise outcome

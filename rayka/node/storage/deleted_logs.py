@@ -19,7 +19,8 @@ from rayka.node.clock import now_s
 from rayka.node.signal import Signal
 from rayka.node.storage.data_directories import DataDirectories
 
-_AGAIN_MS = 10_000  # what a disk did not take now
+# When a removal is tried again that the disk refused.
+_AGAIN_MS = 10_000
 _logger = logging.getLogger(__name__)
 
 
@@ -36,7 +37,8 @@ class DeletedLogs:
         self, directories: DataDirectories, on_failed: Callable[[LogDirectory, StorageError], None]
     ) -> None:
         self._on_failed = on_failed
-        self._waiting: dict[LogDirectory, list[_Deleted]] = {each: [] for each in directories.all}  # heaps
+        # Heaps, by the time when removals are due.
+        self._waiting: dict[LogDirectory, list[_Deleted]] = {each: [] for each in directories.all}
         self._news = {each: Signal() for each in directories.all}
         self._count = 0
         for directory in directories.all:
@@ -53,7 +55,7 @@ class DeletedLogs:
         self._news[directory].notify()
 
     async def run(self, directory: LogDirectory) -> None:
-        """Removes what is due in one directory, for ever: a slow disk holds up no other one."""
+        """Removes what is due in one directory, for ever."""
         waiting = self._waiting[directory]
         while True:
             due: list[str] = []

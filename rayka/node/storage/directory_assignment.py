@@ -26,8 +26,8 @@ _logger = logging.getLogger(__name__)
 
 
 class MoveParts(NamedTuple):
-    """What all moves of one broker work with. `metadata` is notified at another image, `spend` waits for as long as so
-    many bytes take at the bounded rate, or until the move does not go on.
+    """What all moves of one broker work with. `metadata` is notified at another image, `spend` waits until so
+    many bytes are paid for at the bounded rate, or the move does not go on.
     """
 
     settings: NodeSettings

@@ -70,7 +70,8 @@ class LogCleaner:
         self._uncleanable: dict[Log, str] = {}
         self._waiting: dict[Log, str] = {}  # until the disk has room, or a process lives
         self._last: dict[Log, LastCleaning] = {}
-        self._not_before_ms: dict[Log, int] = {}  # of logs whose last cleaning ended early
+        # By log whose last cleaning ended early: when it may be cleaned again.
+        self._not_before_ms: dict[Log, int] = {}
         self._cleaned: dict[Log, None] = {}  # now
         self.config: BrokerConfig = settings.config
         self._pace = Pace(lambda: self.config.log_cleaner_io_max_bytes_per_second)
@@ -225,9 +226,8 @@ class LogCleaner:
                 await self._pace.spend(turn.size_bytes, chosen.is_wanted)
 
     async def _sync(self, needed: SyncNeeded, chosen: _Chosen) -> None:
-        """A failed sync of a swap takes the directory offline, whatever its cause, as every failed sync of what a log
-        reads does: names may be lost that look as if they were there (F13). Nothing reads yet what is synced before
-        the swap; another try writes it anew.
+        """A failed sync of a swap takes the directory offline, whatever its cause: names may be lost that look as if
+        they were there (F13). Files that are synced before the swap are not read yet, and another try writes them anew.
         """
         try:
             await self._settings.disk.sync(needed.files, needed.directories, in_background=True)
@@ -280,8 +280,8 @@ class LogCleaner:
 
 
 async def _next(job: RunningJob, answer: object) -> Step | None:
-    """The next step of the job. Whatever a job ends with is about its log: it must not end the broker, which would meet
-    the same after each restart. One that has no memory is tried again, others are not.
+    """The next step of the job. An unforeseen error of a job counts for its log alone: it must not end the broker,
+    which would meet the error again after each restart. A job without memory is tried again, others are not.
     """
     try:
         step: Step | None = await job.next(answer)

@@ -181,8 +181,8 @@ class LogManager:
                 _logger.warning("%s: no checkpoint: %s", directory.path, error)
 
     def delete(self, directory: LogDirectory, topic_partition: TopicPartition, delay_ms: int) -> None:
-        """Takes the log out of the way; its files are removed later. Where the disk refuses that for now it is done
-        before the directory takes part again, so that the name is free then.
+        """Takes the log out of the way; its files are removed later. If the disk refuses the rename for now, the log is
+        deleted before the directory takes writes again, so that the name is free then.
         """
         if directory.failure is None:
             with self._may_fail(directory):
@@ -316,7 +316,8 @@ class LogManager:
         except PassingStorageError as error:
             if directory.failure is None:
                 directory.on_full(error)
-            else:  # a sync failed with it, which is not tried again
+            else:
+                # A sync failed with it: a failed sync is final.
                 self.fail(directory, error)
         except StorageError as error:
             self.fail(directory, error)
@@ -338,7 +339,7 @@ class LogManager:
                         self._directories.changed.set()
 
     def _has_deleted(self, directory: LogDirectory) -> bool:
-        """Deletes what the disk has refused to delete; whether it took that now."""
+        """Makes the deletions that the directory's disk has refused; whether none is left."""
         refused, self._refused_deletions = self._refused_deletions, []
         for each in refused:
             if each[0] is directory:

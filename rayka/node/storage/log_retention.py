@@ -61,7 +61,8 @@ class LogRetention:
         self._repeats = Repeats(_logger)
         self._ahead = Repeats(_logger)
         self._last: dict[Log, LastRetention] = {}
-        self._unsynced: dict[Log, None] = {}  # a sync is asked for
+        # Logs whose expired segments wait for a sync.
+        self._unsynced: dict[Log, None] = {}
         self._config: BrokerConfig = settings.config
 
     def __repr__(self) -> str:
@@ -79,7 +80,7 @@ class LogRetention:
             self.look_soon()
 
     def on_synced(self, logs: Iterable[Log]) -> None:
-        """What these held is durable."""
+        """Looks at logs again whose expired segments have waited for this sync."""
         waiting = [each for each in logs if each in self._unsynced]
         for log in waiting:
             del self._unsynced[log]
@@ -177,7 +178,8 @@ class LogRetention:
             self._on_failed(replica.directory, error)
         else:
             self._repeats.failed(log, f"{name}: what has expired is not deleted: {error}")
-            if isinstance(log.failure, PassingStorageError):  # half way: it goes on once it is opened again
+            # Half way: the log goes on once the directory takes writes and the log is opened again.
+            if isinstance(log.failure, PassingStorageError):
                 replica.directory.on_full(log.failure)
 
     def _maybe_warn(self, replica: Replica, log: Log) -> None:

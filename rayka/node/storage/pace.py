@@ -1,31 +1,33 @@
-"""How many bytes a second one kind of work takes, all that do it together. The rate may change at any time."""
+"""The rate at which one kind of work may read and write, in bytes a second for all its tasks together."""
 
 import asyncio
 from collections.abc import Callable
 
 from rayka.node import clock
 
-LOOK_MS = 1_000  # a rate that is raised counts after this for what waits already
+# Waiting tasks notice a new rate after this time at most.
+LOOK_MS = 1_000
 
 
 class Pace:
-    """What was spent is waited for at the rate, first come, first served. Time without work earns nothing.
+    """A debt of bytes that time pays off at the rate; tasks wait for it, first come, first served. Idle time earns
+    nothing.
 
     Invariant: 0 <= paid <= spent.
     """
 
     def __init__(self, bytes_per_second: Callable[[], float]) -> None:
-        """`bytes_per_second` is asked at each look; at least 1."""
+        """`bytes_per_second`: the rate, asked for at each look; at least 1."""
         self._bytes_per_second = bytes_per_second
         self._spent_bytes = 0
-        self._paid_bytes = 0.0  # of these: what time has paid for
+        self._paid_bytes = 0.0
         self._at_ms = 0
 
     def __repr__(self) -> str:
         return f"<Pace {self._bytes_per_second():g} B/s owed={self._spent_bytes - self._paid_bytes:.0f}>"
 
     async def spend(self, size_bytes: int, is_wanted: Callable[[], bool]) -> None:
-        """So many bytes were read or written: returns when more may be, or when the work is not wanted any more."""
+        """Adds bytes that were read or written; waits until they are paid for, or the work is not wanted any more."""
         self._pay()
         self._spent_bytes += size_bytes
         mine = self._spent_bytes

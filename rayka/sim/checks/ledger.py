@@ -144,7 +144,8 @@ def difference(found: MetadataImage, expected: MetadataImage, before: Compared |
                 continue
             if own != value:
                 return f"{name}[{key!r}]: {own!r}, expected {value!r}"
-    if found.events != expected.events:  # the same objects are equal at once
+    # Cheap: the same objects are equal at once.
+    if found.events != expected.events:
         own, known = ([each.number for each in one.events] for one in (found, expected))
         return f"events: numbers {own}, expected {known}"
     return ""
