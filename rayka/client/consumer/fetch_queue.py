@@ -1,9 +1,9 @@
-"""What a consumer has fetched and not handed over, in order of arrival; what is paused lies aside.
+"""Fetches that a consumer has not handed over yet, in order of arrival; those of paused partitions lie aside.
 
-Invariants: of each partition the fetches lie in offset order; the IO thread only appends, in one step, and all else is
-done by the thread that has the consumer's turn. An exception of a signal handler may end each step: a fetch gets to its
-new place before it leaves the old one, so that none is lost. One that is there twice does no harm, since offsets below
-the position are passed over. Kafka: SubscriptionState's paused partitions, FetchBuffer (G16).
+Invariants: the fetches of a partition lie in offset order; the IO thread only appends, in one step, and the thread that
+has the consumer's turn does all else. An exception of a signal handler may end any step: a fetch gets to its new place
+before it leaves the old one, so no fetch is lost. A fetch that is there twice does no harm: offsets below the position
+are passed over. Kafka: SubscriptionState's paused partitions, FetchBuffer (G16).
 """
 
 from collections import deque
@@ -17,10 +17,11 @@ from rayka.protocol.batch_header import RecordBatch
 
 
 class FetchQueue:
-    """See the module. `paused`: the partitions that are, with what was fetched of them."""
+    """The queue of one consumer. `paused`: the fetches of each paused partition."""
 
     def __init__(self) -> None:
-        self._arrived: deque[Sequence[Fetched]] = deque()  # from the IO thread, which only appends
+        # The IO thread only appends here.
+        self._arrived: deque[Sequence[Fetched]] = deque()
         self._fetched: deque[Fetched] = deque()
         self.paused: dict[TopicPartition, deque[Fetched]] = {}
 
@@ -28,11 +29,11 @@ class FetchQueue:
         return f"<FetchQueue fetched={len(self._fetched)} paused={list(self.paused)}>"
 
     def add(self, fetched: Sequence[Fetched]) -> None:
-        """On the IO thread."""
+        """Takes what has arrived. Called on the IO thread."""
         self._arrived.append(fetched)
 
     def take_in(self) -> None:
-        """What has arrived; twice what is interrupted."""
+        """Moves arrived fetches to their places. An interruption may leave a fetch there twice, which does no harm."""
         while self._arrived:
             for each in self._arrived[0]:
                 self.paused.get(each.topic_partition, self._fetched).append(each)
@@ -45,11 +46,11 @@ class FetchQueue:
         self._fetched.popleft()
 
     def cut_first(self, batch: RecordBatch) -> None:
-        """Its first batch was handed over, or passed over."""
+        """Cuts off the first batch of the first fetch: the batch was handed over, or passed over."""
         self._fetched[0] = _behind_first(self._fetched[0], batch)
 
     def put_back(self, fetches: Mapping[tuple[Any, ...], Fetched]) -> None:
-        """In front of all others, instead of what is left of them."""
+        """Puts these fetches in front of all others, in the place of what is left of them."""
         others = [each for each in self._fetched if key_of(each) not in fetches]
         self._fetched = deque((*fetches.values(), *others))
 
@@ -67,7 +68,7 @@ class FetchQueue:
             self.paused[topic_partition] = deque()
 
     def waiting(self) -> Iterator[Fetched]:
-        """Of each partition in order; also while another step is under way, which a signal handler interrupts."""
+        """All fetches, those of a partition in offset order. Safe in a signal handler that has interrupted a step."""
         return chain(*self.paused.values(), tuple(self._fetched), *tuple(self._arrived))
 
     def _of(self, topic_partition: TopicPartition) -> Iterator[Fetched]:
@@ -78,12 +79,12 @@ class FetchQueue:
 
 
 def key_of(fetched: Fetched) -> tuple[Any, ...]:
-    """Of a fetch, also when its first batches were handed over."""
+    """Identifies a fetch, even when its first batches were handed over."""
     return fetched[:3]
 
 
 def _behind_first(fetched: Fetched, batch: RecordBatch) -> Fetched:
-    """Without its first batch."""
+    """The fetch without its first batch."""
     first, *others = fetched.buffers
     rest = first[batch.size_bytes :]
     return fetched._replace(buffers=(rest, *others) if rest.size else tuple(others))
