@@ -172,9 +172,9 @@ class BrokerConfig(ConfigModel):
     """How many replicas `__consumer_offsets` gets; -1: as `default.replication.factor` says."""
 
     offsets_topic_segment_bytes: Annotated[int, BROKERS] = Field(default=4 << 20, ge=1024, le=_INT32_MAX)
-    """`segment.bytes` of `__consumer_offsets`, counted when the first group creates it: what is in the newest segment
-    is not compacted, so a coordinator reads all of it when it starts, some 7 MB/s of single commits. It counts at the
-    start of a broker, too, where the topic still has 104857600, the default of earlier releases.
+    """`segment.bytes` of `__consumer_offsets`, set when the first group creates it. The newest segment is not
+    compacted, so a coordinator reads all of it when it starts, some 7 MB/s of single commits. A topic that still has
+    104857600, the default of earlier releases, follows this key from the start of a broker on.
     """
 
     replica_high_watermark_checkpoint_interval_ms: Annotated[int, BROKERS] = Field(default=5_000, ge=10)
