@@ -173,8 +173,8 @@ class ControllerNode:
             is_added = isinstance(request, AddRaftVoterRequest)
             kind, what = ("voter-added", "got a") if is_added else ("voter-removed", "lost its")
             reason = f"it {what} vote in the quorum, with directory {request.voter.directory_id}"
-            name = (node_name(request.voter.node_id),)
-            parts.shard.run_request(RecordEventRequest(self.settings.wall_clock_ms(), kind, name, reason))
+            timestamp_ms, node_ids = self.settings.wall_clock_ms(), (request.voter.node_id,)
+            parts.shard.run_request(RecordEventRequest.of_nodes(timestamp_ms, kind, node_ids, reason))
         return response
 
     async def _submit(self, request: Request[Any]) -> Message:

@@ -12,8 +12,7 @@ from collections.abc import Callable, Collection
 from typing import Protocol
 
 from rayka.errors import ApiError, RaykaError
-from rayka.ids import node_name
-from rayka.protocol.events import SUBJECTS_MAX, RecordEventRequest, RecordEventResponse, one_line
+from rayka.protocol.events import RecordEventRequest, RecordEventResponse
 
 WAITING_MAX = 200
 _ASK_AGAIN_S = 1.0
@@ -46,8 +45,7 @@ class EventReports:
 
     def tell(self, kind: str, node_ids: Collection[int], reason: str) -> None:
         """Has an event recorded with the present time, as soon as a controller takes it."""
-        subjects = tuple(map(node_name, node_ids))[:SUBJECTS_MAX]
-        self._waiting.append(RecordEventRequest(self._wall_clock_ms(), kind, subjects, one_line(reason)))
+        self._waiting.append(RecordEventRequest.of_nodes(self._wall_clock_ms(), kind, node_ids, reason))
         self._has_new.set()
 
     async def run(self) -> None:

@@ -6,7 +6,10 @@ event is known by its number: later ones have higher numbers, over all controlle
 """
 
 import re
+from collections.abc import Iterable
+from typing import Self
 
+from rayka.ids import node_name
 from rayka.ports import Message, Request
 from rayka.protocol.request_checks import require
 
@@ -69,6 +72,12 @@ class RecordEventRequest(Request[RecordEventResponse], frozen=True, array_like=T
     kind: str
     subjects: tuple[str, ...]
     reason: str
+
+    @classmethod
+    def of_nodes(cls, timestamp_ms: int, kind: str, node_ids: Iterable[int], reason: str) -> Self:
+        """About nodes; cuts subjects and reason to their bounds."""
+        subjects = tuple(map(node_name, node_ids))[:SUBJECTS_MAX]
+        return cls(timestamp_ms, kind, subjects, one_line(reason))
 
     def check(self) -> None:
         require(0 <= self.timestamp_ms < _TIMESTAMP_MS_MAX, "timestamp_ms", "a time", self.timestamp_ms)

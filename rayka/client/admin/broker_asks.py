@@ -7,7 +7,6 @@ from typing import Protocol, TypeVar
 
 from rayka.client.admin.drain_plan import Plan
 from rayka.errors import ErrorCode, error_for
-from rayka.ids import node_name
 from rayka.ports import Request
 from rayka.protocol.configs import (
     AlterConfigOp,
@@ -19,7 +18,7 @@ from rayka.protocol.configs import (
     IncrementalAlterConfigsRequest,
     ResourceType,
 )
-from rayka.protocol.events import SUBJECTS_MAX, RecordEventRequest, one_line
+from rayka.protocol.events import RecordEventRequest
 from rayka.protocol.partition_admin import AlterPartitionReassignmentsRequest, Reassignment
 
 NO_TOPIC = ("",)  # so that no partition is named
@@ -74,5 +73,4 @@ async def reassign(ask: Ask, plan: Plan) -> str:
 
 async def record_event(ask: Ask, timestamp_ms: int, kind: str, node_ids: Iterable[int], reason: str) -> None:
     """Has it among the events of the cluster."""
-    subjects = tuple(map(node_name, node_ids))[:SUBJECTS_MAX]
-    await ask(RecordEventRequest(timestamp_ms, kind, subjects, one_line(reason)))
+    await ask(RecordEventRequest.of_nodes(timestamp_ms, kind, node_ids, reason))
