@@ -35,7 +35,8 @@ from rayka.ids import ReplicaKey, Role, node_name, random_uuid, role_of
 from rayka.log.meta_properties import wrong_cluster
 from rayka.raft.voters import VoterSet
 
-Replacement = int | str  # a node, or one directory of a broker: `2:PATH`
+# A node, or one directory of a broker: `2:PATH`.
+Replacement = int | str
 
 
 @dataclass(frozen=True, slots=True)

@@ -205,7 +205,8 @@ def _identities_after(
         found = {path: there.get(path, NOTHING) for path in paths}
         known = {path: each.directory_id for path, each in found.items() if each.is_formatted}
         ids[node_id] = list({**{path: made[path] for path in paths if path in made}, **known}.values())
-        if len(ids[node_id]) < len(paths):  # another one is offline, and may come back
+        # A directory that is offline may come back.
+        if len(ids[node_id]) < len(paths):
             ids[node_id] += before.directory_ids.get(node_id, ())
     cluster_id = next((each.cluster_id for each in formats.controllers.values()), "")
     return before.with_nodes(ids, cluster_id)

@@ -62,14 +62,14 @@ class AioClient(ProcessBound, Generic[CoreT]):
     async def _found(self) -> CoreT:
         look = self._look
         if look is None or (look.done() and look.exception() is not None):
-            look = self._look = _look(self._make, self._name)
+            look = self._look = _begin_look(self._make, self._name)
         if not look.done():
             return await asyncio.wrap_future(look)
         # Without a turn of the loop, which would cost as much as twenty records at each poll.
         return look.result()
 
 
-def _look(make: Callable[[], CoreT], name: str) -> "Future[CoreT]":
+def _begin_look(make: Callable[[], CoreT], name: str) -> "Future[CoreT]":
     """Begins a look in a thread of its own. Its future runs from the beginning, so that no waiter can cancel it."""
     found: Future[CoreT] = Future()
     found.set_running_or_notify_cancel()

@@ -1,7 +1,7 @@
 """A fixture for pytest. A conftest that wants it says `pytest_plugins = ["rayka.testing.pytest_plugin"]`.
 
-It is no entry point: each run of pytest in an environment with rayka would import it then, and pytest would rewrite the
-assertions of all modules of rayka. The one module that imports pytest, so nothing else of rayka imports it.
+The plugin is no entry point: else each run of pytest in an environment with rayka would import it, and pytest would
+rewrite the assertions of all modules of rayka. Only this module imports pytest, so no other one of rayka imports it.
 """
 
 from collections.abc import Iterator

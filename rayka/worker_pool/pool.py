@@ -322,7 +322,8 @@ def workers(
     begins_at_end = parsed.auto_offset_reset == "latest"
     lag = GroupLag(handle, parsed.group_id, topics, begins_at_end=begins_at_end)
     try:
-        lag.check_topics()  # here: the workers would say it only to `wait` and `stop`
+        # Here, because an error of the workers is raised only by `wait` and `stop`.
+        lag.check_topics()
     except BaseException:
         lag.close()
         raise

@@ -18,7 +18,8 @@ from rayka.worker_pool.work_loop import Worker, WorkerStatus
 class WorkerPlan(NamedTuple):
     """What all workers of a pool do."""
 
-    cluster: str | ClusterHandle  # a name for Ray actors; a cluster of this process for threads
+    # A name for Ray actors; a cluster of this process for threads.
+    cluster: str | ClusterHandle
     topics: tuple[str, ...]
     work: Callable[..., Any]
     config: WorkersConfig

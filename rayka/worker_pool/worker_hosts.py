@@ -26,26 +26,26 @@ class WorkerHandle(Protocol):
     """One worker that was started."""
 
     def drain(self) -> None:
-        """Has it finish its batch and end; waits for nothing."""
+        """Has the worker finish its batch and end; does not wait."""
 
     def kill(self) -> None:
-        """Gives it up, with what it has in hand."""
+        """Gives the worker up, with the batch that it has."""
 
     def end(self) -> WorkerEnd:
-        """How it ended, once it has."""
+        """How the worker ended, once it has."""
 
 
 class WorkerHost(Protocol):
-    """What a pool starts its workers on. Used by the thread of the pool."""
+    """Starts the workers of a pool. Used by the thread of the pool."""
 
     def start(self, worker_id: int) -> WorkerHandle:
-        """Starts one more."""
+        """Starts one more worker."""
 
     def ended(self, workers: Sequence[Any], timeout_s: float) -> list[int]:
-        """The places of those that have ended: as soon as one has, or after timeout_s."""
+        """The places of workers that have ended: as soon as one has, or after timeout_s."""
 
     def statuses(self, workers: Sequence[Any], timeout_s: float) -> Mapping[int, WorkerStatus]:
-        """What they say of themselves, by their places; without those that do not answer in time."""
+        """The statuses of the workers that answer in time, by their places."""
 
 
 # ---- Ray actors ------------------------------------------------------------------------------------------------------
@@ -137,7 +137,8 @@ class _ThreadHandle:
         if not self.result.done():
             return WorkerEnd("it was given up", may_pass=True)
         error = self.result.exception()
-        if error is not None:  # such as a SystemExit of the function
+        # Such as a SystemExit of the function.
+        if error is not None:
             return WorkerEnd(f"its thread ended: {error!r}", may_pass=True)
         return self.result.result()
 

@@ -159,7 +159,8 @@ class ConsumerPart(SyncClient):
         if before is None:
             return
         if before.thread != turn.thread:
-            self._check_not_closing()  # the other thread closes it, perhaps
+            # The other thread may be closing the consumer.
+            self._check_not_closing()
             raise RuntimeError(f"{self!r} is used by two threads at once; give each its own consumer")
         if not may_nest and not self._is_in_callback():
             raise RuntimeError(

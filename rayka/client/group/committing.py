@@ -285,9 +285,8 @@ class GroupOffsets:
                 group_id, request, self._timeout_ms, check=_check_fetched
             )
             differing = [each.topic for each in response.partitions if self._is_of_another(each)]
-            if (
-                differing
-            ):  # this client's metadata are older than the commit, or the topic was created again since
+            # Either this client's metadata are older than the commit, or the topic was created again since.
+            if differing:
                 await self._metadata.renew(tuple(dict.fromkeys(differing)), self._timeout_ms)
             for each in response.partitions:
                 tp = TopicPartition(each.topic, each.partition)

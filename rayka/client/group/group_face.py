@@ -120,5 +120,6 @@ class GroupFace:
             else:
                 logger.exception("a callback of the group failed after another one")
         finally:
-            self.polled()  # it has returned: the join that may follow is not late
+            # The callback has returned: the join that may follow is not late.
+            self.polled()
             self.is_telling = False

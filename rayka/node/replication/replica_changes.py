@@ -85,21 +85,24 @@ class ReplicaChanges:
         by_directory: dict[LogDirectory, list[Replica]] = {}
         for replica in updated:
             by_directory.setdefault(replica.directory, []).append(replica)
-        leading = []
+        syncs = []
         for directory, replicas in by_directory.items():
             logs = [each.partition.log for each in new_leaders if each.directory is directory]
-            led = self._lead(directory, logs, replicas)
+            waking = self._wake_synced(directory, logs, replicas)
             if logs:
-                leading.append(self._tasks.start(f"sync epochs in {directory.path}", led))
+                syncs.append(self._tasks.start(f"sync epochs in {directory.path}", waking))
             else:
-                await led
+                await waking
         # A slow disk must hold up no other one, and the next metadata only for a while.
         with suppress(TimeoutError):
             async with asyncio.timeout(_EPOCHS_WAIT_S):
-                for task in leading:
+                for task in syncs:
                     await asyncio.shield(task)
 
-    async def _lead(self, directory: LogDirectory, logs: Sequence[Log], updated: Sequence[Replica]) -> None:
+    async def _wake_synced(
+        self, directory: LogDirectory, logs: Sequence[Log], updated: Sequence[Replica]
+    ) -> None:
+        """Wakes the waiting requests of the replicas, once the epochs of these logs are durable."""
         await self._logs.sync_epochs(directory, logs)
         async for replica in in_turns(updated):
             self._replicas.wake(replica.partition)

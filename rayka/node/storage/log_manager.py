@@ -2,12 +2,11 @@
 
 Invariants: a partition is opened in the directory that the metadata names; a log that is damaged is kept, and begins
 again from nothing only where no replica counts on what it has; the checkpoints are the first to forget a log that goes;
-a directory whose disk fails is taken offline here, once, and its owner is called; one that is full is tried again when
-its file system has room, and also by time, for a file system with a quota does not show it; so is a read-only one, and
-one for whose files no descriptor is free. What has expired (`LogRetention`) and what is to be compacted (`LogCleaner`)
-are tasks of their own, begun here. Kafka: `LogManager`, and
-the parts of `ReplicaManager` that are about single logs; it notices a removed directory at the next write, and takes a
-full one offline until the broker restarts.
+a directory whose disk fails is taken offline here, once, and its owner is called. A directory that takes no writes for
+now (full, read-only, or without a free descriptor) is tried again each second while its file system shows room, else
+each 30 seconds, since a file system with a quota does not show it. Retention (`LogRetention`) and compaction
+(`LogCleaner`) are tasks of their own, begun here. Kafka: `LogManager`, and the parts of `ReplicaManager` that are about
+single logs; it notices a removed directory at the next write, and takes a full one offline until the broker restarts.
 """
 
 import asyncio
