@@ -201,10 +201,10 @@ def _reconnect() -> bool:
     does. So the end of that process is the evidence; a raylet that was never seen gives none.
     """
     with _Process.lock:
-        if not ray.is_initialized() or connection_id() != _Process.made:
+        made, joined = _Process.made, _Process.joined
+        if not ray.is_initialized() or connection_id() != made:
             return bool(ray.is_initialized())
-        joined, (node_id, _) = _Process.joined, _Process.made
-        if joined is None or not _Process.has_seen_node or local_rays.has_node(node_id):
+        if made is None or joined is None or not _Process.has_seen_node or local_rays.has_node(made[0]):
             return False
         there = [each for each in candidates(_Process.asked_for) if each.why == joined.why]
         if len(there) != 1 or there[0].address not in local_rays.running():

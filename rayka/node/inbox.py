@@ -120,6 +120,7 @@ class Inbox:
 
     def _execute(self, head: RequestHeader, api_name: str, body: bytes, payload: Payload) -> Answering:
         """The next call, if it is here already, is woken once this one has run to its first wait."""
+        request: Any = None
         response: Response | Exception
         try:
             request = self._admitted(head, api_name, body, payload)

@@ -27,12 +27,15 @@ class WorkerHandle(Protocol):
 
     def drain(self) -> None:
         """Has the worker finish its batch and end; does not wait."""
+        ...
 
     def kill(self) -> None:
         """Gives the worker up, with the batch that it has."""
+        ...
 
     def end(self) -> WorkerEnd:
         """How the worker ended, once it has."""
+        ...
 
 
 class WorkerHost(Protocol):
@@ -40,12 +43,15 @@ class WorkerHost(Protocol):
 
     def start(self, worker_id: int) -> WorkerHandle:
         """Starts one more worker."""
+        ...
 
     def ended(self, workers: Sequence[Any], timeout_s: float) -> list[int]:
         """The places of workers that have ended: as soon as one has, or after timeout_s."""
+        ...
 
     def statuses(self, workers: Sequence[Any], timeout_s: float) -> Mapping[int, WorkerStatus]:
         """The statuses of the workers that answer in time, by their places."""
+        ...
 
 
 # ---- Ray actors ------------------------------------------------------------------------------------------------------

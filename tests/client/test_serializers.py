@@ -89,7 +89,7 @@ def test_bytes_that_do_not_fit_are_an_error(given: Any):
 @pytest.mark.parametrize(
     "value",
     [b"x", memoryview(b"x"), float("nan"), float("inf"), np.float64("nan"), np.bytes_(b"x")],
-    ids=repr,
+    ids=["bytes", "memoryview", "nan", "infinity", "numpy nan", "numpy bytes"],
 )
 @pytest.mark.parametrize(
     "place",

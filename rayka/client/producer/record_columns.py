@@ -126,13 +126,11 @@ def encode_columns(
             codec=codec,
             sequence=sequence,
         )
-        is_small = encoded.size <= size_bytes_max
+        if encoded.size <= size_bytes_max or count == 1:
+            return (encoded,)
     except RecordTooLarge:
-        is_small = False
         if count == 1:
             raise
-    if is_small or count == 1:
-        return (encoded,)
     half = count // 2
     return [
         *encode_columns(columns.slice(0, half), codec, size_bytes_max, sequence),
