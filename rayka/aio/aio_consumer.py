@@ -138,22 +138,22 @@ class _Core(consumer.Consumer):
 
     def _asked(self, take: Callable[[], ResultT]) -> ResultT | None:
         """The result of `take`, called in the loop; None while the thread makes a call, which may move positions."""
-        turn, asking = Turn(), None
+        turn, attempt = Turn(), None
         try:
             try:
                 if self._in_use.begin(turn) is not None:
                     return None
                 self._delivery.begin()
-                asking = self._delivery.asking
+                attempt = self._delivery.attempt
                 taken = take()
                 # Before the turn ends: a call of the thread may follow at once.
-                asking.is_handed = True
+                attempt.is_handed = True
                 return taken
             finally:
                 turn.end()
         except BaseException:
-            if asking is not None:
-                asking.is_handed = False
+            if attempt is not None:
+                attempt.is_handed = False
             raise
 
     def _turn_before(self, turn: Turn) -> Turn | None:

@@ -147,7 +147,7 @@ def test_the_next_is_called_when_the_first_leaves_without_memory() -> None:
     line.call_on_news(second, line.news_count, lambda: called.append("second"))
     line.leave(first)
     assert called == ["second"]
-    line.asking = second
+    line.current = second
     assert line.may_take
 
 
@@ -167,7 +167,7 @@ def test_a_turn_whose_owner_is_gone_is_in_nobodys_way() -> None:
     lost, second = MemoryTurn(), MemoryTurn()
     line.join(lost)
     line.join(second)
-    line.asking = second
+    line.current = second
     assert not line.may_take
     del lost
     assert line.may_take

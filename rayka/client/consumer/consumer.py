@@ -148,7 +148,7 @@ class Consumer(ConsumerMembership, Generic[ValueT]):
         count_max = record_count(max_records, self._config.max_poll_records)
         taken = self._poll(timeout_ms, lambda: self._delivery.next_records(count_max))
         # The last step: CPython looks for no signal between a store and the return.
-        self._delivery.asking.is_handed = True
+        self._delivery.attempt.is_handed = True
         return taken or []
 
     def poll_arrow(self, timeout_ms: float = 1000, max_records: int | None = None) -> pa.RecordBatch | None:
@@ -161,7 +161,7 @@ class Consumer(ConsumerMembership, Generic[ValueT]):
         """
         count_max = record_count(max_records, sys.maxsize)
         taken = self._poll(timeout_ms, lambda: self._delivery.next_arrow(count_max))
-        self._delivery.asking.is_handed = True
+        self._delivery.attempt.is_handed = True
         return taken
 
     def __iter__(self) -> Iterator[Record[ValueT]]:
@@ -179,7 +179,7 @@ class Consumer(ConsumerMembership, Generic[ValueT]):
                 return
             if records is not None and not self._closed:
                 given = records if self._group is None else islice(records, self._config.max_poll_records)
-                self._delivery.asking.is_handed = True
+                self._delivery.attempt.is_handed = True
                 yield from given
 
     # ---- End -------------------------------------------------------------------------------------------------------

@@ -176,7 +176,7 @@ class ConsumerPart(SyncClient):
         """Whether ending the reading says that the records given last are processed: not while an exception is on its
         way, nor in another thread than the one that was given them.
         """
-        return failing is None and self._delivery.asking.thread in (None, threading.get_ident())
+        return failing is None and self._delivery.attempt.thread in (None, threading.get_ident())
 
     def _is_in_callback(self) -> bool:
         """Whether a callback of the group runs."""

@@ -6,11 +6,12 @@ happens here, on the application's thread, so that the IO thread stays free. Kaf
 FetchCollector (G16).
 
 A signal may end any step here by an exception: Ctrl-C between two lines, in a deserializer, in an interceptor.
-1. `begin` opens an `Asking`; before a fetch is taken from, the asking notes it, and where its partition stood.
-2. The caller marks the asking as handed with its last step, a plain store, behind which nothing can be interrupted.
-3. The next call puts an asking back that was not marked: its fetches come first again, and positions are as noted.
-So no handler of an exception has to run. A step that is interrupted and repeated may leave a fetch here twice, and
-never loses one: its records are known by their offsets, and the second one is passed over.
+1. `begin` opens a `DeliveryAttempt`. Before records of a fetch are taken, the attempt notes the fetch, and the position
+   of its partition.
+2. The last step of the caller marks the attempt as handed: a plain store, after which nothing can be interrupted.
+3. The next call puts an unmarked attempt back: its fetches come first again, and positions are as noted.
+So no exception handler has to run. A step that is interrupted and repeated may leave a fetch here twice, and never
+loses one: records are known by their offsets, and the second fetch is passed over.
 """
 
 import sys
@@ -55,22 +56,22 @@ class Position(NamedTuple):
     leader_epoch: int = NO_EPOCH
 
 
-class Asking:
-    """What one `poll`, or one step of a loop, has taken. It is the application's once `is_handed`."""
+class DeliveryAttempt:
+    """The records that one `poll`, or one step of a loop, takes. They are the application's once `is_handed`."""
 
     __slots__ = ("fetches", "held", "is_handed", "made", "marks", "thread")
 
     def __init__(
         self,
         made: "list[Record]",
-        held: "tuple[Asking, ...]" = (),
+        held: "tuple[DeliveryAttempt, ...]" = (),
         thread: int | None = None,
         *,
         is_handed: bool = False,
     ) -> None:
-        # Records that interceptors had made before this asking, and that were not given.
+        # Records that interceptors had made before this attempt, and that were not given.
         self.made = made
-        # The askings that took the records of which `made` was made.
+        # The attempts that took the records of which `made` was made.
         self.held = held
         # The thread that asks.
         self.thread = thread
@@ -110,48 +111,48 @@ class Delivery:
         self._current: _Current | None = None
         # Records that interceptors have made, and that were not given yet.
         self._made: list[Record] = []
-        self.asking = Asking(self._made, is_handed=True)
+        self.attempt = DeliveryAttempt(self._made, is_handed=True)
 
     def add(self, fetched: Sequence[Fetched]) -> None:
         """Takes what was fetched. The only method that the IO thread calls, even after an interrupted poll."""
         self._fetches.add(fetched)
 
-    # ---- Askings ---------------------------------------------------------------------------------------------------
+    # ---- Attempts --------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Begins a new `asking`. By asking, the application says that it has processed the records given before."""
+        """Begins a new `attempt`. By asking, the application says that it has processed the records given before."""
         self._settle()
-        last, current = self.asking, self._current
+        last, current = self.attempt, self._current
         held = tuple(each for each in (*last.held, last) if each.marks) if self._made else ()
         if current is not None:
             current.looped_from = None
-        self.asking = Asking(self._made, held, threading.get_ident())
+        self.attempt = DeliveryAttempt(self._made, held, threading.get_ident())
 
     def take_back(self) -> None:
-        """Counts the records that the last asking has given as not given."""
+        """Counts the records that the last attempt has given as not given."""
         current = self._current
         if current is not None and current.has_looped():
             self._read[current.topic_partition] = self._read_with(current, -1)
             self._forget_current()
-        self._put_back(self.asking)
+        self._put_back(self.attempt)
 
     def _settle(self) -> None:
-        if not self.asking.is_handed:
-            self._put_back(self.asking)
+        if not self.attempt.is_handed:
+            self._put_back(self.attempt)
 
-    def _put_back(self, asking: Asking) -> None:
-        """Puts back what the asking has taken. Idempotent: after an interruption the next call repeats it."""
-        self._fetches.put_back(asking.fetches)
-        self._read.update(asking.marks)
-        if asking.marks:
+    def _put_back(self, attempt: DeliveryAttempt) -> None:
+        """Puts back what the attempt has taken. Idempotent: after an interruption the next call repeats it."""
+        self._fetches.put_back(attempt.fetches)
+        self._read.update(attempt.marks)
+        if attempt.marks:
             self._forget_current()
-        self._made = asking.made
-        self.asking = Asking(asking.made, asking.held, asking.thread)
+        self._made = attempt.made
+        self.attempt = DeliveryAttempt(attempt.made, attempt.held, attempt.thread)
 
-    def _given_in_part(self) -> tuple[Asking, ...]:
-        """The askings whose records are not all given, the oldest first. Their positions have not moved yet."""
-        asking = self.asking
-        return () if asking.is_handed and not self._made else (*asking.held, asking)
+    def _given_in_part(self) -> tuple[DeliveryAttempt, ...]:
+        """The attempts whose records are not all given, the oldest first. Their positions have not moved yet."""
+        attempt = self.attempt
+        return () if attempt.is_handed and not self._made else (*attempt.held, attempt)
 
     # ---- Partitions ------------------------------------------------------------------------------------------------
 
@@ -165,7 +166,7 @@ class Delivery:
         if current is not None and current.topic_partition == topic_partition:
             if current.has_looped():
                 # `take_back` needs the position before the record that the loop has in hand.
-                self.asking.note(current.fetched, self._read_with(current, -1))
+                self.attempt.note(current.fetched, self._read_with(current, -1))
             self._read[topic_partition] = self._read_with(current)
             self._forget_current()
         self._fetches.pause(topic_partition)
@@ -188,9 +189,9 @@ class Delivery:
             self._forget_current()
         self._fetches.drop(topic_partition)
         self._read.pop(topic_partition, None)
-        for asking in (*self.asking.held, self.asking):
-            asking.forget(topic_partition)
-        is_of_others = any(each.marks for each in (*self.asking.held, self.asking))
+        for attempt in (*self.attempt.held, self.attempt):
+            attempt.forget(topic_partition)
+        is_of_others = any(each.marks for each in (*self.attempt.held, self.attempt))
         self._made = [each for each in self._made if is_of_others and _partition_of(each) != topic_partition]
 
     def keep_only(self, partitions: Collection[TopicPartition]) -> None:
@@ -220,9 +221,9 @@ class Delivery:
 
     def next_offset(self, topic_partition: TopicPartition) -> int | None:
         """Where what waits to be handed over goes on; None when nothing of the partition waits."""
-        for asking in self._given_in_part():
-            if topic_partition in asking.marks:
-                return asking.marks[topic_partition].offset
+        for attempt in self._given_in_part():
+            if topic_partition in attempt.marks:
+                return attempt.marks[topic_partition].offset
         current = self._current
         if current is not None and current.topic_partition == topic_partition and current.has_rows:
             return current.position()
@@ -235,9 +236,9 @@ class Delivery:
 
     def read_up_to(self, topic_partition: TopicPartition) -> Position | None:
         """What `position` is, and in which generation; None when nothing of the partition was handed over."""
-        for asking in self._given_in_part():
-            if topic_partition in asking.marks:
-                return asking.marks[topic_partition]
+        for attempt in self._given_in_part():
+            if topic_partition in attempt.marks:
+                return attempt.marks[topic_partition]
         current = self._current
         if current is not None and current.topic_partition == topic_partition:
             return self._read_with(current)
@@ -258,9 +259,9 @@ class Delivery:
         if self._current is not None:
             found[self._current.topic_partition] = self._read_with(self._current)
         in_part = self._given_in_part()
-        for asking in reversed(in_part):
-            found.update(asking.marks)
-        noted = [asking.fetches.values() for asking in in_part]
+        for attempt in reversed(in_part):
+            found.update(attempt.marks)
+        noted = [attempt.fetches.values() for attempt in in_part]
         for fetched in chain(*noted, self._fetches.waiting()):
             at = found.get(fetched.topic_partition)
             if at is None or at.generation < fetched.generation:
@@ -315,7 +316,7 @@ class Delivery:
             return None
         records = current.looped(self._deserializers)
         # A loop takes each record when it is given: there is nothing to hand over at once.
-        self.asking = Asking(self._made, (), self.asking.thread, is_handed=True)
+        self.attempt = DeliveryAttempt(self._made, (), self.attempt.thread, is_handed=True)
         return records
 
     def next_arrow(self, count_max: int = sys.maxsize) -> pa.RecordBatch | None:
@@ -360,7 +361,7 @@ class Delivery:
         return self._next_current() is not None
 
     def _next_current(self) -> "_Current | None":
-        """A batch with rows left, noted in the asking; None when nothing is left."""
+        """A batch with rows left, noted in the attempt; None when nothing is left."""
         self._fetches.take_in()
         while (current := self._current) is None or current.is_empty():
             if current is not None:
@@ -371,8 +372,8 @@ class Delivery:
             if fetched is None:
                 return None
             self._start(fetched)
-        if not self.asking.is_handed and current.topic_partition not in self.asking.marks:
-            self.asking.note(current.fetched, self._read_with(current))
+        if not self.attempt.is_handed and current.topic_partition not in self.attempt.marks:
+            self.attempt.note(current.fetched, self._read_with(current))
         return current
 
     def _start(self, fetched: Fetched) -> None:
@@ -389,8 +390,8 @@ class Delivery:
             raise InvariantBroken(
                 f"{tp}: read up to {at.offset}, and {fetched.fetch_offset} is to be handed over"
             )
-        if not self.asking.is_handed:
-            self.asking.note(fetched, at)
+        if not self.attempt.is_handed:
+            self.attempt.note(fetched, at)
         start_offset, end_offset = at.offset, self._ends.get(tp)
         remaining = fetched.buffers
         if not remaining or (end_offset is not None and start_offset >= end_offset):

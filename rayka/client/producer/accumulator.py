@@ -128,7 +128,7 @@ class Accumulator:
             return future
         with self._lock:
             self._check_open()
-            self.line.asking = turn
+            self.line.current = turn
             batch = self.topics.for_record(topic, partition, size_bytes, at.now_ms)
             if batch is None:
                 return None
@@ -206,7 +206,7 @@ class Accumulator:
             return added
         with self._lock:
             self._check_open()
-            self.line.asking = turn
+            self.line.current = turn
             added = self.topics.add_columns(topic, partition, columns, size_bytes, now_ms)
         self._wake_ups.wake_in_time(self.agenda.soonest_ms)
         if self._interrupting_batches:

@@ -27,10 +27,10 @@ class MemoryTurn:
 
 
 class MemoryLine:
-    """The turns in their order. `asking`: the turn of the append that is under way; None if that one does not wait."""
+    """The turns in their order. `current`: the turn of the append that is under way; None if that one does not wait."""
 
     def __init__(self, lock: AbstractContextManager[object]) -> None:
-        self.asking: MemoryTurn | None = None
+        self.current: MemoryTurn | None = None
         # Grows with each change that may let the first in line go on.
         self.news_count = 0
         self._lock = lock
@@ -42,7 +42,7 @@ class MemoryLine:
     @property
     def may_take(self) -> bool:
         """Whether the append that is under way may set memory aside."""
-        return not self._turns or self._first() in (None, self.asking)
+        return not self._turns or self._first() in (None, self.current)
 
     def join(self, turn: MemoryTurn) -> None:
         """Puts the turn at the end of the line."""
