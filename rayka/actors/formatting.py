@@ -1,9 +1,9 @@
 """Which directories of a cluster are to be made before its actors, and in which order.
 
-A cluster is formatted when none of its directories exists anywhere; when a node has none of its own it is refused, for
-a node on an empty disk is not the node it was (design §4). A broker that has one of several starts, and says which are
-offline; a directory that is lost for good is replaced by itself. What a start that broke off has begun is finished, in
-two phases:
+A cluster is formatted when none of its directories exists anywhere. A start is refused when a node has none of its
+directories, for a node on an empty disk is not the node it was (design §4). A broker that has one of several
+directories starts, and names those that are offline; a single directory that is lost for good can be replaced. A start
+that broke off is finished, in two phases:
 
 1. Brokers and coordinators are formatted, and every controller gets the 0-0 checkpoint, which names all voters.
 2. Then each controller gets its `meta.properties`, without which no node starts.
@@ -170,8 +170,8 @@ def _to_be_there(
     awaited: Collection[int],
     alone: Mapping[int, Collection[str]],
 ) -> list[str]:
-    """The directories without which a node has none: those of brokers with none that is sound, and of controllers, that
-    are neither made nor awaited. `alone` are directories that are replaced by themselves.
+    """The directories that must exist, because they are neither made nor awaited: those of controllers, and those of
+    brokers without a sound directory. `alone`: single directories that are replaced while their nodes keep others.
     """
     brokers = [
         each

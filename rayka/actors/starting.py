@@ -170,8 +170,8 @@ class Starting:
 
 
 async def without_disk(network: RayNetwork, replaced: Mapping[int, Collection[str]]) -> list[int]:
-    """Those of a running cluster's nodes that serve nothing from these directories: FAILED, or brokers where all of
-    them are offline.
+    """Nodes of a running cluster that serve nothing from their directories in `replaced`: FAILED ones, and brokers
+    where all of these directories are offline.
     """
     nodes = await describe_nodes(network, await network.node_ids())
     metadata = await ask_metadata(network, nodes)

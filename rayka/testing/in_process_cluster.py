@@ -43,9 +43,9 @@ def cluster(
     use it in a `with` statement.
 
     `data_dir`: a directory, or several over which each broker and coordinator spreads its partitions; a temporary one,
-    removed at the end, by default. Data that is there is kept and served. `config` has Kafka's broker keys; two are
-    otherwise than in production unless it names them, so that groups do not wait: group.initial.rebalance.delay.ms is
-    0, and group.min.session.timeout.ms 100.
+    removed at the end, by default. Data that is there is kept and served. `config` has Kafka's broker keys.
+    Unless it names them, two keys differ from production, so that groups do not wait: group.initial.rebalance.delay.ms
+    is 0, and group.min.session.timeout.ms is 100.
     `disks` replaces the real disk of some nodes, `racks` says where they are, both by id. Pass the cluster to
     clients as `cluster=`.
     """

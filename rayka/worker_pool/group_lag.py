@@ -24,7 +24,7 @@ class GroupLag:
         return f"<GroupLag of {list(self._topics)}>"
 
     def check_topics(self) -> None:
-        """Raises UnknownTopicOrPartition for one that does not exist."""
+        """Raises UnknownTopicOrPartition if a topic does not exist."""
         self._admin.describe_topics(self._topics)
 
     def look(self) -> tuple[int, int]:

@@ -303,7 +303,7 @@ def workers(
     of now, up to `max` or the number of partitions, and one is taken away when the others have time to spare; those
     that keep their partitions go on meanwhile. A worker whose process dies is replaced.
 
-    With a cluster of `rayka.testing` the workers are threads of this process, for tests: `ray_options` says nothing
+    With a cluster of `rayka.testing` the workers are threads of this process, for tests: `ray_options` has no effect
     then, and the function is not pickled.
 
     Raises ConfigError, ClusterNotFound, UnknownTopicOrPartition.

@@ -1,5 +1,5 @@
 """A worker as a Ray actor: it lives as long as the process that made it, and runs until it is told to drain. In tests
-a thread has it instead (`worker_hosts`).
+it runs in a thread instead (`worker_hosts`).
 """
 
 import threading

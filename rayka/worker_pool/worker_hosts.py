@@ -1,4 +1,4 @@
-"""Where the workers of a pool run: each in a Ray actor, or, for tests, in a thread of this process.
+"""Hosts of a pool's workers: each worker runs in a Ray actor or, for tests, in a thread of this process.
 
 A host starts workers, asks them, and says how they ended. Invariant: a worker that was killed, or whose process or
 thread ended without a result, counts as ended, and another one may take its place.
@@ -80,7 +80,7 @@ class _ActorHandle:
 
 
 class ActorHost:
-    """Ray places the actors by `ray_options`, and ends them with this process."""
+    """Ray actors. Ray places them by `ray_options`, and ends them with this process."""
 
     def __init__(self, plan: WorkerPlan) -> None:
         self._plan = plan
@@ -110,7 +110,7 @@ class ActorHost:
 
 
 def _done(calls: list[Any], count: int, timeout_s: float) -> list[Any]:
-    """All that have ended once so many have, or after timeout_s."""
+    """The calls that have ended, once `count` have, or after timeout_s."""
     if not calls:
         return []
     ray.wait(calls, num_returns=count, timeout=timeout_s)
@@ -150,8 +150,8 @@ class _ThreadHandle:
 
 
 class ThreadHost:
-    """Threads instead of actors: for a cluster of `rayka.testing`, which no other process can reach. The function is
-    not pickled, so it may refer to what the test looks at.
+    """Threads instead of actors, for a cluster of `rayka.testing`, which no other process can reach. The function is
+    not pickled, so it may refer to objects of the test.
     """
 
     def __init__(self, plan: WorkerPlan) -> None:
