@@ -55,7 +55,7 @@ class Fetcher:
             timeout_ms = config.default_api_timeout_ms
             self.group_offsets = GroupOffsets(self.coordinators, self.metadata, group_id, timeout_ms)
         self.subscription = Subscription(self.state, handle.name)
-        self.metadata.listen(self._on_topic, may_forget=self.subscription.is_without)
+        self.metadata.listen(self._on_topic, may_forget=self.subscription.is_unused)
         self._config = config
         self._wait = PollWait(network, self._has_for_poll, self._is_asking)
         self.state.buffer.on_error = self._wait.tell_soon

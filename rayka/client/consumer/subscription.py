@@ -49,7 +49,7 @@ class Subscription:
         self._is_bounded = False
         self._set([tp for each in topics for tp in _partitions(each)])
 
-    def is_without(self, topic: str) -> bool:
+    def is_unused(self, topic: str) -> bool:
         """Whether no partition of the topic is read, and it is not followed."""
         return topic not in self._topic_ids
 
