@@ -7,6 +7,7 @@ test can plant an offender and see it found.
 import ast
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -332,3 +333,76 @@ def _names(node: ast.stmt) -> set[str]:
         else []
     )
     return {each.id for each in targets if isinstance(each, ast.Name)}
+
+
+# ---- The house in figures ----
+
+# What makes a docstring hard to read at once: see the rules of prose in `hacking.md`.
+PROSE = {
+    "docstrings that begin without a subject": r"\A(What|Where|Which|When|Those|These|It|As|Of|By|How|Whatever)\b",
+    "docstrings with 'what is' as a noun": (
+        r"[a-z,] what (is|are|was|were|has|had|comes|came|goes|went|waits|fills|follows|leaves)\b"
+    ),
+    "docstrings glued by 'meanwhile' or 'by then'": (
+        r"\b(meanwhile|by then|of before|from there on|of its own|at that)\b"
+    ),
+    "docstrings with 'is to be'": r"\b(is|are|was|were) to be\b",
+    "docstrings with 'nobody' or 'who'": r"(?i)\b(nobody|somebody|whoever|who)\b",
+    "docstrings that say 'See the module'": r"\bSee the module\b",
+}
+
+
+def figures(sources: Iterable[Source]) -> dict[str, int]:
+    """How fine the house is cut and how its docstrings read, as numbers of which less is better."""
+    sources = list(sources)
+    modules = [each for each in sources if not each.name.endswith("__init__.py")]
+    nodes = [node for source in sources for node in ast.walk(source.tree)]
+    lengths = sorted(source.text.count("\n") for source in modules)
+    docstrings = [text for source in sources for text in _docstrings(source)]
+    classes = [
+        node.name for node in nodes if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
+    private, single = map(sum, zip(*map(_private_functions, sources), strict=True))
+    imports = sum(map(_import_lines, sources))
+    return {
+        "modules": len(modules),
+        "modules below 80 lines": sum(each < 80 for each in lengths),
+        "class names that stand twice": sum(count > 1 for count in Counter(classes).values()),
+        "lines of imports in a thousand": 1000 * imports // sum(map(_code_lines, sources)),
+        "private functions with one caller in a hundred": 100 * single // private,
+        **{
+            name: sum(bool(re.search(symptom, each)) for each in docstrings)
+            for name, symptom in PROSE.items()
+        },
+    }
+
+
+def _docstrings(source: Source) -> Iterator[str]:
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Module | ast.ClassDef | Function) and (text := ast.get_docstring(node)):
+            yield text
+
+
+def _private_functions(source: Source) -> tuple[int, int]:
+    """How many there are, and how many of them the file names once."""
+    nodes = list(ast.walk(source.tree))
+    used = Counter(
+        node.attr if isinstance(node, ast.Attribute) else node.id
+        for node in nodes
+        if isinstance(node, ast.Attribute | ast.Name)
+    )
+    names = [node.name for node in nodes if isinstance(node, Function)]
+    private = [name for name in names if name.startswith("_") and not name.startswith("__")]
+    return len(private), sum(used[name] == 1 for name in private)
+
+
+def _import_lines(source: Source) -> int:
+    found = [node for node in ast.walk(source.tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    return sum((node.end_lineno or node.lineno) - node.lineno + 1 for node in found)
+
+
+def _code_lines(source: Source) -> int:
+    """Lines that are neither blank nor a comment nor of a docstring."""
+    told = sum(text.count("\n") + 1 for text in _docstrings(source))
+    lines = [line.strip() for line in source.text.splitlines()]
+    return sum(bool(line) and not line.startswith("#") for line in lines) - told

@@ -78,7 +78,7 @@ class DiskThread:
             del self._waiting[done]
 
     def post(self, call: Call, *given: object) -> bool:
-        """Makes the call some time; its errors are nobody's. False where the thread was ended."""
+        """Queues the call; drops its errors. False when the thread has ended."""
         if not self._is_closed:
             self._begin(lambda: call(*given))
         return not self._is_closed

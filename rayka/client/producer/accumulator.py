@@ -1,8 +1,8 @@
 """The records that a producer has taken and the log has not: which batch takes one, which may go, which are over.
 
 The accumulator holds the producer's only lock: application threads append, the IO thread drains and ends batches, and
-those who wait for memory stand in line under it. Its parts (queues, agenda, memory, producer id) are reached through it
-alone. It has no clock: `now_ms` and timestamps come in.
+callers that wait for memory stand in line under it. Its parts (queues, agenda, memory, producer id) are reached
+through it alone. It has no clock: `now_ms` and timestamps come in.
 
 Invariants: batches of a partition stand in the order of their records and stay there until they are done, so order
 survives retries (`partition_queue`); memory set aside never exceeds `buffer_memory` (`buffer_pool`); a
