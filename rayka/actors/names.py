@@ -8,7 +8,7 @@ import ray
 
 from rayka.actors.ray_head import check_head
 from rayka.config import ClusterSpec
-from rayka.errors import NetworkException, UnavailableError
+from rayka.errors import NetworkException, RayEnded, UnavailableError
 from rayka.ids import Role, holds_partitions, node_name, role_of
 from rayka.node.settings import combined_controller_directory
 
@@ -108,6 +108,8 @@ def _running() -> dict[str, tuple[int, ...]]:
         try:
             # The first look may have connected this process to another Ray: ask the head of that one.
             check_head(for_client=True)
+        except RayEnded:
+            raise
         except NetworkException as error:
             raise UnavailableError(str(error)) from None
     clusters: dict[str, list[int]] = {}

@@ -17,6 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+import ray
+
 from rayka.actors import ray_internals, ray_records
 from rayka.actors.names import NAMESPACE
 from rayka.actors.on_ray_node import live_ray_nodes, run_on
@@ -87,6 +89,13 @@ def keep_logs(directories: Mapping[str, str]) -> None:
     """Copies what the last processes of these actors logged to `logs` on their machines, beside the directory of each
     actor. Removes the oldest runs beyond five. A failure is logged and not raised: the cluster ends all the same.
     """
+    try:
+        _keep_logs(directories)
+    except (RaykaError, ray.exceptions.RayError, OSError) as error:
+        _logger.warning("the logs of the nodes were not kept: %s", error)
+
+
+def _keep_logs(directories: Mapping[str, str]) -> None:
     places = ray_records.last_places(NAMESPACE, directories)
     sources, live = ray_records.log_directories(), live_ray_nodes()
     # By Ray node and target file: the workers whose logs the file gets.

@@ -18,7 +18,7 @@ import click
 
 from rayka.cli.output import say_which_ray
 from rayka.cli.shared_options import Group
-from rayka.errors import ApiError, RaykaError, error_for
+from rayka.errors import ApiError, RaykaError, UnavailableError, error_for
 
 INTERRUPTED = 130
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -149,6 +149,6 @@ def _tell(kind: str, message: str, *, as_json: bool, code: int | None = None) ->
 
 def _public_name(error: RaykaError) -> str:
     """The error's class in `rayka.errors`; for an error of the cluster, the class of its number."""
-    if isinstance(error, ApiError):
+    if isinstance(error, ApiError) and not isinstance(error, UnavailableError):  # RayEnded is both
         return type(error_for(error.code, "")).__name__
     return next(each.__name__ for each in type(error).__mro__ if each.__module__ == RaykaError.__module__)

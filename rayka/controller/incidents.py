@@ -111,7 +111,7 @@ def _disks(broker: BrokerImage, becomes: BrokerImage, request: HeartbeatRequest)
         )
         yield _of_broker(EventKind.DISK_OFFLINE, broker.broker_id, reason)
     for each in mended:
-        yield _of_broker(EventKind.DISK_ONLINE, broker.broker_id, f"{_path(broker, each)} has room again")
+        yield _of_broker(EventKind.DISK_ONLINE, broker.broker_id, f"{_path(broker, each)} takes writes again")
 
 
 def _path(broker: BrokerImage, directory_id: UUID) -> str:

@@ -9,6 +9,7 @@ Kafka flushes on the threads of its requests and of its scheduler, where a disk 
 """
 
 import asyncio
+import logging
 import posixpath
 import threading
 import time
@@ -23,6 +24,7 @@ _END_WAIT_S = 5.0
 # Called with the next action, such as `sync /data/a`.
 Progress = Callable[[str], None]
 Call = Callable[..., None]
+_logger = logging.getLogger(__name__)
 
 
 class Work(Enum):
@@ -78,10 +80,17 @@ class DiskThread:
             del self._waiting[done]
 
     def post(self, call: Call, *given: object) -> bool:
-        """Queues the call; drops its errors. False when the thread has ended."""
+        """Queues the call; logs its errors. False when the thread has ended."""
         if not self._is_closed:
-            self._begin(lambda: call(*given))
+            self._begin(lambda: self._make_and_log(call, given))
         return not self._is_closed
+
+    def _make_and_log(self, call: Call, given: tuple[object, ...]) -> None:
+        try:
+            call(*given)
+        except Exception as error:
+            # Raised, the error would end the thread, and each later call would wait for it in vain.
+            _logger.warning("%s: %s failed: %s", self._name, getattr(call, "__name__", call), error)
 
     def close(self) -> None:
         """Ends the thread after the calls that it has, and waits for its end a few seconds."""

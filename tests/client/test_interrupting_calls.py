@@ -37,11 +37,14 @@ SENDS: dict[str, Send] = {
 
 
 class InterruptedAt:
-    """Runs the handler at the instruction of this number within the producer's modules; `is_over` if there is none."""
+    """Runs the handler at the instruction of this number within the producer's modules, or the one whose path begins
+    with `within`; `is_over` if there is none.
+    """
 
-    def __init__(self, number: int, handler: Callable[[], object]) -> None:
+    def __init__(self, number: int, handler: Callable[[], object], within: str = STEPS) -> None:
         self._left = number
         self._handler = handler
+        self._within = within
         self.is_over = True
 
     def __enter__(self) -> "InterruptedAt":
@@ -52,7 +55,7 @@ class InterruptedAt:
         sys.settrace(None)
 
     def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(STEPS):
+        if not frame.f_code.co_filename.startswith(self._within):
             return None
         frame.f_trace_opcodes = True
         if event == "opcode":
@@ -151,6 +154,28 @@ def test_records_of_a_handler_whose_step_ends_by_an_exception_are_sent_all_the_s
             within = producer.send("orders", b"within", partition=0, headers=[("h", b"1")])
             raise KeyboardInterrupt
         assert within.result(WAIT_S).offset == 1
+
+
+def test_an_exception_while_records_of_a_handler_are_settled_loses_none_of_them() -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    is_over = False
+    for number in count(1, 3):
+        cluster = ScriptedCluster({"orders": 1})
+        with Producer(cluster) as producer:
+            producer.send("orders", b"first", partition=0).result(WAIT_S)
+            with producer._accumulator._lock:
+                within = producer.send("orders", b"within", partition=0, headers=[("h", b"1")])
+            interrupted = InterruptedAt(number, interrupt, interrupting_sends.__file__)
+            with suppress(KeyboardInterrupt), interrupted:
+                producer.send("orders", b"next", partition=0, headers=[("h", b"1")])
+            is_over = interrupted.is_over
+            producer.flush(WAIT_S)
+            assert within.done()
+        assert cluster.values("orders", 0).count(b"within") == 1
+        if is_over:
+            return
 
 
 def test_a_real_signal_handler_sends_and_flushes() -> None:

@@ -128,14 +128,14 @@ def test_a_broker_that_may_have_lost_records_is_told_of() -> None:
     assert "it may lack what the one before had acknowledged" in reason
 
 
-def test_a_disk_that_has_room_again_is_told_of() -> None:
+def test_a_disk_that_takes_writes_again_is_told_of() -> None:
     machine = serving()
     lose_a_disk(machine)
     mend_a_disk(machine)
     assert told_since(machine, -1)[-1] == (
         "disk-online",
         ("broker-1",),
-        "/data/broker-1/1 has room again",
+        "/data/broker-1/1 takes writes again",
     )
 
 

@@ -58,6 +58,17 @@ def test_calls_are_made_one_after_another_in_their_order_and_raise_what_they_rai
     thread.close()
 
 
+def test_an_error_of_a_posted_call_is_logged_and_ends_no_thread(
+    thread: DiskThread, caplog: pytest.LogCaptureFixture
+) -> None:
+    def close(descriptor: int) -> None:
+        raise OSError(f"cannot close {descriptor}")
+
+    assert thread.post(close, 7)
+    asyncio.run(thread.run(lambda _: None))
+    assert "close failed: cannot close 7" in caplog.text
+
+
 def test_a_call_that_hangs_fails_and_those_behind_it_and_later_ones_too(thread: DiskThread) -> None:
     released = threading.Event()
 

@@ -121,11 +121,10 @@ class Reader:
         count them.
         """
         if self._count is None:
-            self._count = sum(
-                max(0, self.end_offsets[tp] - start) for tp, start in self.start_offsets.items()
-            )
-            if self._count and self._wait_for(self._may_have_gaps):
-                self._count = sum(each.num_rows for each in self.arrow_batches())
+            count = sum(max(0, self.end_offsets[tp] - start) for tp, start in self.start_offsets.items())
+            if count and self._wait_for(self._may_have_gaps):
+                count = sum(each.num_rows for each in self.arrow_batches())
+            self._count = count
         return self._count
 
     def __iter__(self) -> Iterator[Record]:

@@ -17,6 +17,7 @@ from collections import deque
 from contextlib import AbstractContextManager
 from typing import Any
 
+from rayka.client import io_thread
 from rayka.client.producer.delivery_future import DeliveryFuture, future_in
 from rayka.client.producer.producer_batch import ProducerBatch
 from rayka.client.producer.producer_topics import ProducerTopics
@@ -70,9 +71,12 @@ class InterruptingSends:
         """Puts the batches behind those of their partitions. Not called within a step that may be interrupted."""
         with self._lock:
             while self.batches:
-                batch, partition = self.batches.popleft()
+                batch, partition = self.batches[0]
                 try:
-                    self._topics.adopt(batch, partition)
+                    # An exception of a signal handler may have come between this line and the last one of the loop.
+                    if not self._topics.holds(batch):
+                        self._topics.adopt(batch, partition)
                 except NoSuchTopic as error:
                     for callback in batch.fail(error):
-                        callback()
+                        io_thread.call_soon(callback)
+                self.batches.popleft()

@@ -63,9 +63,8 @@ class PartEnds:
 
     def failures(self, index: int, count: int) -> Iterator[tuple[np.ndarray, Exception]]:
         """By error, the indexes of records in [index, index + count) that are not in the log."""
-        for each, error in sorted(self._refusals.items(), key=lambda item: item[0]):
-            if index <= each < index + count:
-                yield np.array([each]), error
+        for each in sorted(self._refusals.keys() & range(index, index + count)):
+            yield np.array([each]), self._refusals[each]
         for _, begin, end, part in self._parts(index, count):
             if part.error is not None:
                 yield self._indexes[begin:end], part.error

@@ -136,13 +136,11 @@ class DataDirectories:
         return (*(each.directory_id for each in failed), *self._absent_ids)
 
     def offline_reasons(self) -> tuple[str, ...]:
-        """Why the directories of `offline_ids` are offline, in the same order; without absent ones, which come last."""
+        """Why the directories of `offline_ids` are offline, in the same order."""
         offline = self.offline_ids()
-        return tuple(
-            one_line(str(each.failure or each.full or ""))
-            for each in self.all
-            if each.directory_id in offline
-        )
+        failed = [each.failure or each.full or "" for each in self.all if each.directory_id in offline]
+        absent = [self.absent[path] for path in self._absent_ids.values()]
+        return tuple(one_line(str(each)) for each in (*failed, *absent))
 
     def recovered_ids(self) -> tuple[UUID, ...]:
         """Those that were reported offline because they were full, and have room again."""
