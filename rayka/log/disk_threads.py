@@ -3,7 +3,8 @@
 A data directory has four threads, each started with its first call: for syncs that acknowledgements wait for, for syncs
 of work in the background (compaction, moves), for copies, and for removals. A thread makes one call after the other. A
 call that makes no progress for `hang_timeout_s` fails with DiskNotResponding, and so do those behind it. The thread
-cannot be ended: if the disk answers later, the thread goes on with the next call.
+cannot be ended: if the disk answers later, the thread goes on with the next call. Time in which the process itself was
+stopped (SIGSTOP, a frozen container, a paused machine) says nothing of the disk, and does not count.
 
 Kafka flushes on the threads of its requests and of its scheduler, where a disk that hangs stops them all.
 """
@@ -12,15 +13,16 @@ import asyncio
 import logging
 import posixpath
 import threading
-import time
 from collections.abc import Callable
 from enum import Enum
 from queue import SimpleQueue
 
-from rayka.errors import DiskNotResponding
+from rayka.errors import DiskNotResponding, StorageError
 
 HANG_TIMEOUT_S = 60.0
 _END_WAIT_S = 5.0
+# A call hangs that has made no progress at so many looks in a row. A process that was stopped in between looks once.
+_LOOKS = 8
 # Called with the next action, such as `sync /data/a`.
 Progress = Callable[[str], None]
 Call = Callable[..., None]
@@ -56,15 +58,23 @@ class DiskThread:
         # The event loop on which `_look` is due.
         self._looking: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
-        # The action under way, since `_progress_s`; empty while the thread is idle.
+        # The action under way; empty while the thread is idle.
         self._action = ""
-        self._progress_s = 0.0
+        # Grows with each action that begins.
+        self._progress_count = 0
+        # The progress that the last look found, and how many looks in a row have found this one.
+        self._seen_progress = 0
+        self._same_looks = 0
 
     def __repr__(self) -> str:
         return f"<DiskThread {self._name} {self._action or 'idle'} waiting={len(self._waiting)}>"
 
     async def run(self, call: Call, *given: object) -> None:
-        """Makes the call with a `Progress` and these arguments; raises what the call raises, or DiskNotResponding."""
+        """Makes the call with a `Progress` and these arguments. Raises what the call raises, DiskNotResponding, and
+        StorageError if the thread was ended.
+        """
+        if self._is_closed:
+            raise StorageError("the data directory is closed")
         if self._is_hung():
             raise hangs(self._action, self._hang_timeout_s)
         loop = asyncio.get_running_loop()
@@ -72,8 +82,8 @@ class DiskThread:
         self._waiting[done] = None
         self._begin(lambda: _make(call, self._on_progress, given, loop, done))
         if self._looking is not loop:
-            self._looking = loop
-            loop.call_later(self._hang_timeout_s, self._look, loop)
+            self._looking, self._same_looks = loop, 0
+            self._look_later(loop)
         try:
             await done
         finally:
@@ -113,19 +123,24 @@ class DiskThread:
             self._action = ""
 
     def _on_progress(self, action: str) -> None:
-        self._progress_s = time.monotonic()
+        self._progress_count += 1
         self._action = action
 
-    def _stalled_s(self) -> float:
-        return time.monotonic() - self._progress_s if self._action else 0.0
-
     def _is_hung(self) -> bool:
-        return self._stalled_s() >= self._hang_timeout_s
+        is_same = self._seen_progress == self._progress_count
+        return bool(self._action) and is_same and self._same_looks >= _LOOKS
+
+    def _look_later(self, loop: asyncio.AbstractEventLoop) -> None:
+        loop.call_later(self._hang_timeout_s / _LOOKS, self._look, loop)
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         """Fails all waiting calls if the one under way makes no progress; else looks again later, while calls wait."""
+        if self._looking is not loop:
+            return
+        is_same = bool(self._action) and self._seen_progress == self._progress_count
+        self._seen_progress, self._same_looks = self._progress_count, self._same_looks + 1 if is_same else 0
         if self._waiting and not self._is_hung():
-            loop.call_later(max(0.001, self._hang_timeout_s - self._stalled_s()), self._look, loop)
+            self._look_later(loop)
             return
         self._looking = None
         for done in self._waiting:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from rayka.errors import DiskNotResponding
+from rayka.errors import DiskNotResponding, StorageError
 from rayka.log.disk_threads import DiskThread, DiskThreads, Progress, Work
 
 BOUND_S = 0.1
@@ -152,3 +152,34 @@ def test_the_end_does_not_wait_for_a_disk_that_hangs_nor_for_a_caller_that_gave_
     assert not thread.post(released.set)
     assert "rayka-test" in [each.name for each in threading.enumerate() if each.daemon]
     released.set()
+
+
+def test_time_in_which_the_process_stood_still_does_not_count() -> None:
+    bound_s = 0.5
+    thread, released = DiskThread("rayka-test", bound_s), threading.Event()
+
+    async def run() -> None:
+        call = asyncio.ensure_future(thread.run(waiting_for(released)))
+        await asyncio.sleep(0)
+        # As in a process that gets SIGSTOP and later SIGCONT: neither the loop nor the thread goes on meanwhile.
+        assert not released.wait(1.5 * bound_s)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        following = asyncio.ensure_future(thread.run(lambda _: None))
+        await asyncio.sleep(0)
+        released.set()
+        await asyncio.gather(call, following)
+
+    asyncio.run(run())
+    thread.close()
+
+
+def test_a_call_to_an_ended_thread_is_refused() -> None:
+    thread = DiskThread("rayka-test", 60)
+    thread.close()
+
+    async def run() -> None:
+        with pytest.raises(StorageError, match="closed"):
+            await asyncio.wait_for(thread.run(lambda _: None), 30)
+
+    asyncio.run(run())
