@@ -126,7 +126,9 @@ def controller_leads(image: MetadataImage, node_id: int) -> Decision:
     """A controller has become active: another one than before, or the same one again."""
     before = _last(image.events, EventKind.CONTROLLER_LEADS)
     name = node_name(node_id)
-    if before is None:
+    # Anybody may have an event of this kind recorded, without a subject. To raise here would end each controller that
+    # becomes active.
+    if before is None or not before.subjects:
         reason = "it is the active controller"
     elif before.subjects[0] == name:
         reason = "it is the active controller again: it was elected anew, or its process was started anew"

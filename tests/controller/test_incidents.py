@@ -20,7 +20,7 @@ from rayka.protocol.configs import (
     IncrementalAlterConfigsRequest,
     ResourceType,
 )
-from rayka.protocol.events import DescribeEventsRequest
+from rayka.protocol.events import DescribeEventsRequest, RecordEventRequest
 from rayka.protocol.membership import HeartbeatRequest
 from rayka.protocol.partition_admin import UnregisterBrokerRequest
 from rayka.protocol.topics import NewTopic
@@ -169,6 +169,18 @@ def test_a_change_of_the_active_controller_is_told_of() -> None:
             "it is the active controller again: it was elected anew, or its process was started anew",
         ),
     ]
+
+
+def test_a_controller_leads_also_after_an_event_of_its_kind_that_names_no_node() -> None:
+    """Such an event stays in the log, and would end one active controller after another."""
+    machine = serving()
+    machine.handle(RecordEventRequest(machine.now_ms, "controller-leads", (), "by another program"))
+    change_controller(machine)
+    assert told_since(machine, -1)[-1] == (
+        "controller-leads",
+        ("controller-3001",),
+        "it is the active controller",
+    )
 
 
 @pytest.mark.parametrize("happens", [fall_silent, end, stop, restart, come_back, lose_a_disk, forget])
