@@ -71,7 +71,8 @@ def plan_formatting(
     that cannot be done.
     """
     parts = replaced_directories(spec, replace)
-    whole_nodes = [each for each in replace if isinstance(each, int)]
+    # The command line gives ids as text.
+    whole_nodes = [int(each) for each in replace if str(each).isdecimal()]
     return _planned(spec, found, whole_nodes, parts, random, awaited)
 
 

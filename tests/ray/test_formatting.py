@@ -114,11 +114,14 @@ def test_a_controller_that_lost_all_but_its_first_checkpoint_does_not_come_back_
         plan(spec)
 
 
-def test_a_replaced_controller_is_an_observer_of_the_same_cluster(spec: ClusterSpec) -> None:  # A55
+@pytest.mark.parametrize("node", [3003, "3003"], ids=["in Python", "on the command line"])
+def test_a_replaced_controller_is_an_observer_of_the_same_cluster(
+    spec: ClusterSpec, node: int | str
+) -> None:  # A55
     execute(spec, plan(spec))
     former = identity(spec, 3003)
     shutil.rmtree(directory(spec, 3003))
-    execute(spec, plan(spec, replace=[3003]))
+    execute(spec, plan(spec, replace=[node]))
     now = identity(spec, 3003)
     assert now["cluster.id"] == former["cluster.id"]
     assert now["directory.id"] != former["directory.id"]

@@ -115,6 +115,7 @@ def test_a_broker_comes_while_the_cluster_runs_takes_a_partition_and_goes_again(
     assert sorted(path.name for path in (tmp_path / "data" / "grown").iterdir()) == [
         "broker-1",
         "controller-3001",
+        "logs",
     ]
     assert running(Cluster.start(**declared)) == [1, 3001]
     with pytest.raises(ConfigError, match="without broker 1: nodes: expected at least one broker"):

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.ray
 NONE = "00" * 28  # the id of no worker and of no Ray node
 INTERNALS: dict[str, tuple[Any, ...]] = {
     "use_token_at_hand": (),
+    "name_driver_in_utf8": (),
     "make_token": (),
     "try_token": ("127.0.0.1:1",),
     "address_file": (),

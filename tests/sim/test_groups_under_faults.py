@@ -42,7 +42,7 @@ def test_a_group_reads_what_its_topics_get_while_members_stand_still(assignor: s
 
 @pytest.mark.sim
 def test_coordinators_load_what_compaction_has_left() -> None:  # E17 F22
-    options = swarm(11, seconds=SECONDS, members=3, coordinators=1, compacts_offsets=True)
+    options = swarm(12, seconds=SECONDS, members=3, coordinators=1, compacts_offsets=True)
     simulation = Simulation(options)
     outcome = simulation.run()
     assert outcome.verdict is Verdict.OK, outcome
