@@ -36,6 +36,7 @@ RECORDS: dict[str, tuple[tuple[Any, ...], object]] = {
     "has_left": ((NONE,), False),
     "has_exited": ((NONE, NONE), False),
     "was_actor_of": (("rayka", NONE), False),
+    "exit_words": ((NONE,), ""),
     "last_places": (("rayka", ["broker-1"]), {}),
 }
 
@@ -77,8 +78,11 @@ def test_without_rays_tables_nothing_is_known(records: ModuleType, name: str) ->
     assert getattr(records, name)(*arguments) == answer
 
 
-def test_where_ray_logs_is_known_from_its_public_interface(records: ModuleType) -> None:
+def test_where_ray_logs_and_which_machines_are_lost_is_known_from_its_public_interface(
+    records: ModuleType,
+) -> None:
     assert records.log_directories() == ray_records.log_directories() != {}
+    assert records.lost_machines() == ray_records.lost_machines()
 
 
 def test_a_room_is_asked_for_found_and_given_back(tmp_path: Path) -> None:
@@ -98,4 +102,4 @@ def test_these_are_all_that_use_a_part_that_may_be_missing(records: ModuleType) 
         "rayka/spark/session.py",
     ]  # the tests of Spark have the last
     assert {*INTERNALS, "part"} == {*functions_of(ray_internals), "part"}
-    assert {*RECORDS, "log_directories"} == {*functions_of(records)}
+    assert {*RECORDS, "log_directories", "lost_machines"} == {*functions_of(records)}
