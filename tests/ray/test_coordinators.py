@@ -73,9 +73,10 @@ def counts(cluster: Cluster) -> tuple[int, ...]:
 
 
 def decided(cluster: Cluster) -> list[str]:
-    """Of coordinator 1002."""
+    """The decisions of scaling about coordinator 1002; other events tell of its process and its registration."""
     with rayka.Admin(cluster=cluster) as admin:
-        return [each.kind for each in admin.events() if "coordinator-1002" in each.subjects]
+        events = [each for each in admin.events() if "coordinator-1002" in each.subjects]
+    return [each.kind for each in events if each.kind.startswith("scale-")]
 
 
 def test_groups_live_on_coordinators_which_are_killed_added_and_removed(
