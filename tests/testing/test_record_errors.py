@@ -134,6 +134,19 @@ def test_calls_that_are_lost_repeated_or_late_leave_each_of_the_others_once(  # 
 
 
 @each_kind
+def test_batches_behind_refused_records_wait_for_no_pause(  # C11
+    cluster: InProcessCluster, kind: Kind
+) -> None:
+    """They are out of order for a reason that the producer knows; a stream of such batches paused for each of them."""
+    topic, is_bad = new_topic(cluster, kind), [number % 100 == 7 for number in range(2_000)]
+    pauses = {"retry_backoff_ms": 1_000 * WAIT_S, "retry_backoff_max_ms": 1_000 * WAIT_S}
+    with Producer(cluster, **pauses, delivery_timeout_ms=3_000 * WAIT_S, batch_size=1_500) as producer:
+        sent = [producer.send(topic, **(kind.bad if bad else kind.good)(n)) for n, bad in enumerate(is_bad)]
+        producer.flush(WAIT_S - 10)
+    check(cluster, topic, kind, sent, is_bad)
+
+
+@each_kind
 @pytest.mark.parametrize("which", ["all", "first", "last", "every second"])
 def test_it_does_not_matter_which_records_are_wrong(
     cluster: InProcessCluster, kind: Kind, which: str

@@ -325,12 +325,14 @@ class Accumulator:
     def _defer(
         self, queue: PartitionQueue, batch: ProducerBatch, error: RaykaError, not_before_ms: float
     ) -> None:
-        if isinstance(error, OutOfOrderSequence):
-            self.identity.on_out_of_order(queue, batch)
         batch.is_in_flight = False
-        batch.failure_count += 1
         batch.last_error = error
-        queue.not_before_ms = not_before_ms
+        # Else the log lacks what it has refused before this batch, and all are numbered anew: nothing to wait for.
+        if not (isinstance(error, OutOfOrderSequence) and queue.sequences.needs_new_epoch):
+            if isinstance(error, OutOfOrderSequence):
+                self.identity.on_out_of_order(queue, batch)
+            batch.failure_count += 1
+            queue.not_before_ms = not_before_ms
         self._settle(queue)
 
     def on_new_leaders(self, topic: str, partitions: Iterable[int]) -> None:

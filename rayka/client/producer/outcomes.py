@@ -114,7 +114,11 @@ class Outcomes:
         if isinstance(error, _TOO_LARGE) and self._goes_on_smaller(batch, error):
             return
         may_retry = error.retriable or isinstance(error, OutOfOrderSequence)
-        is_soon = batch.failure_count < SOON_MAX and self._leaders.is_behind(batch, node_id, leader_epoch)
+        # A batch is out of order because one before it is late, or was refused: that is known soon.
+        is_passing = isinstance(error, OutOfOrderSequence) or self._leaders.is_behind(
+            batch, node_id, leader_epoch
+        )
+        is_soon = batch.failure_count < SOON_MAX and is_passing
         retry_ms = self._soon_ms(batch) if is_soon else self.retry_ms(batch)
         if not may_retry or not self._accumulator.defer(batch, error, retry_ms):
             self.end(batch, error)
