@@ -56,6 +56,7 @@ class _Core(consumer.Consumer):
     """Waits for records apart from taking them, and until the wait is given up. `thread` makes its calls that wait."""
 
     _wait: _Wait | None = None
+    warn_unclosed = consumer.Consumer._warn_unclosed
 
     def __init__(self, topics: tuple[Any, ...], options: Mapping[str, Any]) -> None:
         super().__init__(*topics, **options)
@@ -214,6 +215,13 @@ class Consumer(AioClient[_Core], Generic[ValueT]):
         # The task that was given records last.
         self._reader: ref[asyncio.Task[Any]] | None = None
         self._interceptors = ConsumerInterceptors.of(self._config.interceptors)
+
+    def __del__(self) -> None:
+        """Warns where it is dropped: a thread may have its core a moment longer, or to the end of a call that was
+        cancelled.
+        """
+        if self._core is not None and not self._is_closed:
+            self._core.warn_unclosed()
 
     # ---- Reading ---------------------------------------------------------------------------------------------------
 

@@ -45,6 +45,7 @@ class _Core(producer.Producer):
 
     take = producer.Producer._take
     take_keyed = producer.Producer._take_keyed
+    warn_unclosed = producer.Producer._warn_unclosed
 
     def __repr__(self) -> str:
         return super().__repr__().replace("<Producer", "<aio.Producer", 1)
@@ -84,6 +85,13 @@ class Producer(AioClient[_Core]):
         self._config = ProducerConfig.given(config, options, what="producer")
         super().__init__(partial(_Core, cluster, config=config, **options), "aio.Producer")
         self._reports = Reports()
+
+    def __del__(self) -> None:
+        """Warns where it is dropped: a thread may have its core a moment longer, or to the end of a call that was
+        cancelled.
+        """
+        if self._core is not None and not self._is_closed:
+            self._core.warn_unclosed()
 
     async def send(
         self,

@@ -21,11 +21,12 @@ CoreT = TypeVar("CoreT")
 class AioClient(ProcessBound, Generic[CoreT]):
     """What all async clients have: a core, which is a sync client, once they are open; and `async with`."""
 
+    _core: CoreT | None = None
+
     def __init__(self, make: Callable[[], CoreT], name: str) -> None:
         self._make = make
         self._name = name
         self._look: Future[CoreT] | None = None
-        self._core: CoreT | None = None
         self._is_closed = False
 
     def __repr__(self) -> str:

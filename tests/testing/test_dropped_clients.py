@@ -170,6 +170,33 @@ def test_an_async_member_that_is_dropped_leaves_at_once(cluster: InProcessCluste
     asyncio.run(main())
 
 
+def test_an_async_member_warns_where_it_is_dropped_and_leaves_when_the_call_of_its_thread_is_over(
+    cluster: InProcessCluster,
+) -> None:  # E6
+    group_id = next(_groups)
+
+    async def main() -> None:
+        has_begun, may_end = asyncio.Event(), asyncio.Event()
+
+        async def on_assign(_: Any) -> None:
+            has_begun.set()
+            await may_end.wait()
+
+        consumers: list[Any] = [aio.Consumer(cluster=cluster, group_id=group_id)]
+        await consumers[0].subscribe("orders", on_assign=on_assign)
+        task = asyncio.create_task(consumers[0].poll(100_000))
+        await has_begun.wait()
+        task.cancel()
+        await asyncio.wait([task])
+        del task
+        with pytest.warns(ResourceWarning, match="was not closed"):
+            consumers.clear()
+        may_end.set()
+        await asyncio.to_thread(wait_until, lambda: member_count(cluster, group_id) == 0)
+
+    asyncio.run(main())
+
+
 # ---- Other clients ---------------------------------------------------------------------------------------------------
 
 

@@ -103,6 +103,7 @@ class Consumer(ConsumerMembership, Generic[ValueT]):
 
     # `close` was called within another method, and is done when that method ends.
     _is_close_due = False
+    _is_warned = False
 
     def __init__(
         self,
@@ -239,7 +240,14 @@ class Consumer(ConsumerMembership, Generic[ValueT]):
         if not self._closed and not io_thread.is_lost():
             for abandon in self._abandons():  # first: warnings may be errors
                 io_thread.call_soon(abandon)
-            warnings.warn(f"{self!r} was not closed; use `with` or close()", ResourceWarning, stacklevel=2)
+            self._warn_unclosed()
+
+    def _warn_unclosed(self) -> None:
+        """For a finalizer: warns its caller, once."""
+        if self._closed or self._is_warned or io_thread.is_lost():
+            return
+        self._is_warned = True
+        warnings.warn(f"{self!r} was not closed; use `with` or close()", ResourceWarning, stacklevel=3)
 
     # ---- Within ----------------------------------------------------------------------------------------------------
 

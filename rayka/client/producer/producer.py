@@ -90,6 +90,7 @@ class Producer(SyncClient):
     """
 
     _is_closed = True  # until it is made
+    _is_warned = False
 
     def __init__(
         self,
@@ -114,9 +115,16 @@ class Producer(SyncClient):
         if not self._is_closed and not io_thread.is_lost():
             # First, as warnings may be errors. On the loop, because a collection may run this under the lock.
             io_thread.call_soon(self._accumulator.end_linger)
-            warnings.warn(
-                f"unclosed {self!r}; use `with`, or close it", ResourceWarning, stacklevel=2, source=self
-            )
+            self._warn_unclosed()
+
+    def _warn_unclosed(self) -> None:
+        """For a finalizer: warns its caller, once."""
+        if self._is_closed or self._is_warned or io_thread.is_lost():
+            return
+        self._is_warned = True
+        warnings.warn(
+            f"unclosed {self!r}; use `with`, or close it", ResourceWarning, stacklevel=3, source=self
+        )
 
     # ---- Sending ----
 
