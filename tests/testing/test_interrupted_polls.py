@@ -262,7 +262,7 @@ with rayka.testing.cluster() as cluster:
     thread = threading.Thread(target=press)
     thread.start()
     count = 0
-    while not given or given[-1] != COUNT - 1:
+    while given[-1] != COUNT - 1 or count == 0:  # it waits at the end for a signal, if none has come before
         try:
             read(sys.argv[1], consumer)
         except KeyboardInterrupt:
@@ -273,7 +273,7 @@ with rayka.testing.cluster() as cluster:
     consumer.close()
     with rayka.Consumer(cluster=cluster, group_id="g") as other:
         tp = rayka.TopicPartition("t", 0)
-        print(count > 0, given == list(range(COUNT)), other.committed([tp])[tp].offset == COUNT)
+        print(given == list(range(COUNT)), other.committed([tp])[tp].offset == COUNT)
 """
 
 
@@ -282,7 +282,7 @@ def test_real_signals_lose_and_repeat_no_record(way: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SIGNALLED, way], capture_output=True, text=True, timeout=240, check=False
     )
-    assert done.stdout.split() == ["True"] * 3, done.stderr
+    assert done.stdout.split() == ["True"] * 2, done.stderr
 
 
 # ---- What is made of a record ----------------------------------------------------------------------------------------
