@@ -3,6 +3,7 @@
 Every checker is also shown an offender, so that none can pass by finding nothing.
 """
 
+import ast
 import importlib.metadata
 import os
 import re
@@ -222,6 +223,34 @@ def test_cores_are_synchronous() -> None:
 
 def test_cores_walk_no_set() -> None:
     expect_no_findings([each for source in tidy.python_files(*CORES) for each in tidy.set_iterations(source)])
+
+
+def test_clients_raise_no_bare_value_error() -> None:
+    """`InvalidArgument` is one, so a program that catches ValueError goes on doing so."""
+    found = [
+        each.at(node, "raises ValueError")
+        for each in tidy.python_files("rayka/client/", "rayka/aio/", "rayka/worker_pool/")
+        if each.name != "rayka/client/serializers.py"  # a serializer's is turned into a SerializationError
+        for node in ast.walk(each.tree)
+        if isinstance(node, ast.Raise) and node.exc is not None and "ValueError(" in ast.unparse(node.exc)
+    ]
+    assert found == []
+
+
+def test_an_error_that_reaches_users_shows_no_repr_of_a_batch() -> None:
+    """Its bits are for logs; the error says which batch it is, and what is wrong."""
+    shown = [
+        each.at(node, ast.unparse(node.exc))
+        for each in tidy.python_files(
+            "rayka/protocol/", "rayka/client/consumer/", "rayka/partition/validation.py"
+        )
+        for node in ast.walk(each.tree)
+        if isinstance(node, ast.Raise)
+        and node.exc is not None
+        and "InvariantBroken(" not in ast.unparse(node.exc)
+        if re.search(r"\{(batch|self\.batch)!r\}", ast.unparse(node.exc))
+    ]
+    assert shown == []
 
 
 def test_what_guards_durable_state_is_raised_and_not_asserted() -> None:

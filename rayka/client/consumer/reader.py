@@ -127,6 +127,10 @@ class Reader:
             self._count = count
         return self._count
 
+    def __bool__(self) -> bool:
+        """Whether the range has offsets; asks nothing. The records there may all have been compacted away."""
+        return any(self.start_offsets[tp] < end for tp, end in self.end_offsets.items())
+
     def __iter__(self) -> Iterator[Record]:
         for records in self._read(Delivery.iterator):
             yield from records
