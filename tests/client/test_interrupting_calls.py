@@ -5,8 +5,8 @@ instruction, what it sends is sent, in order and once, and what would wait for e
 import os
 import signal
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count
 from types import FrameType
@@ -37,14 +37,11 @@ SENDS: dict[str, Send] = {
 
 
 class InterruptedAt:
-    """Runs the handler at the instruction of this number within the producer's modules, or the one whose path begins
-    with `within`; `is_over` if there is none.
-    """
+    """Runs the handler at the instruction of this number within the producer's modules; `is_over` if there is none."""
 
-    def __init__(self, number: int, handler: Callable[[], object], within: str = STEPS) -> None:
+    def __init__(self, number: int, handler: Callable[[], object]) -> None:
         self._left = number
         self._handler = handler
-        self._within = within
         self.is_over = True
 
     def __enter__(self) -> "InterruptedAt":
@@ -55,7 +52,7 @@ class InterruptedAt:
         sys.settrace(None)
 
     def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(self._within):
+        if not frame.f_code.co_filename.startswith(STEPS):
             return None
         frame.f_trace_opcodes = True
         if event == "opcode":
@@ -156,25 +153,40 @@ def test_records_of_a_handler_whose_step_ends_by_an_exception_are_sent_all_the_s
         assert within.result(WAIT_S).offset == 1
 
 
-def test_an_exception_while_records_of_a_handler_are_settled_loses_none_of_them() -> None:
-    def interrupt() -> None:
-        raise KeyboardInterrupt
+@contextmanager
+def settling_interrupted_at(number: int) -> Iterator[list[int]]:
+    """Raises KeyboardInterrupt at the point of this number where CPython looks for signals while records of a handler
+    are settled: as a function is entered, and as a call into C returns. Gives the number of points that were left.
+    """
+    left = [number]
 
-    is_over = False
-    for number in count(1, 3):
+    def profile(frame: FrameType, event: str, _: Any) -> None:
+        if frame.f_code.co_filename == interrupting_sends.__file__ and event in ("call", "c_return"):
+            left[0] -= 1
+            if left[0] == 0:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+    sys.setprofile(profile)
+    try:
+        yield left
+    finally:
+        sys.setprofile(None)
+
+
+def test_an_exception_while_records_of_a_handler_are_settled_loses_none_of_them() -> None:
+    for number in count(1):
         cluster = ScriptedCluster({"orders": 1})
         with Producer(cluster) as producer:
             producer.send("orders", b"first", partition=0).result(WAIT_S)
             with producer._accumulator._lock:
                 within = producer.send("orders", b"within", partition=0, headers=[("h", b"1")])
-            interrupted = InterruptedAt(number, interrupt, interrupting_sends.__file__)
-            with suppress(KeyboardInterrupt), interrupted:
+            with suppress(KeyboardInterrupt), settling_interrupted_at(number) as left:
                 producer.send("orders", b"next", partition=0, headers=[("h", b"1")])
-            is_over = interrupted.is_over
             producer.flush(WAIT_S)
             assert within.done()
         assert cluster.values("orders", 0).count(b"within") == 1
-        if is_over:
+        if left[0] > 0:
             return
 
 
