@@ -33,7 +33,8 @@ Answer = ErrorCode | Exception
 
 class ScriptedCluster:
     """A `ClusterHandle` and its `Network`: two brokers, one controller, topics by name and partition count. Broker 1
-    leads all, until `move_leaders`; the logs are the same on both. A refusal names `named`.
+    leads all, until `move_leaders`; the logs are the same on both. A refusal names `named`. A
+    partition that the topic does not have is refused, as a broker does.
 
     `answers`: what becomes of the next produced partitions, one after another: an error code, or an error of
     the network. `logs`: the batches of each partition, as they arrived. While `hold` was called, produce
@@ -160,6 +161,8 @@ class ScriptedCluster:
                 part.topic_id, part.partition, ErrorCode.UNKNOWN_TOPIC_ID, "unknown"
             )
         answer = self.answers.popleft() if self.answers else None
+        if answer is None and part.partition >= self.topics[topic]:
+            answer = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         if isinstance(answer, ErrorCode):
             leader_id, leader_epoch = self.named
             return ProducePartitionResult(
