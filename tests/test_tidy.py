@@ -25,9 +25,9 @@ from tests.tidy import ROOT, Source
 Checker = Callable[[Source], list[str]]
 
 FUNCTION_LINES_MAX = 70
-FUNCTION_LINES_MEDIAN_MAX = 8
+FUNCTION_LINES_MEDIAN_MAX = 12
 FILE_LINES_MAX = 600
-METHODS_MAX = 25
+METHODS_MAX = 30
 # Lists by nature: one method for each thing that a disk does, and what one state belongs to.
 METHODS_EXCEPTIONS = {
     "rayka/log/local_disk.py": "the disk port",
