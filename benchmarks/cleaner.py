@@ -25,7 +25,7 @@ from benchmarks.harness import Bar, Row, compare, in_turn
 from rayka.cleaner.cleanable import cleanable
 from rayka.cleaner.compaction import Compaction, SyncNeeded
 from rayka.cleaner.file_cleaning import CleaningSettings, GroupPlan
-from rayka.config import TopicConfig
+from rayka.config.topic_config import TopicConfig
 from rayka.log.local_disk import LocalDisk
 from rayka.log.log import Log
 from rayka.log.log_opening import Left, opening_log

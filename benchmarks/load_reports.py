@@ -13,7 +13,7 @@ from typing import Any
 from uuid import UUID
 
 from benchmarks.harness import Row
-from rayka.config import BrokerConfig
+from rayka.config.broker_config import BrokerConfig
 from rayka.controller.controller import BootstrapMetadata, Controller
 from rayka.ids import random_uuid
 from rayka.metadata.metadata_records import (

@@ -9,7 +9,7 @@ from crc32c import crc32c
 
 from benchmarks.harness import Bar, Row, compare
 from benchmarks.limits import seconds
-from rayka.config import TopicConfig
+from rayka.config.topic_config import TopicConfig
 from rayka.log.local_disk import LocalDisk
 from rayka.log.log_opening import Left, opening_log
 from rayka.log.slices import run_to_end

@@ -10,7 +10,7 @@ import tempfile
 import time
 
 from benchmarks.harness import Row
-from rayka.config import TopicConfig
+from rayka.config.topic_config import TopicConfig
 from rayka.log.local_disk import LocalDisk
 from rayka.log.log import Log
 from rayka.log.log_opening import Left, opening_log

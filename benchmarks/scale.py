@@ -22,7 +22,7 @@ from benchmarks.stage import cpu_seconds, local_ray, pid_of, running_cluster
 from rayka.client.producer.accumulator import Accumulator
 from rayka.client.producer.partition_queue import Limits
 from rayka.client.producer.record_columns import Moment
-from rayka.config import ProducerConfig
+from rayka.config.client_config import ProducerConfig
 
 FEW, SOME, MANY = 10, 1_000, 9_000
 RECORD_BYTES = 100

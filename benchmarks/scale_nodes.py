@@ -14,7 +14,7 @@ import rayka
 from benchmarks.harness import Row
 from benchmarks.stage import pid_of, running_cluster
 from rayka.client.admin.admin_results import PartitionDescription
-from rayka.config import BrokerConfig
+from rayka.config.broker_config import BrokerConfig
 from rayka.controller.controller import BootstrapMetadata, Controller
 from rayka.ids import random_uuid
 from rayka.metadata.image import MetadataImage

@@ -18,7 +18,7 @@ from rayka.actors.names import NAMESPACE, actor_name
 from rayka.actors.node_actor import NodeActor
 from rayka.actors.node_placement import Placement
 from rayka.actors.ray_connection import connect_or_start
-from rayka.config import ClusterSpec
+from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import NotController
 from rayka.log.local_disk import LocalDisk
 from rayka.node.hosting.replicated_shard import ReplicatedShard

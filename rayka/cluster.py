@@ -41,7 +41,7 @@ from rayka.actors.ray_connection import AUTO, connect, connect_or_start
 from rayka.actors.ray_network import RayNetwork
 from rayka.actors.start_lock import only_start
 from rayka.client.arguments import int_of
-from rayka.config import ClusterSpec
+from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import ClusterNotFound, ConfigError, UnavailableError
 from rayka.ids import Role, is_combined, role_of
 from rayka.options import ClusterFields, Transport

@@ -1,7 +1,7 @@
 """The options of clients and the fields of a cluster, as type checkers and editors see them.
 
-The models of `rayka.config` are what checks them when a program runs, and where the defaults are; tests/test_options.py
-holds the two together. Nothing here checks anything.
+Nothing here checks anything: the models of `rayka.config` check the options when a program runs, and hold the
+defaults. tests/test_options.py compares the two.
 """
 
 from collections.abc import Callable, Mapping, Sequence

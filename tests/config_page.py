@@ -15,18 +15,11 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from rayka.config import (
-    AdminConfig,
-    BrokerConfig,
-    ClusterSpec,
-    ConsumerConfig,
-    ProducerConfig,
-    Scaling,
-    TopicConfig,
-    WorkersConfig,
-)
-from rayka.config_brokers import BROKER_SYNONYMS, DYNAMIC_BROKER_KEYS, UNIFORM_BROKER_KEYS
-from rayka.config_model import ConfigModel, dotted
+from rayka.config.broker_config import BROKER_SYNONYMS, DYNAMIC_BROKER_KEYS, UNIFORM_BROKER_KEYS, BrokerConfig
+from rayka.config.client_config import AdminConfig, ConsumerConfig, ProducerConfig, WorkersConfig
+from rayka.config.cluster_config import ClusterSpec, Scaling
+from rayka.config.config_model import ConfigModel, dotted
+from rayka.config.topic_config import TopicConfig
 from tests.tidy import ROOT
 
 PAGE = ROOT / "rayka/docs/guide/configuration-reference.md"
@@ -77,7 +70,7 @@ _INTRODUCTION = """# All configuration keys
 
 {}
 """.format(
-    "This page is made from the tables that Rayka itself goes by (`rayka/config.py` and the modules beside it):"
+    "This page is made from the tables that Rayka itself goes by (the modules of `rayka/config`):"
     " `uv run python -m tests.config_page` writes it anew. [Configure clusters and topics](configure.md) says where"
     " keys are written.",
     "Names are Kafka's. In YAML, dicts and on the command line they are dotted (`min.insync.replicas`), as keyword"

@@ -150,7 +150,14 @@ def _run_python(block: Block, place: Place) -> None:
 
 def _load_specification(block: Block, place: Place) -> None:
     (place.directory / "shown.yaml").write_text(block.text)
-    _run(["python", "-c", "from rayka.config import ClusterSpec; ClusterSpec.load('shown.yaml')"], place)
+    _run(
+        [
+            "python",
+            "-c",
+            "from rayka.config.cluster_config import ClusterSpec; ClusterSpec.load('shown.yaml')",
+        ],
+        place,
+    )
 
 
 RUNNERS: dict[str, Callable[[Block, Place], None]] = {

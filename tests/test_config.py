@@ -5,18 +5,10 @@ from typing import Any, get_args
 
 import pytest
 
-from rayka.config import (
-    AdminConfig,
-    BrokerConfig,
-    ClusterSpec,
-    ConsumerConfig,
-    CountRange,
-    ProducerConfig,
-    RoleResources,
-    Scaling,
-    TopicConfig,
-    WorkersConfig,
-)
+from rayka.config.broker_config import BrokerConfig
+from rayka.config.client_config import AdminConfig, ConsumerConfig, ProducerConfig, WorkersConfig
+from rayka.config.cluster_config import ClusterSpec, CountRange, RoleResources, Scaling
+from rayka.config.topic_config import TopicConfig
 from rayka.errors import ConfigError
 from rayka.ids import Role
 

@@ -11,7 +11,7 @@ import pytest
 import ray.autoscaler
 import yaml
 
-from rayka.config import ClusterSpec, CountRange, RoleResources
+from rayka.config.cluster_config import ClusterSpec, CountRange, RoleResources
 from rayka.ids import Role
 from tests import kuberay_schema
 

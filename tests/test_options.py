@@ -16,15 +16,15 @@ import pytest
 
 import rayka
 import rayka.options as typed
-from rayka import config
 from rayka.cli.main import rayka as cli
+from rayka.config import client_config, cluster_config
 
 TABLES: dict[str, tuple[type, Any]] = {
-    "Producer": (typed.ProducerOptions, config.ProducerConfig),
-    "Consumer": (typed.ConsumerOptions, config.ConsumerConfig),
-    "Admin": (typed.AdminOptions, config.AdminConfig),
-    "workers": (typed.WorkersOptions, config.WorkersConfig),
-    "Cluster.start": (typed.ClusterFields, config.ClusterSpec),
+    "Producer": (typed.ProducerOptions, client_config.ProducerConfig),
+    "Consumer": (typed.ConsumerOptions, client_config.ConsumerConfig),
+    "Admin": (typed.AdminOptions, client_config.AdminConfig),
+    "workers": (typed.WorkersOptions, client_config.WorkersConfig),
+    "Cluster.start": (typed.ClusterFields, cluster_config.ClusterSpec),
 }
 CLIENTS = ("Producer", "Consumer", "Admin")
 # Where a user writes something else than what the program works with.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rayka.config import ClusterSpec
+from rayka.config.cluster_config import ClusterSpec
 from tests import readme_run
 from tests.tidy import ROOT
 

@@ -92,7 +92,7 @@ FILE_EXCEPTIONS = {
     "rayka/log/local_disk.py": "the disk port",
     "rayka/log/open_file.py": "the disk port's open files and slices of them",
     "rayka/log/mapped_reader.py": "the disk port's other end: maps what a file range names",
-    "rayka/config_file.py": "reads the cluster specification",
+    "rayka/config/cluster_config.py": "reads the cluster specification",
     "rayka/sim/results.py": "what many runs came to",
 }
 

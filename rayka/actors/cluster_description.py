@@ -12,7 +12,7 @@ from rayka.actors.ray_records import LastPlace, last_places
 from rayka.actors.scaling.planner import ScalingStatus
 from rayka.client.admin.admin_quorum import ask_quorum
 from rayka.client.admin.admin_results import BrokerDescription, QuorumInfo
-from rayka.config import ClusterSpec
+from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import ApiError, UnavailableError
 from rayka.ids import NO_EPOCH, NO_NODE, ZERO_ID, Role, role_of
 from rayka.protocol.membership import MetadataRequest, MetadataResponse, NodeState, StatusRequest

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
-from rayka.config import ClusterSpec
+from rayka.config.cluster_config import ClusterSpec
 
 
 @dataclass(frozen=True, slots=True)

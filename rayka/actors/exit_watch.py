@@ -20,7 +20,7 @@ from rayka.actors.launch import find, process_of
 from rayka.actors.names import actor_name
 from rayka.actors.ray_network import RayNetwork
 from rayka.actors.ray_records import exit_words, has_exited, has_left, lost_machines
-from rayka.config import ClusterSpec
+from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import ApiError
 from rayka.ids import Role, node_name, role_of
 from rayka.node.controller_link import ControllerLink

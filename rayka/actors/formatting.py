@@ -29,7 +29,7 @@ from rayka.actors.names import (
     nodes_with,
     partition_nodes,
 )
-from rayka.config import ClusterSpec
+from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import ConfigError, StorageError
 from rayka.ids import ReplicaKey, Role, node_name, random_uuid, role_of
 from rayka.log.meta_properties import wrong_cluster

@@ -12,7 +12,7 @@ from uuid import UUID
 from rayka.actors.cluster_record import Identities
 from rayka.actors.found_directories import Found, FoundDirectory
 from rayka.actors.names import formatted_directories, nodes_with
-from rayka.config import ClusterSpec
+from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import StorageError
 from rayka.ids import NO_NODE, Role, node_name
 

@@ -7,7 +7,7 @@ from typing import Any
 import ray
 
 from rayka.actors.ray_head import check_head
-from rayka.config import ClusterSpec
+from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import NetworkException, RayEnded, UnavailableError
 from rayka.ids import Role, holds_partitions, node_name, role_of
 from rayka.node.settings import combined_controller_directory

@@ -17,7 +17,7 @@ import ray
 from rayka.actors.names import actor_name, formatted_directories, node_directories, supervisor_name
 from rayka.actors.node_logs import own_log_path
 from rayka.actors.ray_network import RayNetwork
-from rayka.config import ClusterSpec, CountRange, RoleResources
+from rayka.config.cluster_config import ClusterSpec, CountRange, RoleResources
 from rayka.errors import UnavailableError
 from rayka.ids import Role, is_combined, role_of
 from rayka.node.settings import NodeSettings, controller_settings

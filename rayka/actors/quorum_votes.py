@@ -10,7 +10,7 @@ from rayka.client.admin.admin_brain import AsyncAdmin
 from rayka.client.admin.admin_quorum import ask_quorum
 from rayka.client.admin.admin_results import QuorumInfo
 from rayka.client.bootstrap import ClusterHandle
-from rayka.config import AdminConfig
+from rayka.config.client_config import AdminConfig
 
 _NODE_TIMEOUT_MS = 3_000
 

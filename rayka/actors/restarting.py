@@ -25,7 +25,7 @@ from rayka.actors.restart_plan import (
 )
 from rayka.actors.spec_settings import MIN_ISR
 from rayka.client.admin.admin import Admin
-from rayka.config import ClusterSpec
+from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import RaykaError, UnavailableError
 from rayka.ids import NO_NODE, TopicPartition
 from rayka.protocol.membership import MetadataRequest, MetadataTopic, NodeState

@@ -25,7 +25,7 @@ from rayka.actors.spec_changes import added_nodes
 from rayka.actors.spec_settings import MIN_ISR, SettingChange, changed_settings, outdated_settings
 from rayka.actors.voter_steps import unvoted
 from rayka.client.admin.admin import Admin
-from rayka.config import ClusterSpec
+from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import UnavailableError
 from rayka.ids import Role, node_name
 

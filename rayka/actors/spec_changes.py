@@ -4,7 +4,7 @@ restart of each node in turn. What a disk or an actor is known by cannot change 
 
 from collections.abc import Collection, Container, Mapping
 
-from rayka.config import ClusterSpec
+from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import ConfigError
 from rayka.ids import Role, is_combined, role_of
 

@@ -7,9 +7,9 @@ spec leaves to be restarted are found by looking at them, and a change that brok
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rayka.config import BrokerConfig, ClusterSpec
-from rayka.config_brokers import BROKER_KEYS, CONTROLLER_KEYS
-from rayka.config_model import dotted
+from rayka.config.broker_config import BROKER_KEYS, CONTROLLER_KEYS, BrokerConfig
+from rayka.config.cluster_config import ClusterSpec
+from rayka.config.config_model import dotted
 from rayka.ids import Role, role_of
 
 MIN_ISR = "min.insync.replicas"

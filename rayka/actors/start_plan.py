@@ -20,7 +20,7 @@ from rayka.actors.names import cluster_directories, formatted_directories
 from rayka.actors.node_placement import Placement, Site, able_ray_nodes, place
 from rayka.actors.on_ray_node import Answers, open_ray_nodes, run_on, run_on_all
 from rayka.actors.ray_records import draining_ray_nodes, free_resources
-from rayka.config import ClusterSpec
+from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import RaykaError, StorageError
 from rayka.ids import node_name
 

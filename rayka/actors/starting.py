@@ -32,7 +32,7 @@ from rayka.actors.scaling.grown_spec import as_it_is
 from rayka.actors.spec_changes import added_nodes, refusal, united, with_nodes
 from rayka.actors.spec_settings import changed_settings
 from rayka.actors.start_plan import execute, plan_start
-from rayka.config import ClusterSpec
+from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import ClusterExists, ConfigError
 from rayka.ids import Role
 from rayka.protocol.membership import NodeState

@@ -68,7 +68,7 @@ from rayka.actors.scaling.planner import Forget, ScalingStatus
 from rayka.actors.scaling.scaled_cluster import ScaledCluster
 from rayka.actors.scaling.scaler import Scaler
 from rayka.actors.start_lock import is_starting
-from rayka.config import ClusterSpec
+from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import RaykaError
 from rayka.ids import Role, node_name
 from rayka.node.event_reports import EventReports, Tell

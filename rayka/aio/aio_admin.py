@@ -8,7 +8,7 @@ from rayka.aio.opening import AioClient
 from rayka.client.admin import admin
 from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle
 from rayka.client.bounded_wait import await_for
-from rayka.config import AdminConfig
+from rayka.config.client_config import AdminConfig
 from rayka.options import AdminOptions
 
 P = ParamSpec("P")

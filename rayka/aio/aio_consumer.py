@@ -30,7 +30,7 @@ from rayka.client.consumer.delivery import Delivery
 from rayka.client.consumer.record import Record, ValueT
 from rayka.client.group.consumer_commits import OnCommit
 from rayka.client.group.offset_values import CommittableOffsets
-from rayka.config import ConsumerConfig
+from rayka.config.client_config import ConsumerConfig
 from rayka.errors import ClosedError
 from rayka.options import ConsumerOptions
 

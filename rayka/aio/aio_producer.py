@@ -33,7 +33,7 @@ from rayka.client.producer.producer_batch import ProducerBatch
 from rayka.client.producer.producer_metrics import ProducerMetrics
 from rayka.client.producer.record_columns import Row
 from rayka.client.producer.row_input import OMITTED, given_value
-from rayka.config import ProducerConfig
+from rayka.config.client_config import ProducerConfig
 from rayka.errors import ClosedError
 from rayka.options import ProducerOptions
 

@@ -12,7 +12,7 @@ from itertools import takewhile
 from math import inf
 from typing import NamedTuple
 
-from rayka.config import TopicConfig
+from rayka.config.topic_config import TopicConfig
 from rayka.errors import CorruptRecord
 from rayka.ids import NO_TIMESTAMP
 from rayka.log.log import Log

@@ -6,7 +6,7 @@ loop; of very many small ones several groups are made, and the next cleaning joi
 
 from collections.abc import Iterator, Sequence
 
-from rayka.config import TopicConfig
+from rayka.config.topic_config import TopicConfig
 from rayka.log.segment import MAX_RELATIVE_OFFSET, Segment
 
 SEGMENTS_MAX = 25

@@ -10,7 +10,7 @@ from rayka.cli.restart_command import plain_steps, print_steps
 
 if TYPE_CHECKING:
     from rayka.actors.spec_applying import SpecChange
-    from rayka.config import ClusterSpec
+    from rayka.config.cluster_config import ClusterSpec
 
 
 def announce(spec: "ClusterSpec") -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rayka.actors.restart_plan import RestartStep
     from rayka.actors.scaling.planner import ScalingStatus
     from rayka.cluster import Cluster
-    from rayka.config import ClusterSpec
+    from rayka.config.cluster_config import ClusterSpec
 
 DEFAULT_SPEC = "cluster.yaml"
 _STATE_STYLES = {
@@ -394,7 +394,7 @@ def _named(spec: "ClusterSpec", node_ids: tuple[int, ...]) -> str:
 
 
 def _spec(path: Path | None, name: str | None, address: str | None) -> "ClusterSpec":
-    from rayka.config import ClusterSpec
+    from rayka.config.cluster_config import ClusterSpec
 
     if path is None and Path(DEFAULT_SPEC).exists():
         path = Path(DEFAULT_SPEC)

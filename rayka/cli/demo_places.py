@@ -13,7 +13,7 @@ from rayka.actors import ray_connection, ray_process
 from rayka.actors.node_placement import cpus_of_nodes
 from rayka.cli.cluster_commands import end_ray, ensure_ray
 from rayka.cluster import Cluster
-from rayka.config import ClusterSpec
+from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import RaykaError
 from rayka.options import Transport
 

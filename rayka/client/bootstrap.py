@@ -7,7 +7,7 @@ the import contract. Kafka has `bootstrap.servers` for this.
 from typing import Protocol, runtime_checkable
 
 from rayka import forks
-from rayka.config import AdminConfig, ConsumerConfig, ProducerConfig
+from rayka.config.client_config import AdminConfig, ConsumerConfig, ProducerConfig
 from rayka.options import Transport
 from rayka.ports import Network
 

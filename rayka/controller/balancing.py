@@ -10,7 +10,7 @@ did before 4.0.
 
 from collections.abc import Iterator
 
-from rayka.config import BrokerConfig
+from rayka.config.broker_config import BrokerConfig
 from rayka.controller.controller_timers import (
     BalanceBrokers,
     BalanceLeaders,

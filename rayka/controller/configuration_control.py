@@ -17,9 +17,15 @@ import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
-from rayka.config import BrokerConfig, TopicConfig
-from rayka.config_brokers import BROKER_KEYS, BROKER_SYNONYMS, DYNAMIC_BROKER_KEYS, UNIFORM_BROKER_KEYS
-from rayka.config_model import dotted, snake
+from rayka.config.broker_config import (
+    BROKER_KEYS,
+    BROKER_SYNONYMS,
+    DYNAMIC_BROKER_KEYS,
+    UNIFORM_BROKER_KEYS,
+    BrokerConfig,
+)
+from rayka.config.config_model import dotted, snake
+from rayka.config.topic_config import TopicConfig
 from rayka.controller import incidents
 from rayka.controller.decided_events import DecidedEvents
 from rayka.controller.draining_brokers import DRAIN_DEADLINE, is_draining

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from rayka.config import BrokerConfig
+from rayka.config.broker_config import BrokerConfig
 from rayka.controller import incidents
 from rayka.controller.alter_partition import alter_partitions
 from rayka.controller.assigned_directories import assign_replicas

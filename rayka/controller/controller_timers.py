@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from rayka.config import BrokerConfig
+from rayka.config.broker_config import BrokerConfig
 from rayka.metadata.image import BrokerImage
 from rayka.shard.timers import Timer
 

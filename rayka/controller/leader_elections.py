@@ -8,7 +8,8 @@ Kafka: `ReplicationControlManager.generateLeaderAndIsrUpdates`, `LeaderAcceptor`
 from collections.abc import Collection, Iterator, Mapping
 from uuid import UUID
 
-from rayka.config import BrokerConfig, TopicConfig
+from rayka.config.broker_config import BrokerConfig
+from rayka.config.topic_config import TopicConfig
 from rayka.controller.draining_brokers import is_draining
 from rayka.controller.partition_change import PartitionChangeBuilder
 from rayka.controller.placeable_directories import placeable_directories

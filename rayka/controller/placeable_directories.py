@@ -8,7 +8,7 @@ in their heartbeats.
 
 from uuid import UUID
 
-from rayka.config import BrokerConfig
+from rayka.config.broker_config import BrokerConfig
 from rayka.controller.draining_brokers import is_draining
 from rayka.metadata.effective_configs import broker_config
 from rayka.metadata.image import BrokerImage, MetadataImage

@@ -17,7 +17,7 @@ from random import Random
 from typing import NamedTuple, TypeVar
 from uuid import UUID
 
-from rayka.config import BrokerConfig
+from rayka.config.broker_config import BrokerConfig
 from rayka.controller.directory_sizes import DirectorySizes
 from rayka.controller.placeable_directories import placeable_directories
 from rayka.controller.replica_index import ReplicaIndex

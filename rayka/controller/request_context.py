@@ -6,7 +6,7 @@ from collections.abc import Callable
 from random import Random
 from typing import NamedTuple
 
-from rayka.config import BrokerConfig
+from rayka.config.broker_config import BrokerConfig
 from rayka.controller.balancer.badly_off import BadlyOff
 from rayka.controller.balancer.balance_run import BalanceRun
 from rayka.controller.balancer.gone_brokers import GoneBrokers

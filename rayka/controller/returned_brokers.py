@@ -7,7 +7,7 @@ brokers lead everything, and the others would idle for five minutes.
 from collections.abc import Mapping
 from itertools import chain
 
-from rayka.config import BrokerConfig
+from rayka.config.broker_config import BrokerConfig
 from rayka.controller.leader_elections import Elections
 from rayka.metadata.image import BrokerImage
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
-from rayka.config import TopicConfig
+from rayka.config.topic_config import TopicConfig
 from rayka.controller.heartbeats import registered_broker
 from rayka.controller.replica_placement import Placement, check_replica_counts, new_partition
 from rayka.controller.request_context import RequestContext

@@ -13,7 +13,7 @@ from functools import lru_cache
 from random import Random
 from typing import Any
 
-from rayka.config import BrokerConfig
+from rayka.config.broker_config import BrokerConfig
 from rayka.coordinator.committed_offsets import CommittedOffsets
 from rayka.coordinator.group_admin import GroupAdmin
 from rayka.coordinator.group_effects import (

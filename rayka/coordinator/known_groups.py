@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from random import Random
 
-from rayka.config import BrokerConfig
+from rayka.config.broker_config import BrokerConfig
 from rayka.coordinator.group import Group, Member
 from rayka.coordinator.group_records import OffsetValue
 from rayka.errors import FencedInstanceId, UnknownMemberId

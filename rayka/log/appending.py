@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 from zlib import crc32
 
-from rayka.config import TopicConfig
+from rayka.config.topic_config import TopicConfig
 from rayka.errors import CorruptRecord, InvariantBroken, RecordBatchTooLarge
 from rayka.ids import NO_TIMESTAMP
 from rayka.log.leader_epoch_cache import LeaderEpochCache

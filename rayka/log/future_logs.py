@@ -9,7 +9,7 @@ scanned from its first batch after an unclean shutdown, for no checkpoint knows 
 
 from uuid import UUID
 
-from rayka.config import TopicConfig
+from rayka.config.topic_config import TopicConfig
 from rayka.ids import TopicPartition
 from rayka.log.log import Log
 from rayka.log.log_opening import Left, opening_log

@@ -18,7 +18,7 @@ from functools import partial
 from types import TracebackType
 from typing import NamedTuple
 
-from rayka.config import TopicConfig
+from rayka.config.topic_config import TopicConfig
 from rayka.errors import InvariantBroken, OffsetOutOfRange, PassingStorageError, StorageError
 from rayka.ids import OffsetAndEpoch
 from rayka.log.appending import Appender, AppendInfo, placed_by_follower

@@ -16,7 +16,7 @@ import posixpath
 from collections.abc import Callable, Mapping, Sequence
 from uuid import UUID
 
-from rayka.config import TopicConfig
+from rayka.config.topic_config import TopicConfig
 from rayka.errors import (
     DamagedLog,
     DirectoryTaken,

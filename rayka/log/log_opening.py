@@ -8,7 +8,7 @@ import posixpath
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from rayka.config import TopicConfig
+from rayka.config.topic_config import TopicConfig
 from rayka.errors import DamagedLog
 from rayka.log.holes import check_begin
 from rayka.log.leader_epoch_cache import LeaderEpochCache

@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from rayka.config import TopicConfig
+from rayka.config.topic_config import TopicConfig
 from rayka.errors import CorruptRecord, DamagedLog, InvariantBroken
 from rayka.ids import NO_EPOCH
 from rayka.log.damage import batch_at, find_batch, is_in_place, is_whole_at

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from rayka.config import BrokerConfig, TopicConfig
+from rayka.config.broker_config import BrokerConfig
+from rayka.config.topic_config import TopicConfig
 from rayka.errors import ConfigError
 from rayka.ids import is_internal
 from rayka.metadata.image import MetadataImage

@@ -9,8 +9,8 @@ pause, while no controller answers. Kafka: `BrokerLifecycleManager` (H1-H5).
 import asyncio
 import logging
 
-from rayka.config_brokers import BROKER_KEYS
-from rayka.config_model import snake
+from rayka.config.broker_config import BROKER_KEYS
+from rayka.config.config_model import snake
 from rayka.errors import (
     ApiError,
     BrokerNotAvailable,

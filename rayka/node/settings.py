@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING
 
-from rayka.config import BrokerConfig
+from rayka.config.broker_config import BrokerConfig
 from rayka.ids import BROKER_ONLY, Role
 from rayka.ports import Disk, Network
 from rayka.protocol.membership import NodeState, StatusResponse

@@ -11,7 +11,7 @@ Kafka: `cluster/Partition.scala` (B1-B28; reads G1-G4, G12).
 from collections.abc import Callable, Generator
 from uuid import UUID
 
-from rayka.config import TopicConfig
+from rayka.config.topic_config import TopicConfig
 from rayka.errors import (
     ApiError,
     DamagedLog,

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rayka.config import MessageTimestampType, TopicConfig
+from rayka.config.topic_config import MessageTimestampType, TopicConfig
 from rayka.errors import ApiError, InvalidRecord, InvalidTimestamp, RecordTooLarge
 from rayka.ids import NO_TIMESTAMP
 from rayka.protocol.batch_columns import is_valid

@@ -5,7 +5,7 @@ Invariant: log_start_offset <= high_watermark <= log_end_offset. Kafka: `Unified
 
 from uuid import UUID
 
-from rayka.config import FlushPolicy, TopicConfig
+from rayka.config.topic_config import FlushPolicy, TopicConfig
 from rayka.errors import KafkaStorageError, StorageError
 from rayka.ids import TopicPartition
 from rayka.log.log import Log

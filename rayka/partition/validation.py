@@ -6,7 +6,7 @@ Kafka: `LogValidator`. Left out: transactional producers, conversion of old form
 sequence is the next one is the log's to say.
 """
 
-from rayka.config import TopicConfig
+from rayka.config.topic_config import TopicConfig
 from rayka.errors import (
     CorruptRecord,
     InvalidRecord,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from rayka.config import BrokerConfig
+from rayka.config.broker_config import BrokerConfig
 from rayka.raft.voters import SUPPORTED_KRAFT_VERSIONS, VersionRange
 
 CHECK_QUORUM_FACTOR = 1.5

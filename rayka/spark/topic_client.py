@@ -17,7 +17,7 @@ from rayka.client.leader_calls import LeaderCalls, LeaderRequest
 from rayka.client.list_offsets import offsets_at
 from rayka.client.metadata import ClusterMetadata
 from rayka.client.retry import Retry
-from rayka.config import AdminConfig
+from rayka.config.client_config import AdminConfig
 from rayka.errors import (
     ApiError,
     ErrorCode,

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from rayka import forks
 from rayka.client import io_thread
-from rayka.config import BrokerConfig
+from rayka.config.broker_config import BrokerConfig
 from rayka.ids import FIRST_BROKER_ID, FIRST_CONTROLLER_ID, FIRST_COORDINATOR_ID, node_name
 from rayka.options import Transport
 from rayka.ports import Disk

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from random import Random, SystemRandom
 from typing import Any
 
-from rayka.config import BrokerConfig
+from rayka.config.broker_config import BrokerConfig
 from rayka.errors import InvalidArgument
 from rayka.ids import Role, node_name, role_of
 from rayka.log.local_disk import LocalDisk

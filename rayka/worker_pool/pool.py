@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Self, Unpack
 from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle, resolve
 from rayka.client.consumer.consumer_part import topic_names
 from rayka.cluster import Cluster
-from rayka.config import WorkersConfig
+from rayka.config.client_config import WorkersConfig
 from rayka.errors import ApiError, ConfigError, RaykaError, UnavailableError, WorkFailed
 from rayka.options import WorkersOptions
 from rayka.worker_pool.group_lag import GroupLag

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rayka.client.consumer.consumer import Consumer
-from rayka.config import WorkersConfig
+from rayka.config.client_config import WorkersConfig
 from rayka.errors import ApiError, SerializationError, WorkFailed
 
 _POLL_MS = 200

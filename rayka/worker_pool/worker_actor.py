@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from rayka.actors.ray_connection import connect
 from rayka.client.bootstrap import ClusterHandle
 from rayka.client.consumer.consumer import Consumer
-from rayka.config import ConsumerConfig, WorkersConfig
+from rayka.config.client_config import ConsumerConfig, WorkersConfig
 from rayka.errors import UnavailableError
 from rayka.worker_pool.work_loop import Worker, WorkerStatus
 

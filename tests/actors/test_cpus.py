@@ -6,7 +6,7 @@ import pytest
 
 from rayka.actors.node_placement import cpus_of_nodes
 from rayka.actors.ray_process import cpus
-from rayka.config import ClusterSpec
+from rayka.config.cluster_config import ClusterSpec
 
 MACHINE = os.cpu_count() or 1
 

@@ -10,7 +10,7 @@ import pytest
 
 from rayka.actors.scaling import rooms
 from rayka.actors.scaling.leftover_marks import leftover_registrations, remove_leftover_marks
-from rayka.config import ClusterSpec
+from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import ErrorCode
 from rayka.ids import Role
 from rayka.ports import Request

@@ -18,7 +18,7 @@ from rayka.actors.scaling.planner import (
     Stop,
 )
 from rayka.actors.scaling.scaler import Scaler
-from rayka.config import ClusterSpec
+from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import UnavailableError
 from rayka.ids import Role
 from rayka.protocol.load import LoadReport

@@ -27,7 +27,7 @@ from rayka.actors.scaling.planner import (
     Step,
     Stop,
 )
-from rayka.config import ClusterSpec
+from rayka.config.cluster_config import ClusterSpec
 from rayka.ids import Role
 from rayka.protocol.load import LoadReport
 

@@ -15,7 +15,7 @@ from rayka.actors.scaling.grown_spec import grown
 from rayka.actors.scaling.planner import Leave, Move, ScalingStatus
 from rayka.actors.scaling.scaled_cluster import ScaledCluster, make_directories
 from rayka.cli.cluster_commands import describe_scaling
-from rayka.config import ClusterSpec
+from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import StorageError
 from rayka.ids import Role, TopicPartition
 from rayka.log.meta_properties import META_PROPERTIES_FILE, MetaProperties, encode_meta_properties

@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator, Sequence
 from rayka.cleaner.cleanable import Cleanable, cleanable
 from rayka.cleaner.compaction import FAILURES, Compaction, SyncNeeded
 from rayka.cleaner.file_cleaning import CleaningSettings
-from rayka.config import TopicConfig
+from rayka.config.topic_config import TopicConfig
 from rayka.log.log import Log
 from rayka.ports import Disk, Slice
 from rayka.protocol.batch_decode import decode

@@ -13,7 +13,7 @@ from rayka.cleaner.kept_records import CleaningCounts, Horizon, KeptRecords
 from rayka.cleaner.key_hashes import KeyHasher
 from rayka.cleaner.map_builder import MapBuilder
 from rayka.cleaner.offset_map import OffsetMap
-from rayka.config import TopicConfig
+from rayka.config.topic_config import TopicConfig
 from rayka.log.log import Log
 from rayka.log.time_lookup import first_at_or_after, largest_before
 from rayka.protocol.batch_contents import Column, aligned, parse_contents

@@ -11,7 +11,7 @@ from rayka.cleaner.compaction import Compaction, SyncNeeded, Turns
 from rayka.cleaner.file_cleaning import GroupPlan
 from rayka.cleaner.segment_chunks import CHUNK_BYTES
 from rayka.cleaner.segment_groups import SEGMENTS_MAX, grouped
-from rayka.config import TopicConfig
+from rayka.config.topic_config import TopicConfig
 from rayka.errors import CorruptRecord
 from rayka.protocol.batch_header import HEADER_BYTES, LENGTH_FIELD_END, ProducerSequence
 from rayka.testing.memory_disk import MemoryDisk

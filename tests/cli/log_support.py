@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 from uuid import UUID
 
-from rayka.config import TopicConfig
+from rayka.config.topic_config import TopicConfig
 from rayka.ids import OffsetAndEpoch, ReplicaKey
 from rayka.log.local_disk import LocalDisk
 from rayka.metadata.image_snapshot import image_records

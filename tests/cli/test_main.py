@@ -21,7 +21,7 @@ from rayka.cli.cluster_commands import print_description
 from rayka.cli.main import run
 from rayka.cli.output import Count, print_table, say_progress, say_which_ray, size
 from rayka.client.metadata import no_such_topic
-from rayka.config import ClusterSpec
+from rayka.config.cluster_config import ClusterSpec
 from rayka.ids import Role
 from tests.cli.command_tree import all_commands
 from tests.tidy import ROOT

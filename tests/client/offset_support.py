@@ -8,7 +8,7 @@ from uuid import UUID
 
 from rayka.client.leader_calls import LeaderCalls
 from rayka.client.metadata import ClusterMetadata
-from rayka.config import ConsumerConfig
+from rayka.config.client_config import ConsumerConfig
 from rayka.errors import ErrorCode, RequestTimedOut
 from rayka.ids import TopicPartition
 from rayka.protocol.fetch import ListOffsetsPartitionResult, ListOffsetsRequest, ListOffsetsResponse

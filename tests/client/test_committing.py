@@ -13,7 +13,7 @@ from rayka.client.group.committing import GroupOffsets
 from rayka.client.group.member_requests import GroupMetadata
 from rayka.client.group.offset_values import OffsetAndMetadata
 from rayka.client.metadata import ClusterMetadata
-from rayka.config import ConsumerConfig
+from rayka.config.client_config import ConsumerConfig
 from rayka.errors import ErrorCode, IllegalGeneration, OffsetMetadataTooLarge, UnavailableError, error_for
 from rayka.ids import TopicPartition
 from rayka.protocol.group_offsets import OffsetCommitRequest, OffsetCommitResponse

@@ -9,7 +9,7 @@ import pytest
 
 from rayka.client.cluster_nodes import ClusterNodes
 from rayka.client.coordinator_calls import CoordinatorCalls
-from rayka.config import ConsumerConfig
+from rayka.config.client_config import ConsumerConfig
 from rayka.errors import (
     CoordinatorLoadInProgress,
     CoordinatorNotAvailable,

@@ -8,7 +8,7 @@ import pytest
 
 from rayka.client.admin.admin_partitions import AsyncPartitionAdmin
 from rayka.client.metadata import ClusterMetadata
-from rayka.config import AdminConfig
+from rayka.config.client_config import AdminConfig
 from rayka.errors import ErrorCode, RequestTimedOut
 from rayka.protocol.partition_admin import DeleteRecordsRequest, DeleteRecordsResponse, DeleteRecordsResult
 from rayka.sim.loop import VirtualLoop

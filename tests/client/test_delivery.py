@@ -7,7 +7,7 @@ import pytest
 
 from rayka.client.consumer.delivery import Delivery
 from rayka.client.consumer.fetch_buffer import Fetched
-from rayka.config import ConsumerConfig
+from rayka.config.client_config import ConsumerConfig
 from rayka.errors import CorruptRecord
 from rayka.ids import TopicPartition
 from rayka.protocol.batch_encode import encode_batch

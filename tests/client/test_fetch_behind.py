@@ -10,7 +10,7 @@ from rayka.client.consumer.fetch_state import FetchState
 from rayka.client.consumer.node_fetches import NodeFetches
 from rayka.client.metadata import ClusterMetadata
 from rayka.client.retry import SOON_MAX
-from rayka.config import ConsumerConfig
+from rayka.config.client_config import ConsumerConfig
 from rayka.errors import ErrorCode
 from rayka.ids import ZERO_ID, TopicPartition
 from rayka.protocol.fetch import FetchPartition, FetchPartitionResult, FetchResponse

@@ -12,7 +12,7 @@ from rayka.client.consumer.fetch_exchange import FetchErrors, FetchExchange
 from rayka.client.consumer.fetch_state import FetchState, FetchTicket
 from rayka.client.consumer.node_fetches import NodeFetches
 from rayka.client.metadata import ClusterMetadata
-from rayka.config import ConsumerConfig
+from rayka.config.client_config import ConsumerConfig
 from rayka.errors import ApiError, CorruptRecord, ErrorCode, InvalidRequest, NetworkException
 from rayka.ids import ZERO_ID, TopicPartition
 from rayka.protocol.fetch import (

@@ -8,7 +8,7 @@ from typing import Any
 from rayka.client.consumer.fetch_plan import FetchPlanner
 from rayka.client.consumer.fetch_state import FetchState
 from rayka.client.metadata import ClusterMetadata
-from rayka.config import ConsumerConfig
+from rayka.config.client_config import ConsumerConfig
 from rayka.ids import TopicPartition
 from rayka.protocol.membership import MetadataBroker, MetadataPartition, MetadataResponse, MetadataTopic
 from rayka.sim.loop import VirtualLoop

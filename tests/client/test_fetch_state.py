@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rayka.client.consumer.fetch_state import FetchStart, FetchState, FetchTicket
-from rayka.config import ConsumerConfig
+from rayka.config.client_config import ConsumerConfig
 from rayka.errors import LogTruncation, OffsetOutOfRange
 from rayka.ids import NO_EPOCH, OffsetAndEpoch, TopicPartition
 

@@ -10,7 +10,7 @@ import pytest
 from rayka.client.bootstrap import resolve
 from rayka.client.metadata import ClusterMetadata
 from rayka.client.retry import Backoff
-from rayka.config import AdminConfig
+from rayka.config.client_config import AdminConfig
 from rayka.errors import NetworkException, NoSuchTopic, NotController, UnavailableError
 from rayka.ids import Role
 from rayka.protocol.membership import (

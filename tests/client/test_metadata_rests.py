@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 from rayka.client.metadata import ClusterMetadata
-from rayka.config import AdminConfig
+from rayka.config.client_config import AdminConfig
 from rayka.protocol.membership import MetadataRequest
 from rayka.sim.loop import Handle, VirtualLoop
 from tests.client.support import BROKER, ScriptedCluster

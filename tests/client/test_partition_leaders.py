@@ -10,7 +10,7 @@ import pytest
 from rayka.client.metadata import ClusterMetadata
 from rayka.client.producer.partition_leaders import PartitionLeaders
 from rayka.client.producer.partition_queue import Limits
-from rayka.config import ProducerConfig
+from rayka.config.client_config import ProducerConfig
 from rayka.sim.loop import VirtualLoop
 from tests.client.support import ScriptedCluster, new_accumulator
 

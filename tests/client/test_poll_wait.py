@@ -10,7 +10,7 @@ import pytest
 from rayka.client import io_thread
 from rayka.client.consumer.fetch_buffer import Fetched
 from rayka.client.consumer.fetcher import Fetcher
-from rayka.config import ConsumerConfig
+from rayka.config.client_config import ConsumerConfig
 from rayka.errors import CorruptRecord
 from rayka.ids import ZERO_ID
 from rayka.protocol.fetch import FetchPartitionResult, FetchRequest, FetchResponse

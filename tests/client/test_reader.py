@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rayka.client.consumer.reader import Reader
-from rayka.config import ConsumerConfig
+from rayka.config.client_config import ConsumerConfig
 from rayka.errors import ErrorCode, OffsetOutOfRange
 from rayka.ids import TopicPartition
 from rayka.protocol.fetch import (

@@ -8,7 +8,7 @@ import pytest
 
 from rayka.client.consumer.fetch_state import FetchStart, FetchState
 from rayka.client.consumer.subscription import Subscription
-from rayka.config import ConsumerConfig
+from rayka.config.client_config import ConsumerConfig
 from rayka.errors import InconsistentTopicId, RaykaError
 from rayka.ids import TopicPartition
 from rayka.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from rayka.config import BrokerConfig
+from rayka.config.broker_config import BrokerConfig
 from rayka.errors import ErrorCode
 from rayka.protocol.partition_admin import PartitionResult
 from rayka.protocol.replica_reports import AlterPartitionItem, AlterPartitionRequest, IsrMember

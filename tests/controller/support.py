@@ -5,7 +5,7 @@ from random import Random
 from typing import Any
 from uuid import UUID
 
-from rayka.config import BrokerConfig
+from rayka.config.broker_config import BrokerConfig
 from rayka.controller.controller import BootstrapMetadata, Controller
 from rayka.controller.controller_timers import FenceStaleBroker, SweepBrokers
 from rayka.ids import TopicIdPartition

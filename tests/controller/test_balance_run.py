@@ -2,7 +2,7 @@
 
 import pytest
 
-from rayka.config import BrokerConfig
+from rayka.config.broker_config import BrokerConfig
 from rayka.controller.balancer.badly_off import REPEAT_MS
 from rayka.controller.balancer.balance_looks import REPLAN_MS
 from rayka.controller.controller_timers import BUSY_LOOK_INTERVAL_MS, LOOK_INTERVAL_MS

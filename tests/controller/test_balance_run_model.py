@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayka.config import BrokerConfig
+from rayka.config.broker_config import BrokerConfig
 from rayka.controller.controller_timers import LOOK_INTERVAL_MS
 from rayka.controller.draining_brokers import draining_brokers
 from rayka.protocol.balance import BalanceRequest, CancelBalanceRequest

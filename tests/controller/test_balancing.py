@@ -2,7 +2,7 @@
 
 import pytest
 
-from rayka.config import BrokerConfig
+from rayka.config.broker_config import BrokerConfig
 from rayka.controller.balancing import ELECTIONS_PER_RUN_MAX
 from rayka.controller.controller_timers import BalanceLeaders, BalanceReturned
 from rayka.metadata.metadata_records import (

@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 import rayka
-from rayka.config import BrokerConfig
-from rayka.config_brokers import BROKER_KEYS
+from rayka.config.broker_config import BROKER_KEYS, BrokerConfig
 from rayka.controller.configuration_control import unheeded_min_isr
 from rayka.errors import ErrorCode
 from rayka.metadata.metadata_records import (

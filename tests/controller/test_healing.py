@@ -5,7 +5,7 @@ from uuid import UUID
 
 import pytest
 
-from rayka.config import BrokerConfig
+from rayka.config.broker_config import BrokerConfig
 from rayka.controller.balancer.planned_moves import REPLAN_INTERVAL_MS, UNPLANNED_INTERVAL_MS
 from rayka.controller.controller_timers import (
     BUSY_LOOK_INTERVAL_MS,

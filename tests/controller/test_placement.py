@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayka.config import BrokerConfig
+from rayka.config.broker_config import BrokerConfig
 from rayka.controller.directory_sizes import DirectorySizes
 from rayka.controller.replica_index import ReplicaIndex
 from rayka.controller.replica_placement import Placement, ReplicaPlacer

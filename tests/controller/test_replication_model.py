@@ -11,7 +11,7 @@ from uuid import UUID
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rayka.config import BrokerConfig
+from rayka.config.broker_config import BrokerConfig
 from rayka.controller.controller_timers import BalanceLeaders, LookAfterReplicas
 from rayka.metadata.effective_configs import topic_config
 from rayka.metadata.image import PartitionImage

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rayka.config import BrokerConfig
+from rayka.config.broker_config import BrokerConfig
 from rayka.controller.topic_control import PARTITIONS_MAX, TOPIC_NAME_LENGTH_MAX
 from rayka.errors import BrokerIdNotRegistered, ErrorCode, StaleBrokerEpoch
 from rayka.metadata.metadata_records import ConfigRecord, PartitionRecord, RemoveTopicRecord, TopicRecord

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 
-from rayka.config import BrokerConfig
+from rayka.config.broker_config import BrokerConfig
 from rayka.controller.controller import Controller
 from rayka.controller.controller_timers import BalanceLeaders, ElectLeaderless, FenceStaleBroker, SweepBrokers
 from rayka.errors import NotController, TooManyRequests

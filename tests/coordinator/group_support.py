@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from rayka.config import BrokerConfig
+from rayka.config.broker_config import BrokerConfig
 from rayka.coordinator.group import Group
 from rayka.coordinator.group_records import GROUP_CODEC, GroupRecord
 from rayka.coordinator.group_shard import GroupShard

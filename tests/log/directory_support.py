@@ -5,7 +5,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 from uuid import UUID
 
-from rayka.config import TopicConfig
+from rayka.config.topic_config import TopicConfig
 from rayka.ids import TopicPartition
 from rayka.log.log import Log
 from rayka.log.log_directory import LogDirectory

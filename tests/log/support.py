@@ -6,7 +6,7 @@ from collections.abc import Coroutine, Generator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rayka.config import TopicConfig
+from rayka.config.topic_config import TopicConfig
 from rayka.log.given import file_ranges
 from rayka.log.log import Log
 from rayka.log.log_opening import Left, opening_log

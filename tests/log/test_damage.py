@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from rayka.config import TopicConfig
+from rayka.config.topic_config import TopicConfig
 from rayka.errors import CorruptRecord, DamagedLog, StorageError
 from rayka.log.damage import find_batch
 from rayka.log.log import Log

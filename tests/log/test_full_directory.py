@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from rayka.config import TopicConfig
+from rayka.config.topic_config import TopicConfig
 from rayka.errors import DiskFull, StorageError
 from rayka.log.log import Log
 from rayka.log.log_directory import LogDirectory

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rayka.config import TopicConfig
+from rayka.config.topic_config import TopicConfig
 from rayka.errors import StorageError
 from rayka.log.given import COPIED_RANGE_BYTES_MIN, SLICE_BYTES_MIN, Given, given
 from rayka.log.local_disk import LocalDisk

@@ -6,14 +6,14 @@ import subprocess
 import sys
 import tempfile
 
-from rayka.config import TopicConfig
+from rayka.config.topic_config import TopicConfig
 from rayka.log.local_disk import LocalDisk
 from tests.log.support import opened_log, read_batches
 
 CONFIG = TopicConfig(segment_bytes=200_000)
 APPENDER = """
 import sys
-from rayka.config import TopicConfig
+from rayka.config.cluster_config import TopicConfig
 from rayka.log.local_disk import LocalDisk
 from rayka.log.log_opening import Left, opening_log
 from rayka.log.slices import run_to_end

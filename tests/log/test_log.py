@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from rayka.config import TopicConfig
+from rayka.config.topic_config import TopicConfig
 from rayka.errors import CorruptRecord, DamagedLog, OffsetOutOfRange, RecordBatchTooLarge, StorageError
 from rayka.log.given import Given, given
 from rayka.log.recovery import Tearing

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rayka.config import TopicConfig
+from rayka.config.topic_config import TopicConfig
 from rayka.errors import CorruptRecord
 from rayka.ids import TopicPartition
 from rayka.log.future_logs import FutureLogs

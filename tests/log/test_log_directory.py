@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from rayka.config import TopicConfig
+from rayka.config.topic_config import TopicConfig
 from rayka.errors import InconsistentTopicId, StorageError
 from rayka.ids import TopicPartition
 from rayka.log.checkpoint_files import LOG_START_OFFSET_FILE as STARTS_FILE

@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rayka.config import TopicConfig
+from rayka.config.topic_config import TopicConfig
 from rayka.errors import DamagedLog, StorageError
 from rayka.log.log import Log
 from rayka.log.recovery import Tearing

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayka.config import TopicConfig
+from rayka.config.topic_config import TopicConfig
 from rayka.errors import CorruptRecord, OffsetNotAvailable
 from rayka.log.log import Log
 from rayka.log.recovery import Tearing

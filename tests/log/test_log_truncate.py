@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from rayka.config import TopicConfig
+from rayka.config.topic_config import TopicConfig
 from rayka.errors import DiskFull, StorageError
 from rayka.log.local_disk import storage_error
 from rayka.log.recovery import Tearing

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from rayka.config import TopicConfig
+from rayka.config.topic_config import TopicConfig
 from rayka.errors import TooManyOpenFiles
 from rayka.log.local_disk import LocalDisk
 from rayka.log.log import Log

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from rayka.config import TopicConfig
+from rayka.config.topic_config import TopicConfig
 from rayka.errors import ErrorCode, StorageError
 from rayka.log.log import Log
 from rayka.log.producer_snapshots import decode_snapshot, encode_snapshot

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayka.config import TopicConfig
+from rayka.config.topic_config import TopicConfig
 from rayka.errors import DiskFull, StorageError
 from rayka.ids import NO_TIMESTAMP
 from rayka.log.log import Log

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rayka.config import BrokerConfig
+from rayka.config.broker_config import BrokerConfig
 from rayka.errors import ConfigError
 from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.effective_configs import broker_config, topic_config

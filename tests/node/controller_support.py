@@ -6,7 +6,7 @@ from random import Random
 from typing import Any, TypeVar
 from uuid import UUID
 
-from rayka.config import BrokerConfig
+from rayka.config.broker_config import BrokerConfig
 from rayka.errors import NetworkException
 from rayka.ids import METADATA_TOPIC_ID
 from rayka.metadata.metadata_records import METADATA_VERSION_MAX

@@ -6,7 +6,7 @@ from random import Random
 from typing import Any, TypeVar
 from uuid import UUID
 
-from rayka.config import BrokerConfig
+from rayka.config.broker_config import BrokerConfig
 from rayka.errors import ApiError, NetworkException, NotController
 from rayka.ids import ReplicaKey
 from rayka.node.hosting.replicated_shard import ReplicatedShard

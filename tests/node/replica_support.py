@@ -11,7 +11,7 @@ from uuid import UUID
 import msgspec
 import numpy as np
 
-from rayka.config import BrokerConfig
+from rayka.config.broker_config import BrokerConfig
 from rayka.errors import ApiError, ErrorCode, RequestTimedOut
 from rayka.ids import Role
 from rayka.metadata.delta import MetadataDelta

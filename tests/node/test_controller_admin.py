@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rayka.config import BrokerConfig
+from rayka.config.broker_config import BrokerConfig
 from rayka.errors import ErrorCode
 from rayka.ids import TopicPartition
 from rayka.protocol.configs import (

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from rayka.config import BrokerConfig
+from rayka.config.broker_config import BrokerConfig
 from rayka.errors import (
     DuplicateBrokerRegistration,
     ErrorCode,

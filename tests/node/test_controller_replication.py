@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from rayka.config import BrokerConfig
+from rayka.config.broker_config import BrokerConfig
 from rayka.controller.controller_timers import RETURNED_CHECK_INTERVAL_MS
 from rayka.errors import StaleBrokerEpoch
 from rayka.node.controller_node import ControllerNode

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rayka.config import BrokerConfig
+from rayka.config.broker_config import BrokerConfig
 from rayka.errors import ErrorCode
 from rayka.ids import METADATA_TOPIC_ID
 from rayka.node.broker_node import BrokerNode

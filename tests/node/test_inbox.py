@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from rayka.config import BrokerConfig
+from rayka.config.broker_config import BrokerConfig
 from rayka.errors import (
     InvalidRequest,
     KafkaStorageError,

@@ -16,7 +16,8 @@ import pytest
 
 import rayka
 import rayka.testing
-from rayka.config import BrokerConfig, TopicConfig
+from rayka.config.broker_config import BrokerConfig
+from rayka.config.topic_config import TopicConfig
 from rayka.coordinator.group_shard import group_shard_type
 from rayka.errors import ErrorCode
 from rayka.log.local_disk import storage_error

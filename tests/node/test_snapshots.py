@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from rayka.config import BrokerConfig
+from rayka.config.broker_config import BrokerConfig
 from rayka.ids import OffsetAndEpoch
 from rayka.metadata.image_snapshot import image_of as loaded
 from rayka.metadata.image_snapshot import image_records

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from rayka.config import TopicConfig
+from rayka.config.topic_config import TopicConfig
 from rayka.errors import ApiError, ErrorCode, OffsetOutOfRange
 from rayka.ids import NO_NODE, ZERO_ID, TopicPartition
 from rayka.log.log import PrefixCopy

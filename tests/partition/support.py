@@ -7,7 +7,7 @@ from uuid import UUID
 import msgspec
 import numpy as np
 
-from rayka.config import TopicConfig
+from rayka.config.topic_config import TopicConfig
 from rayka.ids import ZERO_ID, OffsetAndEpoch, TopicPartition
 from rayka.metadata.image import BrokerImage, PartitionImage
 from rayka.metadata.metadata_records import RegisterBrokerRecord

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from rayka.config import FlushPolicy
+from rayka.config.topic_config import FlushPolicy
 from rayka.errors import ApiError, CorruptRecord, FencedLeaderEpoch, NotLeaderOrFollower, UnknownLeaderEpoch
 from rayka.ids import NO_TIMESTAMP, OffsetAndEpoch
 from rayka.log.log import Log

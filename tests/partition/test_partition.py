@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rayka.config import FlushPolicy, MessageTimestampType, TopicConfig
+from rayka.config.topic_config import FlushPolicy, MessageTimestampType, TopicConfig
 from rayka.errors import (
     ApiError,
     DiskFull,

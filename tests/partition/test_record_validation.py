@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayka.config import MessageTimestampType, TopicConfig
+from rayka.config.topic_config import MessageTimestampType, TopicConfig
 from rayka.errors import ApiError, InvalidRecord, InvalidTimestamp, RecordsRefused, RecordTooLarge
 from rayka.ids import NO_TIMESTAMP
 from rayka.partition import record_validation

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rayka.config import FlushPolicy, TopicConfig
+from rayka.config.topic_config import FlushPolicy, TopicConfig
 from rayka.errors import ErrorCode, NotEnoughReplicasAfterAppend, NotLeaderOrFollower
 from rayka.ids import NO_NODE, ZERO_ID
 from rayka.log.recovery import Tearing

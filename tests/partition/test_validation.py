@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from crc32c import crc32c
 
-from rayka.config import MessageTimestampType, TopicConfig
+from rayka.config.topic_config import MessageTimestampType, TopicConfig
 from rayka.errors import (
     ApiError,
     CorruptRecord,

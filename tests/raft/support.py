@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 from uuid import UUID
 
-from rayka.config import TopicConfig
+from rayka.config.topic_config import TopicConfig
 from rayka.ids import METADATA_TOPIC_ID, OffsetAndEpoch, ReplicaKey
 from rayka.log.log import Log
 from rayka.log.log_opening import Left

@@ -16,7 +16,7 @@ from rayka.actors import supervise
 from rayka.actors.cluster_record import ClusterRecord
 from rayka.client import io_thread
 from rayka.cluster import Cluster
-from rayka.config import ClusterSpec
+from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import ClusterExists, ConfigError
 from tests.ray.conftest import Said
 from tests.ray.sender import Sender

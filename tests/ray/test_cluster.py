@@ -20,7 +20,7 @@ from rayka.actors.start_plan import execute, plan_start
 from rayka.actors.starting import without_disk
 from rayka.client import io_thread
 from rayka.cluster import Cluster
-from rayka.config import ClusterSpec
+from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import ClusterExists, ClusterNotFound, ConfigError, StorageError, UnavailableError
 from rayka.ids import Role
 from rayka.protocol.membership import NodeState, StatusRequest

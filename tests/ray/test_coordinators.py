@@ -14,7 +14,7 @@ from rayka.client import io_thread
 from rayka.client.cluster_nodes import ClusterNodes
 from rayka.client.coordinator_calls import CoordinatorCalls
 from rayka.cluster import Cluster
-from rayka.config import ConsumerConfig
+from rayka.config.client_config import ConsumerConfig
 from rayka.coordinator.group_shard import OFFSETS_TOPIC
 from rayka.errors import ErrorCode
 from rayka.ids import Role

@@ -16,7 +16,7 @@ from rayka.actors.formatting import FormatPlan, plan_formatting
 from rayka.actors.found_directories import look_at
 from rayka.actors.names import node_directories
 from rayka.actors.node_placement import Placement, Site, place
-from rayka.config import ClusterSpec
+from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import ConfigError, StorageError, UnavailableError
 from rayka.ids import METADATA_TOPIC
 from rayka.raft.snapshot import decode_snapshot

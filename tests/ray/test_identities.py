@@ -15,7 +15,7 @@ from rayka.actors.found_directories import FoundDirectory, look_around
 from rayka.actors.identities import learn, sift
 from rayka.actors.names import formatted_directories, node_directories
 from rayka.cluster import Cluster
-from rayka.config import ClusterSpec
+from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import StorageError
 from tests.ray.support import running, wait_until
 

@@ -12,7 +12,7 @@ from ray.util.placement_group import placement_group_table
 
 from rayka.actors import ray_internals, ray_records
 from rayka.actors.scaling import rooms
-from rayka.config import ClusterSpec
+from rayka.config.cluster_config import ClusterSpec
 from tests import tidy
 from tests.ray.support import wait_until
 

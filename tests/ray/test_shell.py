@@ -14,7 +14,7 @@ from rayka.actors.crash_times import CRASHES_MAX, FILE_NAME, WINDOW_MS, recent_c
 from rayka.actors.node_placement import Placement, wall_clock_ms
 from rayka.actors.payload import pack_call, unpack_answer
 from rayka.actors.shell import NodeShell
-from rayka.config import ClusterSpec
+from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import BrokerNotAvailable, InvalidRequest, StorageError
 from rayka.node.settings import NodeSettings
 from rayka.ports import Message

@@ -10,7 +10,7 @@ from rayka.actors.found_directories import look_around
 from rayka.actors.names import cluster_directories, formatted_directories
 from rayka.actors.scaling.grown_spec import as_it_is, grown
 from rayka.actors.spec_changes import added_nodes, refusal, united, with_broker, without_broker
-from rayka.config import ClusterSpec
+from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import ConfigError, StorageError
 from rayka.ids import ZERO_ID, Role
 from rayka.log.meta_properties import META_PROPERTIES_FILE, MetaProperties, encode_meta_properties

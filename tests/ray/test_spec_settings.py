@@ -8,9 +8,9 @@ import pytest
 from rayka.actors.node_placement import Placement
 from rayka.actors.spec_applying import lacking_resources
 from rayka.actors.spec_settings import changed_settings, outdated_settings
-from rayka.config import BrokerConfig, ClusterSpec
-from rayka.config_brokers import BROKER_KEYS, CONTROLLER_KEYS
-from rayka.config_model import dotted
+from rayka.config.broker_config import BROKER_KEYS, CONTROLLER_KEYS, BrokerConfig
+from rayka.config.cluster_config import ClusterSpec
+from rayka.config.config_model import dotted
 from tests.tidy import python_files
 
 BROKER, COORDINATOR, CONTROLLER, COMBINED = 1, 1001, 3001, 2

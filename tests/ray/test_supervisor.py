@@ -11,7 +11,7 @@ from rayka.actors.node_placement import Site, able_ray_nodes, place, shortage
 from rayka.actors.pending import PendingTimes
 from rayka.actors.ray_records import PendingActor
 from rayka.actors.supervisor import place_found
-from rayka.config import ClusterSpec
+from rayka.config.cluster_config import ClusterSpec
 
 CPUS = {"CPU": 1.0}
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rayka.config import BrokerConfig
+from rayka.config.broker_config import BrokerConfig
 from tests.testing.virtual import VirtualConsumer, VirtualProducer, virtual_cluster
 
 _AMOUNTS = ("_bytes", "_size", "_rate", "_per_second")

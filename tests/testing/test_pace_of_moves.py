@@ -7,7 +7,7 @@ import pytest
 
 from rayka.client.admin.admin_brain import AsyncAdmin
 from rayka.client.admin.admin_configs import DRAIN_DEADLINE, resource_of
-from rayka.config import AdminConfig
+from rayka.config.client_config import AdminConfig
 from rayka.ids import TopicPartition
 from rayka.metadata.image import TopicImage
 from rayka.ports import Network

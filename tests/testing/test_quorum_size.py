@@ -11,7 +11,7 @@ import pytest
 from rayka.actors.voter_steps import VoterStep, change_voters
 from rayka.client.admin.admin_brain import AsyncAdmin
 from rayka.client.admin.admin_quorum import AsyncQuorumAdmin
-from rayka.config import AdminConfig
+from rayka.config.client_config import AdminConfig
 from rayka.errors import UnavailableError
 from tests.testing.virtual import VirtualCluster, VirtualProducer, virtual_cluster
 

@@ -13,7 +13,7 @@ from rayka.client.consumer.delivery import Delivery
 from rayka.client.consumer.fetcher import Fetcher
 from rayka.client.producer.record_columns import RECORD_OVERHEAD_BYTES, Moment
 from rayka.client.producer.sender import Sender
-from rayka.config import ConsumerConfig, ProducerConfig
+from rayka.config.client_config import ConsumerConfig, ProducerConfig
 from rayka.errors import UnavailableError, UnknownTopicOrPartition
 from rayka.ids import TopicIdPartition, TopicPartition
 from rayka.metadata.image import PartitionImage

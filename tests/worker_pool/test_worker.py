@@ -11,7 +11,7 @@ import pytest
 
 import rayka
 import rayka.testing
-from rayka.config import WorkersConfig
+from rayka.config.client_config import WorkersConfig
 from rayka.errors import ConfigError, SerializationError, WorkFailed
 from rayka.testing import InProcessCluster
 from rayka.worker_pool.work_loop import Worker

@@ -12,7 +12,7 @@ from rayka.actors.ray_records import draining_ray_nodes
 from rayka.actors.start_lock import is_starting
 from rayka.client.admin.drain_steps import Mark, Seen, Step, Stop
 from rayka.client.admin.drained_brokers import DrainedBrokers
-from rayka.config import ClusterSpec
+from rayka.config.cluster_config import ClusterSpec
 
 
 class DrainedCluster:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from rayka.config_scaling import CountRange, Scaling
+from rayka.config.cluster_config import CountRange, Scaling
 from rayka.ids import Role
 from rayka.protocol.load import LoadReport
 

@@ -5,7 +5,7 @@ Pure.
 from collections.abc import Collection, Iterable
 from itertools import count
 
-from rayka.config import ClusterSpec, NodeSpec
+from rayka.config.cluster_config import ClusterSpec, NodeSpec
 from rayka.ids import FIRST_BROKER_ID, FIRST_COORDINATOR_ID, Role, role_of
 
 _FIRST_IDS = {Role.BROKER: FIRST_BROKER_ID, Role.COORDINATOR: FIRST_COORDINATOR_ID}

@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 from rayka.client.admin.admin_configs import LEAVING, is_leaving
 from rayka.client.admin.broker_asks import NO_TOPIC, Ask, describe_brokers, mark_brokers
-from rayka.config import ClusterSpec
+from rayka.config.cluster_config import ClusterSpec
 from rayka.ids import Role
 from rayka.protocol.membership import MetadataRequest
 

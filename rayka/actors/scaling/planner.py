@@ -16,7 +16,7 @@ from uuid import UUID
 from rayka.actors.scaling.decision import Decider
 from rayka.actors.scaling.grown_spec import come_and_gone, free_id
 from rayka.actors.scaling.rest import Rest, Standpoint
-from rayka.config import ClusterSpec, Scaling
+from rayka.config.cluster_config import ClusterSpec, Scaling
 from rayka.ids import Role, role_of
 from rayka.protocol.load import LoadReport
 

@@ -26,7 +26,7 @@ from rayka.actors.scaling.planner import (
     Stay,
     Step,
 )
-from rayka.config import ClusterSpec
+from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import RaykaError
 from rayka.ids import Role, role_of
 

@@ -29,7 +29,8 @@ from rayka.client.admin.admin_partition_results import (
 from rayka.client.admin.admin_results import ClusterSummary, QuorumInfo, TopicDescription
 from rayka.client.arguments import int_of, text_of
 from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle, resolve
-from rayka.config import AdminConfig, TopicConfig
+from rayka.config.client_config import AdminConfig
+from rayka.config.topic_config import TopicConfig
 from rayka.errors import InvalidPartitions, InvalidReplicaAssignment, InvalidReplicationFactor
 from rayka.ids import TopicPartition
 from rayka.options import AdminOptions

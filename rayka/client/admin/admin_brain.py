@@ -21,7 +21,7 @@ from rayka.client.admin.reported_disks import ReportedDisks
 from rayka.client.bootstrap import ClusterHandle
 from rayka.client.metadata import ClusterMetadata
 from rayka.client.retry import Retry
-from rayka.config import AdminConfig
+from rayka.config.client_config import AdminConfig
 from rayka.errors import ApiError, BrokerIdNotRegistered, ErrorCode, NoSuchTopic, UnavailableError
 from rayka.ids import TopicPartition
 from rayka.protocol.balance import BalanceRequest, CancelBalanceRequest, DescribeBalanceRequest

@@ -9,8 +9,9 @@ from typing import Any
 from rayka.client.admin.admin_part import AdminPart
 from rayka.client.admin.admin_partition_results import ConfigValue
 from rayka.client.arguments import is_int, text_of
-from rayka.config import BrokerConfig, TopicConfig
-from rayka.config_model import dotted
+from rayka.config.broker_config import BrokerConfig
+from rayka.config.config_model import dotted
+from rayka.config.topic_config import TopicConfig
 from rayka.errors import ConfigError, InvalidArgument
 from rayka.protocol.configs import (
     AlterConfigOp,

@@ -19,7 +19,7 @@ from rayka.client.consumer.delivery import Delivery
 from rayka.client.consumer.fetcher import Fetcher
 from rayka.client.io_thread import BlockingWork
 from rayka.client.process_bound import SyncClient
-from rayka.config import ConsumerConfig
+from rayka.config.client_config import ConsumerConfig
 from rayka.errors import ClosedError, InvalidArgument
 from rayka.ids import TopicPartition
 

@@ -36,7 +36,7 @@ from rayka.client.consumer.record import (
     rows_between,
 )
 from rayka.client.serializers import deserializer
-from rayka.config import ConsumerConfig
+from rayka.config.client_config import ConsumerConfig
 from rayka.errors import CorruptRecord, InvariantBroken, SerializationError
 from rayka.ids import NO_EPOCH, TopicPartition
 from rayka.protocol.batch_decode import DecodedBatch, decode

@@ -20,7 +20,7 @@ from rayka.client.consumer.node_fetches import NodeFetches
 from rayka.client.loop_time import now_s
 from rayka.client.metadata import ClusterMetadata
 from rayka.client.retry import SOON_MAX
-from rayka.config import ConsumerConfig
+from rayka.config.client_config import ConsumerConfig
 from rayka.errors import ApiError, ErrorCode, NetworkException, RequestTimedOut, error_for, is_retriable
 from rayka.ids import NO_NODE, TopicPartition
 from rayka.log.given import COPIED_RANGE_BYTES_MIN

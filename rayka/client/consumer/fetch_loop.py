@@ -23,7 +23,7 @@ from rayka.client.consumer.node_fetches import NodeFetches
 from rayka.client.group.committing import GroupOffsets
 from rayka.client.leader_calls import LeaderCalls
 from rayka.client.retry import Backoff
-from rayka.config import ConsumerConfig
+from rayka.config.client_config import ConsumerConfig
 from rayka.errors import ApiError, RaykaError, needs_metadata
 from rayka.protocol.fetch import FetchResponse
 from rayka.protocol.later import Later

@@ -16,7 +16,7 @@ import numpy as np
 from rayka.client.consumer.changed_partitions import ChangedPartitions
 from rayka.client.consumer.fetch_buffer import FetchBuffer, Fetched
 from rayka.client.consumer.read_replicas import ReadReplicas
-from rayka.config import ConsumerConfig
+from rayka.config.client_config import ConsumerConfig
 from rayka.errors import InvalidArgument, InvariantBroken, LogTruncation, RaykaError
 from rayka.ids import NO_EPOCH, NO_OFFSET, OffsetAndEpoch, TopicPartition
 from rayka.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP

@@ -26,7 +26,7 @@ from rayka.client.group.offset_values import OffsetAndMetadata
 from rayka.client.leader_calls import LeaderCalls
 from rayka.client.metadata import ClusterMetadata, check_partition, last_partitions, topic_recreated
 from rayka.client.silence import SilenceWatch
-from rayka.config import ConsumerConfig
+from rayka.config.client_config import ConsumerConfig
 from rayka.errors import UnavailableError
 from rayka.ids import TopicPartition
 from rayka.protocol.fetch import EARLIEST_TIMESTAMP

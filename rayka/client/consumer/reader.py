@@ -28,7 +28,7 @@ from rayka.client.leader_calls import LeaderCalls
 from rayka.client.list_offsets import offsets_at
 from rayka.client.metadata import ClusterMetadata
 from rayka.client.timestamps import Moment, given_timestamp_ms
-from rayka.config import ConsumerConfig
+from rayka.config.client_config import ConsumerConfig
 from rayka.errors import (
     ConfigError,
     OffsetOutOfRange,

@@ -20,7 +20,7 @@ from rayka.client.group.group_face import GroupFace
 from rayka.client.group.member_requests import GroupMetadata
 from rayka.client.group.offset_values import CommittableOffsets, OffsetAndMetadata, committable
 from rayka.client.io_thread import Work
-from rayka.config import ConsumerConfig
+from rayka.config.client_config import ConsumerConfig
 from rayka.errors import InvalidGroupId, RaykaError
 from rayka.ids import TopicPartition
 

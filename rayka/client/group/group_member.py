@@ -21,7 +21,7 @@ from rayka.client.group.member_requests import GroupMetadata
 from rayka.client.group.topic_watch import TopicWatch
 from rayka.client.loop_time import now_s
 from rayka.client.retry import telling
-from rayka.config import ConsumerConfig
+from rayka.config.client_config import ConsumerConfig
 from rayka.errors import RaykaError
 from rayka.protocol.groups import (
     GroupHeartbeatRequest,

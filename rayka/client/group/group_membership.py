@@ -28,7 +28,7 @@ from rayka.client.group.member_requests import (
     subscribers_of,
     sync_request,
 )
-from rayka.config import ConsumerConfig
+from rayka.config.client_config import ConsumerConfig
 from rayka.coordinator.assignors.assignor import RacksByTopic, Subscriber
 from rayka.errors import (
     ErrorCode,

@@ -8,7 +8,7 @@ the partitions that the member has, or had in its last generation where it gives
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from rayka.config import ConsumerConfig
+from rayka.config.client_config import ConsumerConfig
 from rayka.coordinator.assignors.assignor import RacksByTopic, Subscriber
 from rayka.coordinator.assignors.assignor_table import ASSIGNORS
 from rayka.ids import TopicPartition

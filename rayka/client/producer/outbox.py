@@ -25,7 +25,7 @@ from rayka.client.producer.record_columns import Moment, Row
 from rayka.client.producer.row_input import as_bytes, as_headers, as_timestamp, size_of
 from rayka.client.producer.sender import Sender
 from rayka.client.serializers import serializer
-from rayka.config import ProducerConfig
+from rayka.config.client_config import ProducerConfig
 from rayka.errors import BufferExhausted, ClosedError, ConfigError, NoSuchTopic, RecordTooLarge
 
 Run = tuple[ProducerBatch, int]  # and the index of its first record there

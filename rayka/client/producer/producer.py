@@ -32,7 +32,7 @@ from rayka.client.producer.producer_batch import ProducerBatch
 from rayka.client.producer.producer_metrics import ProducerMetrics
 from rayka.client.producer.record_columns import KEYED_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES, Row
 from rayka.client.producer.row_input import OMITTED, given_value
-from rayka.config import ProducerConfig
+from rayka.config.client_config import ProducerConfig
 from rayka.options import ProducerOptions
 
 AddedT = TypeVar("AddedT")

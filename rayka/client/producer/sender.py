@@ -22,7 +22,8 @@ from rayka.client.producer.partition_leaders import PartitionLeaders
 from rayka.client.producer.partition_queue import NEVER, Limits
 from rayka.client.producer.producer_batch import ProducerBatch
 from rayka.client.retry import Backoff
-from rayka.config import ProducerConfig, TopicConfig
+from rayka.config.client_config import ProducerConfig
+from rayka.config.topic_config import TopicConfig
 from rayka.errors import (
     ApiError,
     BrokerNotAvailable,

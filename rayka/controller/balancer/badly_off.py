@@ -8,7 +8,7 @@ within five minutes, nor after an operator has cancelled it, until others are ba
 
 from typing import TYPE_CHECKING
 
-from rayka.config import BrokerConfig
+from rayka.config.broker_config import BrokerConfig
 from rayka.controller.balancer.balance_plan import Goal
 from rayka.controller.balancer.balance_run import DISKS_ARE_FULL, Cause, last_balance_event
 from rayka.controller.decided_events import EventKind

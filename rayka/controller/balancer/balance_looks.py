@@ -10,7 +10,7 @@ way are taken back where a machine drains, but those off it: the machine goes so
 
 from collections.abc import Generator, Iterator
 
-from rayka.config import BrokerConfig
+from rayka.config.broker_config import BrokerConfig
 from rayka.controller.balancer.badly_off import away_brokers
 from rayka.controller.balancer.balance_plan import Plan, plan_balance
 from rayka.controller.balancer.balance_run import BalanceRun, Cause, last_balance_event

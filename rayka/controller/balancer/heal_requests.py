@@ -12,7 +12,7 @@ comes back before its move has begun stays where it is.
 from collections.abc import Generator, Iterator
 from itertools import chain
 
-from rayka.config import BrokerConfig
+from rayka.config.broker_config import BrokerConfig
 from rayka.controller.balancer.balance_plan import Move
 from rayka.controller.balancer.cluster_shapes import ClusterShapes
 from rayka.controller.balancer.gone_brokers import Gone

@@ -7,7 +7,7 @@ for that one. What is left of a block when the broker ends is never used. Kafka:
 
 import asyncio
 
-from rayka.config import BrokerConfig
+from rayka.config.broker_config import BrokerConfig
 from rayka.node.broker_lifecycle import BrokerLifecycle
 from rayka.node.clock import now_ms
 from rayka.node.replication.replica_manager import ReplicaManager

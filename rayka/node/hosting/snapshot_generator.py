@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
-from rayka.config import BrokerConfig
+from rayka.config.broker_config import BrokerConfig
 from rayka.errors import PassingStorageError
 from rayka.ids import OffsetAndEpoch
 from rayka.node.clock import now_ms

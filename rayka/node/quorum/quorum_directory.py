@@ -8,7 +8,7 @@ epoch (A8). Kafka: `KafkaRaftManager`, `FileQuorumStateStore`, `MetaPropertiesEn
 import posixpath
 from collections.abc import Sequence
 
-from rayka.config import TopicConfig
+from rayka.config.topic_config import TopicConfig
 from rayka.errors import CorruptRecord, DamagedLog, StorageError
 from rayka.ids import (
     METADATA_PARTITION,

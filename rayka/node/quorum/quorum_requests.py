@@ -8,7 +8,7 @@ an election at least as new is durable (A8). Kafka: the part of `ControllerApis`
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from rayka.config import BrokerConfig
+from rayka.config.broker_config import BrokerConfig
 from rayka.errors import ErrorCode, InconsistentClusterId, InvalidRequest
 from rayka.ids import METADATA_TOPIC
 from rayka.node.clock import now_ms, now_s

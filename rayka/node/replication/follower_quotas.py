@@ -4,7 +4,7 @@ Kafka's is the quota of replicas that topics name. Rayka's own are those of what
 broker.
 """
 
-from rayka.config import BrokerConfig
+from rayka.config.broker_config import BrokerConfig
 from rayka.node.replication.departing_replicas import DepartingReplicas
 from rayka.partition.partition import Partition
 from rayka.partition.quota import PacedQuota, Quota, ReplicationQuota, ReplicationQuotas

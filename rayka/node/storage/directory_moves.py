@@ -10,7 +10,7 @@ import logging
 import math
 from collections.abc import Mapping
 
-from rayka.config import BrokerConfig
+from rayka.config.broker_config import BrokerConfig
 from rayka.log.log_directory import LogDirectory
 from rayka.node.controller_link import ControllerLink
 from rayka.node.replication.replica import PartitionKey, Replica, ReplicaOwner, key_of

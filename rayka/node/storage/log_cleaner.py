@@ -15,7 +15,7 @@ from typing import NamedTuple
 from rayka.cleaner.cleanable import Cleanable, cleanable
 from rayka.cleaner.compaction import FAILURES, CleaningFailed, Compaction, SyncNeeded, Turns
 from rayka.cleaner.file_cleaning import CleaningAborted, CleaningSettings, GroupPlan, Step
-from rayka.config import BrokerConfig
+from rayka.config.broker_config import BrokerConfig
 from rayka.errors import DiskFull, PassingStorageError, StorageError
 from rayka.log.log import Log
 from rayka.log.log_directory import LogDirectory

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from functools import partial
 from uuid import UUID
 
-from rayka.config import TopicConfig
+from rayka.config.topic_config import TopicConfig
 from rayka.errors import DamagedLog, PassingStorageError, StorageError
 from rayka.ids import TopicPartition, node_name
 from rayka.log.log import Log

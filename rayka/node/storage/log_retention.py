@@ -14,7 +14,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from random import Random
 
-from rayka.config import BrokerConfig
+from rayka.config.broker_config import BrokerConfig
 from rayka.errors import ApiError, PassingStorageError, StorageError
 from rayka.log.log import Log
 from rayka.log.log_directory import LogDirectory

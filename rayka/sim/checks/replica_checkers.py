@@ -7,7 +7,7 @@ holds which batch, what a leader says is committed, what the controller has comm
 
 from collections.abc import Mapping, Sequence
 
-from rayka.config import FlushPolicy
+from rayka.config.topic_config import FlushPolicy
 from rayka.errors import CorruptRecord, ErrorCode
 from rayka.ids import TopicIdPartition
 from rayka.log.leader_epoch_cache import EpochStart

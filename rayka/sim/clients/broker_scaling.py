@@ -15,7 +15,7 @@ from typing import Any
 
 from rayka.client.admin.admin_brain import AsyncAdmin
 from rayka.client.admin.admin_configs import CORDONED, resource_of
-from rayka.config import AdminConfig
+from rayka.config.client_config import AdminConfig
 from rayka.errors import BrokerIdNotRegistered, InvalidRequest, RaykaError
 from rayka.ids import node_name
 from rayka.protocol.balance import MOVES_AS_CONFIGURED

@@ -19,7 +19,7 @@ from rayka.client.group.handover_stages import HandoverStages, Listener, Stage
 from rayka.client.group.member_requests import GroupMetadata
 from rayka.client.group.offset_values import OffsetAndMetadata
 from rayka.client.loop_time import now_s
-from rayka.config import ConsumerConfig
+from rayka.config.client_config import ConsumerConfig
 from rayka.coordinator.group_records import OffsetValue
 from rayka.coordinator.group_shard import OFFSETS_TOPIC, GroupShard
 from rayka.errors import RaykaError, UnavailableError

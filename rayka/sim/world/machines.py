@@ -13,7 +13,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any, Protocol
 
-from rayka.config import BrokerConfig
+from rayka.config.broker_config import BrokerConfig
 from rayka.errors import ApiError, DamagedLog, PassingStorageError, RaykaError, StorageError
 from rayka.ids import node_name, random_uuid, role_of
 from rayka.node.broker_node import BrokerNode, BrokerParts

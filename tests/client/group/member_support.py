@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rayka.client.group.group_membership import Handover, LookUpTopics, Membership, Step
-from rayka.config import ConsumerConfig
+from rayka.config.client_config import ConsumerConfig
 from rayka.coordinator.assignors.assignor import PartitionRacks
 from rayka.ids import TopicPartition
 from rayka.shard.kept_back import Pending

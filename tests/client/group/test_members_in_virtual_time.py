@@ -9,7 +9,7 @@ import pytest
 
 from rayka.client.consumer.fetcher import Fetcher
 from rayka.client.group.group_member import GroupMember
-from rayka.config import ConsumerConfig
+from rayka.config.client_config import ConsumerConfig
 from rayka.coordinator.group_shard import OFFSETS_TOPIC, partition_of_group
 from rayka.ids import TopicIdPartition
 from tests.testing.virtual import TOPIC, VirtualCluster, virtual_cluster

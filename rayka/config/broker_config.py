@@ -7,8 +7,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field
 
-from rayka.config_model import ConfigModel, dotted, snake
-from rayka.config_topics import CleanupPolicy, MessageTimestampType, TopicConfig
+from rayka.config.config_model import ConfigModel, dotted, snake
+from rayka.config.topic_config import CleanupPolicy, MessageTimestampType, TopicConfig
 from rayka.errors import ConfigError
 
 _INT32_MAX = 2**31 - 1

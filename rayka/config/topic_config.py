@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from rayka.config_model import ConfigModel
+from rayka.config.config_model import ConfigModel
 
 _INT32_MAX = 2**31 - 1
 _INT64_MAX = 2**63 - 1

@@ -1,6 +1,6 @@
-"""How a configuration is read: dotted or snake_case keys, each known, and errors that name the key and the nearest one.
+"""The base of all configuration models: reads dotted or snake_case keys.
 
-The base of every model in `rayka.config`; an unknown key is a ConfigError, nothing is accepted and ignored.
+An unknown key is a ConfigError that names the nearest known key; nothing is accepted and ignored.
 """
 
 import difflib

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
 
-from rayka.config_model import ConfigModel
+from rayka.config.config_model import ConfigModel
 from rayka.errors import ConfigError
 
 IDEMPOTENT_IN_FLIGHT_MAX = 5  # as many batches of a producer as a broker recognises

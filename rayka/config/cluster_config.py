@@ -21,12 +21,8 @@ from pydantic import (
     field_validator,
 )
 
-from rayka.config_brokers import BrokerConfig
-from rayka.config_clients import AdminConfig, ConsumerConfig, ProducerConfig, WorkersConfig
-from rayka.config_file import read_yaml
-from rayka.config_model import ConfigModel
-from rayka.config_scaling import BROKER_TARGETS, COORDINATOR_TARGETS, CountRange, Scaling
-from rayka.config_topics import FlushPolicy, MessageTimestampType, TopicConfig
+from rayka.config.broker_config import BrokerConfig
+from rayka.config.config_model import ConfigModel
 from rayka.errors import ConfigError
 from rayka.ids import (
     FIRST_BROKER_ID,
@@ -37,19 +33,89 @@ from rayka.ids import (
     role_of,
 )
 
-# What others import from here and what is defined elsewhere.
-__all__ = [
-    "AdminConfig",
-    "BrokerConfig",
-    "ConsumerConfig",
-    "CountRange",
-    "FlushPolicy",
-    "MessageTimestampType",
-    "ProducerConfig",
-    "Scaling",
-    "TopicConfig",
-    "WorkersConfig",
-]
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+    """Refuses a key that a mapping has already; `yaml.SafeLoader` would take the last one."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[tuple[str, str]] = set()
+        for key, _ in node.value:
+            name = key.tag, str(key.value)
+            if name in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key.value!r} is given twice; keep one", key.start_mark
+                )
+            seen.add(name)
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
+
+
+def read_yaml(path: str | Path) -> Any:
+    """Returns the file's content as plain values. Raises OSError, UnicodeDecodeError, yaml.YAMLError."""
+    return yaml.load(Path(path).read_text(), _Loader)
+
+
+_COUNT_MAX = 1000
+BROKER_TARGETS = ("disk_share", "processor_share", "bytes_in", "bytes_out", "partitions")
+COORDINATOR_TARGETS = ("coordinator_processor_share",)
+
+
+class CountRange(ConfigModel):
+    """A count of nodes that follows the load: `brokers: {min: 3, max: 12}`."""
+
+    min: int = Field(ge=1, le=_COUNT_MAX, strict=True)
+    max: int = Field(ge=1, le=_COUNT_MAX, strict=True)
+
+    @field_validator("max")
+    @classmethod
+    def _is_not_below_min(cls, count: int, info: ValidationInfo) -> int:
+        least = info.data.get("min", count)
+        if count < least:
+            raise ValueError(f"expected min, which is {least}, or more")
+        return count
+
+    def __str__(self) -> str:
+        return f"{self.min} to {self.max}"
+
+
+class Scaling(ConfigModel):
+    """The load at which brokers and coordinators are added and removed.
+
+    A node is added when the average of a target is above the target. A node is removed when, without it, every average
+    would be below 70 % of its target. A target that is `null` does not count.
+    """
+
+    disk_share: float | None = Field(default=0.7, gt=0, le=1)
+    """Which share of brokers' disks may be full."""
+
+    processor_share: float | None = Field(default=0.7, gt=0, le=1)
+    """Which share of one core a broker's process may take."""
+
+    bytes_in: int | None = Field(default=None, ge=1)
+    """How many bytes a second clients may write to a broker."""
+
+    bytes_out: int | None = Field(default=None, ge=1)
+    """How many bytes a second clients may read from a broker."""
+
+    partitions: int | None = Field(default=4_000, ge=1)
+    """How many replicas of partitions a broker may hold."""
+
+    coordinator_processor_share: float | None = Field(default=0.7, gt=0, le=1)
+    """Which share of one core a coordinator's process may take: the one target of coordinators."""
+
+    out_window_s: float = Field(default=60.0, ge=0, allow_inf_nan=False)
+    """How long the load must be above a target before a node comes, in seconds."""
+
+    in_window_s: float = Field(default=600.0, ge=0, allow_inf_nan=False)
+    """How long the load must be low before a node goes, in seconds."""
+
+    never: tuple[Literal["out", "in"], ...] = ()
+    """What never happens by itself: `out`, that nodes come; `in`, that they go."""
+
+    def of_coordinators(self) -> Self:
+        """The targets of coordinators in the place of those of brokers."""
+        others: dict[str, None] = dict.fromkeys(BROKER_TARGETS)
+        return self.model_copy(update={**others, "processor_share": self.coordinator_processor_share})
 
 
 class RaySpec(ConfigModel):
