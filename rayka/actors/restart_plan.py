@@ -4,9 +4,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from rayka.actors.cluster_description import UNREACHABLE, ClusterDescription, NodeDescription
-from rayka.actors.spec_settings import MIN_ISR
 from rayka.errors import ConfigError, UnavailableError
 from rayka.ids import Role, TopicPartition
+from rayka.protocol.configs import MIN_ISR
 from rayka.protocol.membership import MetadataPartition, MetadataTopic, NodeState
 
 

@@ -23,11 +23,11 @@ from rayka.actors.restart_plan import (
     replicas_behind,
     replicas_in_sync,
 )
-from rayka.actors.spec_settings import MIN_ISR
 from rayka.client.admin.admin import Admin
 from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import RaykaError, UnavailableError
 from rayka.ids import NO_NODE, TopicPartition
+from rayka.protocol.configs import MIN_ISR
 from rayka.protocol.membership import MetadataRequest, MetadataTopic, NodeState
 
 if TYPE_CHECKING:

@@ -22,12 +22,13 @@ from rayka.actors.ray_records import free_resources
 from rayka.actors.restart_plan import RestartStep, refuse_below_min_isr
 from rayka.actors.restarting import OnRestarted, Restarting
 from rayka.actors.spec_changes import added_nodes
-from rayka.actors.spec_settings import MIN_ISR, SettingChange, changed_settings, outdated_settings
+from rayka.actors.spec_settings import SettingChange, changed_settings, outdated_settings
 from rayka.actors.voter_steps import unvoted
 from rayka.client.admin.admin import Admin
 from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import UnavailableError
 from rayka.ids import Role, node_name
+from rayka.protocol.configs import MIN_ISR
 
 if TYPE_CHECKING:
     from rayka.actors.shell import NodeProcess

@@ -11,8 +11,8 @@ from rayka.config.broker_config import BROKER_KEYS, CONTROLLER_KEYS, BrokerConfi
 from rayka.config.cluster_config import ClusterSpec
 from rayka.config.config_model import dotted
 from rayka.ids import Role, role_of
+from rayka.protocol.configs import MIN_ISR
 
-MIN_ISR = "min.insync.replicas"
 _RESOURCES = "resources."
 _OF_SCALING = ("brokers", "coordinators", "scaling")  # the supervisor goes by them
 

@@ -28,8 +28,7 @@ from rayka.config.config_model import dotted, snake
 from rayka.config.topic_config import TopicConfig
 from rayka.controller import incidents
 from rayka.controller.decided_events import DecidedEvents
-from rayka.controller.draining_brokers import DRAIN_DEADLINE, is_draining
-from rayka.controller.placeable_directories import LEAVING
+from rayka.controller.draining_brokers import is_draining
 from rayka.controller.request_context import RequestContext
 from rayka.errors import (
     ApiError,
@@ -44,6 +43,10 @@ from rayka.metadata.effective_configs import broker_config, topic_config
 from rayka.metadata.image import ConfigResource, MetadataImage
 from rayka.metadata.metadata_records import ClearElrRecord, MetadataRecord, config_record
 from rayka.protocol.configs import (
+    CORDONED,
+    DRAIN_DEADLINE,
+    LEAVING,
+    MIN_ISR,
     AlterConfigOp,
     AlterConfigsResult,
     AlteredResource,
@@ -59,9 +62,7 @@ from rayka.protocol.configs import (
 )
 from rayka.shard.shard import RECORDS_PER_BATCH_MAX, Result, Steps
 
-MIN_ISR = "min.insync.replicas"
 UNCLEAN_ELECTION = "unclean.leader.election.enable"
-CORDONED = "cordoned.log.dirs"
 _ALL_BROKERS = ""
 _REMEMBERED_MAX = 64
 _READ_HERE = frozenset(BrokerConfig.model_fields) - frozenset(BROKER_KEYS)

@@ -5,8 +5,7 @@ what no other replica in sync can. What it holds stays and serves.
 """
 
 from rayka.metadata.image import MetadataImage
-
-DRAIN_DEADLINE = "machine.drain.deadline.ms"
+from rayka.protocol.configs import DRAIN_DEADLINE
 
 
 def draining_brokers(image: MetadataImage) -> list[int]:

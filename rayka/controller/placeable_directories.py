@@ -12,8 +12,7 @@ from rayka.config.broker_config import BrokerConfig
 from rayka.controller.draining_brokers import is_draining
 from rayka.metadata.effective_configs import broker_config
 from rayka.metadata.image import BrokerImage, MetadataImage
-
-LEAVING = "scaling.leaving"
+from rayka.protocol.configs import LEAVING
 
 
 def placeable_directories(

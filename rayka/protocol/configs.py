@@ -7,6 +7,15 @@ from rayka.ids import NO_OFFSET
 from rayka.ports import Message, Request
 from rayka.protocol.request_checks import check_each_once
 
+# Keys that clients and the controller both name.
+MIN_ISR = "min.insync.replicas"
+CORDONED = "cordoned.log.dirs"
+# "true": the broker goes because the load needs fewer.
+LEAVING = "scaling.leaving"
+# When the broker's machine goes, a wall clock; 0: Ray does not say when.
+DRAIN_DEADLINE = "machine.drain.deadline.ms"
+MOVES_MAX = "balancer.moves.max"
+
 
 class ResourceType(IntEnum):
     """What a configuration belongs to; Kafka's `ConfigResource.Type` numbers."""

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from rayka.client.admin.drain_planner import STOP_BEFORE_MS, DrainPlanner
 from rayka.client.admin.drain_steps import Mark, Move, Quorum, Resign, Seen, Step, Stop, Unmark
 from rayka.client.admin.drain_survey import SLICE
-from rayka.controller.draining_brokers import DRAIN_DEADLINE
 from rayka.errors import ErrorCode
 from rayka.ids import TopicPartition
 from rayka.protocol.configs import (
+    DRAIN_DEADLINE,
     AlterConfigOp,
     AlteredResource,
     ConfigChange,

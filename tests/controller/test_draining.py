@@ -3,11 +3,11 @@
 import pytest
 
 from rayka.controller.controller_timers import BalanceLeaders, BalanceReturned
-from rayka.controller.draining_brokers import DRAIN_DEADLINE
 from rayka.errors import ErrorCode
 from rayka.ids import TopicPartition
 from rayka.metadata.metadata_records import ConfigRecord
 from rayka.protocol.configs import (
+    DRAIN_DEADLINE,
     AlterConfigOp,
     AlteredResource,
     ConfigChange,

@@ -3,7 +3,6 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayka.controller.draining_brokers import DRAIN_DEADLINE
 from rayka.ids import NO_NODE
 from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import MetadataImage
@@ -15,7 +14,7 @@ from rayka.metadata.metadata_records import (
     RemoveTopicRecord,
 )
 from rayka.node.replication.departing_replicas import DepartingReplicas, departures
-from rayka.protocol.configs import ResourceType
+from rayka.protocol.configs import DRAIN_DEADLINE, ResourceType
 from tests.metadata.strategies import BROKERS, record_runs
 from tests.metadata.support import ORDERS, active, directory, partition, topic
 

@@ -6,14 +6,14 @@ from random import Random
 import pytest
 
 from rayka.client.admin.admin_brain import AsyncAdmin
-from rayka.client.admin.admin_configs import DRAIN_DEADLINE, resource_of
+from rayka.client.admin.admin_configs import resource_of
 from rayka.config.client_config import AdminConfig
 from rayka.ids import TopicPartition
 from rayka.metadata.image import TopicImage
 from rayka.ports import Network
 from rayka.protocol.active_controller import ActiveController
 from rayka.protocol.batch_encode import encode_batch
-from rayka.protocol.configs import AlterConfigOp, ConfigChange
+from rayka.protocol.configs import DRAIN_DEADLINE, AlterConfigOp, ConfigChange
 from rayka.protocol.produce import ACKS_ALL, ProducePartition, ProduceRequest
 from rayka.protocol.topics import CreateTopicsRequest, NewTopic
 from rayka.sim.checks.data_history import Send

@@ -16,7 +16,7 @@ from rayka.client.admin.broker_asks import NO_TOPIC, describe_brokers, values_of
 from rayka.config.cluster_config import ClusterSpec
 from rayka.ids import Role, is_internal, role_of
 from rayka.node.clock import now_ms
-from rayka.protocol.configs import ConfigResourceName, DescribeConfigsRequest, ResourceType
+from rayka.protocol.configs import MOVES_MAX, ConfigResourceName, DescribeConfigsRequest, ResourceType
 from rayka.protocol.load import DescribeLoadRequest
 from rayka.protocol.membership import (
     MetadataBroker,
@@ -28,7 +28,6 @@ from rayka.protocol.membership import (
 from rayka.protocol.partition_admin import ListPartitionReassignmentsRequest
 
 _UNAVAILABLE = "broker.unavailable.timeout.ms"
-_MOVES_MAX = "balancer.moves.max"
 
 
 class ClusterLooks:
@@ -101,7 +100,7 @@ class ClusterLooks:
         """How many partitions may move at a time, as it is in force."""
         everywhere = ConfigResourceName(ResourceType.BROKER, "")
         (described,) = (await self.ask(DescribeConfigsRequest((everywhere,)))).resources
-        return values_of(_MOVES_MAX, [described])[0]
+        return values_of(MOVES_MAX, [described])[0]
 
     def _ask_ray(self) -> tuple[Collection[int], dict[int, tuple[Room, str]]]:
         name = self._spec.name

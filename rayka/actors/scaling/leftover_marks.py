@@ -8,10 +8,11 @@ the mark back, and the broker would take no new replica for ever.
 from collections import Counter
 from collections.abc import Collection
 
-from rayka.client.admin.admin_configs import LEAVING, is_leaving
+from rayka.client.admin.admin_configs import is_leaving
 from rayka.client.admin.broker_asks import NO_TOPIC, Ask, describe_brokers, mark_brokers
 from rayka.config.cluster_config import ClusterSpec
 from rayka.ids import Role
+from rayka.protocol.configs import LEAVING
 from rayka.protocol.membership import MetadataRequest
 
 

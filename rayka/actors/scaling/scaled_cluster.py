@@ -31,7 +31,6 @@ from rayka.actors.scaling.planner import (
     Stop,
 )
 from rayka.actors.start_lock import is_starting
-from rayka.client.admin.admin_configs import LEAVING
 from rayka.client.admin.admin_results import BrokerDescription, TopicDescription
 from rayka.client.admin.broker_asks import mark_brokers, reassign, record_event
 from rayka.client.admin.drain_plan import Plan, drain_plan
@@ -39,6 +38,7 @@ from rayka.client.admin.reported_disks import ReportedDisks
 from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import InvalidReplicationFactor, NoDiskRoom, StorageError
 from rayka.ids import NO_NODE, Role, TopicPartition, node_name, random_uuid, role_of
+from rayka.protocol.configs import LEAVING
 from rayka.protocol.load import DescribeLoadRequest
 from rayka.protocol.partition_admin import UnregisterBrokerRequest
 

@@ -14,6 +14,9 @@ from rayka.config.config_model import dotted
 from rayka.config.topic_config import TopicConfig
 from rayka.errors import ConfigError, InvalidArgument
 from rayka.protocol.configs import (
+    CORDONED,
+    DRAIN_DEADLINE,
+    LEAVING,
     AlterConfigOp,
     AlteredResource,
     ConfigChange,
@@ -26,9 +29,6 @@ from rayka.protocol.configs import (
 )
 
 ALL_BROKERS = "all"
-CORDONED = "cordoned.log.dirs"
-LEAVING = "scaling.leaving"
-DRAIN_DEADLINE = "machine.drain.deadline.ms"
 
 
 class AsyncConfigAdmin(AdminPart):

@@ -7,7 +7,7 @@ What Ray knows, which machines drain and which nodes run, is an argument. So the
 import asyncio
 from collections.abc import Callable, Collection, Mapping
 
-from rayka.client.admin.admin_configs import DRAIN_DEADLINE, closed_brokers, drain_deadline_ms
+from rayka.client.admin.admin_configs import closed_brokers, drain_deadline_ms
 from rayka.client.admin.admin_quorum import ask_quorum
 from rayka.client.admin.broker_asks import (
     NO_TOPIC,
@@ -25,13 +25,13 @@ from rayka.client.admin.reported_disks import NO_REPORTS, ReportedDisks
 from rayka.errors import ApiError, ErrorCode
 from rayka.ids import TopicPartition
 from rayka.ports import Network
+from rayka.protocol.configs import DRAIN_DEADLINE, MOVES_MAX
 from rayka.protocol.load import DescribeLoadRequest
 from rayka.protocol.membership import MetadataRequest
 from rayka.protocol.partition_admin import DescribeLogDirsRequest
 from rayka.protocol.quorum_messages import ResignRequest
 
 _RATE = "reassignment.replication.throttled.rate"
-_MOVES_MAX = "balancer.moves.max"
 _CALL_TIMEOUT_MS = 2_000
 
 
@@ -84,7 +84,7 @@ class DrainedBrokers:
             sizes=sizes,
             actors=actors,
             # There are none while no broker is registered.
-            moves_max=min(values_of(_MOVES_MAX, described.values()), default=0),
+            moves_max=min(values_of(MOVES_MAX, described.values()), default=0),
             bytes_per_s=min(values_of(_RATE, described.values()), default=0),
             is_changing=is_changing,
         )

@@ -15,6 +15,7 @@ from rayka.log.partition_directories import PartitionDirectories
 from rayka.metadata.image import BrokerImage, MetadataImage, PartitionImage
 from rayka.ports import Request
 from rayka.protocol.balance import BalanceRequest
+from rayka.protocol.configs import CORDONED
 from rayka.protocol.partition_admin import AlterPartitionReassignmentsRequest
 from rayka.sim.checks.checkers import Checkers
 from rayka.sim.checks.partition_states import Change, changed
@@ -24,7 +25,6 @@ REST_MS = 60_000
 _ASKED_MS = 15_000  # for so long a request without an answer may be what has moved a partition
 _EARLY_PERCENTAGE = 25  # of the timeout: a record is appended some time after the controller decided on it
 _BALANCE_KINDS = (EventKind.BALANCE_BEGUN, EventKind.BALANCE_ENDED, EventKind.BALANCE_CANCELLED)
-_CORDONED = "cordoned.log.dirs"
 
 
 class _Flow(NamedTuple):
@@ -180,7 +180,7 @@ class Moves:
                 continue
             if not any(_is_active(image, each) for image in change.images):
                 self._report("move-target", change, f"broker {each} does not run")
-            elif all(_CORDONED in image.broker_configs(each) for image in change.images):
+            elif all(CORDONED in image.broker_configs(each) for image in change.images):
                 self._report("move-target", change, f"broker {each} is cordoned")
 
     def _check_healing(self, change: Change, old: PartitionImage, removed: list[int]) -> None:
