@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from benchmarks.harness import Row
 from rayka.coordinator.assignors.assignor import NO_RACKS, Assignment, RacksByTopic, Subscriber
 from rayka.coordinator.assignors.assignor_table import ASSIGNORS, Assignor
-from rayka.protocol.consumer_protocol import ConsumerSubscription
+from rayka.protocol.groups import ConsumerSubscription
 
 MEMBERS, PARTITIONS = 200, 20_000
 FEW_TOPICS, MANY_TOPICS = 20, 200

@@ -13,7 +13,7 @@ from benchmarks.harness import Bar, Row, compare, median_of
 from benchmarks.limits import arrow_encode, payloads, seconds
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_encode import encode_batch
-from rayka.protocol.batch_header import Codec, RecordBatch
+from rayka.protocol.batch_format import Codec, RecordBatch
 from rayka.protocol.murmur2 import partitions_for_keys
 
 RECORDS = 10_000

@@ -32,7 +32,7 @@ from rayka.log.log_opening import Left, opening_log
 from rayka.log.slices import run_to_end
 from rayka.ports import Slice
 from rayka.protocol.batch_encode import encode_batch
-from rayka.protocol.batch_header import RecordBatch
+from rayka.protocol.batch_format import RecordBatch
 
 BAR = Bar(1 / 0.3, at_most=True)  # 30 % of the speed of the copy
 PEER_BAR = Bar(1 / 3, at_most=True)  # three times as fast

@@ -22,7 +22,7 @@ from rayka.log.log import Log
 from rayka.log.log_opening import Left, opening_log
 from rayka.log.slices import run_to_end
 from rayka.protocol.batch_encode import encode_batch
-from rayka.protocol.batch_header import Codec, RecordBatch
+from rayka.protocol.batch_format import Codec, RecordBatch
 
 ALLOWED_S = 0.020
 LARGE = TopicConfig(segment_bytes=64 << 20, cleanup_policy="compact")

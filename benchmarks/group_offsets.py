@@ -12,8 +12,12 @@ from rayka.client import io_thread
 from rayka.client.bootstrap import ClusterHandle
 from rayka.errors import ApiError
 from rayka.ports import Network
-from rayka.protocol.group_offsets import CommittedOffset, OffsetCommitRequest, OffsetFetchRequest
-from rayka.protocol.groups import FindCoordinatorRequest
+from rayka.protocol.groups import (
+    CommittedOffset,
+    FindCoordinatorRequest,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+)
 
 _TIMEOUT_MS, _TIMEOUT_S = 30_000, 120.0
 # Ray keeps a call to an actor that restarts for up to two seconds after the actor runs again, and fails it then; one

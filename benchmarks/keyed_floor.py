@@ -17,11 +17,10 @@ from rayka.client.producer.dispatch import REQUEST_BATCHES_MAX
 from rayka.cluster import Cluster
 from rayka.errors import ErrorCode
 from rayka.protocol.batch_encode import encode_batch
-from rayka.protocol.batch_header import ProducerSequence
+from rayka.protocol.batch_format import ProducerSequence
 from rayka.protocol.membership import MetadataRequest
 from rayka.protocol.murmur2 import partition_for_key
-from rayka.protocol.produce import ACKS_ALL, ProducePartition, ProduceRequest
-from rayka.protocol.producer_ids import InitProducerIdRequest
+from rayka.protocol.produce import ACKS_ALL, InitProducerIdRequest, ProducePartition, ProduceRequest
 
 _TIMEOUT_MS = 60_000
 _UNDER_WAY = 2

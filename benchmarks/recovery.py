@@ -14,7 +14,7 @@ from rayka.log.local_disk import LocalDisk
 from rayka.log.log_opening import Left, opening_log
 from rayka.log.slices import run_to_end
 from rayka.protocol.batch_encode import encode_batch
-from rayka.protocol.batch_header import RecordBatch
+from rayka.protocol.batch_format import RecordBatch
 
 BAR = Bar(3.0, at_most=True)
 CONFIG = TopicConfig(segment_bytes=(1 << 30) + (64 << 20))

@@ -17,7 +17,7 @@ from rayka.log.log_opening import Left, opening_log
 from rayka.log.retention import Clock, expire
 from rayka.log.slices import run_to_end
 from rayka.protocol.batch_encode import encode_batch
-from rayka.protocol.batch_header import RecordBatch
+from rayka.protocol.batch_format import RecordBatch
 
 CONFIG = TopicConfig(segment_bytes=1024, index_interval_bytes=0, retention_bytes=1)
 TURN_MAX_S = 0.02

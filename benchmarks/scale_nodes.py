@@ -21,8 +21,13 @@ from rayka.metadata.image import MetadataImage
 from rayka.metadata.image_snapshot import image_of, image_records
 from rayka.metadata.metadata_records import METADATA_VERSION_MAX, MetadataRecord, decode_record, encode_record
 from rayka.protocol.membership import HeartbeatRequest, LogDirectory, RegisterBrokerRequest
-from rayka.protocol.partition_admin import ElectionType, ElectLeadersRequest
-from rayka.protocol.topics import CreateTopicsRequest, DeleteTopicsRequest, NewTopic
+from rayka.protocol.topics import (
+    CreateTopicsRequest,
+    DeleteTopicsRequest,
+    ElectionType,
+    ElectLeadersRequest,
+    NewTopic,
+)
 from rayka.shard.runtime import ShardRuntime
 
 BROKERS = 3

@@ -25,8 +25,7 @@ from rayka.errors import ApiError
 from rayka.ids import Role, node_name, role_of
 from rayka.node.controller_link import ControllerLink
 from rayka.node.event_reports import Tell
-from rayka.protocol.membership import NodeState, StatusRequest
-from rayka.protocol.replica_reports import ReportExitRequest
+from rayka.protocol.membership import NodeState, ReportExitRequest, StatusRequest
 from rayka.protocol.wire import decode
 from rayka.transport.greeting import LaneOffer
 from rayka.transport.lane import Lane, open_lane

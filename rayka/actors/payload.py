@@ -1,7 +1,7 @@
 """How a call and its answer cross Ray, which is slow in different ways at different sizes (decision 030).
 
 Each argument costs, and an answer that is not just `bytes` costs three times as much to unpack. So what is small is one
-`bytes`, a frame (`rayka.protocol.framing`): a call's header, its request and its records; an answer's response and its
+`bytes`, a frame (`rayka.protocol.wire`): a call's header, its request and its records; an answer's response and its
 records. Arguments up to 100 KiB travel inside the call; a larger one goes through shared memory, for about 1 ms more,
 and arrives there without a copy if it is a numpy array, or a list of them. So middling records follow the frame in
 several pieces of `bytes`, large ones as a single object. An answer is one object and has no middle way: what does not
@@ -12,8 +12,7 @@ import numpy as np
 
 from rayka.errors import InvalidRequest, KafkaStorageError, StorageError
 from rayka.protocol.caller import Answer
-from rayka.protocol.framing import frame, unframe
-from rayka.protocol.wire import Encoded, Failure, Payload, encode, in_memory
+from rayka.protocol.wire import Encoded, Failure, Payload, encode, frame, in_memory, unframe
 
 PIECE_BYTES = 90 * 1024
 INLINE_MAX_BYTES = 6 * PIECE_BYTES

@@ -31,8 +31,7 @@ from rayka.protocol.caller import Answer, Call, Caller
 from rayka.protocol.later import Later
 from rayka.protocol.wire import decode
 from rayka.transport.greeting import LaneOffer
-from rayka.transport.lane import takes
-from rayka.transport.lanes import Lanes, Node, lanes_of_this_loop
+from rayka.transport.lane import Lanes, Node, lanes_of_this_loop, takes
 
 ResponseT = TypeVar("ResponseT")
 _OFFER_TIMEOUT_S = 10.0

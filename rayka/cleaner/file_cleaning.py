@@ -18,7 +18,7 @@ from rayka.log.segment import MAX_RELATIVE_OFFSET, Segment
 from rayka.log.segment_file import BatchPosition, SegmentFile
 from rayka.log.swap import CLEANED_SUFFIX
 from rayka.ports import Disk, Slice
-from rayka.protocol.batch_header import RecordBatch
+from rayka.protocol.batch_format import RecordBatch
 
 
 class CleaningAborted(Exception):

@@ -9,7 +9,7 @@ from rayka.cleaner.key_hashes import KeyHasher
 from rayka.cleaner.offset_map import OffsetMap
 from rayka.protocol.batch_columns import is_valid
 from rayka.protocol.batch_decode import DecodedBatch
-from rayka.protocol.batch_header import RecordBatch
+from rayka.protocol.batch_format import RecordBatch
 
 
 class MapBuilder:

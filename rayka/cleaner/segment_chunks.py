@@ -10,7 +10,7 @@ from crc32c import crc32c
 
 from rayka.errors import CorruptRecord
 from rayka.log.segment_file import SCANNED, SegmentFile
-from rayka.protocol.batch_header import CRC_START, HEADER_BYTES, LENGTH_FIELD_END, RecordBatch
+from rayka.protocol.batch_format import CRC_START, HEADER_BYTES, LENGTH_FIELD_END, RecordBatch
 
 CHUNK_BYTES = 512 << 10
 CHUNK_BATCHES = 100

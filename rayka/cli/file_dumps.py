@@ -22,7 +22,7 @@ from rayka.log.sparse_index import SparseIndex
 from rayka.log.time_index import TimeIndex
 from rayka.metadata.metadata_records import decode_record
 from rayka.protocol.batch_decode import decode
-from rayka.protocol.batch_header import HEADER_BYTES, LENGTH_FIELD_END, RecordBatch, split_batches
+from rayka.protocol.batch_format import HEADER_BYTES, LENGTH_FIELD_END, RecordBatch, split_batches
 from rayka.raft.control_records import decode_control_batch
 from rayka.raft.election_state import QUORUM_STATE_FILE, decode_election
 from rayka.raft.snapshot import decode_snapshot, parse_snapshot_name

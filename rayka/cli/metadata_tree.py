@@ -24,7 +24,7 @@ from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import BrokerImage, ConfigResource, MetadataImage, TopicImage
 from rayka.metadata.metadata_records import decode_record
 from rayka.protocol.batch_decode import decode
-from rayka.protocol.batch_header import RecordBatch
+from rayka.protocol.batch_format import RecordBatch
 from rayka.protocol.configs import ResourceType
 from rayka.raft.control_records import LeaderChangeRecord, VotersRecord, decode_control_batch
 from rayka.raft.snapshot import SNAPSHOT_SUFFIX, decode_snapshot, parse_snapshot_name, snapshot_name

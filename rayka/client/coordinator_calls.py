@@ -35,8 +35,7 @@ from rayka.errors import (
 )
 from rayka.ids import NO_NODE, node_name
 from rayka.ports import Request
-from rayka.protocol.group_offsets import OffsetCommitRequest
-from rayka.protocol.groups import FindCoordinatorRequest, GroupCoordinator
+from rayka.protocol.groups import FindCoordinatorRequest, GroupCoordinator, OffsetCommitRequest
 from rayka.protocol.later import Later
 
 ResponseT = TypeVar("ResponseT")

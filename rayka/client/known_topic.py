@@ -18,8 +18,8 @@ from msgspec.structs import replace
 
 from rayka.errors import ErrorCode
 from rayka.ids import NO_NODE
-from rayka.protocol.current_leader import NamesLeader
 from rayka.protocol.membership import MetadataPartition, MetadataTopic
+from rayka.protocol.produce import NamesLeader
 
 _REST_S = 50e-6  # for each partition, ten times what its metadata cost the broker and the client
 _NONE: Mapping[int, MetadataPartition] = MappingProxyType({})

@@ -31,8 +31,8 @@ from rayka.errors import (
 )
 from rayka.ids import NO_NODE, TopicPartition
 from rayka.ports import Network
-from rayka.protocol.current_leader import NamesLeader
 from rayka.protocol.membership import MetadataPartition, MetadataRequest, MetadataResponse, MetadataTopic
+from rayka.protocol.produce import NamesLeader
 
 _NAMES_SHOWN = 5
 _TICK_S = 0.001  # a rest that ends sooner is over, however a clock rounds

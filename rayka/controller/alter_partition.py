@@ -21,7 +21,7 @@ from rayka.ids import NO_EPOCH, TopicIdPartition
 from rayka.metadata.delta import changed_partition
 from rayka.metadata.image import PartitionImage
 from rayka.metadata.metadata_records import NO_LEADER_CHANGE, MetadataRecord, PartitionChangeRecord
-from rayka.protocol.replica_reports import (
+from rayka.protocol.membership import (
     AlterPartitionItem,
     AlterPartitionRequest,
     AlterPartitionResponse,

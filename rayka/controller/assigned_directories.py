@@ -15,7 +15,7 @@ from rayka.errors import ErrorCode
 from rayka.ids import TopicIdPartition
 from rayka.metadata.image import BrokerImage, PartitionImage
 from rayka.metadata.metadata_records import MetadataRecord, PartitionChangeRecord
-from rayka.protocol.replica_reports import (
+from rayka.protocol.membership import (
     AssignedReplica,
     AssignedReplicaResult,
     AssignReplicasToDirsRequest,

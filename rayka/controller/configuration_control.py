@@ -39,8 +39,7 @@ from rayka.errors import (
     UnknownTopicOrPartition,
 )
 from rayka.metadata.delta import MetadataDelta
-from rayka.metadata.effective_configs import broker_config, topic_config
-from rayka.metadata.image import ConfigResource, MetadataImage
+from rayka.metadata.image import ConfigResource, MetadataImage, broker_config, topic_config
 from rayka.metadata.metadata_records import ClearElrRecord, MetadataRecord, config_record
 from rayka.protocol.configs import (
     CORDONED,

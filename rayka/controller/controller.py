@@ -53,7 +53,7 @@ from rayka.controller.sessions import BrokerSessions
 from rayka.controller.topic_control import create_partitions, create_topics, delete_topics
 from rayka.errors import ApiError, NotController, UnsupportedVersion
 from rayka.metadata.delta import MetadataDelta
-from rayka.metadata.image import MetadataImage
+from rayka.metadata.image import MetadataImage, metadata_steps
 from rayka.metadata.image_snapshot import image_records
 from rayka.metadata.metadata_records import (
     ELIGIBLE_LEADER_REPLICAS,
@@ -67,9 +67,7 @@ from rayka.metadata.metadata_records import (
     RegisterBrokerRecord,
     UnregisterBrokerRecord,
 )
-from rayka.metadata.response import metadata_steps
-from rayka.protocol.membership import HeartbeatRequest, MetadataRequest, MetadataResponse
-from rayka.protocol.replica_reports import ReportExitRequest
+from rayka.protocol.membership import HeartbeatRequest, MetadataRequest, MetadataResponse, ReportExitRequest
 from rayka.shard.shard import NotHere, Result, Steps
 from rayka.shard.timers import Timer
 

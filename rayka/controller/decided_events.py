@@ -9,8 +9,8 @@ Invariant: the numbers of events rise by one, over all controllers. Nothing is w
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
+from rayka.metadata.image import events_response
 from rayka.metadata.metadata_records import EventRecord, MetadataRecord
-from rayka.metadata.response import events_response
 from rayka.protocol.events import (
     NO_EVENT,
     SUBJECTS_MAX,

@@ -18,7 +18,7 @@ from rayka.errors import (
 from rayka.ids import TopicIdPartition, TopicPartition
 from rayka.metadata.image import MetadataImage, PartitionImage, named_partition
 from rayka.metadata.metadata_records import MetadataRecord, PartitionChangeRecord
-from rayka.protocol.partition_admin import (
+from rayka.protocol.topics import (
     ElectionType,
     ElectLeadersRequest,
     ElectLeadersResponse,

@@ -19,8 +19,12 @@ from rayka.controller.sessions import BrokerSessions
 from rayka.errors import BrokerIdNotRegistered, StaleBrokerEpoch
 from rayka.metadata.image import BrokerImage, MetadataImage
 from rayka.metadata.metadata_records import BrokerRegistrationChangeRecord, MetadataRecord
-from rayka.protocol.membership import HeartbeatRequest, HeartbeatResponse
-from rayka.protocol.replica_reports import ReportExitRequest, ReportExitResponse
+from rayka.protocol.membership import (
+    HeartbeatRequest,
+    HeartbeatResponse,
+    ReportExitRequest,
+    ReportExitResponse,
+)
 from rayka.shard.shard import Result, Steps
 
 ResponseT = TypeVar("ResponseT")

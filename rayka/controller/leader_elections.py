@@ -16,8 +16,7 @@ from rayka.controller.placeable_directories import placeable_directories
 from rayka.controller.replica_index import ReplicaIndex
 from rayka.errors import InvariantBroken
 from rayka.ids import TopicIdPartition
-from rayka.metadata.effective_configs import topic_config
-from rayka.metadata.image import BrokerImage, MetadataImage, PartitionImage
+from rayka.metadata.image import BrokerImage, MetadataImage, PartitionImage, topic_config
 from rayka.metadata.metadata_records import PartitionChangeRecord
 
 

@@ -30,7 +30,7 @@ from rayka.metadata.metadata_records import (
     NO_LEADER_CHANGE,
     PartitionChangeRecord,
 )
-from rayka.protocol.replica_reports import LeaderRecoveryState
+from rayka.protocol.membership import LeaderRecoveryState
 
 
 class Election(Enum):

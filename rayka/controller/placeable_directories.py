@@ -10,8 +10,7 @@ from uuid import UUID
 
 from rayka.config.broker_config import BrokerConfig
 from rayka.controller.draining_brokers import is_draining
-from rayka.metadata.effective_configs import broker_config
-from rayka.metadata.image import BrokerImage, MetadataImage
+from rayka.metadata.image import BrokerImage, MetadataImage, broker_config
 from rayka.protocol.configs import LEAVING
 
 

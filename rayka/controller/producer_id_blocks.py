@@ -8,7 +8,7 @@ from rayka.controller.heartbeats import registered_broker
 from rayka.controller.request_context import RequestContext
 from rayka.errors import UnknownServerError
 from rayka.metadata.metadata_records import MetadataRecord, ProducerIdsRecord
-from rayka.protocol.producer_ids import AllocateProducerIdsRequest, AllocateProducerIdsResponse
+from rayka.protocol.produce import AllocateProducerIdsRequest, AllocateProducerIdsResponse
 from rayka.shard.shard import Result
 
 PRODUCER_IDS_PER_BLOCK = 1000

@@ -15,10 +15,10 @@ from typing import NamedTuple
 from rayka.controller.request_context import RequestContext
 from rayka.errors import ApiError, InvalidReplicaAssignment, NoReassignmentInProgress
 from rayka.ids import TopicIdPartition, TopicPartition, is_internal
-from rayka.metadata.effective_configs import topic_config
-from rayka.metadata.image import PartitionImage, named_partition
+from rayka.metadata.image import PartitionImage, named_partition, topic_config
 from rayka.metadata.metadata_records import MetadataRecord, PartitionChangeRecord
-from rayka.protocol.partition_admin import (
+from rayka.protocol.membership import LeaderRecoveryState
+from rayka.protocol.topics import (
     AlterPartitionReassignmentsRequest,
     AlterPartitionReassignmentsResponse,
     ListPartitionReassignmentsRequest,
@@ -27,7 +27,6 @@ from rayka.protocol.partition_admin import (
     PartitionResult,
     Reassignment,
 )
-from rayka.protocol.replica_reports import LeaderRecoveryState
 from rayka.shard.shard import Result, Steps
 
 

@@ -39,7 +39,7 @@ from rayka.metadata.metadata_records import (
 )
 from rayka.protocol.configs import ResourceType
 from rayka.protocol.membership import RegisterBrokerRequest, RegisterBrokerResponse
-from rayka.protocol.partition_admin import UnregisterBrokerRequest, UnregisterBrokerResponse
+from rayka.protocol.topics import UnregisterBrokerRequest, UnregisterBrokerResponse
 from rayka.shard.shard import Result, Steps
 
 

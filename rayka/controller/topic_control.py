@@ -27,13 +27,15 @@ from rayka.ids import INTERNAL_PREFIX, METADATA_TOPIC, NO_NODE, is_internal, ran
 from rayka.metadata.image import TopicImage
 from rayka.metadata.metadata_records import MetadataRecord, RemoveTopicRecord, TopicRecord, config_record
 from rayka.protocol.configs import ResourceType
-from rayka.protocol.partition_admin import CreatePartitionsRequest, CreatePartitionsResponse, NewPartitions
 from rayka.protocol.topics import (
     DEFAULT_COUNT,
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
     CreateTopicsRequest,
     CreateTopicsResponse,
     DeleteTopicsRequest,
     DeleteTopicsResponse,
+    NewPartitions,
     NewTopic,
     TopicResult,
 )

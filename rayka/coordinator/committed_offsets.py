@@ -30,7 +30,7 @@ from rayka.errors import (
     UnknownMemberId,
 )
 from rayka.ids import NO_EPOCH, TopicPartition
-from rayka.protocol.group_offsets import (
+from rayka.protocol.groups import (
     CommittedOffset,
     FetchedOffset,
     OffsetCommitRequest,
@@ -40,7 +40,7 @@ from rayka.protocol.group_offsets import (
     OffsetFetchRequest,
     OffsetFetchResponse,
 )
-from rayka.protocol.partition_admin import PartitionResult
+from rayka.protocol.topics import PartitionResult
 from rayka.shard.shard import Steps
 
 _MS_PER_MINUTE = 60_000

@@ -15,8 +15,15 @@ from dataclasses import dataclass, field, replace
 from rayka.coordinator.group_records import VERSION, GroupValue, MemberValue
 from rayka.errors import CorruptRecord, InvariantBroken
 from rayka.ids import NO_TIMESTAMP
-from rayka.protocol.consumer_protocol import CONSUMER_PROTOCOL_TYPE, ConsumerSubscription, decode_said
-from rayka.protocol.groups import GroupProtocol, GroupState, JoinedMember, JoinGroupRequest
+from rayka.protocol.groups import (
+    CONSUMER_PROTOCOL_TYPE,
+    ConsumerSubscription,
+    GroupProtocol,
+    GroupState,
+    JoinedMember,
+    JoinGroupRequest,
+    decode_said,
+)
 
 EMPTY, PREPARING, COMPLETING, STABLE = (
     GroupState.EMPTY,

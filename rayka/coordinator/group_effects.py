@@ -10,7 +10,7 @@ from uuid import UUID
 from rayka.coordinator.group import Member
 from rayka.coordinator.group_records import GroupRecord
 from rayka.errors import ApiError
-from rayka.protocol.group_offsets import OffsetCommitRequest
+from rayka.protocol.groups import OffsetCommitRequest
 from rayka.shard.shard import Answer, Result
 from rayka.shard.timers import Timer
 

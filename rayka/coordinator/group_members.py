@@ -26,13 +26,10 @@ from rayka.errors import (
     RebalanceInProgress,
     UnknownMemberId,
 )
-from rayka.protocol.consumer_protocol import (
+from rayka.protocol.groups import (
     CONSUMER_PROTOCOL_TYPE,
     ConsumerAssignment,
     ConsumerSubscription,
-    decode_said,
-)
-from rayka.protocol.groups import (
     GroupHeartbeatRequest,
     GroupHeartbeatResponse,
     JoinGroupRequest,
@@ -43,6 +40,7 @@ from rayka.protocol.groups import (
     LeftMember,
     SyncGroupRequest,
     SyncGroupResponse,
+    decode_said,
 )
 from rayka.shard.shard import Later
 

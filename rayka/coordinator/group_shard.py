@@ -39,7 +39,6 @@ from rayka.coordinator.known_groups import KnownGroups
 from rayka.coordinator.rebalances import Rebalances
 from rayka.errors import ApiError, CoordinatorLoadInProgress, NotCoordinator
 from rayka.ids import TopicPartition
-from rayka.protocol.group_offsets import OffsetCommitRequest, OffsetDeleteRequest, OffsetFetchRequest
 from rayka.protocol.groups import (
     DeleteGroupsRequest,
     DescribeGroupsRequest,
@@ -47,6 +46,9 @@ from rayka.protocol.groups import (
     JoinGroupRequest,
     LeaveGroupRequest,
     ListGroupsRequest,
+    OffsetCommitRequest,
+    OffsetDeleteRequest,
+    OffsetFetchRequest,
     SyncGroupRequest,
 )
 from rayka.protocol.topics import NewTopic

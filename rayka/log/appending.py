@@ -22,7 +22,7 @@ from rayka.log.segment import MAX_RELATIVE_OFFSET
 from rayka.log.segment_file import BatchPosition
 from rayka.log.segments import Segments
 from rayka.ports import Buffer
-from rayka.protocol.batch_header import RecordBatch
+from rayka.protocol.batch_format import RecordBatch
 
 
 class AppendInfo(NamedTuple):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from rayka.errors import CorruptRecord
-from rayka.protocol.batch_header import (
+from rayka.protocol.batch_format import (
     ALIGNMENT_BYTES,
     HEADER_BYTES,
     LENGTH_FIELD_END,

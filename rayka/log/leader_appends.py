@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from rayka.errors import ApiError, StorageError
 from rayka.log.appending import AppendInfo, PlacedBatch, check_sizes, placed_by_leader
 from rayka.log.producer_state import ProducerStates
-from rayka.protocol.batch_header import NO_PRODUCER_ID, RecordBatch
+from rayka.protocol.batch_format import NO_PRODUCER_ID, RecordBatch
 
 AppendOutcome = AppendInfo | ApiError | StorageError
 

@@ -33,7 +33,7 @@ from rayka.log.segment import Segment, Span
 from rayka.log.segments import Segments
 from rayka.log.swaps import Swaps
 from rayka.log.unsynced import SyncPlan
-from rayka.protocol.batch_header import RecordBatch
+from rayka.protocol.batch_format import RecordBatch
 
 NOTHING_DONE = Recovery()
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from rayka.ids import NO_EPOCH
 from rayka.log.log import Log, PrefixCopy
-from rayka.protocol.batch_header import RecordBatch, split_batches
+from rayka.protocol.batch_format import RecordBatch, split_batches
 
 SLICE_BYTES = 256 << 10
 

@@ -21,7 +21,7 @@ from rayka.descriptors import NO_DESCRIPTOR
 from rayka.errors import TooManyOpenFiles
 from rayka.log.meta_properties import META_PROPERTIES_FILE, decode_meta_properties
 from rayka.log.partition_metadata import PARTITION_METADATA_FILE, decode_partition_metadata
-from rayka.protocol.batch_header import HEADER_BYTES
+from rayka.protocol.batch_format import HEADER_BYTES
 from rayka.protocol.fetch import FileRange
 
 REMAPPED_BYTES_MIN = 16 << 20  # so a segment of 1 GiB is mapped eight times at most while it grows

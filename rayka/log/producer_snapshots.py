@@ -32,7 +32,7 @@ from rayka.log.recovery import DamagedBatch
 from rayka.log.segment import DELETED_SUFFIX, Segment
 from rayka.log.segments import Segments
 from rayka.log.slices import SLICE_BATCHES, Slices, run_to_end
-from rayka.protocol.batch_header import LENGTH_FIELD_END, NO_PRODUCER_ID, sequence_after
+from rayka.protocol.batch_format import LENGTH_FIELD_END, NO_PRODUCER_ID, sequence_after
 
 SNAPSHOT_SUFFIX = ".snapshot"
 _SNAPSHOT_FILE = re.compile(r"(\d{20})\.snapshot")

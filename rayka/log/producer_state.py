@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from rayka.errors import InvalidProducerEpoch, OutOfOrderSequence
-from rayka.protocol.batch_header import NO_PRODUCER_ID, RecordBatch, sequence_after
+from rayka.protocol.batch_format import NO_PRODUCER_ID, RecordBatch, sequence_after
 
 CACHED_BATCHES = 5  # as many as a producer may have in flight (C7)
 _logger = logging.getLogger(__name__)

@@ -45,7 +45,7 @@ from rayka.log.segment_file import LOG_SUFFIX, SCANNED, BatchPosition
 from rayka.log.slices import SLICE_BATCHES, SLICE_BYTES, Slices
 from rayka.log.swap import finish_swaps
 from rayka.ports import Disk
-from rayka.protocol.batch_header import CRC_START, HEADER_BYTES, LENGTH_FIELD_END, MAGIC
+from rayka.protocol.batch_format import CRC_START, HEADER_BYTES, LENGTH_FIELD_END, MAGIC
 
 _LEFTOVER_SUFFIXES = (DELETED_SUFFIX, TEMPORARY_SUFFIX)
 _SEGMENT_FILE = re.compile(r"\d{20}(\.log|\.index|\.timeindex)")

@@ -16,7 +16,7 @@ from rayka.log.log_files import LogFiles
 from rayka.log.segment_file import BatchPosition, SegmentFile
 from rayka.log.segment_indexes import SegmentIndexes
 from rayka.ports import Buffer, FileSlice
-from rayka.protocol.batch_header import MAGIC
+from rayka.protocol.batch_format import MAGIC
 
 MAX_RELATIVE_OFFSET = 2**31 - 1
 DELETED_SUFFIX = ".deleted"

@@ -14,7 +14,7 @@ from rayka.errors import CorruptRecord, StorageError
 from rayka.log.local_disk import TEMPORARY_SUFFIX
 from rayka.log.log_files import LogFiles
 from rayka.ports import Buffer
-from rayka.protocol.batch_header import HEADER_BYTES, LENGTH_FIELD_END, MAGIC
+from rayka.protocol.batch_format import HEADER_BYTES, LENGTH_FIELD_END, MAGIC
 
 LOG_SUFFIX = ".log"
 CUT_SUFFIX = ".cut"  # what recovery cut off and an operator may want; never read, never removed

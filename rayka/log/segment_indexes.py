@@ -14,7 +14,7 @@ from rayka.log.log_files import LogFiles
 from rayka.log.offset_index import OffsetIndex
 from rayka.log.segment_file import BatchPosition
 from rayka.log.time_index import TimeIndex, TimestampedOffset
-from rayka.protocol.batch_header import HEADER_BYTES
+from rayka.protocol.batch_format import HEADER_BYTES
 
 OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX = ".index", ".timeindex"
 

@@ -18,7 +18,7 @@ from rayka.ids import NO_TIMESTAMP
 from rayka.log.segment import Segment
 from rayka.log.segment_file import BatchPosition
 from rayka.protocol.batch_decode import DecodedBatch, decode
-from rayka.protocol.batch_header import HEADER_BYTES, RecordBatch
+from rayka.protocol.batch_format import HEADER_BYTES, RecordBatch
 
 if TYPE_CHECKING:
     from rayka.log.log import Log

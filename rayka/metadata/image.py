@@ -7,14 +7,19 @@ in which their entries came, but for the brokers, which come by their ids.
 Kafka: `MetadataImage`, `TopicsImage`, `ClusterImage`, `ConfigurationsImage`, `ProducerIdsImage` (H9).
 """
 
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, TypeVar
 from uuid import UUID
 
 import msgspec
 
-from rayka.errors import UnknownTopicOrPartition
-from rayka.ids import NO_NODE, Role, TopicIdPartition, TopicPartition
+from rayka.config.broker_config import BrokerConfig
+from rayka.config.topic_config import TopicConfig
+from rayka.errors import ConfigError, ErrorCode, UnknownTopicOrPartition
+from rayka.ids import NO_NODE, Role, TopicIdPartition, TopicPartition, is_internal
 from rayka.metadata.metadata_records import (
     ELIGIBLE_LEADER_REPLICAS,
     EVENTS_LEVEL,
@@ -23,8 +28,16 @@ from rayka.metadata.metadata_records import (
     RegisterBrokerRecord,
 )
 from rayka.protocol.configs import ResourceType
-from rayka.protocol.membership import LogDirectory
-from rayka.protocol.replica_reports import LeaderRecoveryState
+from rayka.protocol.events import DescribeEventsRequest, DescribeEventsResponse, Event
+from rayka.protocol.membership import (
+    LeaderRecoveryState,
+    LogDirectory,
+    MetadataBroker,
+    MetadataPartition,
+    MetadataRequest,
+    MetadataResponse,
+    MetadataTopic,
+)
 
 
 class PartitionImage(msgspec.Struct, frozen=True, gc=False):
@@ -213,3 +226,156 @@ def named_partition(image: MetadataImage, name: TopicPartition) -> tuple[TopicId
             f"topic {name.topic!r} has partitions 0 to {len(topic.partitions) - 1}, found {name.partition}"
         )
     return TopicIdPartition(topic.topic_id, name.partition), topic.partitions[name.partition]
+
+
+# Which configuration is in force: one answer for brokers, controllers and callers that ask to see it.
+#
+# A topic's key is its own, or else what the broker has under the synonym; a broker's key is its own, or else
+# that of all brokers, or else what the node was started with, or else the default. One exception:
+# `segment.bytes` of `__consumer_offsets` that is the default of earlier releases counts as the broker's
+# (decision 084). A value in the metadata that this release does not take counts as not set, and is named in
+# the log: another release wrote it, and a node that ended because of it would end at each start. Kafka:
+# `KafkaConfigSchema`, `ConfigurationsImage`.
+
+
+# A frozen model of pydantic's is hashable, which pyright does not know.
+_CACHED_MAX = 1024  # topics configured differently that are remembered: the others are parsed each time
+
+_SEGMENT_BYTES, _EARLIER_DEFAULT = "segment.bytes", str(100 << 20)
+
+_Items = tuple[tuple[str, str], ...]
+ConfigT = TypeVar("ConfigT")
+_logger = logging.getLogger(__name__)
+
+
+def broker_config(image: MetadataImage, static: BrokerConfig, broker_id: int | None = None) -> BrokerConfig:
+    """What is in force on this broker, or with None on those of which nothing special was said."""
+    own = {} if broker_id is None else image.broker_configs(broker_id)
+    dynamic = {**image.broker_configs(None), **own}
+    return _with_dynamic(static, _items(dynamic)) if dynamic else static  # pyright: ignore[reportArgumentType]
+
+
+def topic_config(
+    image: MetadataImage, static: BrokerConfig, name: str, broker_id: int | None = None
+) -> TopicConfig:
+    """What is in force for this topic on this broker, or with None where nothing special was said of the broker."""
+    config = broker_config(image, static, broker_id)
+    own = image.topic_configs(name)
+    if is_internal(name) and own.get(_SEGMENT_BYTES) == _EARLIER_DEFAULT:
+        own = {**own, _SEGMENT_BYTES: str(config.offsets_topic_segment_bytes)}
+    return _topic_config(config, _items(own))  # pyright: ignore[reportArgumentType]
+
+
+def _items(values: Mapping[str, str]) -> _Items:
+    return tuple(sorted(values.items()))
+
+
+@lru_cache(_CACHED_MAX)
+def _with_dynamic(static: BrokerConfig, dynamic: _Items) -> BrokerConfig:
+    return _with_valid(static.with_dynamic, dynamic)
+
+
+@lru_cache(_CACHED_MAX)
+def _topic_config(config: BrokerConfig, own: _Items) -> TopicConfig:
+    return _with_valid(config.topic_config, own)
+
+
+def _with_valid(make: Callable[[Mapping[str, Any]], ConfigT], items: _Items) -> ConfigT:
+    """The configuration with those of the values that are valid."""
+    try:
+        return make(dict(items))
+    except ConfigError:
+        return make({key: value for key, value in items if _is_valid(make, key, value)})
+
+
+def _is_valid(make: Callable[[Mapping[str, Any]], object], key: str, value: str) -> bool:
+    try:
+        make({key: value})
+    except ConfigError as error:
+        _logger.warning(
+            "the metadata have %s=%s, which counts as not set: %s; set it anew", key, value, error
+        )
+        return False
+    return True
+
+
+# Answers from an image, the same on brokers and controllers: to a Metadata request, and to one for events.
+#
+# The former is made in steps: one about all topics may name a hundred thousand partitions. Kafka: `KRaftMetadataCache`.
+
+
+_PER_STEP = 32  # partitions and topics, a microsecond each
+
+
+def metadata_steps(
+    image: MetadataImage, request: MetadataRequest, *, cluster_id: str, controller_id: int
+) -> Generator[None, int, MetadataResponse]:
+    """What the image says of the topics asked for, in their order; all of them, by name, when none is named.
+
+    A partition without a leader carries LEADER_NOT_AVAILABLE, an unknown topic UNKNOWN_TOPIC_OR_PARTITION.
+    """
+    names = sorted(image.topics) if request.topics is None else request.topics
+    topics: list[MetadataTopic] = []
+    looked_at = 0
+    for name in names:
+        partitions: list[MetadataPartition] = []
+        for each in image.topics[name].partitions if name in image.topics else ():
+            partitions.append(_partition(len(partitions), each))
+            looked_at += 1
+            if looked_at % _PER_STEP == 0:
+                yield
+        topics.append(_topic(image, name, tuple(partitions)))
+        looked_at += 1
+        if looked_at % _PER_STEP == 0:
+            yield
+    return MetadataResponse(
+        cluster_id=cluster_id,
+        controller_id=controller_id,
+        brokers=tuple(_broker(image.brokers[broker_id]) for broker_id in sorted(image.brokers)),
+        topics=tuple(topics),
+        metadata_offset=image.next_offset,
+    )
+
+
+def _broker(broker: BrokerImage) -> MetadataBroker:
+    return MetadataBroker(
+        broker.broker_id,
+        broker.registration.host,
+        broker.is_fenced,
+        broker.directories,
+        rack=broker.registration.rack,
+        broker_epoch=broker.broker_epoch,
+        incarnation_id=broker.registration.incarnation_id,
+        is_in_controlled_shutdown=broker.is_in_controlled_shutdown,
+        offline_directories=broker.offline_directories,
+        roles=broker.registration.roles,
+    )
+
+
+def _topic(image: MetadataImage, name: str, partitions: tuple[MetadataPartition, ...]) -> MetadataTopic:
+    topic: TopicImage | None = image.topics.get(name)
+    if topic is None:
+        return MetadataTopic(name, error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    return MetadataTopic(name, topic.topic_id, partitions, dict(image.topic_configs(name)))
+
+
+def _partition(number: int, partition: PartitionImage) -> MetadataPartition:
+    error = ErrorCode.NONE if partition.has_leader else ErrorCode.LEADER_NOT_AVAILABLE
+    return MetadataPartition(
+        number,
+        partition.leader_id,
+        partition.leader_epoch,
+        partition.replicas,
+        partition.isr,
+        error,
+        partition.eligible_leader_replicas,
+        partition.adding_replicas,
+        partition.removing_replicas,
+    )
+
+
+def events_response(image: MetadataImage, request: DescribeEventsRequest) -> DescribeEventsResponse:
+    """The newest of those after an event."""
+    found = [each for each in image.events if each.number > request.since][-request.count :]
+    events = (Event(each.number, each.timestamp_ms, each.kind, each.subjects, each.reason) for each in found)
+    return DescribeEventsResponse(tuple(events))

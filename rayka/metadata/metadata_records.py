@@ -17,8 +17,7 @@ import msgspec
 from rayka.errors import CorruptRecord, UnsupportedVersion
 from rayka.ids import BROKER_ONLY, NO_NODE, Role
 from rayka.protocol.configs import ResourceType
-from rayka.protocol.membership import LogDirectory
-from rayka.protocol.replica_reports import LeaderRecoveryState
+from rayka.protocol.membership import LeaderRecoveryState, LogDirectory
 
 METADATA_VERSION = "metadata.version"  # the feature whose level says at which version records are written
 METADATA_VERSION_MIN, METADATA_VERSION_MAX = 1, 2  # what this node can read and write

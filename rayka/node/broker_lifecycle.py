@@ -37,7 +37,7 @@ from rayka.protocol.membership import (
     RegisterBrokerRequest,
     RegisterBrokerResponse,
 )
-from rayka.protocol.producer_ids import AllocateProducerIdsRequest
+from rayka.protocol.produce import AllocateProducerIdsRequest
 from rayka.protocol.topics import CreateTopicsRequest, NewTopic
 
 _ASK_AGAIN_MS = 20  # while the controller has not granted yet what is asked for

@@ -46,11 +46,11 @@ from rayka.protocol.membership import (
     HeartbeatRequest,
     MetadataRequest,
     NodeState,
+    ReportExitRequest,
     StatusRequest,
     StatusResponse,
 )
 from rayka.protocol.quorum_messages import AddRaftVoterRequest, RemoveRaftVoterRequest, VoterChangeResponse
-from rayka.protocol.replica_reports import ReportExitRequest
 
 _logger = logging.getLogger(__name__)
 

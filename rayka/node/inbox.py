@@ -32,10 +32,19 @@ from rayka.node.settings import NodeSettings
 from rayka.ports import Message, Request
 from rayka.protocol.apis import API_BY_NAME, APIS, Api, ServedBy
 from rayka.protocol.caller import Answer
-from rayka.protocol.connection import Admission, CallNumber, Inbound
 from rayka.protocol.fetch import FetchRequest
 from rayka.protocol.later import Later
-from rayka.protocol.wire import Failure, Payload, RequestHeader, decode, encode, payload_bytes
+from rayka.protocol.wire import (
+    Admission,
+    CallNumber,
+    Failure,
+    Inbound,
+    Payload,
+    RequestHeader,
+    decode,
+    encode,
+    payload_bytes,
+)
 
 VERSION_MAX = 0  # the newest version of requests that this node knows
 GAP_TIMEOUT_S = 1.0

@@ -16,10 +16,9 @@ from collections.abc import Awaitable, Callable, Iterator
 from rayka.errors import ErrorCode, InvariantBroken, RequestTimedOut, RetriableApiError
 from rayka.ids import METADATA_TOPIC_ID, NO_EPOCH, NO_NODE, NO_OFFSET, OffsetAndEpoch
 from rayka.metadata.delta import MetadataDelta
-from rayka.metadata.image import MetadataImage
+from rayka.metadata.image import MetadataImage, events_response, metadata_steps
 from rayka.metadata.image_snapshot import difference
 from rayka.metadata.metadata_records import MetadataRecord
-from rayka.metadata.response import events_response, metadata_steps
 from rayka.node.clock import now_s
 from rayka.node.controller_link import ControllerLink, Pauses
 from rayka.node.metadata_codec import METADATA_CODEC
@@ -27,7 +26,7 @@ from rayka.node.settings import NodeSettings
 from rayka.node.signal import Signal
 from rayka.node.snapshot_download import download_snapshot
 from rayka.node.turns import in_turns, result_in_turns
-from rayka.protocol.batch_header import split_batches
+from rayka.protocol.batch_format import split_batches
 from rayka.protocol.events import DescribeEventsRequest, DescribeEventsResponse
 from rayka.protocol.fetch import FetchPartition, FetchPartitionResult, FetchRequest
 from rayka.protocol.membership import MetadataRequest, MetadataResponse

@@ -11,7 +11,7 @@ import msgspec
 
 from rayka.errors import CorruptRecord, ErrorCode, StorageError
 from rayka.node.controller_link import ControllerLink
-from rayka.protocol.batch_header import bytes_view
+from rayka.protocol.batch_format import bytes_view
 from rayka.protocol.quorum_messages import FetchSnapshotRequest, FetchSnapshotResponse
 from rayka.raft.snapshot import Snapshot, decode_snapshot, snapshot_name
 

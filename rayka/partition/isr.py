@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from rayka.errors import ErrorCode
-from rayka.protocol.replica_reports import AlterPartitionItem
+from rayka.protocol.membership import AlterPartitionItem
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -32,7 +32,7 @@ from rayka.partition.partition_leader import PartitionLeader
 from rayka.partition.partition_reads import FoundOffset, ReadLimits, ReadResult
 from rayka.partition.replica_log import ReplicaLog
 from rayka.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, FetchPartition
-from rayka.protocol.replica_reports import AlterPartitionItem
+from rayka.protocol.membership import AlterPartitionItem
 
 _UNKNOWN = PartitionImage((), (), (), NO_NODE, NO_EPOCH, NO_EPOCH)
 

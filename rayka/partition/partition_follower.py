@@ -16,7 +16,7 @@ from rayka.metadata.image import PartitionImage
 from rayka.partition.isr import IsrState
 from rayka.partition.replica_log import ReplicaLog
 from rayka.ports import Buffer
-from rayka.protocol.batch_header import RecordBatch, split_batches
+from rayka.protocol.batch_format import RecordBatch, split_batches
 
 
 class PartitionFollower:

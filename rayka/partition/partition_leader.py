@@ -34,14 +34,14 @@ from rayka.partition.record_validation import is_stamped_by_broker
 from rayka.partition.replica_log import ReplicaLog
 from rayka.partition.validation import own_batch, validate_batches
 from rayka.ports import Buffer
-from rayka.protocol.batch_header import RecordBatch, split_batches
-from rayka.protocol.produce import ACKS_ALL
-from rayka.protocol.replica_reports import (
+from rayka.protocol.batch_format import RecordBatch, split_batches
+from rayka.protocol.membership import (
     AlterPartitionItem,
     AlterPartitionResult,
     IsrMember,
     LeaderRecoveryState,
 )
+from rayka.protocol.produce import ACKS_ALL
 
 
 class Appended(NamedTuple):

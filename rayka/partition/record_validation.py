@@ -20,9 +20,8 @@ from rayka.config.topic_config import MessageTimestampType, TopicConfig
 from rayka.errors import ApiError, InvalidRecord, InvalidTimestamp, RecordTooLarge
 from rayka.ids import NO_TIMESTAMP
 from rayka.protocol.batch_columns import is_valid
-from rayka.protocol.batch_contents import Column, Contents, aligned
 from rayka.protocol.batch_decode import decode
-from rayka.protocol.batch_header import HEADER_BYTES, Codec, RecordBatch
+from rayka.protocol.batch_format import HEADER_BYTES, Codec, Column, Contents, RecordBatch, aligned
 
 # Of a compressed batch, once decompressed: a few milliseconds.
 READ_BYTES_MAX = 2 << 20

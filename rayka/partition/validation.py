@@ -16,14 +16,16 @@ from rayka.errors import (
 )
 from rayka.partition.record_validation import check_records
 from rayka.ports import Buffer
-from rayka.protocol.batch_contents import Column, Contents, parse_contents
 from rayka.protocol.batch_encode import UNCOMPRESSED_BYTES_MAX
-from rayka.protocol.batch_header import (
+from rayka.protocol.batch_format import (
     HEADER_BYTES,
     NO_PRODUCER_ID,
     Codec,
+    Column,
+    Contents,
     RecordBatch,
     TimestampType,
+    parse_contents,
     split_batches,
 )
 

@@ -16,10 +16,19 @@ import pyarrow as pa
 
 from rayka.errors import CorruptRecord
 from rayka.ports import Buffer
-from rayka.protocol.batch_contents import Column, aligned, frame_after, parse_contents
 from rayka.protocol.batch_encode import UNCOMPRESSED_BYTES_MAX
-from rayka.protocol.batch_header import ALIGNMENT_BYTES, HEADER_BYTES, Codec, RecordBatch, TimestampType
-from rayka.protocol.compression import decompress
+from rayka.protocol.batch_format import (
+    ALIGNMENT_BYTES,
+    HEADER_BYTES,
+    Codec,
+    Column,
+    RecordBatch,
+    TimestampType,
+    aligned,
+    decompress,
+    frame_after,
+    parse_contents,
+)
 
 HEADERS_TYPE = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 Header = tuple[str, bytes | None]

@@ -19,9 +19,8 @@ from rayka.errors import ErrorCode, NetworkException, RequestTimedOut
 from rayka.ids import node_name
 from rayka.ports import Request
 from rayka.protocol.apis import Api, api_of, is_hot
-from rayka.protocol.connection import CallNumber, Outbound
 from rayka.protocol.later import Later, later_of
-from rayka.protocol.wire import Encoded, Failure, Payload, RequestHeader, decode, encode
+from rayka.protocol.wire import CallNumber, Encoded, Failure, Outbound, Payload, RequestHeader, decode, encode
 
 Answer = tuple[bytes, Payload | None]  # the response as body and payload; without payload a Failure
 ResponseT = TypeVar("ResponseT")

@@ -5,7 +5,7 @@ from enum import IntEnum
 from rayka.errors import ErrorCode
 from rayka.ids import NO_OFFSET
 from rayka.ports import Message, Request
-from rayka.protocol.request_checks import check_each_once
+from rayka.protocol.request_parts import check_each_once
 
 # Keys that clients and the controller both name.
 MIN_ISR = "min.insync.replicas"

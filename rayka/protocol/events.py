@@ -11,7 +11,7 @@ from typing import Self
 
 from rayka.ids import node_name
 from rayka.ports import Message, Request
-from rayka.protocol.request_checks import require
+from rayka.protocol.request_parts import require
 
 EVENTS_MAX = 1_000
 NO_EVENT = -1

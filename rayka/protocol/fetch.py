@@ -3,6 +3,9 @@
 Kafka: FetchRequest/FetchResponse, ListOffsetsRequest (G1-G8, G12, A27-A32).
 """
 
+from enum import Enum, auto
+from itertools import islice
+from typing import NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -21,8 +24,7 @@ from rayka.ids import (
     TopicIdPartition,
 )
 from rayka.ports import Message, Request
-from rayka.protocol.of_partition import OfPartition, PartitionAnswer
-from rayka.protocol.request_checks import require
+from rayka.protocol.request_parts import OfPartition, PartitionAnswer, require
 from rayka.protocol.wire import NO_BYTES
 
 LATEST_TIMESTAMP, EARLIEST_TIMESTAMP, MAX_TIMESTAMP = -1, -2, -3
@@ -204,3 +206,195 @@ class ListOffsetsRequest(Request[ListOffsetsResponse], frozen=True, array_like=T
 
     partitions: tuple[ListOffsetsPartition, ...]
     replica_id: int = NO_NODE
+
+
+# The caller's half of an incremental fetch session: says only what changed since its last request.
+#
+# The caller states what it wants of each partition; `next` gives what the node does not know yet, so a
+# request costs as much as has changed, not as much as is wanted, and no more than the caller allows: the rest
+# is said next. Invariants: nothing follows a request that begins a session before its answer, which names the
+# session; a later request may overtake one that the node still holds back, and then only the later one's end
+# counts; what may not have arrived (a broken call, a session that the node has forgotten) is said again, in
+# full, in a new session. The node's half is `rayka.node.handlers.fetch_sessions`. Kafka:
+# `FetchSessionHandler` (G14).
+
+
+SESSION_EPOCH_MAX = 2**31 - 1
+PartitionKey = tuple[UUID, int]
+
+
+class SessionRequest(NamedTuple):
+    """The part of a FetchRequest that is about its session; the fields have its names."""
+
+    session_id: int
+    session_epoch: int
+    partitions: tuple[FetchPartition, ...]
+    forgotten: tuple[TopicIdPartition, ...]
+
+
+class FetchSessionHandler:
+    """What one caller wants of one node."""
+
+    def __init__(self) -> None:
+        self._wanted: dict[PartitionKey, FetchPartition] = {}
+        self._changed: dict[PartitionKey, None] = {}  # wanted, but not as the node knows it
+        self._forgotten: dict[PartitionKey, None] = {}  # known to the node, but not wanted
+        self.session_id = NO_SESSION  # the node keeps one of this id, unless it has forgotten it
+        self._epoch = FIRST_SESSION_EPOCH
+
+    def __repr__(self) -> str:
+        return (
+            f"<FetchSessionHandler session={self.session_id} epoch={self._epoch} wanted={len(self._wanted)}"
+            f" changed={len(self._changed)} forgotten={len(self._forgotten)}>"
+        )
+
+    def want(self, fetch: FetchPartition) -> None:
+        """This is to be fetched from now on; what was said of the partition before is obsolete."""
+        key = (fetch.topic_id, fetch.partition)
+        if self._wanted.get(key) != fetch:
+            self._wanted[key] = fetch
+            self._changed[key] = None
+            self._forgotten.pop(key, None)
+
+    def forget(self, topic_id: UUID, partition: int) -> None:
+        """The partition is not wanted any more; one that never was is no error."""
+        key = (topic_id, partition)
+        if self._wanted.pop(key, None) is not None:
+            self._changed.pop(key, None)
+            self._forgotten[key] = None
+
+    def wanted(self, topic_id: UUID, partition: int) -> FetchPartition | None:
+        """What is fetched of the partition; None: nothing, and a result of it is to be ignored."""
+        return self._wanted.get((topic_id, partition))
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether something is wanted otherwise than the node knows."""
+        return bool(self._changed)
+
+    def next(self, partitions_max: int | None = None) -> SessionRequest:
+        """What to send now, about so many partitions at most; while some are left, `has_changed`. `on_response` or
+        `on_failure` ends it, unless a later one overtakes it.
+        """
+        epoch = self._epoch
+        is_first = epoch == FIRST_SESSION_EPOCH
+        unsaid = iter(list(self._wanted if is_first else self._changed))
+        partitions = tuple(self._wanted[key] for key in islice(unsaid, partitions_max))
+        forgotten = tuple(TopicIdPartition(*key) for key in (() if is_first else self._forgotten))
+        if not is_first:
+            self._epoch = next_session_epoch(epoch)
+        self._changed, self._forgotten = dict.fromkeys(unsaid), {}
+        return SessionRequest(self.session_id, epoch, partitions, forgotten)
+
+    def on_response(self, response: FetchResponse) -> None:
+        """The node has answered. After an error, and when it keeps no session, everything is said again."""
+        if response.error_code is not ErrorCode.NONE:
+            self.on_failure()
+        elif response.session_id == NO_SESSION:
+            self.session_id, self._epoch = NO_SESSION, FIRST_SESSION_EPOCH
+        elif self._epoch == FIRST_SESSION_EPOCH:
+            self.session_id, self._epoch = response.session_id, next_session_epoch(FIRST_SESSION_EPOCH)
+
+    def on_failure(self) -> None:
+        """Without an answer it is not known what has arrived: the next request begins another session instead."""
+        self._epoch = FIRST_SESSION_EPOCH
+
+
+def next_session_epoch(epoch: int) -> int:
+    """The epoch of the request that follows: after the largest comes 1, because 0 would begin another session."""
+    if epoch == FINAL_SESSION_EPOCH:
+        return FINAL_SESSION_EPOCH
+    return 1 if epoch >= SESSION_EPOCH_MAX else epoch + 1
+
+
+# The requests of one caller to one node in a fetch session: when one may leave, and what its end means.
+#
+# The next request leaves when the one before it has ended. While the node holds one back, a request that has something
+# new to say overtakes it: the node answers only the newest (G14). Followers and consumers share it.
+#
+# Invariants: nothing follows a request that begins a session before its end; the results of an overtaken request count,
+# but only the newest request's answer says anything about the session; when an overtaken request's answer is lost, the
+# node takes its content for known to the caller, so the session begins anew. Kafka has no such thing: there one request
+# at a time is under way.
+
+
+_OVERTAKEN_MAX = 4  # requests that the node may still hold back
+
+
+class Ending(Enum):
+    """What the end of a request means for the stream."""
+
+    ANSWERED = auto()  # its results count
+    OVERTAKEN = auto()  # it brought nothing, and a later request is under way
+    RENEWED = auto()  # the node has dropped the session: the next request begins another, at once
+    FAILED = auto()  # the next request begins a session, after a pause
+
+
+class FetchStream:
+    """See the module. The caller puts what it wants into `session`, and sends what `begin` returns."""
+
+    def __init__(self) -> None:
+        self.session = FetchSessionHandler()
+        self.has_no_sessions = False  # the node keeps none for this caller
+        self._number = 0  # of the newest request
+        self._in_flight: dict[int, bool] = {}  # request number -> whether it begins a session
+        self._has_lost_answer = False
+
+    def __repr__(self) -> str:
+        return f"<FetchStream {self.session!r} in_flight={list(self._in_flight)}>"
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the newest request is under way."""
+        return self._number in self._in_flight
+
+    @property
+    def may_overtake(self) -> bool:
+        """Whether a request may leave while another is under way: not before it is known under which id the node keeps
+        the session. One that was overtaken is not waited for: its answer may be lost.
+        """
+        return not any(self._in_flight.values()) and len(self._in_flight) <= _OVERTAKEN_MAX
+
+    @property
+    def may_follow(self) -> bool:
+        """Whether a request may leave that overtakes none."""
+        return not self.is_waiting and not any(self._in_flight.values())
+
+    def begin(self, partitions_max: int | None = None) -> tuple[int, SessionRequest]:
+        """The number of the request that leaves now, and its content, for so many partitions at most; for all where the
+        node keeps no session, since it then knows nothing of former requests. `on_response` or `on_failure` ends it.
+        """
+        self._number += 1
+        request = self.session.next(None if self.has_no_sessions else partitions_max)
+        self._in_flight[self._number] = request.session_epoch == FIRST_SESSION_EPOCH
+        return self._number, request
+
+    def on_response(self, number: int, response: FetchResponse) -> Ending:
+        """The request of this number was answered."""
+        is_first = self._in_flight.pop(number)
+        is_newest = number == self._number
+        if response.error_code is not ErrorCode.NONE:
+            if not is_newest:
+                return Ending.OVERTAKEN
+            self._begin_session()
+            return Ending.FAILED if is_first else Ending.RENEWED
+        if is_newest:
+            self.session.on_response(response)
+            self.has_no_sessions = response.session_id == NO_SESSION
+            if self._has_lost_answer:
+                self._begin_session()
+        return Ending.ANSWERED
+
+    def on_failure(self, number: int) -> Ending:
+        """There is no answer. If a later request has overtaken it, the session ends with that one's answer."""
+        del self._in_flight[number]
+        if number != self._number:
+            self._has_lost_answer = True
+            return Ending.OVERTAKEN
+        self._begin_session()
+        return Ending.FAILED
+
+    def _begin_session(self) -> None:
+        """The next request begins a session: it names all partitions, and all are answered."""
+        self._has_lost_answer = False
+        self.session.on_failure()

@@ -1,11 +1,14 @@
 """Produce: batches into partitions. Kafka: ProduceRequest/ProduceResponse (G10, B15, B18)."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from rayka.errors import ErrorCode, InvalidRequiredAcks
 from rayka.ids import NO_EPOCH, NO_NODE, NO_OFFSET, NO_TIMESTAMP
 from rayka.ports import Message, Request
-from rayka.protocol.of_partition import OfPartition, PartitionAnswer
+from rayka.protocol.fetch import FetchPartitionResult
+from rayka.protocol.request_parts import OfPartition, PartitionAnswer
 
 ACKS_NONE, ACKS_LEADER, ACKS_ALL = 0, 1, -1
 
@@ -65,3 +68,53 @@ class ProduceRequest(Request[ProduceResponse], frozen=True, array_like=True):
     def check(self) -> None:
         if self.acks not in (ACKS_NONE, ACKS_LEADER, ACKS_ALL):
             raise InvalidRequiredAcks(f"acks: expected 0, 1 or -1 (all), found {self.acks}")
+
+
+# Producer ids: a client gets one from a broker, a broker a block of them from the controller.
+#
+# Kafka: InitProducerIdRequest, AllocateProducerIdsRequest (C12). Left out: transactional ids.
+
+
+class InitProducerIdResponse(Message, frozen=True, array_like=True):
+    """An id that no other producer of the cluster has had, and its first epoch."""
+
+    producer_id: int
+    producer_epoch: int
+
+
+class InitProducerIdRequest(Request[InitProducerIdResponse], frozen=True, array_like=True):
+    """An idempotent producer asks any broker for its id."""
+
+
+class AllocateProducerIdsResponse(Message, frozen=True, array_like=True):
+    """The ids [producer_id_start, producer_id_start + producer_id_count) are the broker's to hand out."""
+
+    producer_id_start: int
+    producer_id_count: int
+
+
+class AllocateProducerIdsRequest(Request[AllocateProducerIdsResponse], frozen=True, array_like=True):
+    """A broker asks the controller for ids."""
+
+    broker_id: int
+    broker_epoch: int
+
+
+# Which node leads a partition: what a broker says beside its refusal of a client that asked the wrong node.
+#
+# The client goes on there without a question for metadata. Kafka: `CurrentLeader` in answers to Produce and Fetch
+# (KIP-951).
+
+
+NAMING_CODES = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
+
+
+class CurrentLeader(NamedTuple):
+    """The leader and its epoch, as far as the broker knows; -1 when it knows of none."""
+
+    leader_id: int = NO_NODE
+    leader_epoch: int = NO_EPOCH
+
+
+# What an answer says of one partition. The leader counts beside an error only, and if its epoch is news.
+NamesLeader = FetchPartitionResult | ProducePartitionResult

@@ -13,7 +13,7 @@ import numpy as np
 
 from rayka.errors import InvariantBroken, RecordBatchTooLarge, TooManyRequests
 from rayka.protocol.batch_encode import encode_batch
-from rayka.protocol.batch_header import RecordBatch
+from rayka.protocol.batch_format import RecordBatch
 from rayka.raft.control_records import ControlRecord, encode_control_batch
 
 BATCH_BYTES_MAX = 8 << 20

@@ -17,7 +17,7 @@ from rayka.errors import CorruptRecord, UnsupportedVersion
 from rayka.ids import NO_TIMESTAMP, ReplicaKey
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_encode import encode_batch
-from rayka.protocol.batch_header import RecordBatch
+from rayka.protocol.batch_format import RecordBatch
 from rayka.raft.voters import VoterSet
 
 KRAFT_VERSION = 1  # voters are known by node and directory

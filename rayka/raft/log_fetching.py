@@ -11,7 +11,7 @@ from rayka.errors import ErrorCode, InvariantBroken
 from rayka.ids import METADATA_PARTITION, METADATA_TOPIC_ID, NO_NODE, OffsetAndEpoch
 from rayka.log.log import PrefixCopy
 from rayka.ports import Message, Request
-from rayka.protocol.batch_header import split_batches
+from rayka.protocol.batch_format import split_batches
 from rayka.protocol.fetch import FetchPartition, FetchPartitionResult, FetchRequest
 from rayka.protocol.quorum_messages import FetchSnapshotRequest, FetchSnapshotResponse
 from rayka.raft.follower import Follower, Truncation

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from rayka.errors import CorruptRecord, InvariantBroken
 from rayka.ids import OffsetAndEpoch
 from rayka.log.log import Log, LogRead, PrefixCopy
-from rayka.protocol.batch_header import RecordBatch, split_batches
+from rayka.protocol.batch_format import RecordBatch, split_batches
 from rayka.raft.control_records import KRaftVersionRecord, VotersRecord, decode_control_batch
 from rayka.raft.snapshot_store import SnapshotStore
 from rayka.raft.voter_history import VoterSetHistory

@@ -15,7 +15,7 @@ from rayka.errors import ApiError, CorruptRecord, StorageError
 from rayka.ids import NO_TIMESTAMP, OffsetAndEpoch
 from rayka.ports import Buffer
 from rayka.protocol.batch_decode import decode
-from rayka.protocol.batch_header import RecordBatch, split_batches
+from rayka.protocol.batch_format import RecordBatch, split_batches
 from rayka.raft.control_records import (
     ControlRecord,
     KRaftVersionRecord,

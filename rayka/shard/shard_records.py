@@ -12,7 +12,7 @@ from typing import Generic, NamedTuple
 from rayka.errors import CorruptRecord
 from rayka.ports import Buffer
 from rayka.protocol.batch_decode import decode
-from rayka.protocol.batch_header import RecordBatch, split_batches
+from rayka.protocol.batch_format import RecordBatch, split_batches
 from rayka.shard.shard import RecordT
 
 _RUN = 500  # records that are decoded together: half a millisecond

@@ -25,7 +25,7 @@ from rayka.errors import (
 )
 from rayka.log.mapped_reader import MappedReader
 from rayka.protocol.batch_decode import DecodedBatch, decode
-from rayka.protocol.batch_header import RecordBatch, split_batches
+from rayka.protocol.batch_format import RecordBatch, split_batches
 from rayka.protocol.fetch import FetchPartitionResult, FileRange
 from rayka.spark.plan import (
     OffsetRange,

@@ -46,9 +46,8 @@ from rayka.transport.greeting import (
     node_proof,
     receive_exactly,
 )
-from rayka.transport.own_sockets import own
 from rayka.transport.receive_memory import ReceiveMemory
-from rayka.transport.stream import End, Stream, tcp_family, tune
+from rayka.transport.stream import End, Stream, own, tcp_family, tune
 
 CONNECTIONS_MAX = 10_000
 GREETINGS_MAX = 1_000

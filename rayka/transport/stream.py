@@ -9,6 +9,7 @@ ends the stream. Kafka: `KafkaChannel`.
 """
 
 import asyncio
+import os
 import socket
 from collections import deque
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from enum import StrEnum
 from functools import partial
 from itertools import islice
 from typing import Protocol
+from weakref import WeakSet
 
 from rayka.errors import StorageError
 from rayka.ports import Buffer, FileSlice
@@ -301,3 +303,26 @@ def tune(connection: socket.socket) -> None:
         if option is not None:
             with suppress(OSError):
                 connection.setsockopt(level, option, value)
+
+
+# The sockets of direct lanes in this process, of callers and servers: a forked child gives its copies up at once.
+#
+# Else a peer would not notice the end of this process while a child of it lives, and the child could write into its
+# connections. The copies are closed without a word to the event loop: its selector is the parent's, too.
+
+
+_sockets: "WeakSet[socket.socket]" = WeakSet()
+
+
+def own(connection: socket.socket) -> socket.socket:
+    """From now on the socket is this process's alone."""
+    _sockets.add(connection)
+    return connection
+
+
+def _after_fork() -> None:
+    for each in list(_sockets):
+        each.close()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -26,7 +26,7 @@ from rayka.protocol.configs import (
 )
 from rayka.protocol.load import BrokerLoad, DescribeLoadRequest, DescribeLoadResponse, LoadReport
 from rayka.protocol.membership import MetadataBroker, MetadataPartition, MetadataResponse, MetadataTopic
-from rayka.protocol.partition_admin import (
+from rayka.protocol.topics import (
     AlterPartitionReassignmentsRequest,
     AlterPartitionReassignmentsResponse,
     PartitionResult,

@@ -10,7 +10,7 @@ from rayka.log.log import Log
 from rayka.ports import Disk, Slice
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_encode import encode_batch
-from rayka.protocol.batch_header import NO_SEQUENCE, Codec, ProducerSequence, RecordBatch
+from rayka.protocol.batch_format import NO_SEQUENCE, Codec, ProducerSequence, RecordBatch
 from rayka.testing.memory_disk import MemoryDisk
 from tests.log.support import read_batches, sync
 

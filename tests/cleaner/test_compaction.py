@@ -9,26 +9,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayka.cleaner.file_cleaning import CleaningSettings
-from rayka.cleaner.kept_records import CleaningCounts, Horizon, KeptRecords
+from rayka.cleaner.kept_records import CleaningCounts, Horizon, KeptRecords, without_records
 from rayka.cleaner.key_hashes import KeyHasher
 from rayka.cleaner.map_builder import MapBuilder
 from rayka.cleaner.offset_map import OffsetMap
 from rayka.config.topic_config import TopicConfig
 from rayka.log.log import Log
 from rayka.log.time_lookup import first_at_or_after, largest_before
-from rayka.protocol.batch_contents import Column, aligned, parse_contents
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_encode import encode_batch
-from rayka.protocol.batch_header import (
+from rayka.protocol.batch_format import (
     CRC_START,
     HEADER_BYTES,
     NULL_KEY_BIT,
     Codec,
+    Column,
     ProducerSequence,
     RecordBatch,
+    aligned,
+    parse_contents,
     split_batches,
 )
-from rayka.protocol.batch_rebuild import without_records
 from rayka.testing.memory_disk import MemoryDisk
 from tests.cleaner.support import COMPACTED, SETTINGS, clean, keyed, newest_of, put, records_of, table_of
 from tests.log.support import new_log, open_log, read_batches, result_of, sync

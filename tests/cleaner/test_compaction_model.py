@@ -12,7 +12,7 @@ from rayka.cleaner.file_cleaning import CleaningAborted
 from rayka.log.log import Log
 from rayka.log.recovery import Tearing
 from rayka.log.swap import has_swap
-from rayka.protocol.batch_header import Codec, ProducerSequence, RecordBatch
+from rayka.protocol.batch_format import Codec, ProducerSequence, RecordBatch
 from rayka.testing.memory_disk import MemoryDisk
 from tests.cleaner.support import (
     COMPACTED,

@@ -15,7 +15,7 @@ from rayka.log.recovery import Tearing
 from rayka.log.swap import has_swap
 from rayka.ports import Slice
 from rayka.protocol.batch_decode import decode
-from rayka.protocol.batch_header import split_batches
+from rayka.protocol.batch_format import split_batches
 from rayka.testing.memory_disk import MemoryDisk
 from tests.cleaner.support import (
     COMPACTED,

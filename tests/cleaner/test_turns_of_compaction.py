@@ -13,7 +13,7 @@ from rayka.cleaner.segment_chunks import CHUNK_BYTES
 from rayka.cleaner.segment_groups import SEGMENTS_MAX, grouped
 from rayka.config.topic_config import TopicConfig
 from rayka.errors import CorruptRecord
-from rayka.protocol.batch_header import HEADER_BYTES, LENGTH_FIELD_END, ProducerSequence
+from rayka.protocol.batch_format import HEADER_BYTES, LENGTH_FIELD_END, ProducerSequence
 from rayka.testing.memory_disk import MemoryDisk
 from tests.cleaner.support import COMPACTED, HERE, SETTINGS, keyed, part_of, put, steps_of
 from tests.log.support import new_log, open_log

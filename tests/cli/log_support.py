@@ -16,7 +16,7 @@ from rayka.metadata.metadata_records import (
     encode_record,
 )
 from rayka.protocol.batch_encode import encode_batch
-from rayka.protocol.batch_header import Codec, ProducerSequence, RecordBatch
+from rayka.protocol.batch_format import Codec, ProducerSequence, RecordBatch
 from rayka.protocol.configs import ResourceType
 from rayka.raft.control_records import LeaderChangeRecord, encode_control_batch
 from rayka.raft.election_state import ElectionState, encode_election

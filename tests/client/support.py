@@ -14,8 +14,7 @@ from rayka.client.producer.partition_queue import Limits
 from rayka.client.producer.producer_batch import ProducerBatch
 from rayka.errors import BrokerNotAvailable, ErrorCode, NetworkException, RequestTimedOut
 from rayka.protocol.batch_decode import decode
-from rayka.protocol.batch_header import RecordBatch, split_batches
-from rayka.protocol.current_leader import CurrentLeader
+from rayka.protocol.batch_format import RecordBatch, split_batches
 from rayka.protocol.membership import (
     MetadataBroker,
     MetadataPartition,
@@ -23,8 +22,15 @@ from rayka.protocol.membership import (
     MetadataResponse,
     MetadataTopic,
 )
-from rayka.protocol.produce import ProducePartition, ProducePartitionResult, ProduceRequest, ProduceResponse
-from rayka.protocol.producer_ids import InitProducerIdRequest, InitProducerIdResponse
+from rayka.protocol.produce import (
+    CurrentLeader,
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+    ProducePartition,
+    ProducePartitionResult,
+    ProduceRequest,
+    ProduceResponse,
+)
 
 BROKER, OTHER, CONTROLLER = 1, 2, 3001
 QUICK = {"retry_backoff_ms": 1, "retry_backoff_max_ms": 2, "linger_ms": 0}  # options that make tests short

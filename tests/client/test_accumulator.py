@@ -23,7 +23,7 @@ from rayka.client.producer.record_columns import (
 )
 from rayka.errors import RequestTimedOut, UnknownTopicOrPartition
 from rayka.protocol.batch_decode import decode
-from rayka.protocol.batch_header import Codec, RecordBatch, split_batches
+from rayka.protocol.batch_format import Codec, RecordBatch, split_batches
 from tests.client.support import OneLeader, hold_back, new_accumulator, start_batch
 
 RECORD_BYTES = 100 + RECORD_OVERHEAD_BYTES

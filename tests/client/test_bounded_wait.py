@@ -19,7 +19,7 @@ from rayka.client.producer import producer as producer_module
 from rayka.errors import UnavailableError
 from rayka.ids import TopicPartition
 from rayka.protocol.membership import MetadataRequest
-from rayka.protocol.producer_ids import InitProducerIdRequest
+from rayka.protocol.produce import InitProducerIdRequest
 from tests.client.support import ScriptedCluster
 
 _TP = TopicPartition("words", 0)

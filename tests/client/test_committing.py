@@ -16,8 +16,13 @@ from rayka.client.metadata import ClusterMetadata
 from rayka.config.client_config import ConsumerConfig
 from rayka.errors import ErrorCode, IllegalGeneration, OffsetMetadataTooLarge, UnavailableError, error_for
 from rayka.ids import TopicPartition
-from rayka.protocol.group_offsets import OffsetCommitRequest, OffsetCommitResponse
-from rayka.protocol.groups import FindCoordinatorRequest, FindCoordinatorResponse, GroupCoordinator
+from rayka.protocol.groups import (
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+    GroupCoordinator,
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+)
 from rayka.protocol.later import Later
 from rayka.protocol.membership import (
     MetadataBroker,
@@ -26,7 +31,7 @@ from rayka.protocol.membership import (
     MetadataResponse,
     MetadataTopic,
 )
-from rayka.protocol.partition_admin import PartitionResult
+from rayka.protocol.topics import PartitionResult
 from rayka.sim.loop import VirtualLoop
 
 BROKER, PARTITIONS, TIMEOUT_MS = 1, 1_000, 10_000

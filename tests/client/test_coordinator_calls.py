@@ -22,17 +22,15 @@ from rayka.errors import (
     error_for,
 )
 from rayka.ids import NO_EPOCH, TopicPartition
-from rayka.protocol.group_offsets import (
-    CommittedOffset,
-    OffsetCommitRequest,
-    OffsetFetchRequest,
-    OffsetFetchResponse,
-)
 from rayka.protocol.groups import (
+    CommittedOffset,
     FindCoordinatorRequest,
     FindCoordinatorResponse,
     GroupCoordinator,
     JoinGroupRequest,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
 )
 from rayka.protocol.membership import MetadataBroker, MetadataRequest, MetadataResponse
 from rayka.sim.loop import VirtualLoop

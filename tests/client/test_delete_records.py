@@ -10,7 +10,7 @@ from rayka.client.admin.admin_partitions import AsyncPartitionAdmin
 from rayka.client.metadata import ClusterMetadata
 from rayka.config.client_config import AdminConfig
 from rayka.errors import ErrorCode, RequestTimedOut
-from rayka.protocol.partition_admin import DeleteRecordsRequest, DeleteRecordsResponse, DeleteRecordsResult
+from rayka.protocol.topics import DeleteRecordsRequest, DeleteRecordsResponse, DeleteRecordsResult
 from rayka.sim.loop import VirtualLoop
 from tests.client.offset_support import AT_A, AT_B, A, Brokers, now_ms
 

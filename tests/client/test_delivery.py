@@ -11,7 +11,7 @@ from rayka.config.client_config import ConsumerConfig
 from rayka.errors import CorruptRecord
 from rayka.ids import TopicPartition
 from rayka.protocol.batch_encode import encode_batch
-from rayka.protocol.batch_header import RecordBatch
+from rayka.protocol.batch_format import RecordBatch
 
 FLIGHTS = TopicPartition("flights", 3)
 

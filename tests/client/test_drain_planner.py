@@ -31,7 +31,7 @@ from rayka.protocol.membership import (
     MetadataResponse,
     MetadataTopic,
 )
-from rayka.protocol.partition_admin import AlterPartitionReassignmentsRequest, Reassignment
+from rayka.protocol.topics import AlterPartitionReassignmentsRequest, Reassignment
 from tests.controller.admin_support import cluster, create, report_isr
 from tests.controller.support import Machine
 from tests.controller.test_healing import set_for_all

@@ -23,8 +23,7 @@ from rayka.client.admin.drain_steps import Move, Seen, Step
 from rayka.client.admin.reported_disks import NO_REPORTS, ReportedDisks
 from rayka.errors import NoDiskRoom
 from rayka.ids import TopicPartition
-from rayka.protocol.disk_room import DISK_USE_MAX
-from rayka.protocol.load import BrokerLoad, DescribeLoadResponse, LoadReport, NamedPartitionLoad
+from rayka.protocol.load import DISK_USE_MAX, BrokerLoad, DescribeLoadResponse, LoadReport, NamedPartitionLoad
 from rayka.protocol.membership import MetadataPartition, MetadataTopic
 from tests.client.test_drain_planner import NOW_MS, planned, seen, sized, topic, tp
 

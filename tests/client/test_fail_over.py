@@ -8,8 +8,8 @@ from rayka import Producer
 from rayka.client.producer.leader_watch import LeaderWatch
 from rayka.errors import DeliveryTimeout, ErrorCode, NetworkException
 from rayka.ids import NO_NODE
-from rayka.protocol.current_leader import CurrentLeader
 from rayka.protocol.membership import MetadataPartition, MetadataTopic
+from rayka.protocol.produce import CurrentLeader
 from tests.client.support import BROKER, OTHER, ScriptedCluster
 
 WAIT_S = 60

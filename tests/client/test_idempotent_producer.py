@@ -15,7 +15,7 @@ from rayka.errors import (
     InvalidRequest,
     NetworkException,
 )
-from rayka.protocol.batch_header import NO_SEQUENCE, RecordBatch
+from rayka.protocol.batch_format import NO_SEQUENCE, RecordBatch
 from tests.client.support import BROKER, QUICK, ScriptedCluster
 
 WAIT_S = 60

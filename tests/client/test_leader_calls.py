@@ -23,7 +23,7 @@ from rayka.errors import (
 from rayka.ids import NO_NODE, TopicPartition
 from rayka.protocol.fetch import EARLIEST_TIMESTAMP
 from rayka.protocol.membership import MetadataRequest
-from rayka.protocol.partition_admin import DeleteRecordsRequest, DeleteRecordsResponse, DeleteRecordsResult
+from rayka.protocol.topics import DeleteRecordsRequest, DeleteRecordsResponse, DeleteRecordsResult
 from tests.client.offset_support import AT_A, AT_B, NEW_ID, OLD_ID, A, B, Brokers, now_ms, play
 
 BOTH = {AT_A: EARLIEST_TIMESTAMP, AT_B: EARLIEST_TIMESTAMP}

@@ -19,7 +19,7 @@ from rayka.errors import (
 )
 from rayka.log.log import Log
 from rayka.protocol.batch_decode import decode
-from rayka.protocol.batch_header import Codec, ProducerSequence, RecordBatch
+from rayka.protocol.batch_format import Codec, ProducerSequence, RecordBatch
 from tests.client.support import new_accumulator, start_batch
 from tests.log.support import new_log, read_batches
 

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 from rayka.config.broker_config import BrokerConfig
 from rayka.errors import ErrorCode
-from rayka.protocol.partition_admin import PartitionResult
-from rayka.protocol.replica_reports import AlterPartitionItem, AlterPartitionRequest, IsrMember
-from rayka.protocol.topics import NewTopic
+from rayka.protocol.membership import AlterPartitionItem, AlterPartitionRequest, IsrMember
+from rayka.protocol.topics import NewTopic, PartitionResult
 from tests.controller.support import Machine
 
 

@@ -26,8 +26,9 @@ from rayka.protocol.membership import (
     HeartbeatResponse,
     RegisterBrokerRequest,
     RegisterBrokerResponse,
+    ReportExitRequest,
+    ReportExitResponse,
 )
-from rayka.protocol.replica_reports import ReportExitRequest, ReportExitResponse
 from rayka.protocol.topics import CreateTopicsRequest, CreateTopicsResponse, NewTopic
 from rayka.shard.shard import Result, Steps
 from rayka.shard.timers import Timer

@@ -10,7 +10,7 @@ import pytest
 
 from rayka.errors import ErrorCode, StaleBrokerEpoch
 from rayka.metadata.metadata_records import BrokerRegistrationChangeRecord, MetadataRecord
-from rayka.protocol.replica_reports import (
+from rayka.protocol.membership import (
     AssignedReplica,
     AssignedReplicaResult,
     AssignReplicasToDirsRequest,

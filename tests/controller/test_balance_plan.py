@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rayka.controller.balancer.balance_plan import MOVES_MAX, Goal, Plan, plan_balance
 from rayka.controller.balancer.holders import BrokerShape, PartitionShape
 from rayka.ids import TopicPartition
-from rayka.protocol.disk_room import DISK_USE_MAX
+from rayka.protocol.load import DISK_USE_MAX
 
 MB = 1_000_000
 

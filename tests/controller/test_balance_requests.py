@@ -3,8 +3,7 @@
 import pytest
 
 from rayka.errors import BrokerNotAvailable, InvalidRequest
-from rayka.protocol.balance import BalanceRequest, BalanceResponse
-from rayka.protocol.load import LoadReport, PartitionLoad
+from rayka.protocol.load import BalanceRequest, BalanceResponse, LoadReport, PartitionLoad
 from rayka.protocol.topics import CreateTopicsRequest, NewTopic
 from tests.controller.admin_support import cluster, create, fence
 from tests.controller.support import Machine

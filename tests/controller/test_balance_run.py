@@ -7,15 +7,6 @@ from rayka.controller.balancer.badly_off import REPEAT_MS
 from rayka.controller.balancer.balance_looks import REPLAN_MS
 from rayka.controller.controller_timers import BUSY_LOOK_INTERVAL_MS, LOOK_INTERVAL_MS
 from rayka.ids import Role
-from rayka.protocol.balance import (
-    BalanceRequest,
-    BalanceResponse,
-    BalanceState,
-    CancelBalanceRequest,
-    CancelBalanceResponse,
-    DescribeBalanceRequest,
-    DescribeBalanceResponse,
-)
 from rayka.protocol.configs import (
     AlterConfigOp,
     AlteredResource,
@@ -24,9 +15,17 @@ from rayka.protocol.configs import (
     ResourceType,
 )
 from rayka.protocol.events import EVENTS_MAX, RecordEventRequest
-from rayka.protocol.load import LoadReport
-from rayka.protocol.partition_admin import UnregisterBrokerRequest
-from rayka.protocol.topics import CreateTopicsRequest, DeleteTopicsRequest, NewTopic
+from rayka.protocol.load import (
+    BalanceRequest,
+    BalanceResponse,
+    BalanceState,
+    CancelBalanceRequest,
+    CancelBalanceResponse,
+    DescribeBalanceRequest,
+    DescribeBalanceResponse,
+    LoadReport,
+)
+from rayka.protocol.topics import CreateTopicsRequest, DeleteTopicsRequest, NewTopic, UnregisterBrokerRequest
 from tests.controller.admin_support import cluster, create, fence
 from tests.controller.support import WITHOUT_ELR, Machine
 from tests.controller.test_draining import drain

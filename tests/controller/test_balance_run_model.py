@@ -6,9 +6,8 @@ from hypothesis import strategies as st
 from rayka.config.broker_config import BrokerConfig
 from rayka.controller.controller_timers import LOOK_INTERVAL_MS
 from rayka.controller.draining_brokers import draining_brokers
-from rayka.protocol.balance import BalanceRequest, CancelBalanceRequest
-from rayka.protocol.load import LoadReport, PartitionLoad
-from rayka.protocol.partition_admin import AlterPartitionReassignmentsRequest, Reassignment
+from rayka.protocol.load import BalanceRequest, CancelBalanceRequest, LoadReport, PartitionLoad
+from rayka.protocol.topics import AlterPartitionReassignmentsRequest, Reassignment
 from tests.controller.admin_support import cluster, create, fence
 from tests.controller.test_balance_run import complete_all, status, under_way
 from tests.controller.test_draining import drain

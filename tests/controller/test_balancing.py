@@ -12,7 +12,7 @@ from rayka.metadata.metadata_records import (
     PartitionRecord,
     UnregisterBrokerRecord,
 )
-from rayka.protocol.replica_reports import LeaderRecoveryState
+from rayka.protocol.membership import LeaderRecoveryState
 from tests.controller.support import WITH_ELR, Machine
 from tests.metadata.support import ORDERS, active, partition, registered, topic, unfenced
 

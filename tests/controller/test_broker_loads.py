@@ -12,7 +12,7 @@ from rayka.protocol.load import (
     LoadReport,
     PartitionLoad,
 )
-from rayka.protocol.partition_admin import UnregisterBrokerRequest
+from rayka.protocol.topics import UnregisterBrokerRequest
 from tests.controller.admin_support import cluster, create, fence
 from tests.controller.support import Machine
 

@@ -31,7 +31,7 @@ from rayka.protocol.configs import (
     ResourceType,
 )
 from rayka.protocol.load import LoadReport
-from rayka.protocol.replica_reports import LeaderRecoveryState
+from rayka.protocol.membership import LeaderRecoveryState
 from tests.controller.admin_support import cluster, create, fence
 from tests.controller.support import Machine
 

@@ -18,8 +18,12 @@ from rayka.protocol.configs import (
     IncrementalAlterConfigsRequest,
     ResourceType,
 )
-from rayka.protocol.partition_admin import AlterPartitionReassignmentsRequest, Reassignment
-from rayka.protocol.topics import CreateTopicsRequest, NewTopic
+from rayka.protocol.topics import (
+    AlterPartitionReassignmentsRequest,
+    CreateTopicsRequest,
+    NewTopic,
+    Reassignment,
+)
 from tests.controller.admin_support import outcomes, report_isr
 from tests.controller.support import Machine
 

@@ -5,7 +5,7 @@ import pytest
 from rayka.controller.topic_control import TOPIC_PARTITIONS_MAX
 from rayka.errors import ErrorCode
 from rayka.metadata.metadata_records import PartitionRecord
-from rayka.protocol.partition_admin import (
+from rayka.protocol.topics import (
     AlterPartitionReassignmentsRequest,
     CreatePartitionsRequest,
     NewPartitions,

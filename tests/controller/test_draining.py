@@ -14,13 +14,13 @@ from rayka.protocol.configs import (
     IncrementalAlterConfigsRequest,
     ResourceType,
 )
-from rayka.protocol.partition_admin import (
+from rayka.protocol.topics import (
     AlterPartitionReassignmentsRequest,
     ElectionType,
     ElectLeadersRequest,
+    NewTopic,
     Reassignment,
 )
-from rayka.protocol.topics import NewTopic
 from tests.controller.admin_support import cluster, create, fence, report_isr
 from tests.controller.support import Machine
 

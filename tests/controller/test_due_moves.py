@@ -7,8 +7,7 @@ import pytest
 from rayka.controller.balancer.balance_plan import Goal, Move
 from rayka.controller.balancer.planned_moves import still_due
 from rayka.ids import TopicPartition
-from rayka.protocol.partition_admin import AlterPartitionReassignmentsRequest, Reassignment
-from rayka.protocol.topics import DeleteTopicsRequest
+from rayka.protocol.topics import AlterPartitionReassignmentsRequest, DeleteTopicsRequest, Reassignment
 from tests.controller.admin_support import cluster, create, fence, report_isr
 from tests.controller.support import Machine
 

@@ -4,8 +4,8 @@ import pytest
 
 from rayka.errors import ErrorCode
 from rayka.ids import TopicPartition
-from rayka.protocol.partition_admin import ElectionType, ElectLeadersRequest
-from rayka.protocol.replica_reports import LeaderRecoveryState
+from rayka.protocol.membership import LeaderRecoveryState
+from rayka.protocol.topics import ElectionType, ElectLeadersRequest
 from tests.controller.admin_support import cluster, create, fence, outcomes, report_isr
 from tests.controller.support import Machine
 

@@ -16,7 +16,7 @@ from rayka.protocol.events import (
     RecordEventRequest,
     RecordEventResponse,
 )
-from rayka.protocol.partition_admin import UnregisterBrokerRequest
+from rayka.protocol.topics import UnregisterBrokerRequest
 from tests.controller.admin_support import cluster, create, fence
 from tests.controller.support import EPOCH_MS, WITHOUT_ELR, Machine, is_incident, registration
 from tests.controller.test_healing import TIMEOUT_MS, complete, look, lose, reassign, set_for_all

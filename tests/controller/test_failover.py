@@ -13,14 +13,14 @@ from rayka.metadata.metadata_records import (
     PartitionChangeRecord,
     RegisterBrokerRecord,
 )
-from rayka.protocol.membership import HeartbeatRequest
-from rayka.protocol.partition_admin import ElectionType, ElectLeadersRequest
-from rayka.protocol.replica_reports import (
+from rayka.protocol.membership import (
     AlterPartitionItem,
     AlterPartitionRequest,
+    HeartbeatRequest,
     IsrMember,
     LeaderRecoveryState,
 )
+from rayka.protocol.topics import ElectionType, ElectLeadersRequest
 from rayka.shard.runtime import STEPS_PER_TURN
 from tests.controller.support import SECOND_PROCESS, SESSION_MS, WITH_ELR, WITHOUT_ELR, Machine, registration
 from tests.metadata.support import ORDERS, active, directory, partition, topic

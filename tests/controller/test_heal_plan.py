@@ -10,7 +10,7 @@ from rayka.controller.balancer.balance_plan import MOVES_MAX, Goal, Move
 from rayka.controller.balancer.heal_plan import Loss, plan_healing
 from rayka.controller.balancer.holders import BrokerShape, PartitionShape
 from rayka.ids import TopicPartition
-from rayka.protocol.disk_room import DISK_USE_MAX
+from rayka.protocol.load import DISK_USE_MAX
 
 MB = 1_000_000
 

@@ -22,9 +22,14 @@ from rayka.protocol.configs import (
     ResourceType,
 )
 from rayka.protocol.load import LoadReport
-from rayka.protocol.partition_admin import AlterPartitionReassignmentsRequest, Reassignment
-from rayka.protocol.replica_reports import AssignedReplica, AssignReplicasToDirsRequest
-from rayka.protocol.topics import CreateTopicsRequest, DeleteTopicsRequest, NewTopic
+from rayka.protocol.membership import AssignedReplica, AssignReplicasToDirsRequest
+from rayka.protocol.topics import (
+    AlterPartitionReassignmentsRequest,
+    CreateTopicsRequest,
+    DeleteTopicsRequest,
+    NewTopic,
+    Reassignment,
+)
 from rayka.shard.shard import Result
 from tests.controller.admin_support import cluster, create, fence, report_isr
 from tests.controller.support import Machine

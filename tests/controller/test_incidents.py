@@ -22,8 +22,7 @@ from rayka.protocol.configs import (
 )
 from rayka.protocol.events import DescribeEventsRequest, RecordEventRequest
 from rayka.protocol.membership import HeartbeatRequest
-from rayka.protocol.partition_admin import UnregisterBrokerRequest
-from rayka.protocol.topics import NewTopic
+from rayka.protocol.topics import NewTopic, UnregisterBrokerRequest
 from tests.controller.support import SESSION_MS, WITHOUT_ELR, Machine
 from tests.metadata.support import directory
 

@@ -11,7 +11,7 @@ from rayka.ids import TopicIdPartition
 from rayka.metadata.delta import changed_partition
 from rayka.metadata.image import PartitionImage
 from rayka.metadata.metadata_records import PartitionChangeRecord
-from rayka.protocol.replica_reports import LeaderRecoveryState
+from rayka.protocol.membership import LeaderRecoveryState
 from tests.metadata.support import ORDERS
 
 KEY = TopicIdPartition(ORDERS, 0)

@@ -5,7 +5,7 @@ import pytest
 from rayka.controller.producer_id_blocks import PRODUCER_ID_MAX
 from rayka.errors import BrokerIdNotRegistered, StaleBrokerEpoch, UnknownServerError
 from rayka.metadata.metadata_records import ProducerIdsRecord
-from rayka.protocol.producer_ids import AllocateProducerIdsRequest, AllocateProducerIdsResponse
+from rayka.protocol.produce import AllocateProducerIdsRequest, AllocateProducerIdsResponse
 from tests.controller.support import Machine
 
 

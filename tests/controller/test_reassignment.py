@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 from rayka.config.broker_config import BrokerConfig
 from rayka.errors import ErrorCode
 from rayka.ids import TopicPartition
-from rayka.protocol.partition_admin import (
+from rayka.protocol.membership import LeaderRecoveryState
+from rayka.protocol.topics import (
     AlterPartitionReassignmentsRequest,
     ListPartitionReassignmentsRequest,
     OngoingReassignment,
     Reassignment,
 )
-from rayka.protocol.replica_reports import LeaderRecoveryState
 from tests.controller.admin_support import cluster, create, fence, outcomes, report_isr
 from tests.controller.support import Machine
 from tests.metadata.support import directory

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from rayka.config.broker_config import BrokerConfig
 from rayka.controller.controller_timers import BalanceLeaders, LookAfterReplicas
-from rayka.metadata.effective_configs import topic_config
-from rayka.metadata.image import PartitionImage
+from rayka.metadata.image import PartitionImage, topic_config
 from rayka.protocol.configs import (
     AlterConfigOp,
     AlteredResource,
@@ -22,17 +21,17 @@ from rayka.protocol.configs import (
     IncrementalAlterConfigsRequest,
     ResourceType,
 )
-from rayka.protocol.partition_admin import (
-    AlterPartitionReassignmentsRequest,
-    ElectionType,
-    ElectLeadersRequest,
-    Reassignment,
-)
-from rayka.protocol.replica_reports import (
+from rayka.protocol.membership import (
     AlterPartitionItem,
     AlterPartitionRequest,
     IsrMember,
     LeaderRecoveryState,
+)
+from rayka.protocol.topics import (
+    AlterPartitionReassignmentsRequest,
+    ElectionType,
+    ElectLeadersRequest,
+    Reassignment,
 )
 from tests.controller.support import WITH_ELR, WITHOUT_ELR, Machine
 from tests.metadata.support import directory, partition, topic

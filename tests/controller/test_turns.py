@@ -26,27 +26,27 @@ from rayka.protocol.configs import (
     ResourceType,
 )
 from rayka.protocol.membership import (
+    AlterPartitionItem,
+    AlterPartitionRequest,
     HeartbeatRequest,
+    IsrMember,
     MetadataRequest,
     RegisterBrokerRequest,
     RegisterBrokerResponse,
+    ReportExitRequest,
 )
-from rayka.protocol.partition_admin import (
+from rayka.protocol.topics import (
     AlterPartitionReassignmentsRequest,
     CreatePartitionsRequest,
+    CreateTopicsRequest,
+    DeleteTopicsRequest,
     ElectionType,
     ElectLeadersRequest,
     ListPartitionReassignmentsRequest,
     NewPartitions,
+    NewTopic,
     Reassignment,
 )
-from rayka.protocol.replica_reports import (
-    AlterPartitionItem,
-    AlterPartitionRequest,
-    IsrMember,
-    ReportExitRequest,
-)
-from rayka.protocol.topics import CreateTopicsRequest, DeleteTopicsRequest, NewTopic
 from rayka.shard.kept_back import Pending
 from rayka.shard.runtime import TIMER_RETRY_MS, ShardRuntime
 from tests.controller.support import CLUSTER_ID, SECOND_PROCESS, SESSION_MS, WITH_ELR, registration

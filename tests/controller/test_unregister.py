@@ -11,7 +11,7 @@ from rayka.protocol.configs import (
     IncrementalAlterConfigsRequest,
     ResourceType,
 )
-from rayka.protocol.partition_admin import (
+from rayka.protocol.topics import (
     AlterPartitionReassignmentsRequest,
     Reassignment,
     UnregisterBrokerRequest,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rayka.coordinator.assignors.assignor import Assignment, Subscriber
 from rayka.coordinator.assignors.assignor_table import ASSIGNORS
 from rayka.ids import TopicPartition
-from rayka.protocol.consumer_protocol import ConsumerSubscription
+from rayka.protocol.groups import ConsumerSubscription
 
 TOPICS = ("t0", "t1", "t2", "t3")
 

@@ -10,13 +10,9 @@ from rayka.coordinator.group_records import GROUP_CODEC, GroupRecord
 from rayka.coordinator.group_shard import GroupShard
 from rayka.errors import ApiError, ErrorCode, NotCoordinator
 from rayka.ids import TopicPartition
-from rayka.protocol.consumer_protocol import ConsumerSubscription, encode_said
-from rayka.protocol.group_offsets import (
-    CommittedOffset,
-    OffsetCommitRequest,
-    OffsetFetchRequest,
-)
 from rayka.protocol.groups import (
+    CommittedOffset,
+    ConsumerSubscription,
     GroupHeartbeatRequest,
     GroupProtocol,
     JoinGroupRequest,
@@ -24,8 +20,11 @@ from rayka.protocol.groups import (
     LeaveGroupRequest,
     LeavingMember,
     MemberAssignment,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
     SyncGroupRequest,
     SyncGroupResponse,
+    encode_said,
 )
 from rayka.shard.kept_back import Pending
 from rayka.shard.runtime import ShardRuntime

@@ -11,7 +11,7 @@ from rayka.coordinator.assignors.assignor_table import ASSIGNORS
 from rayka.coordinator.assignors.sticky_assignor import owners_of
 from rayka.errors import CorruptRecord
 from rayka.ids import TopicPartition
-from rayka.protocol.consumer_protocol import (
+from rayka.protocol.groups import (
     ConsumerAssignment,
     ConsumerSubscription,
     decode_said,

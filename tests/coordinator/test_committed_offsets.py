@@ -15,15 +15,17 @@ from rayka.errors import (
     UnknownMemberId,
 )
 from rayka.ids import NO_EPOCH, ZERO_ID
-from rayka.protocol.group_offsets import (
+from rayka.protocol.groups import (
     CommittedOffset,
     FetchedOffset,
+    GroupProtocol,
+    ListedGroup,
+    ListGroupsRequest,
     OffsetCommitRequest,
     OffsetCommitResponse,
     OffsetDeleteRequest,
     OffsetFetchRequest,
 )
-from rayka.protocol.groups import GroupProtocol, ListedGroup, ListGroupsRequest
 from rayka.shard.runtime import STEPS_PER_TURN
 from tests.coordinator.group_support import (
     SESSION_MS,

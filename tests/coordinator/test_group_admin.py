@@ -3,14 +3,15 @@
 from rayka.coordinator.group import EMPTY, PREPARING, STABLE
 from rayka.coordinator.group_records import GroupKey
 from rayka.errors import ErrorCode
-from rayka.protocol.group_offsets import CommittedOffset, OffsetCommitRequest
 from rayka.protocol.groups import (
+    CommittedOffset,
     DeleteGroupsRequest,
     DescribedGroup,
     DescribeGroupsRequest,
     GroupResult,
     ListedGroup,
     ListGroupsRequest,
+    OffsetCommitRequest,
 )
 from tests.coordinator.group_support import Coordinator, answer, offers
 

@@ -5,8 +5,7 @@ import pytest
 from rayka.coordinator.group import COMPLETING, EMPTY, PREPARING, STABLE
 from rayka.coordinator.group_members import PENDING_MAX
 from rayka.errors import ErrorCode, InvariantBroken
-from rayka.protocol.consumer_protocol import ConsumerAssignment, ConsumerSubscription, encode_said
-from rayka.protocol.groups import GroupProtocol
+from rayka.protocol.groups import ConsumerAssignment, ConsumerSubscription, GroupProtocol, encode_said
 from tests.coordinator.group_support import (
     DELAY_MS,
     REBALANCE_MS,

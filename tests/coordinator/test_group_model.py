@@ -8,8 +8,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from rayka.coordinator.group import COMPLETING, EMPTY, STABLE
 from rayka.errors import ErrorCode, NotEnoughReplicas
-from rayka.protocol.consumer_protocol import ConsumerSubscription, encode_said
-from rayka.protocol.groups import GroupProtocol, JoinGroupResponse, SyncGroupResponse
+from rayka.protocol.groups import (
+    ConsumerSubscription,
+    GroupProtocol,
+    JoinGroupResponse,
+    SyncGroupResponse,
+    encode_said,
+)
 from rayka.shard.kept_back import Pending
 from tests.coordinator.group_support import REBALANCE_MS, SESSION_MS, Coordinator, code
 

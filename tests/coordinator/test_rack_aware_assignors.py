@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rayka.coordinator.assignors.assignor import PartitionRacks, Subscriber, minds_racks
 from rayka.coordinator.assignors.assignor_table import ASSIGNORS
 from rayka.ids import TopicPartition
-from rayka.protocol.consumer_protocol import ConsumerSubscription
+from rayka.protocol.groups import ConsumerSubscription
 from tests.coordinator.assignor_support import TOPICS, expect_valid, groups, owning, topic_counts, unevenness
 
 ABC = ("a", "b", "c")

@@ -5,7 +5,7 @@ from rayka.log.appending import AppendInfo
 from rayka.log.log import Log
 from rayka.log.producer_state import ProducerStates
 from rayka.protocol.batch_encode import encode_batch
-from rayka.protocol.batch_header import ProducerSequence, RecordBatch
+from rayka.protocol.batch_format import ProducerSequence, RecordBatch
 
 PRODUCER = 4711
 LAST = 2**31 - 1  # the highest sequence

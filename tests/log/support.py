@@ -15,7 +15,7 @@ from rayka.log.slices import run_to_end
 from rayka.ports import Buffer, Disk
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_encode import encode_batch
-from rayka.protocol.batch_header import RecordBatch, split_batches
+from rayka.protocol.batch_format import RecordBatch, split_batches
 from rayka.protocol.fetch import FileRange
 from rayka.testing.memory_disk import MemoryDisk
 

@@ -13,7 +13,7 @@ from rayka.errors import CorruptRecord, DamagedLog, StorageError
 from rayka.log.damage import find_batch
 from rayka.log.log import Log
 from rayka.log.recovery import Tearing
-from rayka.protocol.batch_header import RecordBatch
+from rayka.protocol.batch_format import RecordBatch
 from rayka.testing.memory_disk import MemoryDisk
 from tests.log.support import (
     DIRECTORY,

@@ -8,7 +8,7 @@ from rayka.errors import OutOfOrderSequence, RecordBatchTooLarge, StorageError
 from rayka.log.appending import AppendInfo
 from rayka.log.leader_appends import AppendOutcome
 from rayka.log.log import Log
-from rayka.protocol.batch_header import RecordBatch
+from rayka.protocol.batch_format import RecordBatch
 from rayka.testing.memory_disk import MemoryDisk
 from tests.log.producer_support import produced
 from tests.log.support import batch, new_log, read_batches, read_offsets

@@ -10,7 +10,7 @@ from rayka.log.given import Given, given
 from rayka.log.recovery import Tearing
 from rayka.partition.partition_reads import readable_bytes
 from rayka.protocol.batch_decode import decode
-from rayka.protocol.batch_header import TimestampType, split_batches
+from rayka.protocol.batch_format import TimestampType, split_batches
 from rayka.testing.memory_disk import MemoryDisk
 from tests.log.support import (
     DIRECTORY,

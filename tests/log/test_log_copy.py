@@ -24,7 +24,7 @@ from rayka.log.partition_directories import PartitionDirectories
 from rayka.log.recovery import Tearing
 from rayka.log.slices import run_to_end
 from rayka.protocol.batch_decode import decode
-from rayka.protocol.batch_header import split_batches
+from rayka.protocol.batch_format import split_batches
 from rayka.testing.memory_disk import MemoryDisk
 from tests.log.producer_support import produced
 from tests.log.support import (

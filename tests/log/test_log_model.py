@@ -21,7 +21,7 @@ from rayka.log.recovery import Tearing
 from rayka.log.time_lookup import first_at_or_after
 from rayka.log.unsynced import SyncPlan
 from rayka.protocol.batch_decode import decode
-from rayka.protocol.batch_header import RecordBatch, split_batches
+from rayka.protocol.batch_format import RecordBatch, split_batches
 from rayka.testing.memory_disk import MemoryDisk
 from tests.log.support import (
     batch,

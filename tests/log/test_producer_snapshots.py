@@ -16,7 +16,7 @@ from rayka.log.producer_snapshots import decode_snapshot, encode_snapshot
 from rayka.log.producer_state import CACHED_BATCHES, BatchMetadata, ProducerStates
 from rayka.log.recovery import Tearing
 from rayka.log.retention import Clock, expire
-from rayka.protocol.batch_header import RecordBatch
+from rayka.protocol.batch_format import RecordBatch
 from rayka.testing.memory_disk import MemoryDisk
 from tests.log.directory_support import ORDERS, formatted_disk, open_directory, open_orders, run
 from tests.log.producer_support import LAST, PRODUCER, answer, append, known, produced

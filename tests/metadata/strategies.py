@@ -28,7 +28,7 @@ from rayka.metadata.metadata_records import (
     UnregisterBrokerRecord,
 )
 from rayka.protocol.configs import ResourceType
-from rayka.protocol.replica_reports import LeaderRecoveryState
+from rayka.protocol.membership import LeaderRecoveryState
 from tests.metadata.support import directory, registered
 
 NAMES = ("orders", "payments", "events")

@@ -5,8 +5,7 @@ import pytest
 from rayka.config.broker_config import BrokerConfig
 from rayka.errors import ConfigError
 from rayka.metadata.delta import MetadataDelta
-from rayka.metadata.effective_configs import broker_config, topic_config
-from rayka.metadata.image import MetadataImage
+from rayka.metadata.image import MetadataImage, broker_config, topic_config
 from rayka.metadata.metadata_records import ConfigRecord
 from rayka.protocol.configs import ResourceType
 from tests.metadata.support import image_of, topic

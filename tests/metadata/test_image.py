@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rayka.errors import ErrorCode
 from rayka.ids import TopicIdPartition
 from rayka.metadata.delta import MetadataDelta
-from rayka.metadata.image import MetadataImage, TopicImage
+from rayka.metadata.image import MetadataImage, TopicImage, metadata_steps
 from rayka.metadata.metadata_records import (
     BrokerRegistrationChangeRecord,
     ClearElrRecord,
@@ -22,7 +22,6 @@ from rayka.metadata.metadata_records import (
     PartitionChangeRecord,
     RemoveTopicRecord,
 )
-from rayka.metadata.response import metadata_steps
 from rayka.protocol.configs import ResourceType
 from rayka.protocol.membership import MetadataRequest, MetadataResponse
 from tests.metadata.support import ORDERS, directory, image_of, partition, registered, topic, unfenced

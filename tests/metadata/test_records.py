@@ -24,9 +24,9 @@ from rayka.metadata.metadata_records import (
 )
 from rayka.node.metadata_codec import METADATA_CODEC
 from rayka.protocol.batch_encode import encode_batch
-from rayka.protocol.batch_header import split_batches
+from rayka.protocol.batch_format import split_batches
 from rayka.protocol.configs import ResourceType
-from rayka.protocol.replica_reports import LeaderRecoveryState
+from rayka.protocol.membership import LeaderRecoveryState
 from rayka.raft.control_records import LeaderChangeRecord, encode_control_batch
 from tests.metadata.support import ORDERS, partition, registered, topic
 

@@ -13,7 +13,7 @@ from rayka.ids import ZERO_ID
 from rayka.ports import Request
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_encode import encode_batch
-from rayka.protocol.batch_header import split_batches
+from rayka.protocol.batch_format import split_batches
 from rayka.protocol.fetch import (
     FetchPartition,
     FetchPartitionResult,

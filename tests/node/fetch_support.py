@@ -11,9 +11,14 @@ from rayka.node.answering import completed
 from rayka.node.handlers.fetch_handler import FetchHandler
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_encode import encode_batch
-from rayka.protocol.batch_header import split_batches
-from rayka.protocol.fetch import FetchPartition, FetchPartitionResult, FetchRequest, FetchResponse
-from rayka.protocol.fetch_session import FetchSessionHandler
+from rayka.protocol.batch_format import split_batches
+from rayka.protocol.fetch import (
+    FetchPartition,
+    FetchPartitionResult,
+    FetchRequest,
+    FetchResponse,
+    FetchSessionHandler,
+)
 from rayka.protocol.produce import ACKS_LEADER
 from tests.metadata.support import ORDERS
 from tests.node.replica_support import BROKER, LEADER, LEADER_EPOCH, OTHER, Broker, now_ms

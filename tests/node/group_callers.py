@@ -8,12 +8,14 @@ from rayka.errors import ApiError, ErrorCode, RetriableApiError
 from rayka.ids import TopicIdPartition
 from rayka.metadata.image import PartitionImage
 from rayka.ports import Request
-from rayka.protocol.group_offsets import CommittedOffset, OffsetCommitRequest, OffsetFetchRequest
 from rayka.protocol.groups import (
+    CommittedOffset,
     FindCoordinatorRequest,
     GroupHeartbeatRequest,
     JoinGroupResponse,
     MemberAssignment,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
     SyncGroupRequest,
 )
 from tests.coordinator.group_support import join_request

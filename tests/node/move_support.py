@@ -19,14 +19,14 @@ from rayka.node.handlers.log_dirs import LogDirsHandler
 from rayka.node.handlers.produce_handler import ProduceHandler
 from rayka.ports import Buffer
 from rayka.protocol.batch_decode import decode
-from rayka.protocol.batch_header import split_batches
-from rayka.protocol.partition_admin import AlterReplicaLogDirsRequest, PartitionResult, ReplicaLogDir
-from rayka.protocol.produce import ACKS_ALL, ProducePartition, ProducePartitionResult, ProduceRequest
-from rayka.protocol.replica_reports import (
+from rayka.protocol.batch_format import split_batches
+from rayka.protocol.membership import (
     AssignedReplicaResult,
     AssignReplicasToDirsRequest,
     AssignReplicasToDirsResponse,
 )
+from rayka.protocol.produce import ACKS_ALL, ProducePartition, ProducePartitionResult, ProduceRequest
+from rayka.protocol.topics import AlterReplicaLogDirsRequest, PartitionResult, ReplicaLogDir
 from rayka.testing.memory_disk import MemoryDisk
 from tests.log.support import MachineEnded
 from tests.metadata.support import ORDERS

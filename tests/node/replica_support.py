@@ -32,7 +32,7 @@ from rayka.node.tasks import Tasks
 from rayka.partition.partition import Partition
 from rayka.ports import Buffer, Disk, Request
 from rayka.protocol.batch_encode import encode_batch
-from rayka.protocol.batch_header import split_batches
+from rayka.protocol.batch_format import split_batches
 from rayka.protocol.configs import ResourceType
 from rayka.protocol.fetch import (
     FetchPartition,
@@ -44,13 +44,14 @@ from rayka.protocol.fetch import (
     ListOffsetsResponse,
 )
 from rayka.protocol.membership import (
+    AlterPartitionRequest,
+    AssignReplicasToDirsRequest,
     HeartbeatRequest,
     NodeState,
     RegisterBrokerRequest,
     StatusRequest,
     StatusResponse,
 )
-from rayka.protocol.replica_reports import AlterPartitionRequest, AssignReplicasToDirsRequest
 from rayka.sim.loop import VirtualLoop
 from rayka.testing.memory_disk import MemoryDisk
 from tests.metadata.support import ORDERS, active, directory, topic

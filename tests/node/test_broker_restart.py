@@ -11,7 +11,7 @@ import pytest
 from rayka.errors import CorruptRecord, ErrorCode, StorageError
 from rayka.log.checkpoint_files import HIGH_WATERMARK_FILE
 from rayka.log.shutdown_files import BOOT_FILE, CLEAN_SHUTDOWN_FILE
-from rayka.protocol.batch_header import split_batches
+from rayka.protocol.batch_format import split_batches
 from rayka.protocol.membership import MetadataRequest, NodeState, StatusRequest
 from rayka.protocol.topics import DeleteTopicsRequest
 from rayka.testing import InProcessCluster, MemoryDisk

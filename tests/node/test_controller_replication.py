@@ -11,11 +11,14 @@ from rayka.config.broker_config import BrokerConfig
 from rayka.controller.controller_timers import RETURNED_CHECK_INTERVAL_MS
 from rayka.errors import StaleBrokerEpoch
 from rayka.node.controller_node import ControllerNode
-from rayka.protocol.membership import HeartbeatRequest, LogDirectory, MetadataPartition, MetadataRequest
-from rayka.protocol.replica_reports import (
+from rayka.protocol.membership import (
     AlterPartitionItem,
     AlterPartitionRequest,
+    HeartbeatRequest,
     IsrMember,
+    LogDirectory,
+    MetadataPartition,
+    MetadataRequest,
     ReportExitRequest,
 )
 from rayka.protocol.topics import CreateTopicsRequest, NewTopic

@@ -10,9 +10,9 @@ from rayka.coordinator.group_shard import OFFSETS_TOPIC, partition_of_group
 from rayka.errors import ErrorCode
 from rayka.ids import Role
 from rayka.metadata.image import PartitionImage
-from rayka.protocol.group_offsets import CommittedOffset
+from rayka.protocol.groups import CommittedOffset
 from rayka.protocol.membership import MetadataRequest, StatusRequest
-from rayka.protocol.partition_admin import AlterPartitionReassignmentsRequest, Reassignment
+from rayka.protocol.topics import AlterPartitionReassignmentsRequest, Reassignment
 from tests.node.group_callers import (
     PARTITIONS,
     Caller,

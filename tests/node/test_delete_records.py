@@ -9,7 +9,7 @@ from rayka.metadata.metadata_records import BrokerRegistrationChangeRecord
 from rayka.node.handlers.delete_records import DeleteRecordsHandler
 from rayka.node.handlers.fetch_handler import FetchHandler
 from rayka.protocol.fetch import EARLIEST_TIMESTAMP
-from rayka.protocol.partition_admin import (
+from rayka.protocol.topics import (
     DeleteRecordsPartition,
     DeleteRecordsRequest,
     DeleteRecordsResponse,

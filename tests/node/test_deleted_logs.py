@@ -9,8 +9,8 @@ import pytest
 from rayka.metadata.metadata_records import RemoveTopicRecord
 from rayka.node.handlers.log_dirs import LogDirsHandler
 from rayka.ports import Disk
-from rayka.protocol.partition_admin import DescribeLogDirsRequest
 from rayka.protocol.produce import ACKS_LEADER
+from rayka.protocol.topics import DescribeLogDirsRequest
 from rayka.testing.memory_disk import MemoryDisk
 from tests.metadata.support import ORDERS, topic
 from tests.node.broker_support import records

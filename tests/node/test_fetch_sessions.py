@@ -18,12 +18,14 @@ from rayka.protocol.fetch import (
     FINAL_SESSION_EPOCH,
     FIRST_SESSION_EPOCH,
     NO_SESSION,
+    SESSION_EPOCH_MAX,
     FetchPartition,
     FetchPartitionResult,
     FetchRequest,
     FetchResponse,
+    FetchSessionHandler,
+    next_session_epoch,
 )
-from rayka.protocol.fetch_session import SESSION_EPOCH_MAX, FetchSessionHandler, next_session_epoch
 
 FOLLOWER = 2
 SLOTS = 4

@@ -12,7 +12,7 @@ from rayka.metadata.metadata_records import FeatureLevelRecord, encode_record
 from rayka.node.controller_link import ControllerLink
 from rayka.node.metadata_follower import MetadataFollower
 from rayka.protocol.batch_encode import encode_batch
-from rayka.protocol.batch_header import RecordBatch
+from rayka.protocol.batch_format import RecordBatch
 from rayka.protocol.fetch import FetchPartitionResult
 from rayka.testing.memory_disk import MemoryDisk
 from tests.node.controller_support import NoNetwork, settings

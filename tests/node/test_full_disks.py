@@ -15,7 +15,7 @@ from rayka.log.local_disk import storage_error
 from rayka.node.handlers.log_dirs import LogDirsHandler
 from rayka.ports import Buffer
 from rayka.protocol.fetch import FetchPartition
-from rayka.protocol.partition_admin import DescribeLogDirsRequest
+from rayka.protocol.topics import DescribeLogDirsRequest
 from rayka.testing.memory_disk import MemoryDisk
 from tests.node.full_disk_support import LOOK_S, ROOM, TRY_S, Meddler, leading, produce
 from tests.node.replica_support import (

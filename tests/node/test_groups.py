@@ -8,8 +8,8 @@ import pytest
 from rayka.coordinator.group_shard import OFFSETS_TOPIC, partition_of_group
 from rayka.errors import CoordinatorLoadInProgress, ErrorCode, NotCoordinator
 from rayka.ids import NO_NODE
-from rayka.protocol.group_offsets import CommittedOffset, OffsetCommitRequest, OffsetFetchRequest
 from rayka.protocol.groups import (
+    CommittedOffset,
     DeleteGroupsRequest,
     DescribeGroupsRequest,
     FindCoordinatorRequest,
@@ -18,6 +18,8 @@ from rayka.protocol.groups import (
     LeavingMember,
     ListGroupsRequest,
     MemberAssignment,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
     SyncGroupRequest,
 )
 from rayka.protocol.membership import MetadataRequest

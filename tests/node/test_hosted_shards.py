@@ -12,8 +12,8 @@ from rayka.node.answering import completed
 from rayka.node.broker_node import BrokerNode
 from rayka.partition.partition import Partition
 from rayka.protocol.batch_encode import encode_batch
-from rayka.protocol.partition_admin import DeleteRecordsPartition, DeleteRecordsRequest
 from rayka.protocol.produce import ACKS_ALL, ProducePartition, ProduceRequest
+from rayka.protocol.topics import DeleteRecordsPartition, DeleteRecordsRequest
 from rayka.sim.registers import REGISTERS_TOPIC, Get, Put, Register, registers_type
 from tests.node.log_support import until
 from tests.node.state_machine_support import OnPartition, active, active_shard, ask

@@ -28,7 +28,6 @@ from rayka.node.storage.data_directories import DataDirectories
 from rayka.ports import Message, Request
 from rayka.protocol.apis import API_BY_NAME, APIS
 from rayka.protocol.caller import Answer
-from rayka.protocol.connection import CallNumber
 from rayka.protocol.membership import (
     MetadataRequest,
     MetadataResponse,
@@ -37,7 +36,7 @@ from rayka.protocol.membership import (
     StatusResponse,
 )
 from rayka.protocol.topics import CreateTopicsRequest, NewTopic
-from rayka.protocol.wire import Failure, RequestHeader, decode, encode
+from rayka.protocol.wire import CallNumber, Failure, RequestHeader, decode, encode
 from rayka.sim.loop import VirtualLoop
 from rayka.testing import MemoryDisk
 from rayka.testing.in_process_network import Switch

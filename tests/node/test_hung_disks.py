@@ -17,12 +17,12 @@ from rayka.node.handlers.delete_records import DeleteRecordsHandler
 from rayka.node.handlers.log_dirs import LogDirsHandler
 from rayka.node.load_meter import LoadMeter
 from rayka.node.replication.truncations import Truncations
-from rayka.protocol.partition_admin import (
+from rayka.protocol.produce import ACKS_ALL
+from rayka.protocol.topics import (
     DeleteRecordsPartition,
     DeleteRecordsRequest,
     DescribeLogDirsRequest,
 )
-from rayka.protocol.produce import ACKS_ALL
 from rayka.testing.memory_disk import MemoryDisk
 from tests.metadata.support import ORDERS
 from tests.node.controller_support import until

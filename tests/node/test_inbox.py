@@ -26,7 +26,6 @@ from rayka.node.settings import NodeSettings
 from rayka.ports import Request
 from rayka.protocol.apis import API_BY_NAME, ServedBy
 from rayka.protocol.caller import Answer, Call, Caller
-from rayka.protocol.connection import CallNumber
 from rayka.protocol.fetch import FetchRequest, FetchResponse
 from rayka.protocol.membership import (
     HeartbeatRequest,
@@ -38,7 +37,7 @@ from rayka.protocol.membership import (
     StatusResponse,
 )
 from rayka.protocol.produce import ProducePartition, ProduceRequest, ProduceResponse
-from rayka.protocol.wire import Failure, RequestHeader, decode, encode
+from rayka.protocol.wire import CallNumber, Failure, RequestHeader, decode, encode
 from rayka.testing import MemoryDisk
 from tests.node.controller_support import Crashes, settings
 

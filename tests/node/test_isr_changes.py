@@ -14,7 +14,7 @@ from rayka.node.replication.isr_changes import IsrChanges
 from rayka.node.turns import ITEMS_PER_TURN
 from rayka.partition.follower_states import FollowerFetch
 from rayka.partition.partition import Partition
-from rayka.protocol.replica_reports import (
+from rayka.protocol.membership import (
     AlterPartitionRequest,
     AlterPartitionResponse,
     AlterPartitionResult,

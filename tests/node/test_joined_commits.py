@@ -8,13 +8,13 @@ import pytest
 
 from rayka.errors import IllegalGeneration, NotCoordinator
 from rayka.node.handlers.joined_commits import JoinedCommits
-from rayka.protocol.group_offsets import (
+from rayka.protocol.groups import (
     CommittedOffset,
     OffsetCommitRequest,
     OffsetCommitResponse,
     OffsetFetchRequest,
 )
-from rayka.protocol.partition_admin import PartitionResult
+from rayka.protocol.topics import PartitionResult
 from tests.node.group_callers import Caller
 from tests.testing.virtual import VirtualCluster
 

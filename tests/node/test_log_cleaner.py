@@ -24,7 +24,7 @@ from rayka.log.local_disk import storage_error
 from rayka.ports import Job, JobDied, RunningJob
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_encode import encode_batch
-from rayka.protocol.batch_header import split_batches
+from rayka.protocol.batch_format import split_batches
 from rayka.protocol.configs import (
     AlterConfigOp,
     AlteredResource,
@@ -33,7 +33,7 @@ from rayka.protocol.configs import (
     ResourceType,
 )
 from rayka.protocol.membership import StatusRequest
-from rayka.protocol.partition_admin import DescribeLogDirsRequest, ReplicaLog
+from rayka.protocol.topics import DescribeLogDirsRequest, ReplicaLog
 from rayka.testing import InProcessCluster, MemoryDisk
 from rayka.testing.memory_disk import InlineJob
 from tests.node.broker_support import CONTROLLER, Topic, create_topic, memory_cluster, run

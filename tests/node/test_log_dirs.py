@@ -2,7 +2,7 @@
 
 from rayka.errors import StorageError
 from rayka.node.handlers.log_dirs import LogDirsHandler
-from rayka.protocol.partition_admin import DescribeLogDirsRequest, LogDirDescription
+from rayka.protocol.topics import DescribeLogDirsRequest, LogDirDescription
 from tests.node.fetch_support import append, commit, led, new_led
 from tests.node.replica_support import DATA_DIR, LEADER, Broker, run
 

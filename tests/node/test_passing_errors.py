@@ -15,7 +15,7 @@ from rayka.errors import ErrorCode, StorageError
 from rayka.metadata.metadata_records import RemoveTopicRecord
 from rayka.node.handlers.delete_records import DeleteRecordsHandler
 from rayka.protocol.fetch import FetchPartition
-from rayka.protocol.partition_admin import DeleteRecordsPartition, DeleteRecordsRequest
+from rayka.protocol.topics import DeleteRecordsPartition, DeleteRecordsRequest
 from rayka.testing.memory_disk import MemoryDisk, Operation
 from tests.metadata.support import ORDERS
 from tests.node.full_disk_support import LOOK_S, produce

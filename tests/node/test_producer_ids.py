@@ -7,9 +7,8 @@ import pytest
 
 from rayka.errors import BrokerNotAvailable, ErrorCode
 from rayka.protocol.batch_encode import encode_batch
-from rayka.protocol.batch_header import ProducerSequence
-from rayka.protocol.produce import ProducePartitionResult
-from rayka.protocol.producer_ids import InitProducerIdRequest
+from rayka.protocol.batch_format import ProducerSequence
+from rayka.protocol.produce import InitProducerIdRequest, ProducePartitionResult
 from rayka.testing import InProcessCluster
 from tests.node.broker_support import BROKER, CONTROLLER, Topic, create_topic, memory_cluster, run
 

@@ -16,7 +16,7 @@ from rayka.errors import ErrorCode, InconsistentClusterId, NetworkException, Not
 from rayka.ids import METADATA_TOPIC_ID, OffsetAndEpoch, ReplicaKey
 from rayka.node.quorum.format import format_controller
 from rayka.protocol.batch_encode import encode_batch
-from rayka.protocol.batch_header import RecordBatch, split_batches
+from rayka.protocol.batch_format import RecordBatch, split_batches
 from rayka.protocol.caller import Caller
 from rayka.protocol.fetch import FetchPartition, FetchPartitionResult, FetchRequest, FetchResponse
 from rayka.protocol.quorum_messages import (

@@ -21,9 +21,9 @@ from rayka.partition.partition import Partition
 from rayka.partition.partition_leader import Appended
 from rayka.partition.partition_reads import ReadResult
 from rayka.protocol.batch_decode import decode
-from rayka.protocol.batch_header import split_batches
+from rayka.protocol.batch_format import split_batches
 from rayka.protocol.fetch import FetchPartition
-from rayka.protocol.replica_reports import AlterPartitionItem, AlterPartitionResult
+from rayka.protocol.membership import AlterPartitionItem, AlterPartitionResult
 from rayka.testing.memory_disk import MemoryDisk
 from tests.log.support import opened_log
 from tests.partition.support import LAG_MAX_MS, append_one, broker_image, position, records, sync

@@ -11,7 +11,7 @@ from rayka.errors import ApiError, CorruptRecord, FencedLeaderEpoch, NotLeaderOr
 from rayka.ids import NO_TIMESTAMP, OffsetAndEpoch
 from rayka.log.log import Log
 from rayka.partition.partition import Partition
-from rayka.protocol.batch_header import RecordBatch
+from rayka.protocol.batch_format import RecordBatch
 from rayka.protocol.fetch import LATEST_TIMESTAMP
 from rayka.testing.memory_disk import MemoryDisk
 from tests.log.support import result_of

@@ -11,13 +11,13 @@ from rayka.metadata.image import BrokerImage, PartitionImage
 from rayka.partition.isr import IsrState
 from rayka.partition.partition import Partition
 from rayka.partition.partition_follower import PartitionFollower
-from rayka.protocol.produce import ACKS_LEADER
-from rayka.protocol.replica_reports import (
+from rayka.protocol.membership import (
     AlterPartitionItem,
     AlterPartitionResult,
     IsrMember,
     LeaderRecoveryState,
 )
+from rayka.protocol.produce import ACKS_LEADER
 from tests.partition.support import (
     BROKER,
     LAG_MAX_MS,

@@ -31,7 +31,7 @@ from rayka.partition.partition_leader import Appended, PartitionLeader
 from rayka.partition.partition_reads import FoundOffset
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_encode import encode_batch
-from rayka.protocol.batch_header import ProducerSequence, TimestampType, split_batches
+from rayka.protocol.batch_format import ProducerSequence, TimestampType, split_batches
 from rayka.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, MAX_TIMESTAMP
 from rayka.protocol.produce import ACKS_ALL, ACKS_LEADER, ACKS_NONE
 from rayka.testing.memory_disk import MemoryDisk

@@ -13,7 +13,7 @@ from rayka.ids import NO_TIMESTAMP
 from rayka.partition import record_validation
 from rayka.partition.validation import validate_batches
 from rayka.protocol.batch_encode import encode_batch
-from rayka.protocol.batch_header import Codec
+from rayka.protocol.batch_format import Codec
 from tests.partition.support import NOW_MS
 
 BEFORE_MS, AFTER_MS = 10, 20

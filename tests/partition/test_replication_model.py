@@ -11,8 +11,8 @@ from rayka.errors import ErrorCode, NotEnoughReplicasAfterAppend, NotLeaderOrFol
 from rayka.ids import NO_NODE, ZERO_ID
 from rayka.log.recovery import Tearing
 from rayka.partition.partition_leader import Appended, PartitionLeader
+from rayka.protocol.membership import AlterPartitionItem, AlterPartitionResult
 from rayka.protocol.produce import ACKS_ALL, ACKS_LEADER
-from rayka.protocol.replica_reports import AlterPartitionItem, AlterPartitionResult
 from tests.partition.replication_cluster import BROKERS, Controller, Replica, Request, Response
 from tests.partition.support import LAG_MAX_MS, sync
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from crc32c import crc32c
 
+from rayka.cleaner.kept_records import with_records, without_records
 from rayka.config.topic_config import MessageTimestampType, TopicConfig
 from rayka.errors import (
     ApiError,
@@ -18,20 +19,21 @@ from rayka.errors import (
 )
 from rayka.ids import NO_TIMESTAMP
 from rayka.partition.validation import validate_batches
-from rayka.protocol.batch_contents import Column, aligned, pack_contents
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_encode import UNCOMPRESSED_BYTES_MAX, encode_batch
-from rayka.protocol.batch_header import (
+from rayka.protocol.batch_format import (
     CRC_START,
     HEADER_BYTES,
     NULL_KEY_BIT,
     TIMESTAMP_TYPE_BIT,
     TRANSACTIONAL_BIT,
     Codec,
+    Column,
     ProducerSequence,
     RecordBatch,
+    aligned,
+    pack_contents,
 )
-from rayka.protocol.batch_rebuild import with_records, without_records
 from tests.partition.support import NOW_MS, records
 
 LAX = TopicConfig()

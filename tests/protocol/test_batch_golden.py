@@ -11,7 +11,7 @@ import pytest
 
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_encode import encode_batch
-from rayka.protocol.batch_header import ProducerSequence, RecordBatch
+from rayka.protocol.batch_format import ProducerSequence, RecordBatch
 
 GOLDEN = Path(__file__).parent / "golden"
 BYTES_PER_LINE = 16

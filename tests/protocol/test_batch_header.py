@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rayka.errors import CorruptRecord
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_encode import encode_batch, with_sequence
-from rayka.protocol.batch_header import (
+from rayka.protocol.batch_format import (
     HEADER_BYTES,
     NO_SEQUENCE,
     Codec,

@@ -12,10 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayka.errors import CorruptRecord, UnsupportedCompressionType
-from rayka.protocol.batch_contents import Column, aligned, pack_contents
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_encode import encode_batch
-from rayka.protocol.batch_header import HEADER, HEADER_BYTES, MAGIC, NULL_KEY_BIT, Codec, RecordBatch
+from rayka.protocol.batch_format import (
+    HEADER,
+    HEADER_BYTES,
+    MAGIC,
+    NULL_KEY_BIT,
+    Codec,
+    Column,
+    RecordBatch,
+    aligned,
+    pack_contents,
+)
 
 ARGUMENTS = {
     "values": [b"one", None, b"three", b""],

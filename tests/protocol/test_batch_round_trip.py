@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rayka.errors import RecordTooLarge, SerializationError, UnsupportedCompressionType
 from rayka.protocol.batch_decode import HEADERS_TYPE, DecodedBatch, decode
 from rayka.protocol.batch_encode import UNCOMPRESSED_BYTES_MAX, encode_batch
-from rayka.protocol.batch_header import Codec, ProducerSequence, RecordBatch
+from rayka.protocol.batch_format import Codec, ProducerSequence, RecordBatch
 
 SEQUENCE = ProducerSequence(7, 1, 5)
 CODECS = [Codec.NONE, Codec.GZIP, Codec.LZ4, Codec.ZSTD]

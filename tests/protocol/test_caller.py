@@ -9,7 +9,7 @@ import pytest
 from rayka.errors import RequestTimedOut
 from rayka.ids import ZERO_ID
 from rayka.protocol.caller import Answer, Call, Caller
-from rayka.protocol.producer_ids import InitProducerIdRequest, InitProducerIdResponse
+from rayka.protocol.produce import InitProducerIdRequest, InitProducerIdResponse
 from rayka.protocol.wire import encode
 from rayka.sim.loop import VirtualLoop
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayka.ids import random_uuid
-from rayka.protocol.connection import CALLERS_MAX, HELD_CALLS_MAX, Admission, CallNumber, Inbound, Outbound
+from rayka.protocol.wire import CALLERS_MAX, HELD_CALLS_MAX, Admission, CallNumber, Inbound, Outbound
 
 CALLER = UUID(int=7)
 

@@ -4,8 +4,14 @@ import pytest
 
 from rayka.errors import ErrorCode
 from rayka.ids import ZERO_ID
-from rayka.protocol.fetch import FIRST_SESSION_EPOCH, NO_SESSION, FetchPartition, FetchResponse
-from rayka.protocol.fetch_stream import Ending, FetchStream
+from rayka.protocol.fetch import (
+    FIRST_SESSION_EPOCH,
+    NO_SESSION,
+    Ending,
+    FetchPartition,
+    FetchResponse,
+    FetchStream,
+)
 
 SESSION = 77
 IN_SESSION = FetchResponse((), session_id=SESSION)

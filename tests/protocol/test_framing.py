@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayka.errors import InvalidRequest
-from rayka.protocol.framing import frame, unframe
+from rayka.protocol.wire import frame, unframe
 
 
 @given(st.binary(max_size=40), st.binary(max_size=40), st.binary(max_size=100))

@@ -7,15 +7,10 @@ import pytest
 from rayka.errors import ApiError, InconsistentGroupProtocol, InvalidGroupId, InvalidRequest
 from rayka.ids import TopicPartition
 from rayka.ports import Request
-from rayka.protocol.group_offsets import (
-    PARTITIONS_PER_COMMIT_MAX,
-    CommittedOffset,
-    OffsetCommitRequest,
-    OffsetDeleteRequest,
-    OffsetFetchRequest,
-)
 from rayka.protocol.groups import (
     GROUP_ID_BYTES_MAX,
+    PARTITIONS_PER_COMMIT_MAX,
+    CommittedOffset,
     DeleteGroupsRequest,
     DescribeGroupsRequest,
     FindCoordinatorRequest,
@@ -25,6 +20,9 @@ from rayka.protocol.groups import (
     LeaveGroupRequest,
     LeavingMember,
     MemberAssignment,
+    OffsetCommitRequest,
+    OffsetDeleteRequest,
+    OffsetFetchRequest,
     SyncGroupRequest,
 )
 

@@ -25,17 +25,24 @@ from rayka.protocol.events import (
     RecordEventRequest,
 )
 from rayka.protocol.fetch import FetchPartition, FetchRequest
-from rayka.protocol.membership import HeartbeatRequest, LogDirectory
-from rayka.protocol.partition_admin import (
+from rayka.protocol.membership import (
+    AlterPartitionItem,
+    AlterPartitionRequest,
+    HeartbeatRequest,
+    LogDirectory,
+    ReportExitRequest,
+)
+from rayka.protocol.topics import (
     AlterPartitionReassignmentsRequest,
     CreatePartitionsRequest,
+    CreateTopicsRequest,
+    DeleteTopicsRequest,
     ElectionType,
     ElectLeadersRequest,
     NewPartitions,
+    NewTopic,
     Reassignment,
 )
-from rayka.protocol.replica_reports import AlterPartitionItem, AlterPartitionRequest, ReportExitRequest
-from rayka.protocol.topics import CreateTopicsRequest, DeleteTopicsRequest, NewTopic
 from tests.node.controller_support import BROKER_DIRECTORY, fetch_request, registration
 from tests.node.fetch_support import ORDERS, at, request
 

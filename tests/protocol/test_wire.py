@@ -15,10 +15,9 @@ from rayka.errors import ErrorCode, InvalidRequest, NotLeaderOrFollower, Unknown
 from rayka.ids import ZERO_ID
 from rayka.ports import Message
 from rayka.protocol.apis import API_BY_NAME, APIS, api_of
-from rayka.protocol.connection import CallNumber
 from rayka.protocol.fetch import FetchPartitionResult, FetchResponse
 from rayka.protocol.produce import ProducePartition, ProduceRequest
-from rayka.protocol.wire import Encoded, Failure, RequestHeader, decode, encode
+from rayka.protocol.wire import CallNumber, Encoded, Failure, RequestHeader, decode, encode
 
 _LEAVES = {
     int: st.integers(-(2**63), 2**63 - 1),

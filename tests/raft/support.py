@@ -18,7 +18,7 @@ from rayka.log.recovery import Tearing
 from rayka.ports import Request
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_encode import encode_batch
-from rayka.protocol.batch_header import RecordBatch, split_batches
+from rayka.protocol.batch_format import RecordBatch, split_batches
 from rayka.protocol.fetch import FetchPartition, FetchPartitionResult, FetchRequest, FetchResponse
 from rayka.protocol.quorum_messages import (
     AddRaftVoterRequest,

@@ -3,7 +3,7 @@
 import pytest
 
 from rayka.errors import RecordBatchTooLarge, TooManyRequests
-from rayka.protocol.batch_header import RecordBatch
+from rayka.protocol.batch_format import RecordBatch
 from rayka.raft.batch_accumulator import ACCUMULATED_BYTES_MAX, BATCH_BYTES_MAX, BatchAccumulator
 from rayka.raft.control_records import KRaftVersionRecord, VotersRecord
 from rayka.raft.voters import VoterSet

@@ -7,7 +7,7 @@ import pytest
 from rayka.errors import NotLeaderOrFollower, RecordBatchTooLarge, TooManyRequests
 from rayka.ids import NO_OFFSET, ReplicaKey
 from rayka.protocol.batch_decode import decode
-from rayka.protocol.batch_header import split_batches
+from rayka.protocol.batch_format import split_batches
 from rayka.raft.batch_accumulator import ACCUMULATED_BYTES_MAX, BATCH_BYTES_MAX
 from rayka.raft.control_records import KRaftVersionRecord, LeaderChangeRecord, VotersRecord
 from rayka.raft.election_state import ElectionState

@@ -7,7 +7,7 @@ import pytest
 from rayka.errors import StorageError
 from rayka.ids import NO_TIMESTAMP, OffsetAndEpoch, ReplicaKey
 from rayka.protocol.batch_encode import encode_batch
-from rayka.protocol.batch_header import split_batches
+from rayka.protocol.batch_format import split_batches
 from rayka.raft.snapshot import (
     BOOTSTRAP_SNAPSHOT_ID,
     decode_snapshot,

@@ -16,7 +16,7 @@ from rayka.cluster import Cluster
 from rayka.config.client_config import ConsumerConfig
 from rayka.coordinator.group_shard import OFFSETS_TOPIC
 from rayka.errors import ErrorCode
-from rayka.protocol.group_offsets import CommittedOffset, OffsetCommitRequest, OffsetFetchRequest
+from rayka.protocol.groups import CommittedOffset, OffsetCommitRequest, OffsetFetchRequest
 from tests.ray.support import broker_pid, kill, wait_until
 
 pytestmark = pytest.mark.ray

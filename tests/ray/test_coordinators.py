@@ -18,7 +18,7 @@ from rayka.config.client_config import ConsumerConfig
 from rayka.coordinator.group_shard import OFFSETS_TOPIC
 from rayka.errors import ErrorCode
 from rayka.ids import Role
-from rayka.protocol.group_offsets import CommittedOffset, OffsetCommitRequest, OffsetFetchRequest
+from rayka.protocol.groups import CommittedOffset, OffsetCommitRequest, OffsetFetchRequest
 from tests.ray.conftest import Said
 from tests.ray.support import kill, pid_of, running, wait_until
 

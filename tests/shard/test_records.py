@@ -4,7 +4,7 @@ import pytest
 
 from rayka.errors import CorruptRecord
 from rayka.protocol.batch_encode import encode_batch
-from rayka.protocol.batch_header import RecordBatch
+from rayka.protocol.batch_format import RecordBatch
 from rayka.shard.shard_records import KeyValue, RecordCodec, value_codec
 
 TEXT = value_codec(str.encode, bytes.decode)

@@ -33,16 +33,17 @@ from rayka.metadata.image import PartitionImage
 from rayka.partition.partition import Partition
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_encode import encode_batch
-from rayka.protocol.batch_header import NO_SEQUENCE, ProducerSequence, split_batches
+from rayka.protocol.batch_format import NO_SEQUENCE, ProducerSequence, split_batches
 from rayka.protocol.fetch import FetchPartition, FetchRequest
-from rayka.protocol.partition_admin import (
+from rayka.protocol.produce import ACKS_NONE, ProducePartition, ProduceRequest
+from rayka.protocol.topics import (
     AlterPartitionReassignmentsRequest,
+    CreateTopicsRequest,
     DeleteRecordsPartition,
     DeleteRecordsRequest,
+    NewTopic,
     Reassignment,
 )
-from rayka.protocol.produce import ACKS_NONE, ProducePartition, ProduceRequest
-from rayka.protocol.topics import CreateTopicsRequest, NewTopic
 from rayka.sim.checks.data_history import Send
 from rayka.sim.checks.replica_checkers import batches_of
 from rayka.sim.loop import START_US

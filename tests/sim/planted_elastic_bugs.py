@@ -24,7 +24,7 @@ from rayka.controller.balancer.balance_run import BalanceRun
 from rayka.controller.balancer.gone_brokers import GoneBrokers
 from rayka.controller.balancer.planned_moves import PlannedMoves
 from rayka.node.storage.log_manager import LogManager
-from rayka.protocol.balance import BalanceState
+from rayka.protocol.load import BalanceState
 from rayka.sim import simulation
 from rayka.sim.elastic_plan import ElasticPlan
 from rayka.sim.run_options import TopicPlan

@@ -9,13 +9,13 @@ from typing import Any
 
 from rayka.errors import NetworkException
 from rayka.protocol.caller import Answer, Call
-from rayka.protocol.connection import Admission, CallNumber, Inbound, Outbound
+from rayka.protocol.wire import Admission, CallNumber, Inbound, Outbound
 from rayka.sim.process import Process
 from rayka.sim.run_options import LanePlan, TopicPlan
 from rayka.sim.world.exchange import Exchange
 from rayka.sim.world.simulated_lanes import SimLane
 from rayka.sim.world.simulated_network import SimNetwork
-from rayka.transport.lanes import Lanes, Node
+from rayka.transport.lane import Lanes, Node
 from tests.sim.planting import SHORT, PlantedBug, planted, replaced
 
 CHANGING_LANES: dict[str, Any] = {

@@ -25,7 +25,7 @@ from rayka.ids import TopicPartition
 from rayka.log.partition_metadata import PARTITION_METADATA_FILE, encode_partition_metadata
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_encode import encode_batch
-from rayka.protocol.batch_header import RecordBatch
+from rayka.protocol.batch_format import RecordBatch
 from rayka.protocol.fetch import FileRange
 from rayka.spark.partition_reader import coalesce, read_range
 from rayka.spark.plan import OffsetRange

@@ -8,8 +8,7 @@ from typing import Any
 from rayka.client.bootstrap import ClusterHandle
 from rayka.errors import NetworkException
 from rayka.ports import Network
-from rayka.protocol.produce import ProduceRequest
-from rayka.protocol.producer_ids import InitProducerIdRequest
+from rayka.protocol.produce import InitProducerIdRequest, ProduceRequest
 
 
 class LossyCluster:

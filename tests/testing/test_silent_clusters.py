@@ -9,7 +9,7 @@ import rayka
 import rayka.testing
 from rayka import Admin, Consumer, Producer
 from rayka.errors import UnavailableError
-from rayka.protocol.partition_admin import CreatePartitionsRequest, NewPartitions
+from rayka.protocol.topics import CreatePartitionsRequest, NewPartitions
 from tests.testing.virtual import CONTROLLER, TOPIC, VirtualConsumer, VirtualProducer, virtual_cluster
 from tests.testing.waiting import wait_until
 

@@ -9,7 +9,7 @@ import pytest
 
 from rayka.errors import ErrorCode
 from rayka.ids import TopicPartition
-from rayka.protocol.partition_admin import ElectionType, ElectLeadersRequest
+from rayka.protocol.topics import ElectionType, ElectLeadersRequest
 from rayka.sim.run_options import CLIENT_ID
 from tests.testing.virtual import (
     CONTROLLER,

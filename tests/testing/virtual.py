@@ -20,13 +20,14 @@ from rayka.metadata.image import PartitionImage
 from rayka.ports import Network
 from rayka.protocol.active_controller import ActiveController
 from rayka.protocol.membership import MetadataRequest
-from rayka.protocol.partition_admin import (
+from rayka.protocol.topics import (
     AlterPartitionReassignmentsRequest,
+    CreateTopicsRequest,
     ElectionType,
     ElectLeadersRequest,
+    NewTopic,
     Reassignment,
 )
-from rayka.protocol.topics import CreateTopicsRequest, NewTopic
 from rayka.sim.checks.data_history import Send
 from rayka.sim.loop import START_US
 from rayka.sim.process import PROCESS, Process

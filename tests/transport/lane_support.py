@@ -12,8 +12,7 @@ import numpy as np
 
 from rayka.protocol.apis import API_BY_NAME
 from rayka.protocol.caller import Answer, Call
-from rayka.protocol.connection import CallNumber
-from rayka.protocol.wire import Encoded, Payload
+from rayka.protocol.wire import CallNumber, Encoded, Payload
 from rayka.transport.greeting import WELCOME, LaneOffer, greeting
 from rayka.transport.lane import Lane, open_lane
 from rayka.transport.lane_server import Handle, LaneServer

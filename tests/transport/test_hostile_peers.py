@@ -14,9 +14,8 @@ from rayka.protocol.wire import Payload
 from rayka.transport import lane_server, stream
 from rayka.transport.frames import CALL_PAYLOAD_BYTES_MAX, Kind, encode_frame
 from rayka.transport.greeting import GREETING_BYTES, WELCOME, LaneOffer, Tickets
-from rayka.transport.lane import Lane, open_lane
+from rayka.transport.lane import Lane, Lanes, Node, open_lane
 from rayka.transport.lane_server import LaneServer
-from rayka.transport.lanes import Lanes, Node
 from rayka.transport.receive_memory import ReceiveMemory
 from rayka.transport.stream import End
 from tests.transport.lane_support import (

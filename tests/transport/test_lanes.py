@@ -7,11 +7,10 @@ import pytest
 from rayka.errors import NetworkException
 from rayka.protocol.caller import Answer
 from rayka.protocol.later import Later
-from rayka.transport import lanes as lanes_module
+from rayka.transport import lane as lanes_module
 from rayka.transport.greeting import LaneOffer
-from rayka.transport.lane import Lane
+from rayka.transport.lane import Lane, Lanes, Node, OpenedLane, lanes_of_this_loop
 from rayka.transport.lane_server import LaneServer
-from rayka.transport.lanes import Lanes, Node, OpenedLane, lanes_of_this_loop
 from tests.transport.lane_support import NODE_ID, call, offer, run, served, until
 
 RAY, NODE = "one connection to Ray", Node("rayka", NODE_ID)

@@ -25,7 +25,7 @@ from rayka.protocol.membership import (
     MetadataResponse,
     MetadataTopic,
 )
-from rayka.protocol.partition_admin import ListPartitionReassignmentsRequest
+from rayka.protocol.topics import ListPartitionReassignmentsRequest
 
 _UNAVAILABLE = "broker.unavailable.timeout.ms"
 

@@ -40,7 +40,7 @@ from rayka.errors import InvalidReplicationFactor, NoDiskRoom, StorageError
 from rayka.ids import NO_NODE, Role, TopicPartition, node_name, random_uuid, role_of
 from rayka.protocol.configs import LEAVING
 from rayka.protocol.load import DescribeLoadRequest
-from rayka.protocol.partition_admin import UnregisterBrokerRequest
+from rayka.protocol.topics import UnregisterBrokerRequest
 
 _ANSWER_TIMEOUT_S = 15.0
 _logger = logging.getLogger(__name__)

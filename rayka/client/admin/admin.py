@@ -34,8 +34,7 @@ from rayka.config.topic_config import TopicConfig
 from rayka.errors import InvalidPartitions, InvalidReplicaAssignment, InvalidReplicationFactor
 from rayka.ids import TopicPartition
 from rayka.options import AdminOptions
-from rayka.protocol.partition_admin import ElectionType, NewPartitions
-from rayka.protocol.topics import NewTopic
+from rayka.protocol.topics import ElectionType, NewPartitions, NewTopic
 
 
 class Admin(GroupAdmin, LoadAdmin):

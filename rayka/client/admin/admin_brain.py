@@ -24,12 +24,22 @@ from rayka.client.retry import Retry
 from rayka.config.client_config import AdminConfig
 from rayka.errors import ApiError, BrokerIdNotRegistered, ErrorCode, NoSuchTopic, UnavailableError
 from rayka.ids import TopicPartition
-from rayka.protocol.balance import BalanceRequest, CancelBalanceRequest, DescribeBalanceRequest
 from rayka.protocol.events import DescribeEventsRequest
-from rayka.protocol.load import DescribeLoadRequest
+from rayka.protocol.load import (
+    BalanceRequest,
+    CancelBalanceRequest,
+    DescribeBalanceRequest,
+    DescribeLoadRequest,
+)
 from rayka.protocol.membership import MetadataRequest, MetadataTopic
-from rayka.protocol.partition_admin import CreatePartitionsRequest, NewPartitions, UnregisterBrokerRequest
-from rayka.protocol.topics import CreateTopicsRequest, DeleteTopicsRequest, NewTopic
+from rayka.protocol.topics import (
+    CreatePartitionsRequest,
+    CreateTopicsRequest,
+    DeleteTopicsRequest,
+    NewPartitions,
+    NewTopic,
+    UnregisterBrokerRequest,
+)
 
 # How long a controller is waited for before a broker is asked.
 _CONTROLLER_TIMEOUT_MS = 2_000

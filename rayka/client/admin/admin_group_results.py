@@ -6,9 +6,15 @@ from typing import Self
 from rayka.client.admin.admin_results import Result
 from rayka.errors import CorruptRecord
 from rayka.ids import NO_OFFSET, TopicPartition
-from rayka.protocol.consumer_protocol import CONSUMER_PROTOCOL_TYPE, ConsumerAssignment, decode_said
-from rayka.protocol.group_offsets import FetchedOffset
-from rayka.protocol.groups import DescribedGroup, DescribedMember, GroupState
+from rayka.protocol.groups import (
+    CONSUMER_PROTOCOL_TYPE,
+    ConsumerAssignment,
+    DescribedGroup,
+    DescribedMember,
+    FetchedOffset,
+    GroupState,
+    decode_said,
+)
 
 
 @dataclass(frozen=True)

@@ -30,16 +30,18 @@ from rayka.errors import (
 )
 from rayka.ids import NO_OFFSET, TopicPartition
 from rayka.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
-from rayka.protocol.group_offsets import FetchedOffset, OffsetFetchRequest, OffsetFetchResponse
 from rayka.protocol.groups import (
     DeleteGroupsRequest,
     DeleteGroupsResponse,
     DescribedGroup,
     DescribeGroupsRequest,
     DescribeGroupsResponse,
+    FetchedOffset,
     GroupState,
     ListedGroup,
     ListGroupsRequest,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
 )
 from rayka.protocol.membership import MetadataRequest
 

@@ -7,8 +7,8 @@ from rayka.client.admin.admin_face import AdminFace
 from rayka.client.admin.admin_load_results import BalancePlan, BalanceStatus, ClusterLoad, EventInfo
 from rayka.client.arguments import int_of
 from rayka.errors import InvalidArgument
-from rayka.protocol.balance import MOVES_AS_CONFIGURED, MOVES_AT_ONCE_MAX
 from rayka.protocol.events import EVENTS_MAX, NO_EVENT
+from rayka.protocol.load import MOVES_AS_CONFIGURED, MOVES_AT_ONCE_MAX
 
 
 class LoadAdmin(AdminFace):

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from rayka.client.admin.admin_results import Result
-from rayka.protocol.balance import BalanceState
-from rayka.protocol.load import BrokerLoad, DescribeLoadResponse
+from rayka.protocol.load import BalanceState, BrokerLoad, DescribeLoadResponse
 
 
 @dataclass(frozen=True)

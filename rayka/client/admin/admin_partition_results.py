@@ -8,7 +8,7 @@ from rayka.client.admin.admin_results import Result
 from rayka.errors import ApiError, ErrorCode
 from rayka.ids import NO_TIMESTAMP, TopicPartition
 from rayka.protocol.configs import ConfigSource
-from rayka.protocol.partition_admin import LogCleaning, LogDirDescription, OngoingReassignment, ReplicaLog
+from rayka.protocol.topics import LogCleaning, LogDirDescription, OngoingReassignment, ReplicaLog
 
 
 @dataclass(frozen=True)

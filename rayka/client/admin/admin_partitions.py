@@ -22,7 +22,7 @@ from rayka.client.metadata import check_partition
 from rayka.errors import ApiError, ErrorCode
 from rayka.ids import TopicPartition, node_name
 from rayka.protocol.membership import MetadataPartition, MetadataTopic
-from rayka.protocol.partition_admin import (
+from rayka.protocol.topics import (
     AlterPartitionReassignmentsRequest,
     AlterReplicaLogDirsRequest,
     DeleteRecordsPartition,

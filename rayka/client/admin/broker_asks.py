@@ -19,7 +19,7 @@ from rayka.protocol.configs import (
     ResourceType,
 )
 from rayka.protocol.events import RecordEventRequest
-from rayka.protocol.partition_admin import AlterPartitionReassignmentsRequest, Reassignment
+from rayka.protocol.topics import AlterPartitionReassignmentsRequest, Reassignment
 
 NO_TOPIC = ("",)  # so that no partition is named
 ResponseT = TypeVar("ResponseT")

@@ -7,7 +7,7 @@ from rayka.client.admin.admin_results import BrokerDescription, PartitionDescrip
 from rayka.client.admin.reported_disks import NO_REPORTS, ReportedDisks
 from rayka.errors import BrokerIdNotRegistered, InvalidReplicationFactor, NoDiskRoom
 from rayka.ids import Role, TopicPartition, is_internal, role_of
-from rayka.protocol.disk_room import DISK_USE_MAX, DiskRoom
+from rayka.protocol.load import DISK_USE_MAX, DiskRoom
 
 Plan = dict[TopicPartition, tuple[int, ...]]
 _NAMED_MAX = 3  # partitions in an error

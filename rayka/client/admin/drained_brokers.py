@@ -28,8 +28,8 @@ from rayka.ports import Network
 from rayka.protocol.configs import DRAIN_DEADLINE, MOVES_MAX
 from rayka.protocol.load import DescribeLoadRequest
 from rayka.protocol.membership import MetadataRequest
-from rayka.protocol.partition_admin import DescribeLogDirsRequest
 from rayka.protocol.quorum_messages import ResignRequest
+from rayka.protocol.topics import DescribeLogDirsRequest
 
 _RATE = "reassignment.replication.throttled.rate"
 _CALL_TIMEOUT_MS = 2_000

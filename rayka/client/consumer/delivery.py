@@ -40,7 +40,7 @@ from rayka.config.client_config import ConsumerConfig
 from rayka.errors import CorruptRecord, InvariantBroken, SerializationError
 from rayka.ids import NO_EPOCH, TopicPartition
 from rayka.protocol.batch_decode import DecodedBatch, decode
-from rayka.protocol.batch_header import RecordBatch, split_batches
+from rayka.protocol.batch_format import RecordBatch, split_batches
 
 _MERGED_ROWS = 10_000  # smaller batches are handed over together as one Arrow batch
 _MERGED_BYTES = 64 << 10

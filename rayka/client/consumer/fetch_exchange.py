@@ -28,12 +28,12 @@ from rayka.ports import Network
 from rayka.protocol.fetch import (
     FINAL_SESSION_EPOCH,
     NO_SESSION,
+    Ending,
     FetchPartitionResult,
     FetchRequest,
     FetchResponse,
+    SessionRequest,
 )
-from rayka.protocol.fetch_session import SessionRequest
-from rayka.protocol.fetch_stream import Ending
 from rayka.protocol.later import Later
 
 _CLOSE_TIMEOUT_S = 0.2  # not worth more: brokers evict sessions that are not ended

@@ -13,8 +13,7 @@ from rayka.client.consumer.node_fetches import NodeFetches
 from rayka.client.loop_time import now_s
 from rayka.client.metadata import ClusterMetadata, no_such_partition
 from rayka.ids import NO_NODE, TopicPartition
-from rayka.protocol.fetch import FetchPartition
-from rayka.protocol.fetch_session import PartitionKey
+from rayka.protocol.fetch import FetchPartition, PartitionKey
 from rayka.protocol.membership import MetadataBroker, MetadataPartition, MetadataTopic
 
 _UPDATED_MAX = 500  # at a time: nothing else runs meanwhile

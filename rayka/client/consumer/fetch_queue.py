@@ -13,7 +13,7 @@ from typing import Any
 
 from rayka.client.consumer.fetch_buffer import Fetched
 from rayka.ids import TopicPartition
-from rayka.protocol.batch_header import RecordBatch
+from rayka.protocol.batch_format import RecordBatch
 
 
 class FetchQueue:

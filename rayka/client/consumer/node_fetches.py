@@ -12,9 +12,14 @@ import msgspec
 
 from rayka.client.consumer.fetch_state import FetchTicket
 from rayka.ids import NO_EPOCH, node_name
-from rayka.protocol.fetch import FIRST_SESSION_EPOCH, FetchPartition, FetchPartitionResult
-from rayka.protocol.fetch_session import PartitionKey, SessionRequest
-from rayka.protocol.fetch_stream import FetchStream
+from rayka.protocol.fetch import (
+    FIRST_SESSION_EPOCH,
+    FetchPartition,
+    FetchPartitionResult,
+    FetchStream,
+    PartitionKey,
+    SessionRequest,
+)
 
 _NOT_ASKED = 1 << 62
 # A broker reads all partitions that a request has changed in one step, and does nothing else meanwhile.

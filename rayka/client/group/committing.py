@@ -36,8 +36,8 @@ from rayka.errors import (
     error_for,
 )
 from rayka.ids import NO_OFFSET, ZERO_ID, TopicPartition
-from rayka.protocol.consumer_protocol import NO_GENERATION
-from rayka.protocol.group_offsets import (
+from rayka.protocol.groups import (
+    NO_GENERATION,
     PARTITIONS_PER_COMMIT_MAX,
     CommittedOffset,
     FetchedOffset,

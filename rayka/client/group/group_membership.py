@@ -41,8 +41,9 @@ from rayka.errors import (
 )
 from rayka.ids import TopicPartition
 from rayka.ports import Request
-from rayka.protocol.consumer_protocol import NO_GENERATION, ConsumerAssignment, decode_said, encode_said
 from rayka.protocol.groups import (
+    NO_GENERATION,
+    ConsumerAssignment,
     GroupHeartbeatRequest,
     GroupHeartbeatResponse,
     JoinGroupResponse,
@@ -50,6 +51,8 @@ from rayka.protocol.groups import (
     LeavingMember,
     SyncGroupRequest,
     SyncGroupResponse,
+    decode_said,
+    encode_said,
 )
 
 _FIRST_PAUSE_MS = 100  # then each is twice as long, up to heartbeat_interval_ms

@@ -12,20 +12,18 @@ from rayka.config.client_config import ConsumerConfig
 from rayka.coordinator.assignors.assignor import RacksByTopic, Subscriber
 from rayka.coordinator.assignors.assignor_table import ASSIGNORS
 from rayka.ids import TopicPartition
-from rayka.protocol.consumer_protocol import (
+from rayka.protocol.groups import (
     CONSUMER_PROTOCOL_TYPE,
     NO_GENERATION,
     ConsumerAssignment,
     ConsumerSubscription,
-    decode_said,
-    encode_said,
-)
-from rayka.protocol.groups import (
     GroupProtocol,
     JoinedMember,
     JoinGroupRequest,
     MemberAssignment,
     SyncGroupRequest,
+    decode_said,
+    encode_said,
 )
 
 _FORGETFUL = ("range", "roundrobin")  # claims change nothing, so a restarted member says what it said before

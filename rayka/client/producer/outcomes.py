@@ -32,7 +32,7 @@ from rayka.errors import (
     error_for,
 )
 from rayka.ids import NO_EPOCH, NO_NODE, node_name
-from rayka.protocol.batch_header import Codec
+from rayka.protocol.batch_format import Codec
 from rayka.protocol.produce import ProducePartitionResult
 
 NO_LEADER_ERRORS = (InvalidMetadataError, RequestTimedOut)

@@ -30,7 +30,7 @@ from rayka.ids import NO_OFFSET, NO_TIMESTAMP, TopicPartition
 from rayka.protocol.batch_columns import SHORT_LIST, Timestamps
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_encode import with_sequence
-from rayka.protocol.batch_header import NO_SEQUENCE, Codec, ProducerSequence, RecordBatch
+from rayka.protocol.batch_format import NO_SEQUENCE, Codec, ProducerSequence, RecordBatch
 
 if TYPE_CHECKING:
     from rayka.client.producer.delivery_future import DeliveryFuture

@@ -13,7 +13,7 @@ from rayka.client.producer.partition_queue import PartitionQueue
 from rayka.client.producer.producer_batch import ProducerBatch
 from rayka.client.producer.sequences import PRODUCER_EPOCH_MAX
 from rayka.errors import InvariantBroken
-from rayka.protocol.batch_header import NO_PRODUCER_ID
+from rayka.protocol.batch_format import NO_PRODUCER_ID
 
 
 class ProducerIdentity:

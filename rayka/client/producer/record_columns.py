@@ -15,7 +15,7 @@ import pyarrow as pa
 from rayka.errors import InvariantBroken, RecordTooLarge
 from rayka.protocol.batch_columns import Timestamps, int64_array
 from rayka.protocol.batch_encode import encode_batch
-from rayka.protocol.batch_header import NO_SEQUENCE, Codec, ProducerSequence
+from rayka.protocol.batch_format import NO_SEQUENCE, Codec, ProducerSequence
 
 RECORD_OVERHEAD_BYTES = 13  # an offset, a timestamp delta, a bit of validity; a key is a second value
 KEYED_OVERHEAD_BYTES = 2 * RECORD_OVERHEAD_BYTES

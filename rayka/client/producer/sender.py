@@ -36,11 +36,10 @@ from rayka.errors import (
     RequestTimedOut,
 )
 from rayka.ids import node_name
-from rayka.protocol.batch_header import Codec
+from rayka.protocol.batch_format import Codec
 from rayka.protocol.later import Later
 from rayka.protocol.membership import MetadataTopic
-from rayka.protocol.produce import ProducePartition, ProduceRequest, ProduceResponse
-from rayka.protocol.producer_ids import InitProducerIdRequest
+from rayka.protocol.produce import InitProducerIdRequest, ProducePartition, ProduceRequest, ProduceResponse
 
 _BATCH_BYTES_MAX = {
     "max.message.bytes": TopicConfig().max_message_bytes,

@@ -15,7 +15,7 @@ for all partitions.
 import msgspec
 
 from rayka.errors import InvariantBroken
-from rayka.protocol.batch_header import NO_PRODUCER_ID, SEQUENCE_MAX, ProducerSequence, sequence_after
+from rayka.protocol.batch_format import NO_PRODUCER_ID, SEQUENCE_MAX, ProducerSequence, sequence_after
 
 PRODUCER_EPOCH_MAX = 2**15 - 1
 

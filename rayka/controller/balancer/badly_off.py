@@ -15,7 +15,7 @@ from rayka.controller.decided_events import EventKind
 from rayka.controller.placeable_directories import placeable_directories
 from rayka.ids import node_name
 from rayka.metadata.image import MetadataImage
-from rayka.protocol.disk_room import DISK_USE_MAX, capacities
+from rayka.protocol.load import DISK_USE_MAX, capacities
 
 if TYPE_CHECKING:
     from rayka.controller.request_context import RequestContext

@@ -25,10 +25,10 @@ from rayka.controller.reassignment import Reassigning
 from rayka.controller.request_context import RequestContext
 from rayka.errors import BrokerNotAvailable
 from rayka.ids import TopicIdPartition
-from rayka.metadata.effective_configs import broker_config
+from rayka.metadata.image import broker_config
 from rayka.metadata.metadata_records import MetadataRecord, PartitionChangeRecord
-from rayka.protocol.balance import BalanceState
 from rayka.protocol.events import EVENTS_MAX
+from rayka.protocol.load import BalanceState
 from rayka.shard.shard import Result, Steps
 
 REPLAN_MS = 10_000

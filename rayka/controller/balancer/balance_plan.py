@@ -38,8 +38,7 @@ from rayka.controller.balancer.holders import (
     Placed,
 )
 from rayka.ids import TopicPartition
-from rayka.protocol.balance import BalanceShare
-from rayka.protocol.disk_room import DISK_USE_MAX
+from rayka.protocol.load import DISK_USE_MAX, BalanceShare
 
 MOVES_MAX = 1_000
 DISK_USE_AIM = 0.75

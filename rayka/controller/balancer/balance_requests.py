@@ -13,9 +13,9 @@ from rayka.controller.draining_brokers import draining_brokers
 from rayka.controller.request_context import RequestContext
 from rayka.errors import InvalidRequest
 from rayka.ids import NO_OFFSET
-from rayka.metadata.effective_configs import broker_config
+from rayka.metadata.image import broker_config
 from rayka.metadata.metadata_records import MetadataRecord
-from rayka.protocol.balance import (
+from rayka.protocol.load import (
     MOVES_AS_CONFIGURED,
     BalanceMove,
     BalanceRequest,

@@ -13,8 +13,7 @@ from rayka.controller.decided_events import EventKind
 from rayka.ids import TopicIdPartition
 from rayka.metadata.image import MetadataImage
 from rayka.metadata.metadata_records import EventRecord
-from rayka.protocol.balance import BalanceState
-from rayka.protocol.disk_room import DISK_USE_MAX
+from rayka.protocol.load import DISK_USE_MAX, BalanceState
 
 PLANS_MAX = 50
 # So begins the reason of a balance that relieves disks alone.

@@ -15,8 +15,7 @@ from rayka.controller.request_context import RequestContext
 from rayka.errors import BrokerNotAvailable
 from rayka.ids import TopicPartition, is_internal
 from rayka.metadata.image import BrokerImage
-from rayka.protocol.disk_room import DiskRoom
-from rayka.protocol.load import LoadReport, PartitionLoad
+from rayka.protocol.load import DiskRoom, LoadReport, PartitionLoad
 
 
 class _Rest(NamedTuple):

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from rayka.controller.balancer.step_sort import sorted_in_steps
 from rayka.ids import TopicPartition
-from rayka.protocol.balance import BalanceShare
-from rayka.protocol.disk_room import DISK_USE_MAX, UNKNOWN_BYTES, DiskRoom, Disks
+from rayka.protocol.load import DISK_USE_MAX, UNKNOWN_BYTES, BalanceShare, DiskRoom, Disks
 
 REPLICA_BYTES_MIN = 4_096  # what an empty replica counts, so that empty ones spread, too
 

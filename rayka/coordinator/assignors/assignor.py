@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 from rayka.ids import TopicPartition
-from rayka.protocol.consumer_protocol import ConsumerSubscription
+from rayka.protocol.groups import ConsumerSubscription
 
 Assignment = dict[str, list[TopicPartition]]
 

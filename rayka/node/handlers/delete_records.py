@@ -16,7 +16,7 @@ from rayka.node.clock import now_ms, now_s
 from rayka.node.replication.replica import PartitionKey, Replica, check_not_internal
 from rayka.node.replication.replica_manager import ReplicaManager
 from rayka.partition.partition_leader import PartitionLeader
-from rayka.protocol.partition_admin import (
+from rayka.protocol.topics import (
     DeleteRecordsPartition,
     DeleteRecordsRequest,
     DeleteRecordsResponse,

@@ -26,8 +26,8 @@ from rayka.protocol.fetch import (
     FetchPartition,
     FetchPartitionResult,
     FetchRequest,
+    next_session_epoch,
 )
-from rayka.protocol.fetch_session import next_session_epoch
 
 EVICTION_MS = 120_000  # a session that was not used for so long makes room; so may one that is as old
 _ID_BITS = 31

@@ -30,7 +30,6 @@ from rayka.node.handlers.joined_commits import JoinedCommits
 from rayka.node.hosting.hosted_shards import HostedShards
 from rayka.node.hosting.replicated_shard import ReplicatedShard
 from rayka.node.metadata_follower import MetadataFollower
-from rayka.protocol.group_offsets import OffsetCommitRequest, OffsetCommitResponse
 from rayka.protocol.groups import (
     DeleteGroupsRequest,
     DeleteGroupsResponse,
@@ -44,6 +43,8 @@ from rayka.protocol.groups import (
     ListedGroup,
     ListGroupsRequest,
     ListGroupsResponse,
+    OffsetCommitRequest,
+    OffsetCommitResponse,
 )
 from rayka.protocol.later import Later
 from rayka.protocol.topics import NewTopic

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from rayka.errors import ApiError
-from rayka.protocol.group_offsets import OffsetCommitRequest, OffsetCommitResponse
+from rayka.protocol.groups import OffsetCommitRequest, OffsetCommitResponse
 from rayka.protocol.later import Later
 from rayka.shard.runtime import STEPS_PER_TURN
 

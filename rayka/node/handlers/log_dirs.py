@@ -24,7 +24,7 @@ from rayka.node.replication.replica_manager import ReplicaManager
 from rayka.node.storage.directory_move import DirectoryMove
 from rayka.node.storage.log_cleaner import weight_of
 from rayka.node.turns import in_turns
-from rayka.protocol.partition_admin import (
+from rayka.protocol.topics import (
     AlterReplicaLogDirsRequest,
     AlterReplicaLogDirsResponse,
     DescribeLogDirsRequest,

@@ -13,7 +13,7 @@ from rayka.node.clock import now_ms
 from rayka.node.replication.replica_manager import ReplicaManager
 from rayka.node.turns import in_turns
 from rayka.partition.partition import Partition
-from rayka.protocol.producer_ids import InitProducerIdRequest, InitProducerIdResponse
+from rayka.protocol.produce import InitProducerIdRequest, InitProducerIdResponse
 
 
 async def expire_producers(replicas: ReplicaManager, config: BrokerConfig) -> None:

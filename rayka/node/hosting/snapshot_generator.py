@@ -28,7 +28,7 @@ from rayka.node.quorum.quorum_driver import QuorumDriver
 from rayka.node.settings import NodeSettings
 from rayka.ports import Buffer
 from rayka.protocol.batch_encode import encode_batch
-from rayka.protocol.batch_header import split_batches
+from rayka.protocol.batch_format import split_batches
 from rayka.raft.snapshot import encode_snapshot
 from rayka.shard.shard import RecordT, SnapshotShard
 from rayka.shard.shard_records import RecordCodec

@@ -23,7 +23,7 @@ from rayka.log.log import Log
 from rayka.log.log_directory import LogDirectory
 from rayka.node.quorum.format import metadata_directory
 from rayka.node.settings import NodeSettings
-from rayka.protocol.batch_header import split_batches
+from rayka.protocol.batch_format import split_batches
 from rayka.raft.election_state import QUORUM_STATE_FILE, ElectionState, decode_election
 from rayka.raft.quorum import Quorum
 from rayka.raft.quorum_config import QuorumConfig

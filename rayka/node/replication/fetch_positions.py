@@ -15,9 +15,7 @@ from rayka.node.replication.follower_quotas import FollowerQuotas
 from rayka.node.replication.replica import PartitionKey, Replica, key_of
 from rayka.partition.partition import Partition
 from rayka.partition.partition_follower import PartitionFollower
-from rayka.protocol.fetch import FetchPartition
-from rayka.protocol.fetch_session import SessionRequest
-from rayka.protocol.fetch_stream import FetchStream
+from rayka.protocol.fetch import FetchPartition, FetchStream, SessionRequest
 
 _DELAY_FIRST_MS = 20  # while a leader does not know yet that it leads
 _NOT_ASKED = 1 << 62

@@ -19,7 +19,7 @@ from rayka.node.storage.data_directories import DataDirectories
 from rayka.node.turns import in_turns
 from rayka.partition.partition import Partition
 from rayka.partition.partition_leader import PartitionLeader
-from rayka.protocol.replica_reports import AlterPartitionItem, AlterPartitionRequest
+from rayka.protocol.membership import AlterPartitionItem, AlterPartitionRequest
 
 _logger = logging.getLogger(__name__)
 

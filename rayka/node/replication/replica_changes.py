@@ -16,8 +16,7 @@ from rayka.ids import TopicIdPartition, TopicPartition
 from rayka.log.log import Log
 from rayka.log.log_directory import LogDirectory
 from rayka.metadata.delta import MetadataDelta
-from rayka.metadata.effective_configs import broker_config, topic_config
-from rayka.metadata.image import MetadataImage, PartitionImage
+from rayka.metadata.image import MetadataImage, PartitionImage, broker_config, topic_config
 from rayka.node import clock
 from rayka.node.replication.leadership_log import log_leadership
 from rayka.node.replication.replica import PartitionKey, Replica, Unusable, key_of

@@ -19,9 +19,7 @@ from rayka.node.repeats import Repeats
 from rayka.node.replication.fetch_answers import FetchAnswers, Shared
 from rayka.node.replication.fetch_positions import FetchPositions
 from rayka.node.replication.replica import Replica
-from rayka.protocol.fetch import FIRST_SESSION_EPOCH, FetchRequest, FetchResponse
-from rayka.protocol.fetch_session import SessionRequest
-from rayka.protocol.fetch_stream import Ending
+from rayka.protocol.fetch import FIRST_SESSION_EPOCH, Ending, FetchRequest, FetchResponse, SessionRequest
 
 _logger = logging.getLogger(__name__)
 

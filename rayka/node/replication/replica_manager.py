@@ -42,7 +42,7 @@ from rayka.node.tasks import Tasks
 from rayka.partition.partition import Partition
 from rayka.partition.partition_leader import FollowerUpdate
 from rayka.partition.quota import PacedQuota, ReplicationQuota, ReplicationQuotas
-from rayka.protocol.current_leader import NAMING_CODES, CurrentLeader
+from rayka.protocol.produce import NAMING_CODES, CurrentLeader
 
 _logger = logging.getLogger(__name__)
 

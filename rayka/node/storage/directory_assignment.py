@@ -19,7 +19,7 @@ from rayka.node.settings import NodeSettings
 from rayka.node.signal import Signal
 from rayka.node.storage.data_directories import DataDirectories
 from rayka.node.storage.log_manager import LogManager
-from rayka.protocol.replica_reports import AssignedReplica, AssignReplicasToDirsRequest
+from rayka.protocol.membership import AssignedReplica, AssignReplicasToDirsRequest
 
 _LOOK_S = 0.01  # while the metadata have yet to come
 _logger = logging.getLogger(__name__)

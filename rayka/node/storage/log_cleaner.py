@@ -27,7 +27,7 @@ from rayka.node.storage.data_directories import SPARE_BYTES
 from rayka.node.storage.pace import LOOK_MS, Pace
 from rayka.node.turns import in_turns
 from rayka.ports import JobDied, RunningJob
-from rayka.protocol.partition_admin import LastCleaning, LogCleaning
+from rayka.protocol.topics import LastCleaning, LogCleaning
 
 _SECRET_BYTES = 32
 _SEGMENTS_PER_LOOK = 10  # what a look at a log costs besides its segments

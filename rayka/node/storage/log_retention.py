@@ -26,7 +26,7 @@ from rayka.node.settings import NodeSettings
 from rayka.node.signal import Signal
 from rayka.node.storage.deleted_logs import DeletedLogs
 from rayka.node.turns import in_turns
-from rayka.protocol.partition_admin import LastRetention
+from rayka.protocol.topics import LastRetention
 
 _FIRST_LOOK_S = 30.0
 _JITTER = 0.1  # of the interval, so that brokers that started together do not look together

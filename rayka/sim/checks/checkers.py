@@ -16,7 +16,7 @@ from rayka.log.log import LogRead
 from rayka.metadata.image_snapshot import image_of
 from rayka.metadata.metadata_records import decode_record
 from rayka.ports import Request
-from rayka.protocol.batch_header import split_batches
+from rayka.protocol.batch_format import split_batches
 from rayka.protocol.caller import Answer, Call
 from rayka.protocol.fetch import FetchRequest, FetchResponse
 from rayka.protocol.produce import ProduceRequest, ProduceResponse

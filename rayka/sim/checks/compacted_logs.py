@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from rayka.protocol.batch_decode import decode
-from rayka.protocol.batch_header import RecordBatch
+from rayka.protocol.batch_format import RecordBatch
 from rayka.sim.checks.partition_truth import Batch
 from rayka.sim.checks.replica_views import ReplicaView, batches_of
 

@@ -14,7 +14,7 @@ from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import MetadataImage
 from rayka.metadata.metadata_records import MetadataRecord, RemoveTopicRecord, TopicRecord, decode_record
 from rayka.protocol.batch_decode import decode
-from rayka.protocol.batch_header import RecordBatch
+from rayka.protocol.batch_format import RecordBatch
 from rayka.raft.control_records import VotersRecord, decode_control_batch
 from rayka.raft.voters import VoterSet
 

@@ -14,9 +14,9 @@ from rayka.ids import TopicIdPartition, TopicPartition, is_internal
 from rayka.log.partition_directories import PartitionDirectories
 from rayka.metadata.image import BrokerImage, MetadataImage, PartitionImage
 from rayka.ports import Request
-from rayka.protocol.balance import BalanceRequest
 from rayka.protocol.configs import CORDONED
-from rayka.protocol.partition_admin import AlterPartitionReassignmentsRequest
+from rayka.protocol.load import BalanceRequest
+from rayka.protocol.topics import AlterPartitionReassignmentsRequest
 from rayka.sim.checks.checkers import Checkers
 from rayka.sim.checks.partition_states import Change, changed
 from rayka.sim.world.machines import SimCluster

@@ -11,7 +11,7 @@ from rayka.log.leader_epoch_cache import EpochStart
 from rayka.log.log import Log
 from rayka.metadata.image import MetadataImage, PartitionImage
 from rayka.partition.partition import Partition
-from rayka.protocol.batch_header import RecordBatch, split_batches
+from rayka.protocol.batch_format import RecordBatch, split_batches
 from rayka.sim.checks.checkers import Checkers
 from rayka.sim.checks.partition_truth import Batch, PartitionTruth, epoch_at
 

@@ -18,8 +18,8 @@ from rayka.client.admin.admin_configs import resource_of
 from rayka.config.client_config import AdminConfig
 from rayka.errors import BrokerIdNotRegistered, InvalidRequest, RaykaError
 from rayka.ids import node_name
-from rayka.protocol.balance import MOVES_AS_CONFIGURED
 from rayka.protocol.configs import CORDONED, AlterConfigOp, ConfigChange
+from rayka.protocol.load import MOVES_AS_CONFIGURED
 from rayka.sim.checks.checkers import Checkers
 from rayka.sim.checks.replica_views import Replication
 from rayka.sim.clients.acting import Acting

@@ -11,7 +11,7 @@ from random import Random
 from rayka.errors import ApiError
 from rayka.ids import TopicPartition
 from rayka.protocol.active_controller import ActiveController
-from rayka.protocol.partition_admin import CreatePartitionsRequest, NewPartitions
+from rayka.protocol.topics import CreatePartitionsRequest, NewPartitions
 from rayka.sim.checks.replica_views import Replication
 from rayka.sim.clients.acting import Acting
 from rayka.sim.run_options import GROUP_OPERATOR_ID, TopicPlan

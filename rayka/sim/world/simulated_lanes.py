@@ -25,8 +25,7 @@ from rayka.sim.world.exchange import Endpoint, Exchange
 from rayka.sim.world.links import Link, Links
 from rayka.sim.world.pipe import STALLED_US, Kind, Pair, Pipe
 from rayka.transport.greeting import LaneOffer
-from rayka.transport.lane import takes
-from rayka.transport.lanes import Lanes, Node
+from rayka.transport.lane import Lanes, Node, takes
 
 _REFUSED_SHARE = 0.1  # of the attempts to open a lane that can be opened
 

@@ -17,13 +17,13 @@ from rayka import TopicPartition
 from rayka.client import io_thread
 from rayka.errors import ApiError, ErrorCode, FencedInstanceId, IllegalGeneration, RaykaError
 from rayka.ports import Network
-from rayka.protocol.group_offsets import OffsetCommitRequest
 from rayka.protocol.groups import (
     GroupProtocol,
     GroupState,
     JoinGroupRequest,
     JoinGroupResponse,
     MemberAssignment,
+    OffsetCommitRequest,
     SyncGroupRequest,
 )
 from rayka.testing import InProcessCluster

@@ -12,14 +12,18 @@ record (F25). Its CRC may still be wrong: ask.
 Kafka: `DefaultRecordBatch`.
 """
 
+import zlib
 from collections.abc import Iterator
 from enum import IntEnum
+from functools import cache
 from struct import Struct
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
+import lz4.frame
+import pyarrow as pa
 from crc32c import crc32c
 
-from rayka.errors import CorruptRecord
+from rayka.errors import CorruptRecord, UnsupportedCompressionType
 from rayka.ports import Buffer
 
 HEADER_BYTES = 64
@@ -248,3 +252,180 @@ def split_batches(buffer: Buffer) -> Iterator[RecordBatch]:
         batch = RecordBatch(view[position : position + size_bytes])
         yield batch
         position += batch.size_bytes
+
+
+# The table of contents of a batch's body: which columns it has, and how long each is.
+#
+# It is the MessagePack array `[body version, uncompressed size, [[column id, length], ...]]`, never compressed,
+# right after the header. Sizes are written as 32-bit integers whatever their value, so the table's own size
+# follows from the number of columns: reading it is two fixed structs, and any MessagePack tool can still print
+# it. After it come up to 7 zeros, then the block of buffers, which ends where the batch ends; no codec's frame
+# begins with a zero.
+#
+# In the decompressed block every column begins at a multiple of 8, in the order of the table. Column ids rise.
+
+
+BODY_VERSION = 1
+
+_ARRAY_OF_2 = 0x92
+_ARRAY_OF_3 = 0x93
+_ARRAY = 0x90  # of up to 15
+_UINT32 = 0xCE
+_PREFIX = Struct(">BBBIB")
+
+
+class Column(IntEnum):
+    """What a column holds. Offsets are int32 and begin at 0; a validity bitmap is there if something is null.
+
+    Values are always there. Without key offsets every key is null; without header offsets no record has
+    headers; without timestamp deltas all are equal; without offset deltas the offsets have no gaps.
+    """
+
+    KEY_VALIDITY = 1
+    KEY_OFFSETS = 2
+    KEY_DATA = 3
+    VALUE_VALIDITY = 4
+    VALUE_OFFSETS = 5
+    VALUE_DATA = 6
+    HEADER_OFFSETS = 7  # record -> its headers
+    HEADER_KEY_OFFSETS = 8
+    HEADER_KEY_DATA = 9
+    HEADER_VALUE_VALIDITY = 10
+    HEADER_VALUE_OFFSETS = 11
+    HEADER_VALUE_DATA = 12
+    TIMESTAMP_DELTAS = 13  # int64 ms from the base timestamp
+    OFFSET_DELTAS = 14  # int32 from the base offset
+
+
+class Contents(NamedTuple):
+    """A parsed table: where each column lies in the decompressed block, where in the body the table ends."""
+
+    columns: dict[int, tuple[int, int]]  # column id -> (begin, length)
+    uncompressed_bytes: int
+    end: int
+
+
+def aligned(size_bytes: int) -> int:
+    """The next multiple of 8."""
+    return (size_bytes + ALIGNMENT_BYTES - 1) & -ALIGNMENT_BYTES
+
+
+def pack_contents(uncompressed_bytes: int, lengths: list[tuple[int, int]]) -> bytes:
+    """The table for columns given as (id, length), ids rising."""
+    fields = [_ARRAY_OF_3, BODY_VERSION, _UINT32, uncompressed_bytes, _ARRAY | len(lengths)]
+    for column, length in lengths:
+        fields += (_ARRAY_OF_2, column, _UINT32, length)
+    return _table(len(lengths)).pack(*fields)
+
+
+def parse_contents(body: memoryview) -> Contents:
+    """The table a body begins with. Raises CorruptRecord unless it is one that `pack_contents` writes."""
+    if len(body) < _PREFIX.size:
+        raise CorruptRecord(f"a body of {len(body)} bytes has no table of contents")
+    outer, version, mark, uncompressed_bytes, array = _PREFIX.unpack_from(body)
+    if (outer, version, mark, array & 0xF0) != (_ARRAY_OF_3, BODY_VERSION, _UINT32, _ARRAY):
+        raise CorruptRecord(f"no table of contents of body version {BODY_VERSION}: {bytes(body[:8]).hex()}")
+    table = _table(array & 0x0F)
+    if len(body) < table.size:
+        raise CorruptRecord(f"the table of contents ends after the body of {len(body)} bytes")
+    columns, end = _columns(table.unpack_from(body)[5:])
+    if end != uncompressed_bytes:
+        raise CorruptRecord(f"columns fill {end} bytes, the table of contents declares {uncompressed_bytes}")
+    return Contents(columns, uncompressed_bytes, table.size)
+
+
+def frame_after(body: memoryview, end: int) -> memoryview:
+    """The compressed block: what follows the table after at most 7 zeros."""
+    padding = bytes(body[end : end + ALIGNMENT_BYTES - 1])
+    return body[end + len(padding) - len(padding.lstrip(b"\0")) :]
+
+
+def _columns(fields: tuple[int, ...]) -> tuple[dict[int, tuple[int, int]], int]:
+    columns: dict[int, tuple[int, int]] = {}
+    previous, position = 0, 0
+    for pair, column, mark, length in zip(*[iter(fields)] * 4, strict=True):
+        if pair != _ARRAY_OF_2 or mark != _UINT32 or not previous < column <= Column.OFFSET_DELTAS:
+            raise CorruptRecord(f"the table of contents has an unknown or misplaced column {column}")
+        columns[column] = (position, length)
+        previous, position = column, position + aligned(length)
+    return columns, position
+
+
+@cache
+def _table(column_count: int) -> Struct:
+    return Struct(_PREFIX.format + "BBBI" * column_count)
+
+
+# The codecs of a batch's block: none, gzip, lz4 (frame format) and zstd. Kafka: `Compression`.
+#
+# Decompression is bounded: it never produces more bytes than the table of contents declares, and less, more or
+# trailing bytes are CorruptRecord. Snappy has a number in the format and no implementation
+# (UNSUPPORTED_COMPRESSION_TYPE).
+#
+# pyarrow's own lz4 and gzip hand out uninitialised memory where a frame holds less than declared, so those two
+# codecs come from where the produced size is known; zstd frames carry theirs.
+
+
+_GZIP_WINDOW_BITS = 31
+_GZIP_LEVEL = 6
+
+
+def compress(codec: Codec, block: memoryview) -> Buffer:
+    """The block as one frame of the codec."""
+    match codec:
+        case Codec.GZIP:
+            return zlib.compress(block, _GZIP_LEVEL, _GZIP_WINDOW_BITS)
+        case Codec.LZ4:
+            frame: bytes = lz4.frame.compress(block)
+            return frame
+        case Codec.ZSTD:
+            return memoryview(pa.Codec("zstd").compress(pa.py_buffer(block))).cast("B")
+    raise _unsupported(codec)
+
+
+def decompress(codec: Codec, frame: memoryview, size_bytes: int) -> Buffer:
+    """The block of exactly size_bytes a frame holds; raises CorruptRecord when it holds anything else."""
+    try:
+        block = _decompress(codec, frame, size_bytes)
+    except (OSError, RuntimeError, EOFError, zlib.error) as error:
+        raise CorruptRecord(
+            f"{codec.name} frame of {len(frame)} bytes does not decompress: {error}"
+        ) from error
+    if len(block) != size_bytes:
+        raise CorruptRecord(
+            f"{codec.name} frame does not hold the {size_bytes} bytes that the batch declares"
+        )
+    return block
+
+
+def _decompress(codec: Codec, frame: memoryview, size_bytes: int) -> Buffer:
+    match codec:
+        case Codec.GZIP:
+            return _whole(zlib.decompressobj(_GZIP_WINDOW_BITS), frame, size_bytes)
+        case Codec.LZ4:
+            return _whole(lz4.frame.LZ4FrameDecompressor(), frame, size_bytes)
+        case Codec.ZSTD:
+            return memoryview(pa.Codec("zstd").decompress(pa.py_buffer(frame), size_bytes)).cast("B")
+    raise _unsupported(codec)
+
+
+class _Decompressor(Protocol):
+    @property
+    def eof(self) -> bool: ...
+
+    @property
+    def unused_data(self) -> bytes | None: ...
+
+    def decompress(self, data: memoryview, max_length: int, /) -> bytes: ...
+
+
+def _whole(decompressor: _Decompressor, frame: memoryview, size_bytes: int) -> bytes:
+    """What the frame holds, read one byte beyond the declared size so that a longer one shows itself."""
+    block = decompressor.decompress(frame, size_bytes + 1)
+    if not decompressor.eof or decompressor.unused_data:
+        raise CorruptRecord(f"a frame of {len(frame)} bytes does not end where its block ends")
+    return block
+
+
+def _unsupported(codec: Codec) -> UnsupportedCompressionType:
+    return UnsupportedCompressionType(f"{codec.name.lower()} is not supported: use none, gzip, lz4 or zstd")
