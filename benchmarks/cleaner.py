@@ -22,14 +22,13 @@ from crc32c import crc32c
 
 from benchmarks import cleaner_beside, cleaner_turns
 from benchmarks.harness import Bar, Row, compare, in_turn
-from rayka.cleaner.cleanable import cleanable
-from rayka.cleaner.compaction import Compaction, SyncNeeded
+from rayka.cleaner.compaction import Compaction, SyncNeeded, cleanable
 from rayka.cleaner.file_cleaning import CleaningSettings, GroupPlan
 from rayka.config.topic_config import TopicConfig
 from rayka.log.local_disk import LocalDisk
 from rayka.log.log import Log
+from rayka.log.log_files import run_to_end
 from rayka.log.log_opening import Left, opening_log
-from rayka.log.slices import run_to_end
 from rayka.ports import Slice
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_format import RecordBatch

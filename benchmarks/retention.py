@@ -13,9 +13,9 @@ from benchmarks.harness import Row
 from rayka.config.topic_config import TopicConfig
 from rayka.log.local_disk import LocalDisk
 from rayka.log.log import Log
+from rayka.log.log_files import run_to_end
 from rayka.log.log_opening import Left, opening_log
 from rayka.log.retention import Clock, expire
-from rayka.log.slices import run_to_end
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_format import RecordBatch
 

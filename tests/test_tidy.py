@@ -62,9 +62,8 @@ ASYNC_EXCEPTIONS = {
     "rayka/log/local_disk.py": "the disk port: its sync runs in a thread",
     "rayka/log/disk_threads.py": "the disk port: its threads",
     "rayka/log/job_process.py": "the disk port: its jobs run in other processes",
-    "rayka/log/durable.py": "the disk port's sync",
+    "rayka/log/checkpoint_files.py": "the disk port's sync",
     "rayka/log/log_directory.py": "the disk port's sync",
-    "rayka/log/offset_checkpoints.py": "the disk port's sync",
     "rayka/log/shutdown_files.py": "the disk port's sync",
     "rayka/raft/snapshot_store.py": "the disk port's sync",
     "rayka/protocol/active_controller.py": "nodes and clients share it, and neither imports the other",
@@ -89,8 +88,7 @@ FILE_CALLS = (
 # Shells (actors, Spark, the command line) may read what Ray, Java and the demo's data are made of; no log file.
 SHELLS = ("rayka/actors/", "rayka/spark/", "rayka/cli/")
 FILE_EXCEPTIONS = {
-    "rayka/log/local_disk.py": "the disk port",
-    "rayka/log/open_file.py": "the disk port's open files and slices of them",
+    "rayka/log/local_disk.py": "the disk port, its open files and slices of them",
     "rayka/log/mapped_reader.py": "the disk port's other end: maps what a file range names",
     "rayka/config/cluster_config.py": "reads the cluster specification",
     "rayka/sim/results.py": "what many runs came to",

@@ -5,20 +5,143 @@ The log's broker drives it by its answers (`Compaction.on_step`) and alone chang
 leaves files that no log reads. Kafka: `Cleaner.buildOffsetMap`, `Cleaner.cleanInto`.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import PurePosixPath
+from struct import Struct
 from typing import NamedTuple
 
-from rayka.cleaner.kept_records import CleaningCounts, Horizon, KeptRecords
+import numpy as np
+from crc32c import crc32c
+
+from rayka.cleaner.kept_records import CleaningCounts, Horizon, KeptRecords, hashes_of, readable
 from rayka.cleaner.key_hashes import KeyHasher
-from rayka.cleaner.map_builder import MapBuilder
 from rayka.cleaner.offset_map import OffsetMap
-from rayka.cleaner.segment_chunks import chunks
+from rayka.errors import CorruptRecord
 from rayka.log.log_files import LogFiles
 from rayka.log.segment import MAX_RELATIVE_OFFSET, Segment
-from rayka.log.segment_file import BatchPosition, SegmentFile
+from rayka.log.segment_file import LOG_SUFFIX, SCANNED, BatchPosition, SegmentFile
 from rayka.log.swap import CLEANED_SUFFIX
 from rayka.ports import Disk, Slice
-from rayka.protocol.batch_format import RecordBatch
+from rayka.protocol.batch_columns import is_valid
+from rayka.protocol.batch_decode import DecodedBatch
+from rayka.protocol.batch_format import CRC_START, HEADER_BYTES, LENGTH_FIELD_END, RecordBatch
+
+# The batches of a segment's file, a slice of work at a time, without mapping it: a map would count as memory.
+#
+# Kafka: the read buffer of `Cleaner`, which grows to the largest batch, too.
+
+
+CHUNK_BYTES = 512 << 10
+CHUNK_BATCHES = 100
+_LARGE_BYTES = 16 << 20
+_LENGTH = Struct(">8xi")
+
+
+def chunks(file: SegmentFile, end: int) -> Iterator[list[RecordBatch]]:
+    """All batches up to the end of the file's whole batches, in slices that take a few milliseconds each.
+
+    Raises CorruptRecord that names the file and the position where there is no whole batch, or one with a wrong CRC.
+    """
+    position = 0
+    while position < end:
+        left = end - position
+        first = _size_at(memoryview(file.read(position, min(HEADER_BYTES, left))), 0)
+        if first > left:
+            raise CorruptRecord(f"{file.path}: no whole batch at position {position}")
+        try:
+            if first > _LARGE_BYTES:
+                _check_large(file, position, first)
+            batches = _split(memoryview(file.read(position, min(max(CHUNK_BYTES, first), left))))
+        except CorruptRecord as error:
+            raise CorruptRecord(f"{file.path}, at position {position} or later: {error}") from error
+        yield batches
+        position += sum(each.size_bytes for each in batches)
+
+
+def _check_large(file: SegmentFile, position: int, size_bytes: int) -> None:
+    """A wrong length may say a gigabyte: so much is read at once only when the CRC says that it is one batch. Raises
+    CorruptRecord.
+    """
+    header = file.read(position, HEADER_BYTES)
+    expected, found = SCANNED.unpack_from(header)[4], crc32c(header[CRC_START:])
+    for begin in range(position + HEADER_BYTES, position + size_bytes, CHUNK_BYTES):
+        found = crc32c(file.read(begin, min(CHUNK_BYTES, position + size_bytes - begin)), found)
+    if found != expected:
+        raise CorruptRecord(f"a batch of {size_bytes} bytes has CRC {found}, expected {expected}")
+
+
+def _split(data: memoryview) -> list[RecordBatch]:
+    """The whole batches that the data begins with, so many as one slice takes."""
+    batches: list[RecordBatch] = []
+    position = 0
+    while len(batches) < CHUNK_BATCHES:
+        size_bytes = _size_at(data, position)
+        if position + size_bytes > len(data):
+            break
+        batch = RecordBatch(data[position : position + size_bytes])
+        batch.check_crc()
+        batches.append(batch)
+        position += size_bytes
+    return batches
+
+
+def _size_at(data: memoryview, position: int) -> int:
+    """The size of the batch that begins there; that of a header where fewer bytes are left."""
+    if len(data) - position < HEADER_BYTES:
+        return HEADER_BYTES
+    return max(HEADER_BYTES, LENGTH_FIELD_END + int(_LENGTH.unpack_from(data, position)[0]))
+
+
+# Puts the keys of batches into a map of offsets, as far as there is room (F21). Kafka: `Cleaner.buildOffsetMap`.
+
+
+class MapBuilder:
+    """The map of one cleaning. `end_offset`: how far it reaches; `unreadable`: the base offsets of batches that are not
+    in it, because nothing can be read of them.
+    """
+
+    def __init__(self, hasher: KeyHasher, offsets: OffsetMap, first_offset: int) -> None:
+        self._hasher = hasher
+        self._first_offset = first_offset
+        self.offsets = offsets
+        self.end_offset = first_offset
+        self.unreadable: set[int] = set()
+
+    def __repr__(self) -> str:
+        return f"<MapBuilder {self.offsets!r} end={self.end_offset}>"
+
+    def put(self, batches: Sequence[RecordBatch]) -> bool:
+        """Whether there is room for all of these; the map ends before the first record that found none."""
+        decoded = []
+        for batch in batches:
+            records = None if batch.is_control else readable(batch)
+            if records is not None:
+                decoded.append(records)
+            elif not batch.is_control:
+                self.unreadable.add(batch.base_offset)
+        if decoded:
+            hashes, offsets = self._wanted(decoded)
+            put = self.offsets.put(hashes, offsets)
+            if put < len(offsets):
+                self.end_offset = max(self.end_offset, int(offsets[put]))
+                return False
+        self.end_offset = max(self.end_offset, batches[-1].next_offset)
+        return True
+
+    def _wanted(self, decoded: Sequence[DecodedBatch]) -> tuple[np.ndarray, np.ndarray]:
+        """Hash and offset of each record that belongs in the map: it has a key, and is not clean yet."""
+        keys = [each.keys for each in decoded]
+        hashes = hashes_of(self._hasher, keys)
+        columns = [each.offsets for each in decoded]
+        offsets = columns[0] if len(columns) == 1 else np.concatenate(columns)
+        has_nulls = any(each.null_count for each in keys)
+        if len(offsets) and offsets[0] >= self._first_offset and not has_nulls:
+            return hashes, offsets
+        is_wanted = offsets >= self._first_offset
+        if has_nulls:
+            is_wanted &= np.concatenate([is_valid(each) for each in keys])
+        return hashes[is_wanted], offsets[is_wanted]
 
 
 class CleaningAborted(Exception):
@@ -159,3 +282,45 @@ def _append(segment: Segment, batches: Sequence[RecordBatch]) -> int:
     if places:
         segment.append([each.view for each in batches], places)
     return position - (places[0].position if places else position)
+
+
+# What a cleaning of a log would keep, found without a change and without the log's node (F22).
+
+
+@dataclass
+class DryRun(CleaningCounts):
+    """What a cleaning of all sealed segments would come to. Producers that the node still knows may keep some batches
+    more, without records.
+    """
+
+    path: str = ""
+    segments: int = 0
+    keys: int = 0
+    end_offset: int = 0  # how far the map reaches
+
+
+def dry_run(
+    disk: Disk, directory: str, *, map_bytes: int, delete_retention_ms: int, timestamp_ms: int, secret: bytes
+) -> DryRun:
+    """Reads the sealed segments of the log in the directory. Raises CorruptRecord and StorageError."""
+    names = [each for each in disk.list(directory) if each.endswith(LOG_SUFFIX)][:-1]
+    files = [SegmentFile(LogFiles(disk, directory), int(PurePosixPath(each).stem)) for each in names]
+    hasher = KeyHasher(secret)
+    builder = MapBuilder(hasher, OffsetMap(map_bytes, map_bytes), 0)
+    is_full = False
+    for file in files:
+        for batches in chunks(file, disk.size(file.path)):
+            is_full = is_full or not builder.put(batches)
+    builder.offsets.seal()
+    horizon = Horizon(0, builder.end_offset, timestamp_ms, delete_retention_ms)
+    counts = CleaningCounts()
+    kept = KeptRecords(hasher, builder.offsets, horizon, frozenset(), builder.unreadable, counts)
+    for file in files:
+        position, end = 0, disk.size(file.path)
+        for batches in chunks(file, end):
+            position += sum(each.size_bytes for each in batches)
+            kept.of(batches, batches[-1] if position == end else None)
+    return DryRun(
+        **asdict(counts), path=directory, segments=len(files), keys=builder.offsets.key_count,
+        end_offset=builder.end_offset,
+    )  # fmt: skip

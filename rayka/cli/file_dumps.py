@@ -15,11 +15,14 @@ import msgspec
 from rayka.errors import ApiError, StorageError
 from rayka.log.leader_epoch_cache import LEADER_EPOCH_FILE, decode_epochs
 from rayka.log.local_disk import LocalDisk
-from rayka.log.offset_index import OffsetIndex
 from rayka.log.segment_file import LOG_SUFFIX
-from rayka.log.segment_indexes import OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX
-from rayka.log.sparse_index import SparseIndex
-from rayka.log.time_index import TimeIndex
+from rayka.log.segment_indexes import (
+    OFFSET_INDEX_SUFFIX,
+    TIME_INDEX_SUFFIX,
+    OffsetIndex,
+    SparseIndex,
+    TimeIndex,
+)
 from rayka.metadata.metadata_records import decode_record
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_format import HEADER_BYTES, LENGTH_FIELD_END, RecordBatch, split_batches

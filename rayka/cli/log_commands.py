@@ -72,12 +72,12 @@ def clean(
 
     All but the newest segment is read, and nothing is changed: the node that they belong to may run.
     """
-    from rayka.cleaner import dry_run as cleaner
+    from rayka.cleaner import file_cleaning
     from rayka.log.local_disk import LocalDisk
 
     with closing(LocalDisk()) as disk:
         found = [
-            cleaner.dry_run(
+            file_cleaning.dry_run(
                 disk,
                 path,
                 map_bytes=map_bytes,

@@ -21,18 +21,22 @@ from typing import NamedTuple
 from rayka.config.topic_config import TopicConfig
 from rayka.errors import InvariantBroken, OffsetOutOfRange, PassingStorageError, StorageError
 from rayka.ids import OffsetAndEpoch
-from rayka.log.appending import Appender, AppendInfo, placed_by_follower
-from rayka.log.leader_appends import AppendOutcome, LeaderRun, runs_without_repeats
+from rayka.log.appending import (
+    Appender,
+    AppendInfo,
+    AppendOutcome,
+    LeaderRun,
+    placed_by_follower,
+    runs_without_repeats,
+)
+from rayka.log.checkpoint_files import LOWERED_RECOVERY_POINT_FILE, lowered_recovery_point, raised_log_start
 from rayka.log.leader_epoch_cache import LeaderEpochCache
-from rayka.log.log_files import LogFiles
-from rayka.log.markers import LOWERED_RECOVERY_POINT_FILE, lowered_recovery_point, raised_log_start
-from rayka.log.producer_snapshots import ProducerSnapshots
+from rayka.log.log_files import LogFiles, SyncPlan
+from rayka.log.producer_state import ProducerSnapshots
 from rayka.log.recovery import Recovery
-from rayka.log.retired_segments import RetiredSegments
 from rayka.log.segment import Segment, Span
+from rayka.log.segment_removal import RetiredSegments, Swaps
 from rayka.log.segments import Segments
-from rayka.log.swaps import Swaps
-from rayka.log.unsynced import SyncPlan
 from rayka.protocol.batch_format import RecordBatch
 
 NOTHING_DONE = Recovery()
@@ -234,7 +238,7 @@ class Log:
     def spans(
         self, offset: int, max_bytes: int, end_offset: int, min_one: bool
     ) -> Iterator[tuple[Segment, Span]]:
-        """The spans that together make one read, of consecutive segments, for `rayka.log.given`."""
+        """The spans that together make one read, of consecutive segments, for `rayka.log.segment`."""
         log_end_offset = self.log_end_offset
         if not self.log_start_offset <= offset <= log_end_offset:
             raise OffsetOutOfRange(

@@ -27,15 +27,21 @@ from rayka.errors import (
     StorageError,
 )
 from rayka.ids import NO_EPOCH, TopicPartition, node_name
-from rayka.log.durable import replace_durably
-from rayka.log.future_logs import FutureLogs
-from rayka.log.log import Log
-from rayka.log.log_opening import Left, opening_log
-from rayka.log.markers import (
+from rayka.log.checkpoint_files import (
+    CLEANER_OFFSET_FILE,
+    HIGH_WATERMARK_FILE,
+    LOG_START_OFFSET_FILE,
     LOWERED_RECOVERY_POINT_FILE,
+    RECOVERY_POINT_FILE,
+    encode_offsets,
     lowered_recovery_point,
     read_lowered_recovery_point,
+    read_offsets,
+    replace_durably,
 )
+from rayka.log.log import Log
+from rayka.log.log_files import Slices
+from rayka.log.log_opening import Left, opening_log
 from rayka.log.meta_properties import (
     META_PROPERTIES_FILE,
     MetaProperties,
@@ -43,13 +49,137 @@ from rayka.log.meta_properties import (
     read_meta_properties,
     wrong_cluster,
 )
-from rayka.log.offset_checkpoints import OffsetCheckpoints
-from rayka.log.partition_directories import DELETED_SUFFIX, STRAY_SUFFIX, PartitionDirectories
-from rayka.log.partition_metadata import PARTITION_METADATA_FILE, encode_partition_metadata
+from rayka.log.partition_directories import (
+    DELETED_SUFFIX,
+    PARTITION_METADATA_FILE,
+    STRAY_SUFFIX,
+    PartitionDirectories,
+    encode_partition_metadata,
+)
 from rayka.log.recovery import Tearing, has_segments
 from rayka.log.shutdown_files import ShutdownFiles
 from rayka.log.swap import has_swap
 from rayka.ports import Disk, Lock
+
+# The future logs of one data directory: copies of replicas that move here from another one.
+#
+# A future log is a directory `<topic>-<partition>.<topic id>-future`. It is nothing but a copy until it gets the name
+# of
+# its partition, by one rename; whatever ends a move before that leaves the log that it is copied from as it is.
+#
+# Invariants: a future log has its directory from the begin, so that after a crash its presence tells of the move; it is
+# scanned from its first batch after an unclean shutdown, for no checkpoint knows of it. Kafka: `LogManager.futureLogs`.
+
+
+class FutureLogs:
+    """Those of one data directory."""
+
+    def __init__(self, disk: Disk, partitions: PartitionDirectories) -> None:
+        self._disk = disk
+        self._partitions = partitions
+        self._open: dict[str, Log] = {}
+
+    def __repr__(self) -> str:
+        return f"<FutureLogs {list(self._open)}>"
+
+    @property
+    def logs(self) -> list[Log]:
+        """Those that are open."""
+        return list(self._open.values())
+
+    def exists(self, topic_partition: TopicPartition, topic_id: UUID) -> bool:
+        """Whether a copy was begun, by this process or one before."""
+        return self._disk.exists(self._partitions.future_path(topic_partition, topic_id))
+
+    def opening(
+        self,
+        topic_partition: TopicPartition,
+        topic_id: UUID,
+        config: TopicConfig,
+        *,
+        start_offset: int,
+        was_clean: bool,
+        now_ms: int,
+    ) -> Slices[Log]:
+        """The copy as the last process left it, by slices, or a new one that begins at the offset. Raises DamagedLog,
+        StorageError.
+        """
+        path = self._partitions.future_path(topic_partition, topic_id)
+        left = Left(0, start_offset, Tearing.NOTHING if was_clean else Tearing.ANYWHERE)
+        new_files = {PARTITION_METADATA_FILE: encode_partition_metadata(topic_id)}
+        log = yield from opening_log(self._disk, path, config, left, now_ms=now_ms, new_files=new_files)
+        log.make_files()
+        self._open[path] = log
+        return log
+
+    def promote(self, topic_partition: TopicPartition, topic_id: UUID) -> Log:
+        """Gives the copy the name of its partition; durable once the data directory is synced. Raises StorageError, and
+        then it is a copy still.
+        """
+        path = self._partitions.future_path(topic_partition, topic_id)
+        log = self._open[path]
+        log.move_to(self._partitions.path(topic_partition))
+        del self._open[path]
+        return log
+
+    def delete(self, path: str) -> str | None:
+        """Gives up the copy with this path, open or not; returns where it is now. Raises StorageError."""
+        self._open.pop(path, None)
+        return self._partitions.delete_future(path)
+
+
+# The checkpoints of one data directory: recovery points, log start offsets, high watermarks of its partitions, and how
+# far these are compacted (B4, F13, F20).
+#
+# Invariants: a log that is gone is forgotten before another of its name begins; nothing is written while nothing has
+# changed since this process wrote it. Kafka: `OffsetCheckpointFile`, `LogManager.checkpointLogRecoveryOffsets`.
+
+
+# A recovery point may rest on a log start that made what is below it needless: that one is written first.
+_FILES = (LOG_START_OFFSET_FILE, RECOVERY_POINT_FILE, HIGH_WATERMARK_FILE, CLEANER_OFFSET_FILE)
+
+
+class OffsetCheckpoints:
+    """What the four files say, or will say next, by partition."""
+
+    def __init__(self, disk: Disk, directory: str) -> None:
+        self._disk = disk
+        self._paths = [posixpath.join(directory, name) for name in _FILES]
+        self._all = [read_offsets(disk, path) for path in self._paths]
+        self.log_start_offsets, self.recovery_points, self.high_watermarks, self.cleaned_offsets = self._all
+        self.saved_recovery_points = dict(self.recovery_points)
+        self._saved: list[dict[TopicPartition, int]] | None = None  # by this process
+
+    def __repr__(self) -> str:
+        return f"<OffsetCheckpoints partitions={len(self.recovery_points)}>"
+
+    def note(self, topic_partition: TopicPartition, log: Log) -> None:
+        """What an open log knows to be durable, and where it starts."""
+        self.recovery_points[topic_partition] = log.flushed_offset
+        self.log_start_offsets[topic_partition] = log.log_start_offset
+        if log.cleaned_offset:
+            self.cleaned_offsets[topic_partition] = log.cleaned_offset
+        else:
+            self.cleaned_offsets.pop(topic_partition, None)
+
+    def forget(self, topic_partition: TopicPartition) -> bool:
+        """The log is gone. Whether anything was known of its records."""
+        known = [offsets.pop(topic_partition, 0) for offsets in self._all]
+        return any(offset > 0 for offset in known)
+
+    async def save(self, logs: Mapping[TopicPartition, Log]) -> None:
+        """Writes the files, durably, with what the open logs know now. Raises StorageError; they are whole then."""
+        for topic_partition, log in logs.items():
+            self.note(topic_partition, log)
+        if self._all == self._saved:
+            return
+        self._saved, written = None, [dict(offsets) for offsets in self._all]
+        contents = zip(self._paths, map(encode_offsets, written), strict=True)
+        await replace_durably(self._disk, dict(contents))
+        self._saved, self.saved_recovery_points = written, written[1]
+        for topic_partition, log in logs.items():
+            log.on_recovery_point_saved(self.saved_recovery_points.get(topic_partition, 0))
+
 
 LOCK_FILE = ".lock"
 _PROBE_FILE = ".rayka_room"

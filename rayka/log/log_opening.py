@@ -10,21 +10,19 @@ from typing import NamedTuple
 
 from rayka.config.topic_config import TopicConfig
 from rayka.errors import DamagedLog
-from rayka.log.holes import check_begin
-from rayka.log.leader_epoch_cache import LeaderEpochCache
-from rayka.log.log import Log
-from rayka.log.log_files import LogFiles
-from rayka.log.markers import (
+from rayka.log.checkpoint_files import (
     LOWERED_RECOVERY_POINT_FILE,
     raised_log_start,
     read_lowered_recovery_point,
     read_raised_log_start,
 )
-from rayka.log.producer_snapshots import ProducerSnapshots, has_snapshot
-from rayka.log.producer_state import ProducerStates
+from rayka.log.damage import check_begin
+from rayka.log.leader_epoch_cache import LeaderEpochCache
+from rayka.log.log import Log
+from rayka.log.log_files import LogFiles, Slices
+from rayka.log.producer_state import ProducerSnapshots, ProducerStates, has_snapshot
 from rayka.log.recovery import POWER_CUTS, Suspect, Tearing, find_segments, open_segments
 from rayka.log.segments import Segments, created_segment, planned_segment
-from rayka.log.slices import Slices
 from rayka.ports import Disk
 
 

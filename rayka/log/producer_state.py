@@ -16,12 +16,22 @@ request and its retry). Kafka: `ProducerStateManager`, `ProducerAppendInfo`, `Pr
 """
 
 import logging
+import re
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Iterator, Sequence
+from itertools import takewhile
+from struct import Struct
+from struct import error as struct_error
 from typing import NamedTuple
 
+from crc32c import crc32c
+
 from rayka.errors import InvalidProducerEpoch, OutOfOrderSequence
-from rayka.protocol.batch_format import NO_PRODUCER_ID, RecordBatch, sequence_after
+from rayka.log.log_files import SLICE_BATCHES, LogFiles, Slices, run_to_end
+from rayka.log.recovery import DamagedBatch
+from rayka.log.segment import DELETED_SUFFIX, Segment
+from rayka.log.segments import Segments
+from rayka.protocol.batch_format import LENGTH_FIELD_END, NO_PRODUCER_ID, RecordBatch, sequence_after
 
 CACHED_BATCHES = 5  # as many as a producer may have in flight (C7)
 _logger = logging.getLogger(__name__)
@@ -194,3 +204,252 @@ def _found(entry: ProducerStateEntry, batch: RecordBatch) -> BatchMetadata | Non
         if known.last_sequence == last_sequence and known.first_sequence == batch.base_sequence:
             return known
     return None
+
+
+# The producers of a log on disk: snapshots `<offset>.snapshot`, each saying what was known before that offset (C9).
+#
+# One is written when a segment is rolled, named by the offset at which the next one begins, and one at the log end
+# when the log is closed. Opening loads the newest that can be trusted, and reads the headers of the batches behind
+# it; so
+# does truncating, for what is not found close before the end. A damaged one is removed, and an older one used (C10). A
+# log that never had a producer id and was never rolled has none.
+#
+# Invariants: no snapshot is above the log end offset; each segment but the log's first one has a snapshot where it
+# begins, and that is durable before anything that stood before the segment goes: from then on it alone knows the
+# producers of what is gone (C8). After a power cut no snapshot is trusted that is above both the recovery point and the
+# begin of the first segment, because the batches that it tells of may be gone and others in their place. After the
+# end of
+# a process all are.
+#
+# Contents: int16 version, CRC-32C of the rest, a count, and for each batch producer id, epoch, last sequence, last
+# offset, offset delta, timestamp, coordinator epoch, first offset of an open transaction. Kafka:
+# `ProducerStateManager`, `ProducerSnapshot.json`, which hold the last batch of each producer only; here the others of
+# the five come before it, so that a producer with several requests in flight meets no broker that has forgotten them.
+
+
+SNAPSHOT_SUFFIX = ".snapshot"
+_SNAPSHOT_FILE = re.compile(r"(\d{20})\.snapshot")
+_VERSION = 1
+_HEAD = Struct(">hI")
+_COUNT = Struct(">i")
+_ENTRY = Struct(">qhiqiqiq")
+_NO_COORDINATOR_EPOCH, _NO_TRANSACTION = -1, -1
+# base offset, length, last offset delta, max timestamp, producer id, epoch, base sequence
+_BATCH = Struct(">qi11xi8xqqhi")
+_REWOUND_OFFSETS, _REWOUND_FACTOR = 500, 8  # so far a truncation looks back, and then so much further
+
+ProducerBatch = tuple[int, int, BatchMetadata]  # producer id, epoch, batch
+
+
+class ProducerSnapshots:
+    """The snapshots of one log, and the state that they are of."""
+
+    def __init__(self, files: LogFiles, states: ProducerStates) -> None:
+        self._disk = files.disk
+        self._files = files
+        self.states = states
+        self._offsets: list[int] = []
+
+    def __repr__(self) -> str:
+        return f"<ProducerSnapshots {self._offsets} of {self.states!r}>"
+
+    # ---- Writing ---------------------------------------------------------------------------------------------
+
+    def take(self, offset: int) -> None:
+        """Everything below the offset is in the state; durable once a sync plan made now is."""
+        self._files.write({_name(offset): encode_snapshot(self.states)})
+        if offset not in self._offsets:
+            self._offsets = sorted([*self._offsets, offset])
+
+    def take_last(self, log_end_offset: int) -> None:
+        """The log is being closed. Without snapshot and without state there is nothing to say."""
+        if self._offsets or len(self.states):
+            self.take(log_end_offset)
+
+    @property
+    def first_unsynced_offset(self) -> int | None:
+        """The lowest offset whose snapshot a power cut may take; None when it takes none."""
+        unsynced = takewhile(self._is_unsynced, reversed(self._offsets))
+        return min(unsynced, default=None)
+
+    def _is_unsynced(self, offset: int) -> bool:
+        return self._files.unsynced.has_content(self._path(offset))
+
+    # ---- Loading ---------------------------------------------------------------------------------------------
+
+    def open(
+        self, segments: Segments, *, trusted_offset: int | None, damaged: Iterable[DamagedBatch] = ()
+    ) -> Slices[None]:
+        """Makes the state that of the log, which has just been opened, by slices.
+
+        `trusted_offset` is the recovery point after a power cut, or where the first segment begins, else the log's end;
+        None: the log was shut down cleanly, so if there was anything to say there is a snapshot.
+        """
+        names = map(_SNAPSHOT_FILE.fullmatch, self._disk.list(self._files.directory))
+        self._offsets = [int(match[1]) for match in names if match]
+        if trusted_offset is None and not self._offsets:
+            return
+        end_offset = segments.active.next_offset
+        self._remove_above(end_offset if trusted_offset is None else min(trusted_offset, end_offset))
+        yield from self._load(segments, {(each.path, each.position): None for each in damaged})
+        if trusted_offset is None:
+            self._remove_strays([each.base_offset for each in segments])
+
+    def _remove_strays(self, base_offsets: Sequence[int]) -> None:
+        """Removes snapshots where no segment begins. The largest stays: it was written when the log was closed (C10).
+        Only after a clean shutdown: after an unclean end the snapshots that replace them may not be durable.
+        """
+        strays = [each for each in self._offsets if each not in base_offsets]
+        self._remove(strays[:-1] if strays and strays[-1] > base_offsets[-1] else strays)
+
+    def on_unclean(self, recovery_point: int) -> None:
+        """Counts snapshots from the recovery point on as unsynced: the former process may have synced none of them."""
+        for offset in self._offsets:
+            if offset >= recovery_point:
+                self._files.unsynced.file_replaced(self._path(offset))
+
+    def on_truncated(self, segments: Segments) -> None:
+        """The log ends earlier now: the state becomes what it was there (C9)."""
+        end_offset = segments.active.next_offset
+        self._remove_above(end_offset)
+        producer_ids = self.states.reaching(end_offset)
+        if producer_ids and not self._rewind(segments.active, producer_ids):
+            self.states.clear()
+            run_to_end(self._load(segments, {}))
+
+    def _rewind(self, segment: Segment, producer_ids: Iterable[int]) -> bool:
+        """Whether all that is to be known of these producers was found close before the end: mostly it is, and then a
+        truncation need not read the headers of a whole segment, a quarter of a second for a million batches. What is
+        known of the others stays as it is: no batch of theirs was cut off.
+        """
+        first_offset = max([segment.base_offset, *self._offsets[-1:]])
+        distance = _REWOUND_OFFSETS
+        while segment.next_offset - distance > first_offset:
+            found: dict[int, ProducerStateEntry] = {}
+            for each in self._batches(segment, segment.next_offset - distance, {}):
+                if each is not None:
+                    producer_id, epoch, batch = each
+                    found.setdefault(producer_id, ProducerStateEntry(epoch)).add(epoch, batch)
+            rewound = {each: found[each] for each in producer_ids if each in found}
+            if all(each in rewound and rewound[each].is_full for each in producer_ids):
+                self.states.replace(rewound)
+                return True
+            distance *= _REWOUND_FACTOR
+        return False
+
+    def on_cleared(self) -> None:
+        """The log is empty now, and begins elsewhere."""
+        self._remove(list(self._offsets))
+        self.states.clear()
+
+    def retire_before(self, first_offset: int) -> list[str]:
+        """The first segment begins here now. What is known of producers stays (C8). Older files are renamed, which is
+        quicker than to remove them; returns where they are.
+        """
+        going = [each for each in self._offsets if each < first_offset]
+        retired = [self._path(each) + DELETED_SUFFIX for each in going]
+        del self._offsets[: len(going)]
+        for offset, path in zip(going, retired, strict=True):
+            self._files.rename(self._path(offset), path)
+        return retired
+
+    def remove_within(self, base_offset: int, end_offset: int) -> None:
+        """One segment holds all of this from now on: no other begins behind its base offset and before its end."""
+        self._remove([each for each in self._offsets if base_offset < each < end_offset])
+
+    def _remove_above(self, offset: int) -> None:
+        self._remove([each for each in self._offsets if each > offset])
+
+    def _remove(self, offsets: Iterable[int]) -> None:
+        for offset in offsets:
+            self._files.remove(self._path(offset))
+            self._offsets.remove(offset)
+
+    def _load(self, segments: Segments, damaged: Container[tuple[str, int]]) -> Slices[None]:
+        from_offset = segments.first.base_offset
+        for producer_id, producer_epoch, batch in self._newest():
+            self.states.add(producer_id, producer_epoch, batch)
+        if self._offsets:
+            from_offset = max(from_offset, self._offsets[-1])
+        for segment in segments:
+            if segment.next_offset > from_offset:
+                if segment.base_offset > from_offset and segment.base_offset not in self._offsets:
+                    # The snapshot was not trusted, or damaged.
+                    self.take(segment.base_offset)
+                for number, found in enumerate(self._batches(segment, from_offset, damaged), 1):
+                    if found is not None:
+                        self.states.add(*found)
+                    if number % SLICE_BATCHES == 0:
+                        yield
+
+    def _newest(self) -> list[ProducerBatch]:
+        """What the newest snapshot holds that is whole; damaged ones are removed on the way (C10)."""
+        while self._offsets:
+            path = self._path(self._offsets[-1])
+            batches = decode_snapshot(self._disk.read_at(path, 0, self._disk.size(path)))
+            if batches is not None:
+                return batches
+            _logger.warning("%s is damaged: it is removed, and the state rebuilt from what is older", path)
+            self._remove(self._offsets[-1:])
+        return []
+
+    def _batches(
+        self, segment: Segment, from_offset: int, damaged: Container[tuple[str, int]]
+    ) -> Iterator[ProducerBatch | None]:
+        """The batches from the offset on, by their headers; None for one without a producer id."""
+        position = segment.position_of(max(from_offset, segment.base_offset))
+        view = self._disk.map(segment.path)
+        while position < segment.size_bytes:
+            base_offset, length, delta, timestamp_ms, producer_id, producer_epoch, sequence = (
+                _BATCH.unpack_from(view, position)
+            )
+            if producer_id != NO_PRODUCER_ID and (segment.path, position) not in damaged:
+                last_sequence = sequence_after(sequence, delta)
+                batch = BatchMetadata(last_sequence, base_offset + delta, delta, timestamp_ms)
+                yield producer_id, producer_epoch, batch
+            else:
+                yield None
+            position += LENGTH_FIELD_END + length
+
+    def _path(self, offset: int) -> str:
+        return self._files.path(_name(offset))
+
+
+def _name(offset: int) -> str:
+    return f"{offset:020d}{SNAPSHOT_SUFFIX}"
+
+
+def encode_snapshot(states: ProducerStates) -> bytes:
+    """The content of a snapshot."""
+    entries = [
+        _ENTRY.pack(producer_id, entry.producer_epoch, *batch, _NO_COORDINATOR_EPOCH, _NO_TRANSACTION)
+        for producer_id, entry in states.items()
+        for batch in entry.batches
+    ]
+    content = _COUNT.pack(len(entries)) + b"".join(entries)
+    return _HEAD.pack(_VERSION, crc32c(content)) + content
+
+
+def has_snapshot(files: LogFiles, offset: int) -> bool:
+    """Whether the disk has an undamaged snapshot of this offset."""
+    path = files.path(_name(offset))
+    disk = files.disk
+    return disk.exists(path) and decode_snapshot(disk.read_at(path, 0, disk.size(path))) is not None
+
+
+def decode_snapshot(data: bytes) -> list[ProducerBatch] | None:
+    """The batches in a snapshot, of each producer oldest first; None when it is torn, damaged or of another
+    version.
+    """
+    try:
+        version, crc = _HEAD.unpack_from(data)
+        (count,) = _COUNT.unpack_from(data, _HEAD.size)
+    except struct_error:
+        return None
+    content = memoryview(data)[_HEAD.size :]
+    if version != _VERSION or crc32c(content) != crc or len(content) != _COUNT.size + count * _ENTRY.size:
+        return None
+    return [
+        (producer_id, producer_epoch, BatchMetadata(*batch))
+        for producer_id, producer_epoch, *batch, _, _ in _ENTRY.iter_unpack(content[_COUNT.size :])
+    ]

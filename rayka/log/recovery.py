@@ -35,14 +35,12 @@ from crc32c import crc32c
 from rayka.config.topic_config import TopicConfig
 from rayka.errors import CorruptRecord, DamagedLog, InvariantBroken
 from rayka.ids import NO_EPOCH
-from rayka.log.damage import batch_at, find_batch, is_in_place, is_whole_at
-from rayka.log.holes import check_sealed, hole, is_hole
+from rayka.log.damage import batch_at, check_sealed, find_batch, hole, is_hole, is_in_place, is_whole_at
 from rayka.log.leader_epoch_cache import LeaderEpochCache
 from rayka.log.local_disk import TEMPORARY_SUFFIX
-from rayka.log.log_files import LogFiles
+from rayka.log.log_files import SLICE_BATCHES, SLICE_BYTES, LogFiles, Slices
 from rayka.log.segment import DELETED_SUFFIX, MAX_RELATIVE_OFFSET, Segment
 from rayka.log.segment_file import LOG_SUFFIX, SCANNED, BatchPosition
-from rayka.log.slices import SLICE_BATCHES, SLICE_BYTES, Slices
 from rayka.log.swap import finish_swaps
 from rayka.ports import Disk
 from rayka.protocol.batch_format import CRC_START, HEADER_BYTES, LENGTH_FIELD_END, MAGIC

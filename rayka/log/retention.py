@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 from rayka.ids import NO_TIMESTAMP
 from rayka.log.log import Log
-from rayka.log.retired_segments import SEGMENTS_PER_TURN
 from rayka.log.segment import Segment
+from rayka.log.segment_removal import SEGMENTS_PER_TURN
 
 UNLIMITED = -1
 

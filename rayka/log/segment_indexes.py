@@ -6,15 +6,171 @@ the recovery point without a sync, a power cut may tear, and no recovery looks t
 `LogSegment`.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterator
-from typing import Protocol
+from struct import Struct
+from typing import ClassVar, NamedTuple, Protocol, Self
 
+from rayka.errors import InvariantBroken
 from rayka.ids import NO_TIMESTAMP
 from rayka.log.log_files import LogFiles
-from rayka.log.offset_index import OffsetIndex
 from rayka.log.segment_file import BatchPosition
-from rayka.log.time_index import TimeIndex, TimestampedOffset
 from rayka.protocol.batch_format import HEADER_BYTES
+
+# The time index of one segment: up to where a timestamp has been reached (F5, F6).
+#
+# One entry of 12 bytes, (timestamp as i64, offset - base offset as i32), means: the largest timestamp so far is
+# this, and it is at or before this offset, the last of the first batch that holds it. Entries come with those
+# of the offset index, the last one when the segment is sealed. Invariant: timestamps strictly rise, offsets
+# rise. Kafka: `TimeIndex`.
+
+
+class TimestampedOffset(NamedTuple):
+    """An entry: the largest timestamp so far, and the offset at or before which it is."""
+
+    timestamp_ms: int
+    offset: int
+
+
+# What the offset and the time index share: fixed-size entries in one buffer, kept as they stand in the file.
+#
+# The index of the active segment is a bytearray that grows, that of a sealed one the bytes of its file; a
+# look-up bisects the buffer itself, so nothing is unpacked that is not asked for. Kafka: `AbstractIndex`. Left
+# out: Kafka maps a preallocated file and trims it; here the file is written when the segment is sealed or the
+# log closed, and recovery rebuilds it.
+
+
+class SparseIndex:
+    """Entries of two integers, both rising; the last field but one is what look-ups compare."""
+
+    ENTRY: ClassVar[Struct]
+
+    def __init__(self, base_offset: int, data: bytes = b"") -> None:
+        self.base_offset = base_offset
+        self._data = bytearray(data)
+
+    def __len__(self) -> int:
+        return len(self._data) // self.ENTRY.size
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} base={self.base_offset} entries={len(self)}>"
+
+    @property
+    def data(self) -> bytes:
+        """The file's content."""
+        return bytes(self._data)
+
+    @classmethod
+    def load(cls, base_offset: int, data: bytes) -> Self | None:
+        """The index in a file's content, or None when it fails its sanity check and must be rebuilt (F5)."""
+        index = cls(base_offset, data)
+        return index if len(data) % cls.ENTRY.size == 0 and index.is_sane() else None
+
+    def is_sane(self) -> bool:
+        """Whether the last entry could have been written by this class."""
+        raise AssertionError("each kind of index has its own check")
+
+    def _entry(self, number: int) -> tuple[int, int]:
+        first, second = self.ENTRY.unpack_from(self._data, number * self.ENTRY.size)
+        return first, second
+
+    def _floor(self, field: int, value: int) -> int:
+        """Number of the last entry whose field is at most the value, or -1."""
+        return bisect_right(range(len(self)), value, key=lambda number: self._entry(number)[field]) - 1
+
+    def _keep(self, count: int) -> None:
+        del self._data[count * self.ENTRY.size :]
+
+
+class TimeIndex(SparseIndex):
+    """Offsets by timestamp, sparse."""
+
+    ENTRY = Struct(">qi")
+
+    def maybe_append(self, timestamp_ms: int, offset: int) -> None:
+        """Adds an entry unless the largest timestamp is still that of the last one."""
+        last = self.last
+        if timestamp_ms <= last.timestamp_ms:
+            return
+        if offset < last.offset:
+            raise InvariantBroken(f"{self!r}: offset {offset} of timestamp {timestamp_ms} goes back")
+        self._data += self.ENTRY.pack(timestamp_ms, offset - self.base_offset)
+
+    def lookup(self, timestamp_ms: int) -> TimestampedOffset:
+        """The last entry at or before a timestamp: no earlier batch holds that timestamp or a later one."""
+        return self._at(self._floor(0, timestamp_ms))
+
+    def lookup_offset(self, offset: int) -> TimestampedOffset:
+        """The last entry at or before an offset."""
+        return self._at(self._floor(1, offset - self.base_offset))
+
+    @property
+    def last(self) -> TimestampedOffset:
+        """The last entry; (-1, base offset) when there is none."""
+        return self._at(len(self) - 1)
+
+    def truncate_to(self, offset: int) -> None:
+        """Drops the entries at and above an offset."""
+        self._keep(self._floor(1, offset - self.base_offset - 1) + 1)
+
+    def is_sane(self) -> bool:
+        return not self or (self._entry(len(self) - 1)[1] >= 0 and self.last.timestamp_ms >= len(self) - 1)
+
+    def _at(self, number: int) -> TimestampedOffset:
+        if number < 0:
+            return TimestampedOffset(NO_TIMESTAMP, self.base_offset)
+        timestamp_ms, relative_offset = self._entry(number)
+        return TimestampedOffset(timestamp_ms, self.base_offset + relative_offset)
+
+
+# The offset index of one segment: where its batches begin (F5).
+#
+# One entry of 8 bytes, (offset - base offset as i32, position as i32), for every `index.interval.bytes` of log;
+# an entry is the base offset of a batch and its position. The batch at position 0 has none. Invariant: strictly
+# rising in both fields. Kafka: `OffsetIndex`, whose entries hold a batch's last offset; a base offset finds the
+# batch that begins there at once.
+
+
+class OffsetIndex(SparseIndex):
+    """Positions by offset, sparse."""
+
+    ENTRY = Struct(">ii")
+
+    def append(self, offset: int, position: int) -> None:
+        """Adds the batch that begins here, the last so far."""
+        relative_offset = offset - self.base_offset
+        last_offset, last_position = self._entry(len(self) - 1) if self else (-1, 0)
+        if relative_offset <= last_offset:
+            raise InvariantBroken(f"{self!r}: offset {offset} goes back")
+        if position <= last_position:
+            raise InvariantBroken(f"{self!r}: position {position} goes back")
+        self._data += self.ENTRY.pack(relative_offset, position)
+
+    def lookup(self, offset: int) -> int:
+        """Position of the last indexed batch that begins at or before the offset; 0 when there is none."""
+        number = self._floor(0, offset - self.base_offset)
+        return self._entry(number)[1] if number >= 0 else 0
+
+    def lookup_position(self, position: int) -> int:
+        """The last indexed position at or before this one; 0 when there is none."""
+        number = self._floor(1, position)
+        return self._entry(number)[1] if number >= 0 else 0
+
+    @property
+    def last_position(self) -> int:
+        """Position of the last entry; 0 when there is none."""
+        return self._entry(len(self) - 1)[1] if self else 0
+
+    def truncate_to(self, offset: int) -> None:
+        """Drops the entries at and above an offset."""
+        self._keep(self._floor(0, offset - self.base_offset - 1) + 1)
+
+    def is_sane(self) -> bool:
+        if not self:
+            return True
+        relative_offset, position = self._entry(len(self) - 1)
+        return relative_offset >= len(self) - 1 and position >= len(self)
+
 
 OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX = ".index", ".timeindex"
 

@@ -18,8 +18,7 @@ from typing import Any
 
 from rayka.errors import PassingStorageError, StorageError
 from rayka.ids import NO_EPOCH
-from rayka.log.durable import replace_durably
-from rayka.log.markers import is_given_up
+from rayka.log.checkpoint_files import is_given_up, replace_durably
 from rayka.log.recovery import Tearing
 from rayka.ports import Disk
 

@@ -19,7 +19,7 @@ from rayka.node.storage.data_directories import DataDirectories
 from rayka.node.storage.log_cleaner import weight_of
 from rayka.node.turns import in_turns
 from rayka.partition.partition import Partition
-from rayka.partition.traffic import NO_TRAFFIC, Counts
+from rayka.partition.replica_log import NO_TRAFFIC, Counts
 from rayka.protocol.load import AMOUNT_MAX, REPORTED_PARTITIONS_MAX, LoadReport, PartitionLoad
 
 _LEADERS_MAX = REPORTED_PARTITIONS_MAX // 2  # by size, and as many by traffic

@@ -22,8 +22,8 @@ from rayka.errors import (
     UnknownLeaderEpoch,
 )
 from rayka.ids import NO_EPOCH, NO_NODE, NO_TIMESTAMP, TopicPartition
-from rayka.log.given import COPIED_RANGE_BYTES_MIN
 from rayka.log.log import Log
+from rayka.log.segment import COPIED_RANGE_BYTES_MIN
 from rayka.metadata.image import BrokerImage, PartitionImage
 from rayka.partition import partition_reads
 from rayka.partition.follower_states import FollowerStates

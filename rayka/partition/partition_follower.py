@@ -13,7 +13,7 @@ from rayka.errors import CorruptRecord, UnknownLeaderEpoch
 from rayka.ids import NO_EPOCH, OffsetAndEpoch
 from rayka.log.log import Log, PrefixCopy
 from rayka.metadata.image import PartitionImage
-from rayka.partition.isr import IsrState
+from rayka.partition.follower_states import IsrState
 from rayka.partition.replica_log import ReplicaLog
 from rayka.ports import Buffer
 from rayka.protocol.batch_format import RecordBatch, split_batches

@@ -28,11 +28,16 @@ from rayka.errors import (
 )
 from rayka.ids import NO_NODE, NO_OFFSET, NO_TIMESTAMP, OffsetAndEpoch
 from rayka.metadata.image import PartitionImage
-from rayka.partition.follower_states import FollowerFetch, FollowerState, FollowerStates
-from rayka.partition.isr import OUTCOMES, IsrState, Outcome
-from rayka.partition.record_validation import is_stamped_by_broker
+from rayka.partition.follower_states import (
+    OUTCOMES,
+    FollowerFetch,
+    FollowerState,
+    FollowerStates,
+    IsrState,
+    Outcome,
+)
 from rayka.partition.replica_log import ReplicaLog
-from rayka.partition.validation import own_batch, validate_batches
+from rayka.partition.validation import is_stamped_by_broker, own_batch, validate_batches
 from rayka.ports import Buffer
 from rayka.protocol.batch_format import RecordBatch, split_batches
 from rayka.protocol.membership import (

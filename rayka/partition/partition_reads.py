@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from rayka.errors import OffsetOutOfRange
 from rayka.ids import NO_EPOCH, NO_OFFSET, NO_TIMESTAMP, OffsetAndEpoch
-from rayka.log.given import given
 from rayka.log.log import Log
-from rayka.log.time_lookup import first_at_or_after, largest_before
+from rayka.log.segment import given
+from rayka.log.segments import first_at_or_after, largest_before
 from rayka.protocol.fetch import EARLIEST_TIMESTAMP, MAX_TIMESTAMP, FetchPartition, FileRange
 from rayka.protocol.wire import NO_BYTES, Part
 

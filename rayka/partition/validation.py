@@ -6,16 +6,23 @@ Kafka: `LogValidator`. Left out: transactional producers, conversion of old form
 sequence is the next one is the log's to say.
 """
 
-from rayka.config.topic_config import TopicConfig
+from collections.abc import Sequence
+
+import numpy as np
+
+from rayka.config.topic_config import MessageTimestampType, TopicConfig
 from rayka.errors import (
+    ApiError,
     CorruptRecord,
     InvalidRecord,
     InvalidTimestamp,
     RecordTooLarge,
     UnsupportedCompressionType,
 )
-from rayka.partition.record_validation import check_records
+from rayka.ids import NO_TIMESTAMP
 from rayka.ports import Buffer
+from rayka.protocol.batch_columns import is_valid
+from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_encode import UNCOMPRESSED_BYTES_MAX
 from rayka.protocol.batch_format import (
     HEADER_BYTES,
@@ -25,9 +32,148 @@ from rayka.protocol.batch_format import (
     Contents,
     RecordBatch,
     TimestampType,
+    aligned,
     parse_contents,
     split_batches,
 )
+
+# Which records of a produce request their topic refuses, each with its own error (KIP-467).
+#
+# A compacted topic takes no record without a key, and each record's timestamp has to lie within the topic's bounds. For
+# most batches the header says enough: the base timestamp and the latest one. Else the columns are read. Those of a
+# compacted topic are always read: a batch whose columns contradict its header, by a null key or by offsets that fall,
+# could never be compacted.
+#
+# Reading columns is cheap unless they are compressed: megabytes of gzip take the event loop longer than 20 ms. So a
+# compressed batch whose columns have to be read may hold `READ_BYTES_MAX`. A larger one is too large for its topic, and
+# its producer sends it again in smaller parts. A larger batch that is only read for contradictions is taken unread;
+# compaction leaves it as it is if it has any (`kept_records`). Kafka: `LogValidator.validateRecord`,
+# `RecordValidationException`, which iterate over all records of every batch.
+
+
+# Of a compressed batch, once decompressed: a few milliseconds.
+READ_BYTES_MAX = 2 << 20
+# Listed for one request; the others are refused when the rest comes again.
+REFUSALS_MAX = 1_000
+_UNBOUNDED_MS = 2**63 - 1
+
+
+def is_stamped_by_broker(config: TopicConfig) -> bool:
+    """Whether records get the time of their append instead of the producer's."""
+    return config.message_timestamp_type is MessageTimestampType.LOG_APPEND_TIME
+
+
+def check_records(
+    batches: Sequence[tuple[RecordBatch, Contents]], config: TopicConfig, where: str, timestamp_ms: int
+) -> None:
+    """Checks the records of one request, whose headers, CRCs and tables of contents are good. `timestamp_ms` is the
+    broker's clock, `where` names the partition.
+
+    Raises InvalidTimestamp or InvalidRecord, which name the records that are refused; RecordTooLarge, and
+    CorruptRecord for columns that contradict themselves.
+    """
+    rules = None
+    first_index = 0
+    for batch, contents in batches:
+        if _is_doubtful(batch, contents, config, timestamp_ms):
+            rules = rules or _Rules(config, where, timestamp_ms)
+            rules.check(batch, contents, first_index)
+        first_index += batch.record_count
+    if rules is not None:
+        rules.raise_refusals(first_index)
+
+
+def _is_doubtful(batch: RecordBatch, contents: Contents, config: TopicConfig, timestamp_ms: int) -> bool:
+    """Whether the columns have to be read to know that no record is refused; false for almost every batch, unless its
+    topic is compacted.
+    """
+    is_small = batch.codec is Codec.NONE or contents.uncompressed_bytes <= READ_BYTES_MAX
+    if config.is_compacted and (batch.has_null_key or is_small):
+        return True
+    if is_stamped_by_broker(config):
+        return False
+    before_max_ms = config.message_timestamp_before_max_ms
+    if before_max_ms < _UNBOUNDED_MS and _may_be_early(batch, contents, timestamp_ms - before_max_ms):
+        return True
+    return batch.max_timestamp_ms > timestamp_ms + config.message_timestamp_after_max_ms
+
+
+def _may_be_early(batch: RecordBatch, contents: Contents, earliest_ms: int) -> bool:
+    """Whether a timestamp may be before `earliest_ms`: some is, or the timestamps are compressed."""
+    place = contents.columns.get(Column.TIMESTAMP_DELTAS)
+    if place is None:
+        return NO_TIMESTAMP != batch.base_timestamp_ms < earliest_ms
+    if batch.codec is not Codec.NONE:
+        return True
+    begin = place[0] + HEADER_BYTES + aligned(contents.end)
+    deltas = np.frombuffer(batch.view[begin : begin + place[1] // 8 * 8], np.int64)
+    return len(deltas) > 0 and int(deltas.min()) + batch.base_timestamp_ms < earliest_ms
+
+
+class _Rules:
+    """The rules of a topic for each record at one moment, and the records that break them."""
+
+    def __init__(self, config: TopicConfig, where: str, timestamp_ms: int) -> None:
+        self._config = config
+        self._where = where
+        self._now_ms = timestamp_ms
+        self._refusals: dict[int, ApiError] = {}
+        is_stamped = is_stamped_by_broker(config)
+        before_max_ms = _UNBOUNDED_MS if is_stamped else config.message_timestamp_before_max_ms
+        after_max_ms = _UNBOUNDED_MS if is_stamped else config.message_timestamp_after_max_ms
+        self._earliest_ms = max(timestamp_ms - before_max_ms, -_UNBOUNDED_MS)
+        self._latest_ms = min(timestamp_ms + after_max_ms, _UNBOUNDED_MS)
+
+    def __repr__(self) -> str:
+        return f"<_Rules of {self._where} refusals={len(self._refusals)}>"
+
+    def check(self, batch: RecordBatch, contents: Contents, first_index: int) -> None:
+        """Checks each record of a batch. `first_index`: the index of the first one among the records of the request."""
+        if batch.codec is not Codec.NONE and contents.uncompressed_bytes > READ_BYTES_MAX:
+            raise RecordTooLarge(
+                f"{self._where}: a compressed batch of {contents.uncompressed_bytes} bytes, whose records this topic"
+                f" looks at one by one, exceeds {READ_BYTES_MAX}; send smaller batches"
+            )
+        decoded = decode(batch, check_crc=False)
+        stamps_ms = decoded.timestamps_ms
+        is_early = (stamps_ms < self._earliest_ms) & (stamps_ms != NO_TIMESTAMP)
+        for index in np.flatnonzero(is_early | (stamps_ms > self._latest_ms))[:REFUSALS_MAX].tolist():
+            self._refusals[first_index + index] = self._out_of_bounds(int(stamps_ms[index]))
+        if batch.has_null_key and self._config.is_compacted:
+            for index in np.flatnonzero(~is_valid(decoded.keys))[:REFUSALS_MAX].tolist():
+                self._refusals[first_index + index] = self._no_key()
+
+    def _no_key(self) -> InvalidRecord:
+        return InvalidRecord(
+            f"{self._where}: a record has no key; a topic with cleanup.policy={self._config.cleanup_policy} keeps the"
+            " newest record of each key, so every record needs one"
+        )
+
+    def _out_of_bounds(self, found_ms: int) -> InvalidTimestamp:
+        side, limit_ms = "after", self._config.message_timestamp_after_max_ms
+        if found_ms < self._earliest_ms:
+            side, limit_ms = "before", self._config.message_timestamp_before_max_ms
+        return InvalidTimestamp(
+            f"{self._where}: timestamp {found_ms} is {abs(self._now_ms - found_ms)} ms {side} the broker's clock,"
+            f" message.timestamp.{side}.max.ms={limit_ms}"
+        )
+
+    def raise_refusals(self, record_count: int) -> None:
+        """Raises InvalidTimestamp if some refusal is one, as Kafka does, else InvalidRecord. Does nothing without
+        refusals.
+        """
+        if not self._refusals:
+            return
+        listed = dict(sorted(self._refusals.items())[:REFUSALS_MAX])
+        index, first = next(iter(listed.items()))
+        message = str(first)
+        if record_count > 1:
+            reason = message.removeprefix(f"{self._where}: ")
+            what = f"{len(self._refusals)} of {record_count} records are refused, the first at index {index}"
+            message = f"{self._where}: {what}: {reason}"
+        is_timestamp = any(isinstance(each, InvalidTimestamp) for each in listed.values())
+        raise (InvalidTimestamp if is_timestamp else InvalidRecord)(message, listed)
+
 
 _OFFSET_BYTES = 4
 # How many bytes one byte of a frame can stand for, at most: by a match of deflate or LZ4, by a block of zstd.

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Generator, Sequence
 
-from rayka.cleaner.cleanable import Cleanable, cleanable
-from rayka.cleaner.compaction import FAILURES, Compaction, SyncNeeded
+from rayka.cleaner.compaction import FAILURES, Cleanable, Compaction, SyncNeeded, cleanable
 from rayka.cleaner.file_cleaning import CleaningSettings
 from rayka.config.topic_config import TopicConfig
 from rayka.log.log import Log

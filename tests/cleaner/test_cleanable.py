@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rayka.cleaner.cleanable import cleanable
+from rayka.cleaner.compaction import cleanable
 from rayka.ids import NO_TIMESTAMP
 from rayka.log.log import Log
 from rayka.testing.memory_disk import MemoryDisk

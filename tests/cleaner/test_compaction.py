@@ -8,14 +8,13 @@ from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayka.cleaner.file_cleaning import CleaningSettings
+from rayka.cleaner.file_cleaning import CleaningSettings, MapBuilder
 from rayka.cleaner.kept_records import CleaningCounts, Horizon, KeptRecords, without_records
 from rayka.cleaner.key_hashes import KeyHasher
-from rayka.cleaner.map_builder import MapBuilder
 from rayka.cleaner.offset_map import OffsetMap
 from rayka.config.topic_config import TopicConfig
 from rayka.log.log import Log
-from rayka.log.time_lookup import first_at_or_after, largest_before
+from rayka.log.segments import first_at_or_after, largest_before
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_format import (

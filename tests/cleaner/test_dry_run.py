@@ -5,7 +5,7 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-from rayka.cleaner.dry_run import dry_run
+from rayka.cleaner.file_cleaning import dry_run
 from rayka.cli.log_commands import log as log_command
 from rayka.log.local_disk import LocalDisk
 from tests.cleaner.support import COMPACTED, SETTINGS, clean, put

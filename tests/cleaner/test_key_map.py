@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayka.cleaner.key_hashes import EXACT_BYTES_MAX, SHORT_BYTES_MAX, KeyHasher
-from rayka.cleaner.map_memory import MapMemory
-from rayka.cleaner.offset_map import SLOT_BYTES, OffsetMap
+from rayka.cleaner.offset_map import SLOT_BYTES, MapMemory, OffsetMap
 from rayka.errors import InvariantBroken
 
 HASHER = KeyHasher(b"0123456789abcdef")

@@ -7,10 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from rayka.cleaner.compaction import Compaction, SyncNeeded, Turns
-from rayka.cleaner.file_cleaning import GroupPlan
-from rayka.cleaner.segment_chunks import CHUNK_BYTES
-from rayka.cleaner.segment_groups import SEGMENTS_MAX, grouped
+from rayka.cleaner.compaction import SEGMENTS_MAX, Compaction, SyncNeeded, Turns, grouped
+from rayka.cleaner.file_cleaning import CHUNK_BYTES, GroupPlan
 from rayka.config.topic_config import TopicConfig
 from rayka.errors import CorruptRecord
 from rayka.protocol.batch_format import HEADER_BYTES, LENGTH_FIELD_END, ProducerSequence

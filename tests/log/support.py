@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rayka.config.topic_config import TopicConfig
-from rayka.log.given import file_ranges
 from rayka.log.log import Log
+from rayka.log.log_files import run_to_end
 from rayka.log.log_opening import Left, opening_log
 from rayka.log.recovery import Tearing
-from rayka.log.slices import run_to_end
+from rayka.log.segment import file_ranges
 from rayka.ports import Buffer, Disk
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_encode import encode_batch

@@ -7,10 +7,15 @@ from uuid import UUID
 import pytest
 
 from rayka.ids import TopicPartition
-from rayka.log.checkpoint_files import RECOVERY_POINT_FILE, decode_offsets, encode_offsets, read_offsets
-from rayka.log.durable import replace_durably
+from rayka.log.checkpoint_files import (
+    RECOVERY_POINT_FILE,
+    decode_offsets,
+    encode_offsets,
+    read_offsets,
+    replace_durably,
+)
 from rayka.log.meta_properties import MetaProperties, decode_meta_properties, encode_meta_properties
-from rayka.log.partition_metadata import encode_partition_metadata, read_partition_metadata
+from rayka.log.partition_directories import encode_partition_metadata, read_partition_metadata
 from rayka.testing.memory_disk import MemoryDisk
 from tests.log.support import GOLDEN
 

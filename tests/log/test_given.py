@@ -8,9 +8,9 @@ import pytest
 
 from rayka.config.topic_config import TopicConfig
 from rayka.errors import StorageError
-from rayka.log.given import COPIED_RANGE_BYTES_MIN, SLICE_BYTES_MIN, Given, given
 from rayka.log.local_disk import LocalDisk
 from rayka.log.log import Log
+from rayka.log.segment import COPIED_RANGE_BYTES_MIN, SLICE_BYTES_MIN, Given, given
 from rayka.ports import Disk, FileSlice
 from rayka.testing.memory_disk import MemoryDisk
 from tests.log.support import batch, opened_log, truncate

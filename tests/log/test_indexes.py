@@ -2,8 +2,7 @@
 
 import pytest
 
-from rayka.log.offset_index import OffsetIndex
-from rayka.log.time_index import TimeIndex
+from rayka.log.segment_indexes import OffsetIndex, TimeIndex
 from tests.log.support import GOLDEN
 
 

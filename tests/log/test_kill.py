@@ -16,7 +16,7 @@ import sys
 from rayka.config.cluster_config import TopicConfig
 from rayka.log.local_disk import LocalDisk
 from rayka.log.log_opening import Left, opening_log
-from rayka.log.slices import run_to_end
+from rayka.log.log_files import run_to_end
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_format import RecordBatch
 config, left = TopicConfig(segment_bytes=200_000), Left(recovery_point=0)

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from rayka.errors import OutOfOrderSequence, RecordBatchTooLarge, StorageError
-from rayka.log.appending import AppendInfo
-from rayka.log.leader_appends import AppendOutcome
+from rayka.log.appending import AppendInfo, AppendOutcome
 from rayka.log.log import Log
 from rayka.protocol.batch_format import RecordBatch
 from rayka.testing.memory_disk import MemoryDisk

@@ -7,8 +7,8 @@ from uuid import UUID
 
 import pytest
 
-from rayka.log.local_directories import LocalDirectories
 from rayka.log.local_disk import LocalDisk
+from rayka.log.mapped_reader import LocalDirectories
 from rayka.log.meta_properties import MetaProperties, encode_meta_properties
 from rayka.protocol.membership import LogDirectory
 from tests.descriptors import none_free

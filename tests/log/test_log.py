@@ -6,8 +6,8 @@ import pytest
 
 from rayka.config.topic_config import TopicConfig
 from rayka.errors import CorruptRecord, DamagedLog, OffsetOutOfRange, RecordBatchTooLarge, StorageError
-from rayka.log.given import Given, given
 from rayka.log.recovery import Tearing
+from rayka.log.segment import Given, given
 from rayka.partition.partition_reads import readable_bytes
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_format import TimestampType, split_batches

@@ -15,14 +15,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from rayka.config.topic_config import TopicConfig
 from rayka.errors import CorruptRecord
 from rayka.ids import TopicPartition
-from rayka.log.future_logs import FutureLogs
 from rayka.log.leader_epoch_cache import EpochStart
 from rayka.log.log import Log
 from rayka.log.log_copy import LogCopy
+from rayka.log.log_directory import FutureLogs
+from rayka.log.log_files import run_to_end
 from rayka.log.log_opening import Left
 from rayka.log.partition_directories import PartitionDirectories
 from rayka.log.recovery import Tearing
-from rayka.log.slices import run_to_end
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_format import split_batches
 from rayka.testing.memory_disk import MemoryDisk

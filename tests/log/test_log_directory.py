@@ -16,9 +16,9 @@ from rayka.log.checkpoint_files import RECOVERY_POINT_FILE as POINTS_FILE
 from rayka.log.checkpoint_files import read_offsets as read_offsets_file
 from rayka.log.local_disk import LocalDisk
 from rayka.log.log_directory import LogDirectory
+from rayka.log.log_files import SLICE_BATCHES
 from rayka.log.mapped_reader import MappedReader
 from rayka.log.shutdown_files import BOOT_FILE, CLEAN_SHUTDOWN_FILE
-from rayka.log.slices import SLICE_BATCHES
 from rayka.testing.memory_disk import MemoryDisk
 from tests.log.directory_support import (
     DIRECTORY_ID,

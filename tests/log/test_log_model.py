@@ -17,9 +17,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from rayka.config.topic_config import TopicConfig
 from rayka.errors import DamagedLog, StorageError
 from rayka.log.log import Log
+from rayka.log.log_files import SyncPlan
 from rayka.log.recovery import Tearing
-from rayka.log.time_lookup import first_at_or_after
-from rayka.log.unsynced import SyncPlan
+from rayka.log.segments import first_at_or_after
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_format import RecordBatch, split_batches
 from rayka.testing.memory_disk import MemoryDisk

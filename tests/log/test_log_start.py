@@ -8,7 +8,7 @@ from rayka.errors import OffsetOutOfRange, StorageError
 from rayka.ids import OffsetAndEpoch
 from rayka.log.log import Log
 from rayka.log.recovery import Tearing
-from rayka.log.time_lookup import first_at_or_after
+from rayka.log.segments import first_at_or_after
 from rayka.testing.memory_disk import MemoryDisk
 from tests.log.support import (
     DIRECTORY,

@@ -10,7 +10,7 @@ from rayka.config.topic_config import TopicConfig
 from rayka.errors import CorruptRecord, OffsetNotAvailable
 from rayka.log.log import Log
 from rayka.log.recovery import Tearing
-from rayka.log.time_lookup import Search, TimestampAndOffset, first_at_or_after, largest_before
+from rayka.log.segments import Search, TimestampAndOffset, first_at_or_after, largest_before
 from rayka.testing.memory_disk import MemoryDisk
 from tests.log.support import batch, fill, new_log, open_log, read_batches, result_of, segment_path
 

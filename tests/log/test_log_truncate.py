@@ -10,7 +10,7 @@ from rayka.config.topic_config import TopicConfig
 from rayka.errors import DiskFull, StorageError
 from rayka.log.local_disk import storage_error
 from rayka.log.recovery import Tearing
-from rayka.log.time_lookup import first_at_or_after
+from rayka.log.segments import first_at_or_after
 from rayka.ports import Buffer
 from rayka.testing.memory_disk import MemoryDisk
 from tests.log.support import (

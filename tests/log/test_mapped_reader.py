@@ -15,7 +15,7 @@ from rayka.log.local_disk import LocalDisk
 from rayka.log.log import Log
 from rayka.log.mapped_reader import MappedReader, copy_range, is_local_directory
 from rayka.log.meta_properties import MetaProperties, encode_meta_properties
-from rayka.log.partition_metadata import PARTITION_METADATA_FILE, encode_partition_metadata
+from rayka.log.partition_directories import PARTITION_METADATA_FILE, encode_partition_metadata
 from rayka.protocol.batch_format import split_batches
 from rayka.protocol.fetch import FileRange
 from tests.descriptors import none_free

@@ -12,8 +12,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from rayka.config.topic_config import TopicConfig
 from rayka.errors import ErrorCode, StorageError
 from rayka.log.log import Log
-from rayka.log.producer_snapshots import decode_snapshot, encode_snapshot
-from rayka.log.producer_state import CACHED_BATCHES, BatchMetadata, ProducerStates
+from rayka.log.producer_state import (
+    CACHED_BATCHES,
+    BatchMetadata,
+    ProducerStates,
+    decode_snapshot,
+    encode_snapshot,
+)
 from rayka.log.recovery import Tearing
 from rayka.log.retention import Clock, expire
 from rayka.protocol.batch_format import RecordBatch

@@ -7,7 +7,7 @@ import pytest
 
 from rayka.errors import DamagedLog, StorageError
 from rayka.log.recovery import Tearing
-from rayka.log.time_lookup import first_at_or_after
+from rayka.log.segments import first_at_or_after
 from rayka.testing.memory_disk import MemoryDisk
 from tests.log.support import (
     DIRECTORY,

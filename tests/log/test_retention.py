@@ -13,7 +13,7 @@ from rayka.ids import NO_TIMESTAMP
 from rayka.log.log import Log
 from rayka.log.recovery import Tearing
 from rayka.log.retention import Cause, Clock, Expired, ahead_ms, expire
-from rayka.log.retired_segments import SEGMENTS_PER_TURN
+from rayka.log.segment_removal import SEGMENTS_PER_TURN
 from rayka.testing.memory_disk import MemoryDisk
 from tests.log.support import (
     DIRECTORY,

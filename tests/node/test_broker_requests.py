@@ -17,7 +17,7 @@ from rayka.errors import (
     InvalidRequiredAcks,
 )
 from rayka.ids import ZERO_ID
-from rayka.log.given import SLICE_BYTES_MIN
+from rayka.log.segment import SLICE_BYTES_MIN
 from rayka.node.broker_node import BrokerNode
 from rayka.node.inbox import Inbox
 from rayka.ports import Request

@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from rayka.cleaner.cleanable import cleanable
+from rayka.cleaner.compaction import cleanable
 from rayka.cleaner.offset_map import SLOT_BYTES
 from rayka.errors import DiskFull, ErrorCode, StorageError
 from rayka.log.log import Log

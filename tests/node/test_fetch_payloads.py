@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from rayka.log.given import COPIED_RANGE_BYTES_MIN, SLICE_BYTES_MIN
+from rayka.log.segment import COPIED_RANGE_BYTES_MIN, SLICE_BYTES_MIN
 from rayka.ports import FileSlice
 from rayka.protocol.wire import encode
 from tests.node.fetch_support import append, at, commit, consume, follow, led, values

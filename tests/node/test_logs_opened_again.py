@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from rayka.errors import ErrorCode, StorageError
+from rayka.log.log_files import SLICE_BATCHES
 from rayka.log.shutdown_files import CLEAN_SHUTDOWN_FILE
-from rayka.log.slices import SLICE_BATCHES
 from rayka.protocol.fetch import FetchPartition
 from rayka.testing.memory_disk import MemoryDisk
 from tests.node.full_disk_support import LOOK_S, ROOM, Meddler, leading, produce

@@ -8,7 +8,7 @@ import pytest
 from rayka.errors import ErrorCode, NotLeaderOrFollower, StorageError
 from rayka.ids import NO_EPOCH, ZERO_ID
 from rayka.metadata.image import BrokerImage, PartitionImage
-from rayka.partition.isr import IsrState
+from rayka.partition.follower_states import IsrState
 from rayka.partition.partition import Partition
 from rayka.partition.partition_follower import PartitionFollower
 from rayka.protocol.membership import (

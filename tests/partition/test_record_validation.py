@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rayka.config.topic_config import MessageTimestampType, TopicConfig
 from rayka.errors import ApiError, InvalidRecord, InvalidTimestamp, RecordsRefused, RecordTooLarge
 from rayka.ids import NO_TIMESTAMP
-from rayka.partition import record_validation
+from rayka.partition import validation
 from rayka.partition.validation import validate_batches
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_format import Codec
@@ -113,7 +113,7 @@ def test_no_answer_names_more_than_a_thousand_records() -> None:
 def test_a_compressed_batch_is_decompressed_as_far_as_the_event_loop_can_wait(
     codec: Codec, config: TopicConfig
 ) -> None:
-    count = record_validation.READ_BYTES_MAX // 1_000
+    count = validation.READ_BYTES_MAX // 1_000
     stamps_ms = np.arange(count, dtype=np.int64) % 5 + NOW_MS
     batch = encode_batch([bytes(1_000)] * count, timestamps_ms=stamps_ms, codec=codec)
     with pytest.raises(RecordTooLarge, match="send smaller batches"):

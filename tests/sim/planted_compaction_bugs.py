@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from rayka.cleaner import cleanable, offset_map
+from rayka.cleaner import compaction, offset_map
 from rayka.cleaner.compaction import Compaction, SyncNeeded
 from rayka.cleaner.kept_records import Horizon, KeptRecords
 from rayka.sim.run_options import TopicPlan
@@ -103,14 +103,14 @@ COMPACTION_BUGS = [
     PlantedBug(
         "cleaned past the lag bound",
         "compaction",
-        planted(cleanable.__dict__, "_before", cleans_what_is_too_young),
+        planted(compaction.__dict__, "_before", cleans_what_is_too_young),
         2,
         COMPACTING,
     ),
     PlantedBug(
         "cleaned past the high watermark and what is durable",
         "compaction",
-        planted(cleanable.__dict__, "_before", cleans_what_is_not_committed),
+        planted(compaction.__dict__, "_before", cleans_what_is_not_committed),
         6,
         COMPACTING,
     ),

@@ -16,8 +16,7 @@ from rayka.ids import OffsetAndEpoch
 from rayka.log import log_directory, producer_state
 from rayka.log.log import Log
 from rayka.log.meta_properties import META_PROPERTIES_FILE, decode_meta_properties
-from rayka.log.producer_snapshots import ProducerSnapshots
-from rayka.log.producer_state import ProducerStates
+from rayka.log.producer_state import ProducerSnapshots, ProducerStates
 from rayka.partition import partition_follower, partition_reads
 from rayka.partition.follower_states import FollowerState
 from rayka.partition.partition import Partition

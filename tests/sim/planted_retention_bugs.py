@@ -3,7 +3,7 @@
 from typing import Any
 
 from rayka.log import retention
-from rayka.log.retired_segments import RetiredSegments
+from rayka.log.segment_removal import RetiredSegments
 from rayka.sim.run_options import TopicPlan
 from rayka.sim.world.faults import FaultKind
 from tests.sim.planting import SHORT, PlantedBug, planted

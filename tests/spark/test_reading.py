@@ -22,7 +22,7 @@ from pyspark.sql.types import (
 
 from rayka.errors import CorruptRecord
 from rayka.ids import TopicPartition
-from rayka.log.partition_metadata import PARTITION_METADATA_FILE, encode_partition_metadata
+from rayka.log.partition_directories import PARTITION_METADATA_FILE, encode_partition_metadata
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_format import RecordBatch

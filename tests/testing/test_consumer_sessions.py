@@ -14,7 +14,7 @@ import rayka
 import rayka.testing
 from rayka.client import io_thread
 from rayka.errors import ErrorCode
-from rayka.log.given import COPIED_RANGE_BYTES_MIN
+from rayka.log.segment import COPIED_RANGE_BYTES_MIN
 from rayka.ports import Network
 from rayka.protocol.fetch import (
     FINAL_SESSION_EPOCH,

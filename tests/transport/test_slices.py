@@ -15,8 +15,7 @@ import pytest
 from rayka.actors.payload import pack_answer, unpack_answer
 from rayka.errors import ErrorCode, NetworkException
 from rayka.log.disk_threads import DiskThread
-from rayka.log.local_disk import LocalDisk
-from rayka.log.open_file import LocalSlice, OpenFile
+from rayka.log.local_disk import LocalDisk, LocalSlice, OpenFile
 from rayka.protocol.caller import Answer
 from rayka.protocol.wire import Failure, Payload, decode
 from rayka.transport.stream import End

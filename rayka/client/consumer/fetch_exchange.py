@@ -23,7 +23,7 @@ from rayka.client.retry import SOON_MAX
 from rayka.config.client_config import ConsumerConfig
 from rayka.errors import ApiError, ErrorCode, NetworkException, RequestTimedOut, error_for, is_retriable
 from rayka.ids import NO_NODE, TopicPartition
-from rayka.log.given import COPIED_RANGE_BYTES_MIN
+from rayka.log.segment import COPIED_RANGE_BYTES_MIN
 from rayka.ports import Network
 from rayka.protocol.fetch import (
     FINAL_SESSION_EPOCH,

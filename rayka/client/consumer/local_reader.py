@@ -7,8 +7,7 @@ from uuid import UUID
 import numpy as np
 
 from rayka.errors import TooManyOpenFiles
-from rayka.log.local_directories import LocalDirectories
-from rayka.log.mapped_reader import MappedReader
+from rayka.log.mapped_reader import LocalDirectories, MappedReader
 from rayka.protocol.fetch import FileRange
 from rayka.protocol.membership import MetadataBroker
 

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from rayka.errors import StorageError
 from rayka.ids import METADATA_PARTITION, METADATA_TOPIC, ReplicaKey, random_uuid
-from rayka.log.durable import replace_durably
+from rayka.log.checkpoint_files import replace_durably
 from rayka.log.log_directory import LogDirectory
 from rayka.log.meta_properties import META_PROPERTIES_FILE
 from rayka.node.settings import NodeSettings

@@ -29,7 +29,7 @@ from rayka.errors import (
     StorageError,
 )
 from rayka.ids import NO_NODE, node_name, possible_controllers
-from rayka.log.durable import replace_durably
+from rayka.log.checkpoint_files import replace_durably
 from rayka.log.log import PrefixCopy
 from rayka.node.clock import now_ms, now_s
 from rayka.node.quorum.peers import Peers

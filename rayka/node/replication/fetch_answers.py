@@ -13,8 +13,7 @@ import numpy as np
 
 from rayka.errors import ApiError, ErrorCode, PassingStorageError, StorageError, TooManyOpenFiles
 from rayka.ids import node_name
-from rayka.log.local_directories import LocalDirectories
-from rayka.log.mapped_reader import copy_range
+from rayka.log.mapped_reader import LocalDirectories, copy_range
 from rayka.node import clock
 from rayka.node.repeats import Repeats
 from rayka.node.replication.fetch_positions import FetchPositions, Followed, Hold

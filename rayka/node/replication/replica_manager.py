@@ -21,9 +21,9 @@ from rayka.errors import (
     UnknownTopicOrPartition,
 )
 from rayka.ids import TopicIdPartition, TopicPartition, node_name
-from rayka.log.local_directories import LocalDirectories
 from rayka.log.local_disk import LocalDisk
 from rayka.log.log_directory import LogDirectory
+from rayka.log.mapped_reader import LocalDirectories
 from rayka.metadata.image import BrokerImage, MetadataImage, PartitionImage
 from rayka.node import clock
 from rayka.node.controller_link import ControllerLink

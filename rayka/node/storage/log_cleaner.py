@@ -12,8 +12,15 @@ import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
-from rayka.cleaner.cleanable import Cleanable, cleanable
-from rayka.cleaner.compaction import FAILURES, CleaningFailed, Compaction, SyncNeeded, Turns
+from rayka.cleaner.compaction import (
+    FAILURES,
+    Cleanable,
+    CleaningFailed,
+    Compaction,
+    SyncNeeded,
+    Turns,
+    cleanable,
+)
 from rayka.cleaner.file_cleaning import CleaningAborted, CleaningSettings, GroupPlan, Step
 from rayka.config.broker_config import BrokerConfig
 from rayka.errors import DiskFull, PassingStorageError, StorageError
