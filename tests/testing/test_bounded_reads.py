@@ -3,7 +3,7 @@ deserialized, and how many records there are."""
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import date, datetime, timedelta
 from itertools import count
 from typing import Any
@@ -15,7 +15,11 @@ import rayka
 import rayka.aio
 import rayka.testing
 from rayka import Admin, Consumer, Producer, TopicPartition
+from rayka.client.consumer.reader import Reader
 from rayka.errors import ConfigError, SerializationError
+from rayka.options import Transport
+from rayka.ports import Network
+from rayka.protocol.fetch import FetchResponse
 from rayka.testing import InProcessCluster
 from tests.testing.waiting import wait_until
 
@@ -177,6 +181,60 @@ def test_the_length_of_a_read_of_a_compacted_topic_is_that_of_its_records(cluste
         return len(reading) == sum(1 for _ in reading) == len(list(reading)) < 57
 
     wait_until(is_exact)
+
+
+class CountingHandle:
+    """A cluster's handle that counts the records' bytes that were fetched."""
+
+    def __init__(self, cluster: InProcessCluster) -> None:
+        self._cluster = cluster
+        self.name = cluster.name
+        self.fetched_bytes = 0
+
+    def network(self, transport: Transport = "auto") -> Network:
+        port, handle = self._cluster.network(transport), self
+
+        class Counting:
+            async def node_ids(self) -> Sequence[int]:
+                return await port.node_ids()
+
+            async def call(self, node_id: int, request: Any, timeout_ms: int) -> Any:
+                response = await port.call(node_id, request, timeout_ms)
+                if isinstance(response, FetchResponse):
+                    handle.fetched_bytes += sum(each.size_bytes for each in response.partitions)
+                return response
+
+        return Counting()  # type: ignore[return-value]
+
+
+def test_a_list_of_a_compacted_topic_reads_the_topic_once(cluster):  # F20
+    name = f"compacted-{next(_numbers)}"
+    with Admin(cluster=cluster) as admin, Producer(cluster=cluster) as producer:
+        admin.create_topic(name, partitions=2, configs={"cleanup.policy": "compact"})
+        for number in range(50):
+            producer.send(name, b"%d" % number, key=b"%d" % number, partition=number % 2)
+    handle = CountingHandle(cluster)
+
+    def is_read_by(use: Callable[[Reader], object]) -> int:
+        before, reading = handle.fetched_bytes, rayka.read(name, cluster=handle)
+        assert use(reading) in (50, {b"%d" % number for number in range(50)})
+        return handle.fetched_bytes - before
+
+    def values(records: Iterable[rayka.Record]) -> set[bytes]:
+        return {each.value for each in records}
+
+    once = is_read_by(len)
+    assert once > 0
+    assert is_read_by(lambda reading: values(list(reading))) == once
+    assert is_read_by(lambda reading: values(tuple(reading))) == once
+    assert is_read_by(lambda reading: len(reading) and values(list(reading))) == 2 * once
+
+    def one_after_another(reading: Reader) -> object:
+        left, records = iter(reading), iter(reading)
+        del left
+        return len(reading) and values(records) == values(reading) and values(reading)
+
+    assert is_read_by(one_after_another) == 3 * once
 
 
 def test_whether_a_read_is_empty_is_known_without_reading():

@@ -7,12 +7,13 @@ progress for `default_api_timeout_ms` is an error, never a hang.
 """
 
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from random import Random
 from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, Unpack
 from uuid import UUID
+from weakref import ReferenceType, ref
 
 import pyarrow as pa
 
@@ -22,6 +23,7 @@ from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle, resolve
 from rayka.client.bounded_wait import wait_for
 from rayka.client.consumer.consumer_part import topic_names
 from rayka.client.consumer.delivery import Delivery
+from rayka.client.consumer.fetch_buffer import Fetched
 from rayka.client.consumer.fetcher import Fetcher
 from rayka.client.consumer.record import Record
 from rayka.client.leader_calls import LeaderCalls
@@ -105,6 +107,8 @@ class Reader:
         self._config = config
         self._on_poison = on_poison
         self._count: int | None = None
+        # The last iteration over records, which may have yet to begin.
+        self._iteration: ReferenceType[_Iteration] | None = None
         self._topic_ids: dict[str, UUID] = {}
         # One for all iterations, so that none goes back to older metadata.
         self._metadata: ClusterMetadata | None = None
@@ -119,11 +123,19 @@ class Reader:
     def __len__(self) -> int:
         """The number of records in the range. Offsets of a compacted topic have gaps, so its records are read once to
         count them.
+
+        `list` begins an iteration, asks for the length and then for the records: an iteration that has yet to begin
+        gets what was read to count.
         """
         if self._count is None:
             count = sum(max(0, self.end_offsets[tp] - start) for tp, start in self.start_offsets.items())
             if count and self._wait_for(self._may_have_gaps):
-                count = sum(each.num_rows for each in self.arrow_batches())
+                iteration = None if self._iteration is None else self._iteration()
+                is_upcoming = iteration is not None and not iteration.has_begun
+                kept: list[Sequence[Fetched]] | None = [] if is_upcoming else None
+                count = sum(each.num_rows for each in self._read(Delivery.next_arrow, kept))
+                if iteration is not None and kept is not None:
+                    iteration.fetched = kept
             self._count = count
         return self._count
 
@@ -132,8 +144,9 @@ class Reader:
         return any(self.start_offsets[tp] < end for tp, end in self.end_offsets.items())
 
     def __iter__(self) -> Iterator[Record]:
-        for records in self._read(Delivery.iterator):
-            yield from records
+        iteration = _Iteration()
+        self._iteration = ref(iteration)
+        return self._records(iteration)
 
     def arrow_batches(self) -> Iterator[pa.RecordBatch]:
         """The records as Arrow batches, with the columns of `Consumer.poll_arrow`."""
@@ -157,13 +170,36 @@ class Reader:
         ]
         return any(each != ["delete"] for each in policies)
 
-    def _read(self, take: Callable[[Delivery], _ItemT | None]) -> Iterator[_ItemT]:
+    def _records(self, iteration: "_Iteration") -> Iterator[Record]:
+        iteration.has_begun = True
+        fetched, iteration.fetched = iteration.fetched, None
+        if fetched is None:
+            for records in self._read(Delivery.iterator):
+                yield from records
+            return
+        delivery = Delivery(self._config, self.end_offsets)
+        for each in fetched:
+            delivery.add(each)
+        fetched.clear()
+        while (taken := self._taken(Delivery.iterator, delivery)) is not None:
+            yield from taken
+
+    def _read(
+        self, take: Callable[[Delivery], _ItemT | None], kept: list[Sequence[Fetched]] | None = None
+    ) -> Iterator[_ItemT]:
+        """Reads the range; `kept` gets all that is fetched."""
         remaining = {tp: start for tp, start in self.start_offsets.items() if start < self.end_offsets[tp]}
         delivery = Delivery(self._config, self.end_offsets)
+
+        def add(fetched: Sequence[Fetched]) -> None:
+            delivery.add(fetched)
+            if kept is not None:
+                kept.append(fetched)
+
         fetcher = self._wait_for(self._start, remaining)
         try:
             while remaining:
-                if not self._wait_for(fetcher.poll, self._config.default_api_timeout_ms, delivery.add):
+                if not self._wait_for(fetcher.poll, self._config.default_api_timeout_ms, add):
                     raise self._stalled(remaining)
                 while (item := self._taken(take, delivery)) is not None:
                     yield item
@@ -259,6 +295,13 @@ class Reader:
             f"cluster {self._handle.name!r} gave nothing for {self._config.default_api_timeout_ms} ms: {where}; "
             "are its brokers running? see `rayka status`"
         )
+
+
+class _Iteration:
+    """An iteration over the records of a range. `fetched`: all of the range, if `len` has read it for the iteration."""
+
+    has_begun = False
+    fetched: list[Sequence[Fetched]] | None = None
 
 
 def _timestamp_ms_of(given: Any, name: str) -> int:
