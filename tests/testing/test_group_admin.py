@@ -141,6 +141,33 @@ def test_offsets_come_with_how_far_the_group_is_behind(cluster, admin, topic):
     assert found[0].to_dict()["lag"] == 6
 
 
+def test_offsets_of_a_former_topic_of_the_name_are_not_shown_nor_shifted(cluster, admin, topic):
+    """A consumer that has not learned of the new topic yet commits of the former one."""
+    tp, other = TopicPartition(topic, 0), TopicPartition(f"{topic}-other", 0)
+    admin.create_topic(other.topic, partitions=1)
+    with Consumer(cluster=cluster, group_id="former") as reader:
+        reader.assign([tp])
+        reader.seek(tp, 4)
+        admin.delete_topic(topic)
+        admin.create_topic(topic, partitions=1)
+        reader.commit()
+    commit(cluster, "former", {other: 0})
+    assert committed(admin, "former") == {other: 0}
+    assert admin.reset_group_offsets("former", to="earliest") == [OffsetReset(other, 0, 0)]
+    with pytest.raises(InvalidRequest, match="no committed offset to shift"):
+        admin.reset_group_offsets("former", shift_by=1, scope=[tp])
+
+
+def test_offsets_of_a_topic_that_is_gone_are_not_shown(cluster, admin, topic):
+    tp = TopicPartition(topic, 0)
+    with Consumer(cluster=cluster, group_id="gone") as reader:
+        reader.assign([tp])
+        reader.seek(tp, 4)
+        admin.delete_topic(topic)
+        reader.commit()
+    assert committed(admin, "gone") == {}
+
+
 @pytest.mark.parametrize(
     ("aim", "expected"),
     [

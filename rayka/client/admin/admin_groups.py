@@ -28,7 +28,7 @@ from rayka.errors import (
     RaykaError,
     error_for,
 )
-from rayka.ids import NO_OFFSET, TopicPartition
+from rayka.ids import NO_OFFSET, ZERO_ID, TopicPartition
 from rayka.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 from rayka.protocol.groups import (
     DeleteGroupsRequest,
@@ -138,6 +138,10 @@ class AsyncGroupAdmin(AdminPart):
         return [GroupOffset.of(each, known.get(tp)) for tp, each in sorted(committed.items())]
 
     async def _committed(self, group_id: str) -> dict[TopicPartition, FetchedOffset]:
+        """Without offsets of topics that were deleted, also where one of the name was created again: a coordinator may
+        have yet to forget them.
+        """
+
         def check(response: OffsetFetchResponse) -> None:
             for each in response.partitions:
                 if each.error_code is not ErrorCode.NONE:
@@ -145,7 +149,14 @@ class AsyncGroupAdmin(AdminPart):
 
         request = OffsetFetchRequest(group_id)
         response = await self._coordinators.call(group_id, request, self.timeout_ms, check=check)
-        return {TopicPartition(each.topic, each.partition): each for each in response.partitions}
+        names = tuple(dict.fromkeys(each.topic for each in response.partitions))
+        topics = (await self._metadata.renew(names, self.timeout_ms)).topics if names else ()
+        ids = {each.name: (each.topic_id, ZERO_ID) for each in topics if each.error_code is ErrorCode.NONE}
+        return {
+            TopicPartition(each.topic, each.partition): each
+            for each in response.partitions
+            if each.topic_id in ids.get(each.topic, ())
+        }
 
     async def reset_offsets(
         self,
