@@ -83,7 +83,8 @@ def play(coordinator: Coordinator, scene: Callable[[GroupOffsets], Coroutine[Any
 
     async def main() -> None:
         metadata = ClusterMetadata(coordinator, "scripted", ConsumerConfig(), Random(1))
-        await scene(GroupOffsets(CoordinatorCalls(metadata.nodes), metadata, "g", TIMEOUT_MS))
+        coordinators = CoordinatorCalls(metadata.nodes)
+        await scene(GroupOffsets(coordinators, metadata, "g", TIMEOUT_MS, lambda topic: True))
 
     try:
         loop.run_until_complete(main())

@@ -50,12 +50,12 @@ class Fetcher:
         self.leaders = LeaderCalls(network, self.metadata)
         self.state = FetchState(config)
         self.coordinators = CoordinatorCalls(self.metadata.nodes)
+        self.subscription = Subscription(self.state, handle.name)
         self.group_offsets: GroupOffsets | None = None
         if (group_id := config.group_id) is not None:
-            timeout_ms = config.default_api_timeout_ms
-            self.group_offsets = GroupOffsets(self.coordinators, self.metadata, group_id, timeout_ms)
-        self.subscription = Subscription(self.state, handle.name)
-        self.metadata.listen(self._on_topic, may_forget=self.subscription.is_unused)
+            timeout_ms, is_read = config.default_api_timeout_ms, self.subscription.reads
+            self.group_offsets = GroupOffsets(self.coordinators, self.metadata, group_id, timeout_ms, is_read)
+        self.metadata.listen(self._on_topic, may_forget=lambda name: not self.subscription.reads(name))
         self._config = config
         self._wait = PollWait(network, self._has_for_poll, self._is_asking)
         self.state.buffer.on_error = self._wait.tell_soon

@@ -49,9 +49,9 @@ class Subscription:
         self._is_bounded = False
         self._set([tp for each in topics for tp in _partitions(each)])
 
-    def is_unused(self, topic: str) -> bool:
-        """Whether no partition of the topic is read, and it is not followed."""
-        return topic not in self._topic_ids
+    def reads(self, topic: str) -> bool:
+        """Whether the topic is followed, or a partition of it is read."""
+        return topic in self._topic_ids
 
     def on_metadata(self, topic: MetadataTopic) -> bool:
         """Takes new metadata of a topic, before anything uses them; returns whether what is read has changed."""

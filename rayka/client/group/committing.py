@@ -4,9 +4,10 @@ A commit that has to wait for the one before takes in those that are asked for m
 offset counts, and all of them end with the one request. The first attempt of one needs no task where its partitions and
 its coordinator are known; a task goes on with what that did not end. Invariants: an older commit never overwrites a
 newer one, also when it is retried; a commit is made as the member that asked for it, so that one of a former generation
-is refused instead of overwriting what the partition's new owner has committed, and of the topic that was read then; a
-member that its group goes on without commits nothing. A commit that comes while the members of a new generation wait
-for their assignments is repeated until these are there. Kafka: ConsumerCoordinator (E10).
+is refused instead of overwriting what the partition's new owner has committed, and of the topic that was read then; an
+offset of a topic that is not read is refused if the topic was deleted since the consumer learned of it; a member that
+its group goes on without commits nothing. A commit that comes while the members of a new generation wait for their
+assignments is repeated until these are there. Kafka: ConsumerCoordinator (E10).
 """
 
 import asyncio
@@ -23,7 +24,7 @@ from rayka.client.coordinator_calls import CoordinatorCalls
 from rayka.client.group.member_requests import GroupMetadata
 from rayka.client.group.offset_values import OffsetAndMetadata
 from rayka.client.loop_time import now_s
-from rayka.client.metadata import ClusterMetadata, check_partition
+from rayka.client.metadata import ClusterMetadata, check_partition, topic_recreated
 from rayka.client.retry import TELL_AFTER_S, Retry
 from rayka.errors import (
     ApiError,
@@ -63,15 +64,24 @@ class _Commit(msgspec.Struct, eq=False):
     deadline_s: float = 0.0
     offsets: dict[TopicPartition, CommittedOffset] = {}
     done: Later[Problems] = msgspec.field(default_factory=Later)
+    # Topics that the consumer knows and does not read: they may have been deleted, and created again, since.
+    unconfirmed: dict[str, None] = {}
 
 
 class GroupOffsets:
     """See the module. Belongs to the IO loop."""
 
     def __init__(
-        self, coordinators: CoordinatorCalls, metadata: ClusterMetadata, group_id: str, timeout_ms: int
+        self,
+        coordinators: CoordinatorCalls,
+        metadata: ClusterMetadata,
+        group_id: str,
+        timeout_ms: int,
+        is_read: Callable[[str], bool] = lambda topic: False,
     ) -> None:
+        """`is_read`: whether this consumer reads the topic, and so learns at once when the topic is created again."""
         self._group_id = group_id
+        self._is_read = is_read
         self._coordinators = coordinators
         self._metadata = metadata
         self._timeout_ms = timeout_ms
@@ -120,7 +130,9 @@ class GroupOffsets:
         commit = self._waiting[-1]
         commit.deadline_s = now_s() + self._timeout_ms / 1000
         for tp, offset in offsets.items():
-            commit.offsets[tp] = self._committed(tp, offset)
+            commit.offsets[tp] = committed = self._committed(tp, offset)
+            if committed.topic_id != ZERO_ID and not self._is_read(tp.topic):
+                commit.unconfirmed[tp.topic] = None
         if self._is_abandoned:
             self._drop_waiting()
         elif self._current is None:
@@ -134,7 +146,7 @@ class GroupOffsets:
 
     def _begin_attempt(self, commit: _Commit) -> bool:
         """Whether the commit is under way, without a task."""
-        if len(commit.offsets) > PARTITIONS_PER_COMMIT_MAX or any(self._unseen(commit)):
+        if len(commit.offsets) > PARTITIONS_PER_COMMIT_MAX or commit.unconfirmed or any(self._unseen(commit)):
             return False
         loop, on_answer = asyncio.get_running_loop(), partial(self._on_answer, commit)
         self._attempt_s = loop.time()
@@ -181,7 +193,7 @@ class GroupOffsets:
         self._begin_next()
 
     async def _send(self, commit: _Commit) -> Problems:
-        problems = await self._unknown(commit)
+        problems = await self._former(commit) | await self._unknown(commit)
         for tp in problems:
             del commit.offsets[tp]
         for some in _in_parts(commit.offsets):
@@ -189,6 +201,28 @@ class GroupOffsets:
                 problems |= await self._send_some(commit, some)
             except RaykaError as error:
                 problems |= dict.fromkeys(some, error)
+        return problems
+
+    async def _former(self, commit: _Commit) -> Problems:
+        """The partitions of topics that were deleted since the consumer learned of them, also where a topic of the name
+        was created again: their offsets may be meant for either. The controller is asked.
+        """
+        names, commit.unconfirmed = tuple(commit.unconfirmed), {}
+        if not names:
+            return {}
+        of_names = {tp: each.topic_id for tp, each in commit.offsets.items() if tp.topic in names}
+        problems: Problems = {}
+        try:
+            response = await self._metadata.renew(names, _remaining_ms(commit))
+            newest = {each.name: each for each in response.topics if each.error_code is ErrorCode.NONE}
+            for tp, topic_id in of_names.items():
+                topic = newest.get(tp.topic)
+                if topic is None:
+                    problems[tp] = await self._metadata.no_such_topic(tp.topic, _remaining_ms(commit))
+                elif topic_id not in (ZERO_ID, topic.topic_id):
+                    problems[tp] = topic_recreated(topic, topic_id, self._metadata.cluster_name)
+        except RaykaError as error:
+            return dict.fromkeys(of_names, error)
         return problems
 
     async def _unknown(self, commit: _Commit) -> Problems:

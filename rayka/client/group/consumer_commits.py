@@ -54,8 +54,9 @@ class ConsumerCommits(ConsumerPart):
         Returns when all brokers in sync have them. Of a partition that several commits name the last one counts. Raises
         InvalidGroupId without `group_id`, UnknownTopicOrPartition, OffsetMetadataTooLarge (the other partitions are
         committed then), IllegalGeneration, UnknownMemberId or FencedInstanceId when the group goes on without this
-        member; UnavailableError, or RebalanceInProgress when the members of a new generation have waited for their
-        assignments all the time: commit again.
+        member; InconsistentTopicId for a topic that this consumer does not read, and that was created again since it
+        learned of it (commit again for the new topic); UnavailableError, or RebalanceInProgress when the members of a
+        new generation have waited for their assignments all the time: commit again.
         """
         self._run(self._ask("commit", None if offsets is None else committable(offsets)).commit)
 

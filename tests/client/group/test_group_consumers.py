@@ -13,6 +13,7 @@ import pytest
 
 import rayka.testing
 from rayka import Consumer, Producer, TopicPartition
+from rayka.client.group.offset_values import OffsetAndMetadata
 from rayka.coordinator.group_shard import OFFSETS_TOPIC
 from rayka.errors import (
     ClosedError,
@@ -20,8 +21,10 @@ from rayka.errors import (
     FencedInstanceId,
     GroupMaxSizeReached,
     InconsistentGroupProtocol,
+    InconsistentTopicId,
     InvalidGroupId,
     InvalidSessionTimeout,
+    RaykaError,
     UnavailableError,
     UnknownMemberId,
     UnknownTopicOrPartition,
@@ -476,6 +479,46 @@ def test_an_idle_consumer_is_told_what_is_committed_of_a_topic_created_again(
         found = idle.committed([tp])[tp]
     assert found is not None
     assert found.offset == 5
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_commit_of_an_idle_consumer_is_refused_where_its_topic_was_created_again(
+    cluster: InProcessCluster, topic: str, is_async: bool
+) -> None:  # E10
+    """The offset may be meant for either topic. It is not lost in the former one, and not taken for the new one."""
+    tp = TopicPartition(topic, 0)
+    errors: list[RaykaError | None] = []
+
+    def commit(offset: int) -> None:
+        if not is_async:
+            idle.commit({tp: offset})
+            return
+        errors.clear()
+        idle.commit_async({tp: offset}, lambda offsets, error: errors.append(error))
+        wait_until(lambda: bool(errors))
+        if errors[0] is not None:
+            raise errors[0]
+
+    with Consumer(cluster=cluster, group_id=topic) as idle:
+        idle.end_offsets([tp])  # the topic is known from here on
+        created_again(cluster, topic, 1)
+        with pytest.raises(InconsistentTopicId, match=f"{topic!r}.* was deleted and created again"):
+            commit(5)
+        assert idle.committed([tp]) == {tp: None}
+        commit(6)
+        assert idle.committed([tp]) == {tp: OffsetAndMetadata(6)}
+
+
+def test_a_commit_of_an_idle_consumer_is_refused_where_its_topic_was_deleted(
+    cluster: InProcessCluster, topic: str
+) -> None:  # E10
+    tp = TopicPartition(topic, 0)
+    with Consumer(cluster=cluster, group_id=topic) as idle:
+        idle.end_offsets([tp])
+        with rayka.Admin(cluster=cluster) as admin:
+            admin.delete_topic(topic)
+        with pytest.raises(UnknownTopicOrPartition, match=topic):
+            idle.commit({tp: 5})
 
 
 # ---- The end of a member ---------------------------------------------------------------------------------------------
