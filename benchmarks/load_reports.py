@@ -31,9 +31,9 @@ from rayka.protocol.load import (
 )
 from rayka.protocol.membership import (
     HeartbeatRequest,
-    LogDirectory,
     RegisterBrokerRequest,
     RegisterBrokerResponse,
+    RegisteredDirectory,
 )
 from rayka.protocol.wire import decode, encode
 from rayka.shard.shard import Result
@@ -98,7 +98,7 @@ class _Cluster:
                 _CLUSTER_ID,
                 random_uuid(self._chance),
                 f"machine-{broker_id}",
-                (LogDirectory(directory_id, "/data"),),
+                (RegisteredDirectory(directory_id, "/data"),),
                 max_metadata_version=METADATA_VERSION_MAX,
             )
         )

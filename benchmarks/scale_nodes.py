@@ -20,7 +20,7 @@ from rayka.ids import random_uuid
 from rayka.metadata.image import MetadataImage
 from rayka.metadata.image_snapshot import image_of, image_records
 from rayka.metadata.metadata_records import METADATA_VERSION_MAX, MetadataRecord, decode_record, encode_record
-from rayka.protocol.membership import HeartbeatRequest, LogDirectory, RegisterBrokerRequest
+from rayka.protocol.membership import HeartbeatRequest, RegisterBrokerRequest, RegisteredDirectory
 from rayka.protocol.topics import (
     CreateTopicsRequest,
     DeleteTopicsRequest,
@@ -165,7 +165,7 @@ class _OneController:
         self.turns_s.append(time.perf_counter() - started)
 
     def start(self, broker_id: int) -> None:
-        directories = (LogDirectory(random_uuid(Random(broker_id)), f"/data/{broker_id}"),)
+        directories = (RegisteredDirectory(random_uuid(Random(broker_id)), f"/data/{broker_id}"),)
         self.run(
             RegisterBrokerRequest(
                 broker_id,

@@ -31,7 +31,7 @@ from rayka.protocol.caller import Answer, Call, Caller
 from rayka.protocol.later import Later
 from rayka.protocol.wire import decode
 from rayka.transport.greeting import LaneOffer
-from rayka.transport.lane import Lanes, Node, lanes_of_this_loop, takes
+from rayka.transport.lane import Lanes, NodeKey, lanes_of_this_loop, takes
 
 ResponseT = TypeVar("ResponseT")
 _OFFER_TIMEOUT_S = 10.0
@@ -77,7 +77,7 @@ class RayNetwork:
     def _send(self, call: Call) -> Awaitable[Answer]:
         actors = self._current_actors()
         if self._is_direct and takes(call):
-            node = Node(self._cluster_name, call.node_id)
+            node = NodeKey(self._cluster_name, call.node_id)
             lanes = self._lanes
             if lanes is None:
                 lanes = self._lanes = lanes_of_this_loop()
@@ -138,7 +138,7 @@ async def _answer(sent: Any, name: str, actors: NamedActors, handle: Any) -> Ans
     return unpack_answer(answer)
 
 
-async def _ask_for_lane(actors: NamedActors, node: Node) -> LaneOffer:
+async def _ask_for_lane(actors: NamedActors, node: NodeKey) -> LaneOffer:
     """Where the node serves its lane. Raises NetworkException."""
     name = actor_name(*node)
     handle = actors.known(name) or await _look_up(actors, name)

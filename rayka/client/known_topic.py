@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from rayka.errors import ErrorCode
 from rayka.ids import NO_NODE
 from rayka.protocol.membership import MetadataPartition, MetadataTopic
-from rayka.protocol.produce import NamesLeader
+from rayka.protocol.produce import ResultWithLeader
 
 _REST_S = 50e-6  # for each partition, ten times what its metadata cost the broker and the client
 _NONE: Mapping[int, MetadataPartition] = MappingProxyType({})
@@ -55,7 +55,7 @@ class KnownTopic(NamedTuple):
         }
         return KnownTopic(_with(topic, later), at_s, metadata_offset, later or _NONE)
 
-    def later_leaders(self, refusals: Iterable[NamesLeader]) -> dict[int, MetadataPartition]:
+    def later_leaders(self, refusals: Iterable[ResultWithLeader]) -> dict[int, MetadataPartition]:
         """The partitions of which refusals name a leader of a later epoch than is known, as they are then."""
         partitions, later = self.topic.partitions, dict[int, MetadataPartition]()
         for each in refusals:

@@ -32,7 +32,7 @@ from rayka.errors import (
 from rayka.ids import NO_NODE, TopicPartition
 from rayka.ports import Network
 from rayka.protocol.membership import MetadataPartition, MetadataRequest, MetadataResponse, MetadataTopic
-from rayka.protocol.produce import NamesLeader
+from rayka.protocol.produce import ResultWithLeader
 
 _NAMES_SHOWN = 5
 _TICK_S = 0.001  # a rest that ends sooner is over, however a clock rounds
@@ -204,11 +204,11 @@ class ClusterMetadata:
             if (known := self._topics.get(name)) is None or known.fetched_at_s <= since_s
         )
 
-    def on_refused(self, refusals: Sequence[NamesLeader]) -> list[MetadataTopic]:
+    def on_refused(self, refusals: Sequence[ResultWithLeader]) -> list[MetadataTopic]:
         """Takes over the leaders that an answer names beside errors, where they are of later epochs than those known;
         returns the topics of which something is known anew, as they are now. Nothing is asked.
         """
-        by_id: dict[UUID, list[NamesLeader]] = {}
+        by_id: dict[UUID, list[ResultWithLeader]] = {}
         for each in refusals:
             if each.error_code is not ErrorCode.NONE and each.leader_id != NO_NODE:
                 by_id.setdefault(each.topic_id, []).append(each)

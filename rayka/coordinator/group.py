@@ -22,7 +22,7 @@ from rayka.protocol.groups import (
     GroupState,
     JoinedMember,
     JoinGroupRequest,
-    decode_said,
+    decode_member_data,
 )
 
 EMPTY, PREPARING, COMPLETING, STABLE = (
@@ -246,7 +246,9 @@ class Group:
             return {
                 topic
                 for each in self.members.values()
-                for topic in decode_said(ConsumerSubscription, each.metadata(self.protocol_name)).topics
+                for topic in decode_member_data(
+                    ConsumerSubscription, each.metadata(self.protocol_name)
+                ).topics
             }
         except CorruptRecord:
             return None

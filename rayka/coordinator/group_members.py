@@ -40,7 +40,7 @@ from rayka.protocol.groups import (
     LeftMember,
     SyncGroupRequest,
     SyncGroupResponse,
-    decode_said,
+    decode_member_data,
 )
 from rayka.shard.shard import Later
 
@@ -310,10 +310,12 @@ def _is_giving_up(group: Group, old: Member) -> bool:
     if group.protocol_type != CONSUMER_PROTOCOL_TYPE:
         return False
     with suppress(CorruptRecord):
-        claimed = decode_said(ConsumerSubscription, old.metadata(group.protocol_name)).owned_partitions
+        claimed = decode_member_data(ConsumerSubscription, old.metadata(group.protocol_name)).owned_partitions
         if claimed:
             given = [each.assignment for each in group.members.values() if each.assignment]
-            assigned = {tp for each in given for tp in decode_said(ConsumerAssignment, each).partitions}
+            assigned = {
+                tp for each in given for tp in decode_member_data(ConsumerAssignment, each).partitions
+            }
             return not assigned.issuperset(claimed)
     return False
 
@@ -323,7 +325,7 @@ def _says(protocol_type: str, member: Member, protocol_name: str) -> object:
     metadata = member.metadata(protocol_name)
     if protocol_type == CONSUMER_PROTOCOL_TYPE:
         with suppress(CorruptRecord):
-            said = decode_said(ConsumerSubscription, metadata)
+            said = decode_member_data(ConsumerSubscription, metadata)
             return said.topics, said.rack
     return metadata
 

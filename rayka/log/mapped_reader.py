@@ -23,7 +23,7 @@ from rayka.log.meta_properties import META_PROPERTIES_FILE, decode_meta_properti
 from rayka.log.partition_directories import PARTITION_METADATA_FILE, decode_partition_metadata
 from rayka.protocol.batch_format import HEADER_BYTES
 from rayka.protocol.fetch import FileRange
-from rayka.protocol.membership import LogDirectory
+from rayka.protocol.membership import RegisteredDirectory
 
 REMAPPED_BYTES_MIN = 16 << 20  # so a segment of 1 GiB is mapped eight times at most while it grows
 ResultT = TypeVar("ResultT")
@@ -170,7 +170,7 @@ class LocalDirectories:
     def __repr__(self) -> str:
         return f"<LocalDirectories known={len(self._is_local)} misses={self._misses}>"
 
-    def ids(self, directories: Iterable[LogDirectory]) -> tuple[UUID, ...]:
+    def ids(self, directories: Iterable[RegisteredDirectory]) -> tuple[UUID, ...]:
         """Those that this process can read."""
         if self._passed_over:
             self._passed_over -= 1
@@ -179,7 +179,7 @@ class LocalDirectories:
             return ()
         return tuple(each.directory_id for each in directories if self._can_read(each))
 
-    def _can_read(self, directory: LogDirectory) -> bool:
+    def _can_read(self, directory: RegisteredDirectory) -> bool:
         known = self._is_local.get(directory.directory_id)
         if known is None:
             try:

@@ -31,12 +31,12 @@ from rayka.protocol.configs import ResourceType
 from rayka.protocol.events import DescribeEventsRequest, DescribeEventsResponse, Event
 from rayka.protocol.membership import (
     LeaderRecoveryState,
-    LogDirectory,
     MetadataBroker,
     MetadataPartition,
     MetadataRequest,
     MetadataResponse,
     MetadataTopic,
+    RegisteredDirectory,
 )
 
 
@@ -120,7 +120,7 @@ class BrokerImage(msgspec.Struct, frozen=True):
         return self.registration.broker_epoch
 
     @property
-    def directories(self) -> tuple[LogDirectory, ...]:
+    def directories(self) -> tuple[RegisteredDirectory, ...]:
         return self.registration.directories
 
     @property

@@ -17,7 +17,7 @@ import msgspec
 from rayka.errors import CorruptRecord, UnsupportedVersion
 from rayka.ids import BROKER_ONLY, NO_NODE, Role
 from rayka.protocol.configs import ResourceType
-from rayka.protocol.membership import LeaderRecoveryState, LogDirectory
+from rayka.protocol.membership import LeaderRecoveryState, RegisteredDirectory
 
 METADATA_VERSION = "metadata.version"  # the feature whose level says at which version records are written
 METADATA_VERSION_MIN, METADATA_VERSION_MAX = 1, 2  # what this node can read and write
@@ -41,7 +41,7 @@ class RegisterBrokerRecord(_Record, tag=0, frozen=True, array_like=True, kw_only
     broker_epoch: int
     incarnation_id: UUID
     host: str
-    directories: tuple[LogDirectory, ...]
+    directories: tuple[RegisteredDirectory, ...]
     rack: str = ""
     min_metadata_version: int = 1
     max_metadata_version: int = 1

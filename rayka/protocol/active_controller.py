@@ -105,7 +105,7 @@ class ActiveController:
                 status = await self._network.call(node_id, StatusRequest(), _STATUS_TIMEOUT_MS)
             except ApiError as error:
                 self.forget(node_id)
-                found.append(said_by(node_id, str(error)))
+                found.append(with_node_name(node_id, str(error)))
             else:
                 answered_count += Role.CONTROLLER in status.roles
                 self._take(status)
@@ -140,7 +140,7 @@ class ActiveController:
         return list(self._order)
 
 
-def said_by(node_id: int, text: str) -> str:
+def with_node_name(node_id: int, text: str) -> str:
     """What a node answered, or why it did not, which mostly names it already: the name once, then the text."""
     name = node_name(node_id)
     return text if text.partition(" ")[0].endswith(name) else f"{name}: {text}"

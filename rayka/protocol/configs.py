@@ -43,25 +43,25 @@ class ConfigEntry(Message, frozen=True, array_like=True):
     is_read_only: bool = False
 
 
-class _OfResource(Message, frozen=True, array_like=True):
+class _ResourceMessage(Message, frozen=True, array_like=True):
     """What messages about one resource begin with. It stays as it is: a message gets new fields at its own end."""
 
     resource_type: ResourceType
     resource_name: str
 
 
-class ConfigResourceName(_OfResource, frozen=True, array_like=True):
+class ConfigResourceName(_ResourceMessage, frozen=True, array_like=True):
     """A topic by name, a broker by its id, or with an empty name all brokers."""
 
 
-class AlterConfigsResult(_OfResource, frozen=True, array_like=True):
+class AlterConfigsResult(_ResourceMessage, frozen=True, array_like=True):
     """What became of one resource of the request."""
 
     error_code: ErrorCode = ErrorCode.NONE
     error_message: str = ""
 
 
-class DescribedConfig(_OfResource, frozen=True, array_like=True):
+class DescribedConfig(_ResourceMessage, frozen=True, array_like=True):
     """The keys of one resource, by name."""
 
     error_code: ErrorCode = ErrorCode.NONE
@@ -99,7 +99,7 @@ class ConfigChange(Message, frozen=True, array_like=True):
     value: str = ""
 
 
-class AlteredResource(_OfResource, frozen=True, array_like=True):
+class AlteredResource(_ResourceMessage, frozen=True, array_like=True):
     """All changes of one resource: made together or not at all."""
 
     changes: tuple[ConfigChange, ...]
@@ -127,5 +127,5 @@ class IncrementalAlterConfigsRequest(Request[IncrementalAlterConfigsResponse], f
             check_each_once(f"changes of {_resource(each)}", names)
 
 
-def _resource(each: _OfResource) -> str:
+def _resource(each: _ResourceMessage) -> str:
     return f"{each.resource_type.name.lower()} {each.resource_name!r}"

@@ -24,7 +24,7 @@ from rayka.ids import (
     TopicIdPartition,
 )
 from rayka.ports import Message, Request
-from rayka.protocol.request_parts import OfPartition, PartitionAnswer, require
+from rayka.protocol.request_parts import PartitionAnswer, PartitionMessage, require
 from rayka.protocol.wire import NO_BYTES
 
 LATEST_TIMESTAMP, EARLIEST_TIMESTAMP, MAX_TIMESTAMP = -1, -2, -3
@@ -48,7 +48,7 @@ class FileRange(Message, frozen=True, array_like=True):
     base_offset: int
 
 
-class FetchPartition(OfPartition, frozen=True, array_like=True):
+class FetchPartition(PartitionMessage, frozen=True, array_like=True):
     """From where to read one partition; epochs of -1 mean "not checked"."""
 
     fetch_offset: int
@@ -178,7 +178,7 @@ def _check_metadata_fetch(request: FetchRequest) -> None:
     require(is_known, "last_fetched_epoch", "at most current_leader_epoch", epoch)
 
 
-class ListOffsetsPartition(OfPartition, frozen=True, array_like=True):
+class ListOffsetsPartition(PartitionMessage, frozen=True, array_like=True):
     """Which offset of one partition is asked for: a timestamp in ms, or -1 latest, -2 earliest, -3 maximal
     timestamp.
     """
@@ -321,7 +321,7 @@ def next_session_epoch(epoch: int) -> int:
 _OVERTAKEN_MAX = 4  # requests that the node may still hold back
 
 
-class Ending(Enum):
+class FetchOutcome(Enum):
     """What the end of a request means for the stream."""
 
     ANSWERED = auto()  # its results count
@@ -369,30 +369,30 @@ class FetchStream:
         self._in_flight[self._number] = request.session_epoch == FIRST_SESSION_EPOCH
         return self._number, request
 
-    def on_response(self, number: int, response: FetchResponse) -> Ending:
+    def on_response(self, number: int, response: FetchResponse) -> FetchOutcome:
         """The request of this number was answered."""
         is_first = self._in_flight.pop(number)
         is_newest = number == self._number
         if response.error_code is not ErrorCode.NONE:
             if not is_newest:
-                return Ending.OVERTAKEN
+                return FetchOutcome.OVERTAKEN
             self._begin_session()
-            return Ending.FAILED if is_first else Ending.RENEWED
+            return FetchOutcome.FAILED if is_first else FetchOutcome.RENEWED
         if is_newest:
             self.session.on_response(response)
             self.has_no_sessions = response.session_id == NO_SESSION
             if self._has_lost_answer:
                 self._begin_session()
-        return Ending.ANSWERED
+        return FetchOutcome.ANSWERED
 
-    def on_failure(self, number: int) -> Ending:
+    def on_failure(self, number: int) -> FetchOutcome:
         """There is no answer. If a later request has overtaken it, the session ends with that one's answer."""
         del self._in_flight[number]
         if number != self._number:
             self._has_lost_answer = True
-            return Ending.OVERTAKEN
+            return FetchOutcome.OVERTAKEN
         self._begin_session()
-        return Ending.FAILED
+        return FetchOutcome.FAILED
 
     def _begin_session(self) -> None:
         """The next request begins a session: it names all partitions, and all are answered."""

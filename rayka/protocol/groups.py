@@ -15,7 +15,7 @@ import msgspec
 from rayka.errors import CorruptRecord, ErrorCode, InconsistentGroupProtocol, InvalidGroupId
 from rayka.ids import NO_EPOCH, NO_NODE, NO_OFFSET, ZERO_ID, TopicPartition
 from rayka.ports import Message, Request, ResponseT
-from rayka.protocol.request_parts import OfNamedPartition, check_each_once, require
+from rayka.protocol.request_parts import NamedPartitionMessage, check_each_once, require
 from rayka.protocol.topics import PartitionResult
 
 GROUP_ID_BYTES_MAX = 32_767  # Kafka's own strings end there
@@ -50,7 +50,7 @@ def check_group_id(group_id: str) -> None:
         )
 
 
-class _OfGroups(Request[ResponseT], frozen=True, array_like=True):
+class _GroupsRequest(Request[ResponseT], frozen=True, array_like=True):
     """What a request about several groups begins with. It stays as it is: a request gets new fields at its own end."""
 
     group_ids: tuple[str, ...]
@@ -82,7 +82,7 @@ class FindCoordinatorResponse(Message, frozen=True, array_like=True):
     coordinators: tuple[GroupCoordinator, ...]
 
 
-class FindCoordinatorRequest(_OfGroups[FindCoordinatorResponse], frozen=True, array_like=True):
+class FindCoordinatorRequest(_GroupsRequest[FindCoordinatorResponse], frozen=True, array_like=True):
     """Which nodes coordinate these groups; any broker knows. The first one creates `__consumer_offsets`."""
 
 
@@ -296,7 +296,7 @@ class DescribeGroupsResponse(Message, frozen=True, array_like=True):
     groups: tuple[DescribedGroup, ...]
 
 
-class DescribeGroupsRequest(_OfGroups[DescribeGroupsResponse], frozen=True, array_like=True):
+class DescribeGroupsRequest(_GroupsRequest[DescribeGroupsResponse], frozen=True, array_like=True):
     """Groups that the node asked coordinates."""
 
 
@@ -306,7 +306,7 @@ class DeleteGroupsResponse(Message, frozen=True, array_like=True):
     groups: tuple[GroupResult, ...]
 
 
-class DeleteGroupsRequest(_OfGroups[DeleteGroupsResponse], frozen=True, array_like=True):
+class DeleteGroupsRequest(_GroupsRequest[DeleteGroupsResponse], frozen=True, array_like=True):
     """Forgets groups without members, and all their offsets."""
 
 
@@ -318,7 +318,7 @@ class DeleteGroupsRequest(_OfGroups[DeleteGroupsResponse], frozen=True, array_li
 PARTITIONS_PER_COMMIT_MAX = 10_000  # each is a record, and all of them are one batch
 
 
-class CommittedOffset(OfNamedPartition, frozen=True, array_like=True, gc=False):
+class CommittedOffset(NamedPartitionMessage, frozen=True, array_like=True, gc=False):
     """The next record that the group is to read of a partition, and the leader epoch of the one before, if known. The
     offset means nothing in a topic of that name with another id; ZERO_ID where the caller does not know it.
     """
@@ -371,7 +371,7 @@ def check_partitions(partitions: tuple[CommittedOffset, ...] | tuple[TopicPartit
             require(False, "partitions", expected, (each.topic, each.partition))
 
 
-class FetchedOffset(OfNamedPartition, frozen=True, array_like=True, gc=False):
+class FetchedOffset(NamedPartitionMessage, frozen=True, array_like=True, gc=False):
     """What the group has committed of a partition; the offset is -1 where it has committed none."""
 
     offset: int = NO_OFFSET
@@ -424,7 +424,7 @@ class OffsetDeleteRequest(Request[OffsetDeleteResponse], frozen=True, array_like
 
 CONSUMER_PROTOCOL_TYPE = "consumer"
 NO_GENERATION = NO_EPOCH
-_SaidT = TypeVar("_SaidT", bound=Message)
+_MemberDataT = TypeVar("_MemberDataT", bound=Message)
 
 
 class ConsumerSubscription(Message, frozen=True, array_like=True):
@@ -444,12 +444,12 @@ class ConsumerAssignment(Message, frozen=True, array_like=True):
     user_data: bytes = b""
 
 
-def encode_said(said: Message) -> bytes:
+def encode_member_data(said: Message) -> bytes:
     """The bytes of a subscription or of an assignment; no partition is none."""
     return msgspec.msgpack.encode(said)
 
 
-def decode_said(said_type: type[_SaidT], data: bytes) -> _SaidT:
+def decode_member_data(said_type: type[_MemberDataT], data: bytes) -> _MemberDataT:
     """A subscription or an assignment from its bytes. Raises CorruptRecord that says what was expected."""
     try:
         return msgspec.msgpack.decode(data, type=said_type)

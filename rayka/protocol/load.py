@@ -14,14 +14,14 @@ import msgspec
 
 from rayka.ids import NO_NODE, NO_OFFSET
 from rayka.ports import Message, Request
-from rayka.protocol.request_parts import OfNamedPartition, OfPartition, check_each_once, require
+from rayka.protocol.request_parts import NamedPartitionMessage, PartitionMessage, check_each_once, require
 
 REPORTED_PARTITIONS_MAX = 8
 AMOUNT_MAX = 1 << 60  # of bytes, or of records a second; sums over all brokers still fit into 64 bits
 _AMOUNTS = ("size_bytes", "bytes_in", "records_in", "bytes_out", "records_out")
 
 
-class PartitionLoad(OfPartition, frozen=True, array_like=True, gc=False):
+class PartitionLoad(PartitionMessage, frozen=True, array_like=True, gc=False):
     """One replica on the broker that reports: its log, and what clients send to and read from it in a second."""
 
     is_leader: bool
@@ -92,7 +92,7 @@ class BrokerLoad(Message, frozen=True, array_like=True):
     is_fenced: bool = False
 
 
-class NamedPartitionLoad(OfNamedPartition, frozen=True, array_like=True, gc=False):
+class NamedPartitionLoad(NamedPartitionMessage, frozen=True, array_like=True, gc=False):
     """One of the partitions that a broker has named in its newest report."""
 
     broker_id: int = NO_NODE
@@ -205,7 +205,7 @@ MOVES_AT_ONCE_MAX = 100
 MOVES_AS_CONFIGURED = -1
 
 
-class BalanceMove(OfNamedPartition, frozen=True, array_like=True, gc=False):
+class BalanceMove(NamedPartitionMessage, frozen=True, array_like=True, gc=False):
     """A partition's replicas, the preferred leader first, as they are and as they are to be; what is copied for that,
     and the goal that it is for.
     """

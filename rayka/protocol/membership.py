@@ -20,12 +20,12 @@ from rayka.ids import (
 from rayka.ports import Message, Request
 from rayka.protocol.events import REASON_LENGTH_MAX
 from rayka.protocol.load import LoadReport
-from rayka.protocol.request_parts import OfPartition, PartitionAnswer, check_each_once, require
+from rayka.protocol.request_parts import PartitionAnswer, PartitionMessage, check_each_once, require
 
 SETTINGS_LENGTH_MAX = 1 << 16
 
 
-class LogDirectory(Message, frozen=True, array_like=True):
+class RegisteredDirectory(Message, frozen=True, array_like=True):
     """A data directory of a broker: its id, and its path on the broker's machine."""
 
     directory_id: UUID
@@ -41,7 +41,7 @@ class MetadataBroker(Message, frozen=True, array_like=True):
     node_id: int
     host: str
     is_fenced: bool
-    directories: tuple[LogDirectory, ...]
+    directories: tuple[RegisteredDirectory, ...]
     rack: str = ""
     broker_epoch: int = NO_EPOCH
     incarnation_id: UUID = ZERO_ID
@@ -120,7 +120,7 @@ class RegisterBrokerRequest(Request[RegisterBrokerResponse], frozen=True, array_
     cluster_id: str
     incarnation_id: UUID
     host: str
-    directories: tuple[LogDirectory, ...]
+    directories: tuple[RegisteredDirectory, ...]
     previous_broker_epoch: int = NO_EPOCH
     rack: str = ""
     min_metadata_version: int = 1
@@ -256,7 +256,7 @@ class IsrMember(Message, frozen=True, array_like=True, gc=False):
     broker_epoch: int = NO_EPOCH
 
 
-class AlterPartitionItem(OfPartition, frozen=True, array_like=True, gc=False):
+class AlterPartitionItem(PartitionMessage, frozen=True, array_like=True, gc=False):
     """What a leader proposes for one partition, on top of the partition epoch that it knows."""
 
     leader_epoch: int
@@ -293,7 +293,7 @@ class AlterPartitionRequest(Request[AlterPartitionResponse], frozen=True, array_
         check_each_once("partitions", [f"{each.topic_id}-{each.partition}" for each in self.partitions])
 
 
-class AssignedReplica(OfPartition, frozen=True, array_like=True, gc=False):
+class AssignedReplica(PartitionMessage, frozen=True, array_like=True, gc=False):
     """The broker's replica of this partition is, or is about to be, in this directory of its own."""
 
     directory_id: UUID

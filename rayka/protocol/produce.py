@@ -8,12 +8,12 @@ from rayka.errors import ErrorCode, InvalidRequiredAcks
 from rayka.ids import NO_EPOCH, NO_NODE, NO_OFFSET, NO_TIMESTAMP
 from rayka.ports import Message, Request
 from rayka.protocol.fetch import FetchPartitionResult
-from rayka.protocol.request_parts import OfPartition, PartitionAnswer
+from rayka.protocol.request_parts import PartitionAnswer, PartitionMessage
 
 ACKS_NONE, ACKS_LEADER, ACKS_ALL = 0, 1, -1
 
 
-class ProducePartition(OfPartition, frozen=True, array_like=True, gc=False):
+class ProducePartition(PartitionMessage, frozen=True, array_like=True, gc=False):
     """Batches for one partition; `records` is one or more whole batches, uint8.
 
     Part of no cycle, so the garbage collector need not count it: a request has hundreds.
@@ -106,7 +106,7 @@ class AllocateProducerIdsRequest(Request[AllocateProducerIdsResponse], frozen=Tr
 # (KIP-951).
 
 
-NAMING_CODES = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
+LEADER_NAMING_CODES = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
 
 
 class CurrentLeader(NamedTuple):
@@ -117,4 +117,4 @@ class CurrentLeader(NamedTuple):
 
 
 # What an answer says of one partition. The leader counts beside an error only, and if its epoch is news.
-NamesLeader = FetchPartitionResult | ProducePartitionResult
+ResultWithLeader = FetchPartitionResult | ProducePartitionResult

@@ -28,21 +28,21 @@ def check_each_once(field: str, names: Iterable[str]) -> None:
 # begin with it. A message gets new fields at its own end.
 
 
-class OfPartition(Message, frozen=True, array_like=True):
+class PartitionMessage(Message, frozen=True, array_like=True):
     """Something of one partition."""
 
     topic_id: UUID
     partition: int
 
 
-class PartitionAnswer(OfPartition, frozen=True, array_like=True):
+class PartitionAnswer(PartitionMessage, frozen=True, array_like=True):
     """What became of one partition of a request; beside an error the rest keeps its defaults, or says where to ask."""
 
     error_code: ErrorCode = ErrorCode.NONE
     error_message: str = ""
 
 
-class OfNamedPartition(Message, frozen=True, array_like=True):
+class NamedPartitionMessage(Message, frozen=True, array_like=True):
     """Something of one partition that people name, by its topic and number."""
 
     topic: str

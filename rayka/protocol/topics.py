@@ -6,7 +6,12 @@ from uuid import UUID
 from rayka.errors import ErrorCode
 from rayka.ids import NO_EPOCH, NO_NODE, NO_OFFSET, NO_TIMESTAMP, ZERO_ID, TopicPartition
 from rayka.ports import Message, Request
-from rayka.protocol.request_parts import OfNamedPartition, OfPartition, PartitionAnswer, check_each_once
+from rayka.protocol.request_parts import (
+    NamedPartitionMessage,
+    PartitionAnswer,
+    PartitionMessage,
+    check_each_once,
+)
 
 DEFAULT_COUNT = -1  # the cluster's `num.partitions` or `default.replication.factor`
 
@@ -78,7 +83,7 @@ class DeleteTopicsRequest(Request[DeleteTopicsResponse], frozen=True, array_like
 # DeleteRecordsRequest, DescribeLogDirsRequest, AlterReplicaLogDirsRequest (B45-B47, G11).
 
 
-class PartitionResult(OfNamedPartition, frozen=True, array_like=True, gc=False):
+class PartitionResult(NamedPartitionMessage, frozen=True, array_like=True, gc=False):
     """What became of one partition of the request."""
 
     error_code: ErrorCode = ErrorCode.NONE
@@ -112,7 +117,7 @@ class CreatePartitionsRequest(Request[CreatePartitionsResponse], frozen=True, ar
 # ---- Other replicas --------------------------------------------------------------------------------------------------
 
 
-class Reassignment(OfNamedPartition, frozen=True, array_like=True, gc=False):
+class Reassignment(NamedPartitionMessage, frozen=True, array_like=True, gc=False):
     """The replicas that a partition is to have, the preferred leader first; None cancels what is under way (B45)."""
 
     replicas: tuple[int, ...] | None
@@ -136,7 +141,7 @@ class AlterPartitionReassignmentsRequest(
         check_each_once("partitions", [f"{each.topic}-{each.partition}" for each in self.partitions])
 
 
-class OngoingReassignment(OfNamedPartition, frozen=True, array_like=True, gc=False):
+class OngoingReassignment(NamedPartitionMessage, frozen=True, array_like=True, gc=False):
     """A partition on its way to other replicas."""
 
     replicas: tuple[int, ...]
@@ -198,7 +203,7 @@ class ElectLeadersRequest(Request[ElectLeadersResponse], frozen=True, array_like
 # ---- Asked of brokers ------------------------------------------------------------------------------------------------
 
 
-class DeleteRecordsPartition(OfPartition, frozen=True, array_like=True):
+class DeleteRecordsPartition(PartitionMessage, frozen=True, array_like=True):
     """Records below the offset are to go; -1 is the high watermark (G11)."""
 
     before_offset: int
@@ -255,7 +260,7 @@ class LastRetention(Message, frozen=True, array_like=True):
     size_bytes: int
 
 
-class ReplicaLog(Message, frozen=True, array_like=True):
+class ReplicaInfo(Message, frozen=True, array_like=True):
     """One replica on the broker asked, as far as it is; a follower's high watermark trails (B3). A future one is a copy
     on its way into this directory, and lacks so many offsets of the replica in the other one. `oldest_timestamp_ms` is
     that of the oldest batch, -1 where there is none. `cleaning` is None for a log that is not compacted,
@@ -288,7 +293,7 @@ class LogDirDescription(Message, frozen=True, array_like=True):
     directory_id: UUID
     error: str
     free_bytes: int
-    replicas: tuple[ReplicaLog, ...]
+    replicas: tuple[ReplicaInfo, ...]
     is_full: bool = False
     is_cordoned: bool = False
 
@@ -305,7 +310,7 @@ class DescribeLogDirsRequest(Request[DescribeLogDirsResponse], frozen=True, arra
     topics: tuple[str, ...] | None = None
 
 
-class ReplicaLogDir(OfNamedPartition, frozen=True, array_like=True, gc=False):
+class ReplicaLogDir(NamedPartitionMessage, frozen=True, array_like=True, gc=False):
     """The replica on the broker asked is to be in the data directory with this path."""
 
     path: str

@@ -30,7 +30,7 @@ ALWAYS_TAKEN_BYTES_MAX = 1 << 20  # of a head without a payload: a fetch of ten 
 _JOINED_BYTES_MAX = 8 << 10  # copying these costs less than a buffer more in a system call
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """What a frame is. A failure is an answer without a payload: its body is a `Failure`."""
 
     CALL = 1
@@ -45,7 +45,7 @@ class BrokenStream(RaykaError):
 class Frame(NamedTuple):
     """One call, or one answer; of an answer `api_name` and `header` are empty."""
 
-    kind: Kind
+    kind: FrameKind
     request_id: int
     api_name: str
     header: bytes
@@ -54,7 +54,13 @@ class Frame(NamedTuple):
 
 
 def encode_frame(
-    kind: Kind, request_id: int, body: bytes, payload: Payload, *, api_name: str = "", header: bytes = b""
+    kind: FrameKind,
+    request_id: int,
+    body: bytes,
+    payload: Payload,
+    *,
+    api_name: str = "",
+    header: bytes = b"",
 ) -> list[bytes | Part]:
     """The frame as buffers and slices to be sent one after another; the payload is referred to, not copied."""
     parts: list[Any] = payload if isinstance(payload, list) else [payload]
@@ -200,7 +206,7 @@ class FrameReader:
         self._payload.data[: len(records)] = records
 
 
-_KINDS = {int(each): each for each in Kind}
+_KINDS = {int(each): each for each in FrameKind}
 
 
 def _check_size(what: str, found: int, bound: int) -> None:

@@ -24,8 +24,8 @@ from rayka.transport.frames import (
     CALL_PAYLOAD_BYTES_MAX,
     BrokenStream,
     Frame,
+    FrameKind,
     FrameReader,
-    Kind,
     encode_frame,
 )
 from rayka.transport.greeting import (
@@ -77,7 +77,7 @@ class Lane:
         self._waiting[request_id] = answer
         self._stream.send(
             encode_frame(
-                Kind.CALL,
+                FrameKind.CALL,
                 request_id,
                 call.request.body,
                 call.request.payload(),
@@ -90,11 +90,11 @@ class Lane:
 
     def on_frame(self, frame: Frame) -> None:
         """An answer arrived; dropped when nothing waits for it any more."""
-        if frame.kind is Kind.CALL:
+        if frame.kind is FrameKind.CALL:
             raise BrokenStream("expected an answer, found a call")
         waiting = self._waiting.pop(frame.request_id, None)
         if waiting is not None:
-            waiting.end((frame.body, None if frame.kind is Kind.FAILURE else frame.payload))
+            waiting.end((frame.body, None if frame.kind is FrameKind.FAILURE else frame.payload))
 
     def on_sent(self) -> None:
         """Callers bound what they send by themselves."""
@@ -230,7 +230,7 @@ class OpenedLane(Protocol):
     def close(self) -> None: ...
 
 
-class Node(NamedTuple):
+class NodeKey(NamedTuple):
     """A node of a cluster."""
 
     cluster_name: str
@@ -245,15 +245,15 @@ class Lanes:
     def __init__(self, open_one: Open | None = None) -> None:
         self._open_one = open_one or partial(open_lane, memory=ReceiveMemory())
         self._connection: Hashable = None
-        self._lanes: dict[Node, OpenedLane] = {}
-        self._opening: dict[Node, asyncio.Task[None]] = {}
-        self._pauses_s: dict[Node, float] = {}
-        self._not_before_s: dict[Node, float] = {}
+        self._lanes: dict[NodeKey, OpenedLane] = {}
+        self._opening: dict[NodeKey, asyncio.Task[None]] = {}
+        self._pauses_s: dict[NodeKey, float] = {}
+        self._not_before_s: dict[NodeKey, float] = {}
 
     def __repr__(self) -> str:
         return f"<Lanes {list(self._lanes.values())} opening={len(self._opening)}>"
 
-    def get(self, connection: Hashable, node: Node, ask: Ask) -> OpenedLane | None:
+    def get(self, connection: Hashable, node: NodeKey, ask: Ask) -> OpenedLane | None:
         """The lane to a node; None while there is none: then one is opened, with what `ask` gives."""
         if connection != self._connection:
             self._connection = connection  # before the end of a lane has its calls ask for the next
@@ -278,7 +278,7 @@ class Lanes:
         for lane in lanes.values():
             lane.close()
 
-    async def _open(self, node: Node, ask: Ask) -> None:
+    async def _open(self, node: NodeKey, ask: Ask) -> None:
         try:
             offer = await ask()
             if offer.ticket:
@@ -294,10 +294,10 @@ class Lanes:
             )
             self._pause(node, pause_s)
 
-    def _pause(self, node: Node, pause_s: float) -> None:
+    def _pause(self, node: NodeKey, pause_s: float) -> None:
         self._not_before_s[node] = asyncio.get_running_loop().time() + pause_s
 
-    def _on_opened(self, node: Node, task: asyncio.Task[None]) -> None:
+    def _on_opened(self, node: NodeKey, task: asyncio.Task[None]) -> None:
         if self._opening.get(node) is task:
             del self._opening[node]
 

@@ -29,8 +29,8 @@ from rayka.transport.frames import (
     CALL_PAYLOAD_BYTES_MAX,
     BrokenStream,
     Frame,
+    FrameKind,
     FrameReader,
-    Kind,
     encode_frame,
 )
 from rayka.transport.greeting import (
@@ -234,7 +234,7 @@ class _Connection:
         self._stream.close(End.HERE)
 
     def on_frame(self, frame: Frame) -> None:
-        if frame.kind is not Kind.CALL:
+        if frame.kind is not FrameKind.CALL:
             raise BrokenStream("expected a call, found an answer")
         answer = self._handle(frame.api_name, frame.header, frame.body, frame.payload)
         if isinstance(answer, tuple):
@@ -268,7 +268,7 @@ class _Connection:
 
     def _send(self, request_id: int, answer: Answer, *, at_once: bool = False) -> None:
         body, payload = answer
-        kind = Kind.ANSWER if payload is not None else Kind.FAILURE
+        kind = FrameKind.ANSWER if payload is not None else FrameKind.FAILURE
         frame = encode_frame(kind, request_id, body, b"" if payload is None else payload)
         self._stream.send(frame, at_once=at_once)
 

@@ -20,7 +20,7 @@ import numpy as np
 # `SimpleMemoryPool`, `queued.max.request.bytes`.
 
 
-class Holder(Protocol):
+class FrameReceiver(Protocol):
     """What receives one frame at a time."""
 
     def on_room(self) -> None:
@@ -32,8 +32,8 @@ class UnfinishedFrames:
 
     def __init__(self, bytes_max: float = math.inf) -> None:
         self._bytes_max = bytes_max
-        self._held: dict[Holder, int] = {}
-        self._waiting: dict[Holder, int] = {}
+        self._held: dict[FrameReceiver, int] = {}
+        self._waiting: dict[FrameReceiver, int] = {}
         self.held_bytes = 0
 
     def __repr__(self) -> str:
@@ -44,7 +44,7 @@ class UnfinishedFrames:
         """Whether a frame waits for room."""
         return bool(self._waiting)
 
-    def take(self, holder: Holder, size: int) -> bool:
+    def take(self, holder: FrameReceiver, size: int) -> bool:
         """Whether a frame may be received now; else `holder.on_room` is called when it may."""
         if self._waiting or self.held_bytes >= self._bytes_max:
             self._waiting[holder] = size
@@ -52,7 +52,7 @@ class UnfinishedFrames:
         self._let_in(holder, size)
         return True
 
-    def give_back(self, holder: Holder) -> None:
+    def give_back(self, holder: FrameReceiver) -> None:
         """Its frame is whole, or will never be; the next ones get its room."""
         self._waiting.pop(holder, None)
         self.held_bytes -= self._held.pop(holder, 0)
@@ -61,7 +61,7 @@ class UnfinishedFrames:
             self._let_in(first, self._waiting.pop(first))
             first.on_room()
 
-    def _let_in(self, holder: Holder, size: int) -> None:
+    def _let_in(self, holder: FrameReceiver, size: int) -> None:
         self._held[holder] = size
         self.held_bytes += size
 

@@ -24,7 +24,7 @@ from rayka.protocol.groups import (
     OffsetFetchRequest,
     SyncGroupRequest,
     SyncGroupResponse,
-    encode_said,
+    encode_member_data,
 )
 from rayka.shard.kept_back import Pending
 from rayka.shard.runtime import ShardRuntime
@@ -212,7 +212,7 @@ def code(pending: Pending) -> ErrorCode:
 
 
 def offers(*names: str, topics: Sequence[str] = ("t",), rack: str = "") -> tuple[GroupProtocol, ...]:
-    metadata = encode_said(ConsumerSubscription(tuple(topics), rack=rack))
+    metadata = encode_member_data(ConsumerSubscription(tuple(topics), rack=rack))
     return tuple(GroupProtocol(each, metadata) for each in names or ("range",))
 
 

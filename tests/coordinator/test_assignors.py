@@ -14,8 +14,8 @@ from rayka.ids import TopicPartition
 from rayka.protocol.groups import (
     ConsumerAssignment,
     ConsumerSubscription,
-    decode_said,
-    encode_said,
+    decode_member_data,
+    encode_member_data,
 )
 from tests.coordinator.assignor_support import (
     assigned,
@@ -280,12 +280,12 @@ def test_cooperative_members_never_read_the_same_partition_and_settle_in_few_reb
 
 def test_subscriptions_and_assignments_survive_the_coordinator() -> None:  # E9
     subscription = member("A", "t0 t1", "t0p1", 7).subscription
-    assert decode_said(ConsumerSubscription, encode_said(subscription)) == subscription
+    assert decode_member_data(ConsumerSubscription, encode_member_data(subscription)) == subscription
     assignment = ConsumerAssignment((TopicPartition("t0", 1),))
-    assert decode_said(ConsumerAssignment, encode_said(assignment)) == assignment
+    assert decode_member_data(ConsumerAssignment, encode_member_data(assignment)) == assignment
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x91\x05", b"hello"])
 def test_bytes_that_are_no_subscription_are_an_error_that_says_so(data: bytes) -> None:
     with pytest.raises(CorruptRecord, match="expected a ConsumerSubscription"):
-        decode_said(ConsumerSubscription, data)
+        decode_member_data(ConsumerSubscription, data)

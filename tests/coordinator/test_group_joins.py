@@ -5,7 +5,12 @@ import pytest
 from rayka.coordinator.group import COMPLETING, EMPTY, PREPARING, STABLE
 from rayka.coordinator.group_members import PENDING_MAX
 from rayka.errors import ErrorCode, InvariantBroken
-from rayka.protocol.groups import ConsumerAssignment, ConsumerSubscription, GroupProtocol, encode_said
+from rayka.protocol.groups import (
+    ConsumerAssignment,
+    ConsumerSubscription,
+    GroupProtocol,
+    encode_member_data,
+)
 from tests.coordinator.group_support import (
     DELAY_MS,
     REBALANCE_MS,
@@ -339,7 +344,7 @@ def test_a_static_member_that_comes_back_takes_its_place_without_a_rebalance() -
 def test_what_a_static_member_had_claimed_does_not_count_when_it_comes_back() -> None:  # E7
     coordinator = Coordinator()
     coordinator.stable(instances=["a", "b"])
-    claims = encode_said(ConsumerSubscription(("t",), (partition("t-0"),), 1))
+    claims = encode_member_data(ConsumerSubscription(("t",), (partition("t-0"),), 1))
     protocols = (GroupProtocol("range", claims),)
     response = answer(coordinator.join(group_instance_id="a", protocols=protocols))
     assert (response.generation_id, coordinator.group().state) == (1, STABLE)
@@ -386,16 +391,16 @@ def test_what_a_static_member_was_to_give_up_gets_an_owner_when_its_process_is_a
     again, which the process that takes its place has no reason to do.
     """
     coordinator = Coordinator()
-    claims = encode_said(ConsumerSubscription(("t",), (partition("t-0"), partition("t-1")), 1))
+    claims = encode_member_data(ConsumerSubscription(("t",), (partition("t-0"), partition("t-1")), 1))
     of_b = (GroupProtocol("cooperative-sticky", claims),)
-    of_a = (GroupProtocol("cooperative-sticky", encode_said(ConsumerSubscription(("t",)))),)
+    of_a = (GroupProtocol("cooperative-sticky", encode_member_data(ConsumerSubscription(("t",)))),)
     joins = [coordinator.join(group_instance_id="a", protocols=of_a)]
     joins.append(coordinator.join(group_instance_id="b", protocols=of_b))
     coordinator.wait(2 * DELAY_MS)
     a, b = (answer(each).member_id for each in joins)
     given = {
-        a: encode_said(ConsumerAssignment((partition("t-1"),) if is_given_to_another else ())),
-        b: encode_said(ConsumerAssignment((partition("t-0"),))),
+        a: encode_member_data(ConsumerAssignment((partition("t-1"),) if is_given_to_another else ())),
+        b: encode_member_data(ConsumerAssignment((partition("t-0"),))),
     }
     coordinator.sync(b, 1, instance="b")
     coordinator.sync(a, 1, instance="a", **given)

@@ -13,7 +13,7 @@ from rayka.protocol.groups import (
     GroupProtocol,
     JoinGroupResponse,
     SyncGroupResponse,
-    encode_said,
+    encode_member_data,
 )
 from rayka.shard.kept_back import Pending
 from tests.coordinator.group_support import REBALANCE_MS, SESSION_MS, Coordinator, code
@@ -48,7 +48,7 @@ class SimpleMember:
 
     def join(self) -> None:
         self.assignment, self._syncing = None, None
-        subscription = encode_said(ConsumerSubscription((self.topic,)))
+        subscription = encode_member_data(ConsumerSubscription((self.topic,)))
         self._joining = self._coordinator.join(
             self.member_id,
             group_instance_id=self.instance,

@@ -10,7 +10,7 @@ import pytest
 from rayka.log.local_disk import LocalDisk
 from rayka.log.mapped_reader import LocalDirectories
 from rayka.log.meta_properties import MetaProperties, encode_meta_properties
-from rayka.protocol.membership import LogDirectory
+from rayka.protocol.membership import RegisteredDirectory
 from tests.descriptors import none_free
 
 HERE, ELSEWHERE = UUID(int=5), UUID(int=6)
@@ -26,9 +26,9 @@ def path() -> Iterator[str]:
 
 def test_only_directories_that_are_what_their_broker_says_may_be_read(path: str) -> None:
     directories = [
-        LogDirectory(HERE, path),
-        LogDirectory(ELSEWHERE, path),
-        LogDirectory(UUID(int=7), path + "x"),
+        RegisteredDirectory(HERE, path),
+        RegisteredDirectory(ELSEWHERE, path),
+        RegisteredDirectory(UUID(int=7), path + "x"),
     ]
     local = LocalDirectories()
     assert local.ids(directories) == (HERE,)
@@ -37,10 +37,10 @@ def test_only_directories_that_are_what_their_broker_says_may_be_read(path: str)
 
 def test_a_directory_is_looked_at_once(path: str) -> None:
     local = LocalDirectories()
-    assert local.ids([LogDirectory(HERE, path)]) == (HERE,)
+    assert local.ids([RegisteredDirectory(HERE, path)]) == (HERE,)
     LocalDisk().unlink(f"{path}/meta.properties")
-    assert local.ids([LogDirectory(HERE, path)]) == (HERE,)
-    assert LocalDirectories().ids([LogDirectory(HERE, path)]) == ()
+    assert local.ids([RegisteredDirectory(HERE, path)]) == (HERE,)
+    assert LocalDirectories().ids([RegisteredDirectory(HERE, path)]) == ()
 
 
 def test_a_reader_that_misses_three_files_in_a_row_reads_none_any_more(path: str) -> None:
@@ -48,16 +48,16 @@ def test_a_reader_that_misses_three_files_in_a_row_reads_none_any_more(path: str
     local = LocalDirectories()
     for is_found in (False, False, True, False, False):
         local.on_read(is_found=is_found)
-        assert local.ids([LogDirectory(HERE, path)]) == (HERE,)
+        assert local.ids([RegisteredDirectory(HERE, path)]) == (HERE,)
     local.on_read(is_found=False)
-    assert local.ids([LogDirectory(HERE, path)]) == ()
+    assert local.ids([RegisteredDirectory(HERE, path)]) == ()
 
 
 def test_a_reader_without_a_descriptor_reads_over_the_network_for_a_while_and_forgets_nothing(
     path: str,
 ) -> None:
     """Neither the directory nor what is in it has changed."""
-    local, directories = LocalDirectories(), [LogDirectory(HERE, path)]
+    local, directories = LocalDirectories(), [RegisteredDirectory(HERE, path)]
     with none_free():
         assert local.ids(directories) == ()
     assert local.ids(directories) == (HERE,)

@@ -14,14 +14,14 @@ from rayka.metadata.metadata_records import (
     RegisterBrokerRecord,
     TopicRecord,
 )
-from rayka.protocol.membership import LogDirectory
+from rayka.protocol.membership import RegisteredDirectory
 
 ORDERS = UUID(int=100)
 
 
-def directory(broker_id: int, number: int = 0) -> LogDirectory:
+def directory(broker_id: int, number: int = 0) -> RegisteredDirectory:
     """The numbered directory of a broker."""
-    return LogDirectory(UUID(int=broker_id * 10 + number), f"/data/broker-{broker_id}/{number}")
+    return RegisteredDirectory(UUID(int=broker_id * 10 + number), f"/data/broker-{broker_id}/{number}")
 
 
 def registered(

@@ -15,14 +15,19 @@ from rayka.node.quorum.format import format_first_voters
 from rayka.node.settings import NodeSettings
 from rayka.ports import Request
 from rayka.protocol.fetch import FetchPartition, FetchPartitionResult, FetchRequest
-from rayka.protocol.membership import HeartbeatRequest, LogDirectory, MetadataRequest, RegisterBrokerRequest
+from rayka.protocol.membership import (
+    HeartbeatRequest,
+    MetadataRequest,
+    RegisterBrokerRequest,
+    RegisteredDirectory,
+)
 from rayka.protocol.topics import CreateTopicsRequest, NewTopic
 from rayka.testing.memory_disk import MemoryDisk
 
 ResponseT = TypeVar("ResponseT")
 DATA_DIR = "/data/controller-3001"
 METADATA_DIR = f"{DATA_DIR}/__cluster_metadata-0"
-BROKER_DIRECTORY = LogDirectory(UUID(int=9), "/data/broker-1")
+BROKER_DIRECTORY = RegisteredDirectory(UUID(int=9), "/data/broker-1")
 
 
 class HeldDisk(MemoryDisk):

@@ -16,9 +16,9 @@ from rayka.protocol.membership import (
     AlterPartitionRequest,
     HeartbeatRequest,
     IsrMember,
-    LogDirectory,
     MetadataPartition,
     MetadataRequest,
+    RegisteredDirectory,
     ReportExitRequest,
 )
 from rayka.protocol.topics import CreateTopicsRequest, NewTopic
@@ -30,7 +30,7 @@ FIRST_PROCESSES = {1: UUID(int=5), 2: UUID(int=6)}
 SECOND_BROKER = registration(
     broker_id=2,
     incarnation_id=FIRST_PROCESSES[2],
-    directories=(LogDirectory(UUID(int=10), "/data/broker-2"),),
+    directories=(RegisteredDirectory(UUID(int=10), "/data/broker-2"),),
 )
 CONFIG = BrokerConfig(
     leader_imbalance_check_interval_seconds=20,
@@ -78,7 +78,7 @@ class Cluster:
         again = registration(
             broker_id=broker_id,
             incarnation_id=self.processes[broker_id],
-            directories=(LogDirectory(UUID(int=8 + broker_id), f"/data/broker-{broker_id}"),),
+            directories=(RegisteredDirectory(UUID(int=8 + broker_id), f"/data/broker-{broker_id}"),),
         )
         self.epochs[broker_id] = (await self.node.handle(again)).broker_epoch
         await self.beat(broker_id)

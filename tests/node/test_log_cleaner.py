@@ -33,7 +33,7 @@ from rayka.protocol.configs import (
     ResourceType,
 )
 from rayka.protocol.membership import StatusRequest
-from rayka.protocol.topics import DescribeLogDirsRequest, ReplicaLog
+from rayka.protocol.topics import DescribeLogDirsRequest, ReplicaInfo
 from rayka.testing import InProcessCluster, MemoryDisk
 from rayka.testing.memory_disk import InlineJob
 from tests.node.broker_support import CONTROLLER, Topic, create_topic, memory_cluster, run
@@ -137,7 +137,7 @@ def test_a_log_that_cannot_be_compacted_is_named_and_the_others_go_on(
         assert (damaged.cleaning.last, whole.cleaning.problem) == (None, "")
 
 
-def described(topic: Topic) -> tuple[ReplicaLog, ...]:
+def described(topic: Topic) -> tuple[ReplicaInfo, ...]:
     """What the broker says of the logs of the topic."""
     (directory,) = topic.call(DescribeLogDirsRequest((topic.name,))).directories
     return directory.replicas

@@ -14,14 +14,14 @@ import pytest
 from rayka.errors import ErrorCode, NetworkException
 from rayka.ids import OffsetAndEpoch
 from rayka.log.local_disk import LocalDisk
-from rayka.log.log_directory import LogDirectory as LogDirectoryOnDisk
+from rayka.log.log_directory import LogDirectory
 from rayka.partition.quota import PACE_MS
 from rayka.protocol.fetch import (
     FIRST_SESSION_EPOCH,
     FetchResponse,
     FileRange,
 )
-from rayka.protocol.membership import LogDirectory
+from rayka.protocol.membership import RegisteredDirectory
 from rayka.testing.memory_disk import MemoryDisk
 from tests.metadata.support import registered
 from tests.node.controller_support import HeldDisk
@@ -585,8 +585,8 @@ def test_what_a_leader_on_this_machine_names_is_copied_from_its_files(tmp_path: 
     async def main() -> None:
         disk = OwnDisk()
         broker = await Broker.start(disk, data_dirs=(str(tmp_path / "own"),))
-        theirs = LogDirectory(UUID(int=77), str(tmp_path / "theirs"))
-        await LogDirectoryOnDisk.format(disk, theirs.path, node_id=LEADER, directory_id=theirs.directory_id)
+        theirs = RegisteredDirectory(UUID(int=77), str(tmp_path / "theirs"))
+        await LogDirectory.format(disk, theirs.path, node_id=LEADER, directory_id=theirs.directory_id)
         await broker.apply(
             msgspec.structs.replace(registered(LEADER, is_fenced=False), directories=(theirs,)),
             broker.new_partition(0),

@@ -7,7 +7,7 @@ from rayka.ids import ZERO_ID
 from rayka.protocol.fetch import (
     FIRST_SESSION_EPOCH,
     NO_SESSION,
-    Ending,
+    FetchOutcome,
     FetchPartition,
     FetchResponse,
     FetchStream,
@@ -27,7 +27,7 @@ def in_session() -> FetchStream:
     stream = FetchStream()
     wanting(stream, 0)
     number, _ = stream.begin()
-    assert stream.on_response(number, IN_SESSION) is Ending.ANSWERED
+    assert stream.on_response(number, IN_SESSION) is FetchOutcome.ANSWERED
     return stream
 
 
@@ -68,7 +68,7 @@ def test_a_node_without_sessions_is_told_everything_each_time_and_never_overtake
 def test_a_session_that_the_node_has_dropped_begins_anew_at_once() -> None:  # G14
     stream = in_session()
     number, _ = stream.begin()
-    assert stream.on_response(number, LOST) is Ending.RENEWED
+    assert stream.on_response(number, LOST) is FetchOutcome.RENEWED
     assert begins_anew(stream)
 
 
@@ -76,13 +76,13 @@ def test_a_session_that_is_refused_at_its_beginning_is_a_failure():  # G14
     stream = FetchStream()
     wanting(stream, 0)
     number, _ = stream.begin()
-    assert stream.on_response(number, LOST) is Ending.FAILED
+    assert stream.on_response(number, LOST) is FetchOutcome.FAILED
 
 
 def test_a_call_without_answer_ends_the_session():  # G14
     stream = in_session()
     number, _ = stream.begin()
-    assert stream.on_failure(number) is Ending.FAILED
+    assert stream.on_failure(number) is FetchOutcome.FAILED
     assert begins_anew(stream)
 
 
@@ -93,8 +93,8 @@ def test_what_ends_an_overtaken_request_does_not_end_the_session(is_answered: bo
     newest, _ = stream.begin()
     if is_answered:
         refused = FetchResponse((), ErrorCode.INVALID_FETCH_SESSION_EPOCH)
-        assert stream.on_response(overtaken, refused) is Ending.OVERTAKEN
-    assert stream.on_response(newest, IN_SESSION) is Ending.ANSWERED
+        assert stream.on_response(overtaken, refused) is FetchOutcome.OVERTAKEN
+    assert stream.on_response(newest, IN_SESSION) is FetchOutcome.ANSWERED
     assert not begins_anew(stream)
 
 
@@ -102,8 +102,8 @@ def test_when_an_overtaken_answer_is_lost_the_session_begins_anew_with_the_next(
     stream = in_session()
     overtaken, _ = stream.begin()
     newest, _ = stream.begin()
-    assert stream.on_failure(overtaken) is Ending.OVERTAKEN
-    assert stream.on_response(newest, IN_SESSION) is Ending.ANSWERED
+    assert stream.on_failure(overtaken) is FetchOutcome.OVERTAKEN
+    assert stream.on_response(newest, IN_SESSION) is FetchOutcome.ANSWERED
     assert begins_anew(stream)
 
 

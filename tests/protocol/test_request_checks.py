@@ -29,7 +29,7 @@ from rayka.protocol.membership import (
     AlterPartitionItem,
     AlterPartitionRequest,
     HeartbeatRequest,
-    LogDirectory,
+    RegisteredDirectory,
     ReportExitRequest,
 )
 from rayka.protocol.topics import (
@@ -70,7 +70,7 @@ def altered(*changes: ConfigChange) -> AlteredResource:
         registration(broker_id=3001),
         registration(incarnation_id=UUID(int=0)),
         registration(directories=()),
-        registration(directories=(LogDirectory(UUID(int=0), "/data"),)),
+        registration(directories=(RegisteredDirectory(UUID(int=0), "/data"),)),
         registration(directories=(BROKER_DIRECTORY, BROKER_DIRECTORY)),
         registration(min_metadata_version=2, max_metadata_version=1),
         HeartbeatRequest(-1, 0, 0, False, False),

@@ -15,7 +15,7 @@ from rayka.sim.run_options import LanePlan, TopicPlan
 from rayka.sim.world.exchange import Exchange
 from rayka.sim.world.simulated_lanes import SimLane
 from rayka.sim.world.simulated_network import SimNetwork
-from rayka.transport.lane import Lanes, Node
+from rayka.transport.lane import Lanes, NodeKey
 from tests.sim.planting import SHORT, PlantedBug, planted, replaced
 
 CHANGING_LANES: dict[str, Any] = {
@@ -95,7 +95,7 @@ def answers_what_it_breaks_off() -> Iterator[None]:
 
 
 def uses_a_lane_that_has_ended(original: Callable[..., Any]) -> Any:
-    def get(self: Lanes, connection: object, node: Node, ask: Any) -> Any:
+    def get(self: Lanes, connection: object, node: NodeKey, ask: Any) -> Any:
         return self._lanes.get(node) or original(self, connection, node, ask)
 
     return get

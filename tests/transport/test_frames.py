@@ -13,15 +13,15 @@ from rayka.transport.frames import (
     PREFIX_BYTES,
     BrokenStream,
     Frame,
+    FrameKind,
     FrameReader,
-    Kind,
     encode_frame,
 )
 from rayka.transport.receive_memory import ReceiveMemory
 
 SCRATCH = 256
 FRAMES = st.tuples(
-    st.sampled_from(Kind),
+    st.sampled_from(FrameKind),
     st.integers(0, 2**64 - 1),
     st.sampled_from(["", "produce", "fetch"]),
     st.binary(max_size=80),
@@ -67,7 +67,7 @@ def received(stream: bytes, sizes: list[int], reader: FrameReader) -> list[Frame
 
 @given(st.lists(FRAMES, max_size=6), st.lists(st.integers(1, 700), min_size=1, max_size=5))
 def test_a_stream_gives_the_frames_that_were_sent_however_it_is_cut(
-    parts: list[tuple[Kind, int, str, bytes, bytes, list[bytes]]], sizes: list[int]
+    parts: list[tuple[FrameKind, int, str, bytes, bytes, list[bytes]]], sizes: list[int]
 ) -> None:
     frames = [
         Frame(kind, request_id, name, header, body, np.frombuffer(b"".join(buffers), dtype=np.uint8))
@@ -90,7 +90,7 @@ def test_what_is_no_frame_ends_the_stream_or_waits_for_more(garbage: bytes, size
             piece = garbage[position : position + min(sizes[turn % len(sizes)], len(room))]
             room[: len(piece)] = piece
             for frame in reader.on_received(len(piece)):
-                assert frame.kind in Kind
+                assert frame.kind in FrameKind
                 assert frame.payload.size <= 1_000
             position, turn = position + len(piece), turn + 1
     except BrokenStream:
@@ -121,7 +121,7 @@ def changed(stream: bytes, changes: list[tuple[str, int, bytes]]) -> tuple[bytes
     st.lists(FRAMES, min_size=1, max_size=4), CHANGES, st.lists(st.integers(1, 700), min_size=1, max_size=5)
 )
 def test_a_changed_stream_gives_the_frames_before_the_change_and_holds_no_more_than_the_bounds(
-    parts: list[tuple[Kind, int, str, bytes, bytes, list[bytes]]],
+    parts: list[tuple[FrameKind, int, str, bytes, bytes, list[bytes]]],
     changes: list[tuple[str, int, bytes]],
     sizes: list[int],
 ) -> None:
@@ -155,7 +155,7 @@ def test_a_changed_stream_gives_the_frames_before_the_change_and_holds_no_more_t
 def test_a_frame_that_is_too_large_is_refused_before_memory_is_set_aside(
     payload_bytes: int, body_bytes: int
 ) -> None:
-    prefix = encoded(Frame(Kind.CALL, 1, "", b"", b"", np.empty(0, dtype=np.uint8)))
+    prefix = encoded(Frame(FrameKind.CALL, 1, "", b"", b"", np.empty(0, dtype=np.uint8)))
     sizes = payload_bytes.to_bytes(8, "little") + bytes(4) + body_bytes.to_bytes(4, "little")
     hostile = prefix[:8] + sizes + prefix[24:]
     assert len(hostile) == PREFIX_BYTES
@@ -171,13 +171,13 @@ def test_a_frame_that_is_too_large_is_refused_before_memory_is_set_aside(
 @pytest.mark.parametrize("count", [1, 2])
 def test_large_records_leave_as_the_arrays_that_they_came_in(count: int) -> None:
     arrays = [np.ones((8 << 10) + 1, dtype=np.uint8) for _ in range(count)]
-    _, *sent = encode_frame(Kind.CALL, 1, b"body", arrays[0] if count == 1 else list(arrays))
+    _, *sent = encode_frame(FrameKind.CALL, 1, b"body", arrays[0] if count == 1 else list(arrays))
     assert [id(each) for each in sent] == [id(each) for each in arrays]
 
 
 def test_a_frame_of_the_largest_size_is_taken_and_one_byte_more_is_not() -> None:
     records = np.arange(1_000, dtype=np.uint8)
-    frame = Frame(Kind.ANSWER, 7, "", b"", b"body", records)
+    frame = Frame(FrameKind.ANSWER, 7, "", b"", b"body", records)
     (taken,) = received(encoded(frame), [100], reader_of(1_000, len(b"body")))
     assert (taken.payload.tolist(), taken.body) == (records.tolist(), b"body")
     for bounds in ((999, 4), (1_000, 3)):

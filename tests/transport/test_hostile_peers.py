@@ -12,9 +12,9 @@ from rayka.errors import NetworkException
 from rayka.protocol.caller import Answer
 from rayka.protocol.wire import Payload
 from rayka.transport import lane_server, stream
-from rayka.transport.frames import CALL_PAYLOAD_BYTES_MAX, Kind, encode_frame
+from rayka.transport.frames import CALL_PAYLOAD_BYTES_MAX, FrameKind, encode_frame
 from rayka.transport.greeting import GREETING_BYTES, WELCOME, LaneOffer, Tickets
-from rayka.transport.lane import Lane, Lanes, Node, open_lane
+from rayka.transport.lane import Lane, Lanes, NodeKey, open_lane
 from rayka.transport.lane_server import LaneServer
 from rayka.transport.receive_memory import ReceiveMemory
 from rayka.transport.stream import End
@@ -105,8 +105,8 @@ def test_an_idle_connection_holds_a_few_kilobytes_at_each_end() -> None:
     ("sent", "said"),
     [
         (b"\xff" * 64, "kind"),
-        (bytes(encode_frame(Kind.ANSWER, 1, b"", b"")[0]), "expected a call, found an answer"),
-        (bytes(encode_frame(Kind.FAILURE, 1, b"", b"")[0]), "expected a call, found an answer"),
+        (bytes(encode_frame(FrameKind.ANSWER, 1, b"", b"")[0]), "expected a call, found an answer"),
+        (bytes(encode_frame(FrameKind.FAILURE, 1, b"", b"")[0]), "expected a call, found an answer"),
         (bytes(4) * 2 + (4 << 30).to_bytes(8, "little") + bytes(8) + b"\x01" + bytes(7), "found 4294967296"),
     ],
 )
@@ -141,7 +141,7 @@ def test_a_call_from_a_node_ends_the_lane_of_its_caller() -> None:
         lane = await opening
         asked = asyncio.ensure_future(lane.send(call()))
         await loop.sock_recv(node, 1_000)
-        await loop.sock_sendall(node, bytes(encode_frame(Kind.CALL, 0, b"", b"", api_name="produce")[0]))
+        await loop.sock_sendall(node, bytes(encode_frame(FrameKind.CALL, 0, b"", b"", api_name="produce")[0]))
         with pytest.raises(NetworkException, match="expected an answer, found a call"):
             await asked
         for each in (node, listening):
@@ -167,7 +167,7 @@ def test_what_answers_at_a_nodes_address_and_is_no_lane_is_not_taken_for_one() -
 
 def announced(payload_bytes: int) -> bytes:
     """The head of a call that is to have so many bytes of records."""
-    head = bytearray(bytes(encode_frame(Kind.CALL, 1, b"", bytes(1 << 20), api_name="produce")[0]))
+    head = bytearray(bytes(encode_frame(FrameKind.CALL, 1, b"", bytes(1 << 20), api_name="produce")[0]))
     head[8:16] = payload_bytes.to_bytes(8, "little")
     return bytes(head)
 
@@ -218,7 +218,7 @@ def test_a_frame_whose_rest_came_while_the_process_did_not_run_is_taken() -> Non
     async def body() -> None:
         async with served() as server:
             connection = await greeted(server)
-            frame = encode_frame(Kind.CALL, 1, b"body", b"", api_name="produce")[0]
+            frame = encode_frame(FrameKind.CALL, 1, b"body", b"", api_name="produce")[0]
             connection.send(bytes(frame)[:10])
             await until(lambda: len(server._connections) == 1)
             (served_end,) = server._connections
@@ -360,7 +360,7 @@ def test_a_connection_that_is_held_back_ends_the_call_that_has_begun(monkeypatch
     async def body() -> None:
         async with connected(first_waits) as (server, lane):
             loop, connection = asyncio.get_running_loop(), await greeted(server)
-            first = encode_frame(Kind.CALL, 0, b"first", bytes(10_000), api_name="produce")
+            first = encode_frame(FrameKind.CALL, 0, b"first", bytes(10_000), api_name="produce")
             connection.send(b"".join(map(bytes, first)) + announced(size))
             await until(lambda: server._memory.unfinished.held_bytes > size)
             other = lane.send(call(b"other", bytes(size)))
@@ -424,7 +424,7 @@ def test_an_address_that_cannot_be_reached_is_said_once(caplog: pytest.LogCaptur
     async def body() -> None:
         lanes = Lanes()
         while asked < 3:
-            assert lanes.get("ray", Node("rayka", NODE_ID), ask) is None
+            assert lanes.get("ray", NodeKey("rayka", NODE_ID), ask) is None
             await asyncio.sleep(0)
         await until(lambda: "opening=0" in repr(lanes))
         lanes.close()

@@ -16,7 +16,7 @@ from rayka.protocol.caller import Answer
 from rayka.protocol.later import Later
 from rayka.protocol.wire import Failure, Payload, encode
 from rayka.transport import lane_server, stream
-from rayka.transport.frames import CALL_HEAD_BYTES_MAX, Kind, encode_frame
+from rayka.transport.frames import CALL_HEAD_BYTES_MAX, FrameKind, encode_frame
 from rayka.transport.greeting import (
     GREETING_BYTES,
     MAGIC,
@@ -344,7 +344,7 @@ def test_a_connection_without_a_valid_ticket_is_closed_before_anything_else_is_r
         async with served(note) as server:
             connection = await raw_connection(server)
             loop = asyncio.get_running_loop()
-            frame = encode_frame(Kind.CALL, 1, b"", b"", api_name="produce")
+            frame = encode_frame(FrameKind.CALL, 1, b"", b"", api_name="produce")
             await loop.sock_sendall(connection, shown + bytes(frame[0]))
             assert await _rest(connection) == b""
             assert server.cut_off["it showed no valid ticket"] == 1
@@ -433,7 +433,7 @@ def test_a_node_that_serves_no_lane_is_said_so() -> None:
     "sent",
     [
         b"\xff" * 64,
-        bytes(encode_frame(Kind.ANSWER, 1, b"", b"")[0]),
+        bytes(encode_frame(FrameKind.ANSWER, 1, b"", b"")[0]),
         (4 << 30).to_bytes(8, "little") * 2 + bytes(8) + b"\x01" + bytes(7),
     ],
 )
@@ -453,7 +453,7 @@ def test_half_a_frame_is_counted_when_its_connection_ends() -> None:
     async def body() -> None:
         async with served() as server:
             connection = await greeted(server)
-            connection.send(bytes(encode_frame(Kind.CALL, 1, b"body", b"", api_name="produce")[0])[:-1])
+            connection.send(bytes(encode_frame(FrameKind.CALL, 1, b"body", b"", api_name="produce")[0])[:-1])
             connection.close()
             await until(lambda: server.cut_off[End.HALF_A_FRAME] == 1)
 
@@ -518,7 +518,7 @@ def test_a_reader_that_takes_nothing_is_cut_off_and_others_are_served(
     async def body() -> None:
         async with connected(answer_much) as (server, lane):
             connection = await greeted(server)
-            connection.send(bytes(encode_frame(Kind.CALL, 1, b"much", b"", api_name="fetch")[0]))
+            connection.send(bytes(encode_frame(FrameKind.CALL, 1, b"much", b"", api_name="fetch")[0]))
             await until(lambda: server.cut_off[End.SLOW_PEER] == 1)
             assert (await lane.send(call(b"little")))[0] == b"little"
             connection.close()
@@ -544,7 +544,7 @@ def test_a_reader_that_takes_something_has_all_the_time_again() -> None:
                 return handle
 
             loop.call_later = noted  # type: ignore[assignment,method-assign]
-            connection.send(bytes(encode_frame(Kind.CALL, 1, b"", b"", api_name="fetch")[0]))
+            connection.send(bytes(encode_frame(FrameKind.CALL, 1, b"", b"", api_name="fetch")[0]))
             await until(lambda: bool(stalls))
             while len(stalls) < 3:
                 await loop.sock_recv(connection, MIB)
@@ -568,7 +568,7 @@ def test_from_a_reader_that_is_slow_no_more_calls_are_taken_until_it_has_read(
     async def body() -> None:
         async with served(answer_much) as server:
             connection, loop = await greeted(server), asyncio.get_running_loop()
-            question = bytes(encode_frame(Kind.CALL, 1, b"", b"", api_name="fetch")[0])
+            question = bytes(encode_frame(FrameKind.CALL, 1, b"", b"", api_name="fetch")[0])
             connection.send(question)
             await until(lambda: taken == 1)
             await asyncio.sleep(0.01)
@@ -596,7 +596,7 @@ def test_what_waits_for_a_slow_reader_is_bounded(monkeypatch: pytest.MonkeyPatch
         async with served(answer_much) as server:
             connection = await greeted(server)
             for number in range(3):
-                connection.send(bytes(encode_frame(Kind.CALL, number, b"", b"", api_name="fetch")[0]))
+                connection.send(bytes(encode_frame(FrameKind.CALL, number, b"", b"", api_name="fetch")[0]))
             await until(lambda: server.cut_off[End.SLOW_PEER] == 1)
             connection.close()
 
@@ -780,7 +780,7 @@ def test_the_answer_to_the_last_call_that_waits_leaves_at_once_with_those_before
             caller = await greeted(server)
             with caller:
                 for request_id in (1, 2):
-                    caller.send(encode_frame(Kind.CALL, request_id, b"", b"", api_name="produce")[0])
+                    caller.send(encode_frame(FrameKind.CALL, request_id, b"", b"", api_name="produce")[0])
                 await until(lambda: len(asked) == 2)
                 asked[0].end((b"first", b""))
                 with pytest.raises(BlockingIOError):

@@ -9,11 +9,11 @@ from rayka.protocol.caller import Answer
 from rayka.protocol.later import Later
 from rayka.transport import lane as lanes_module
 from rayka.transport.greeting import LaneOffer
-from rayka.transport.lane import Lane, Lanes, Node, OpenedLane, lanes_of_this_loop
+from rayka.transport.lane import Lane, Lanes, NodeKey, OpenedLane, lanes_of_this_loop
 from rayka.transport.lane_server import LaneServer
 from tests.transport.lane_support import NODE_ID, call, offer, run, served, until
 
-RAY, NODE = "one connection to Ray", Node("rayka", NODE_ID)
+RAY, NODE = "one connection to Ray", NodeKey("rayka", NODE_ID)
 
 
 class Asked:

@@ -22,7 +22,8 @@ _NAME = re.compile(r"\brayka(?=\.[a-z_])|(?<=import )rayka\b|(?<=from )rayka\b")
 _USED = ("node.controller_node", "node.broker_node", "client.producer.producer", "client.consumer.consumer")
 # What messages begin with: these get no field, or it would stand in the middle.
 _BEGINNINGS = (
-    "OfPartition", "PartitionAnswer", "OfNamedPartition", "QuorumAnswer", "TopicResults", "_OfGroups", "_OfResource",
+    "PartitionMessage", "PartitionAnswer", "NamedPartitionMessage", "QuorumAnswer", "TopicResults", "_GroupsRequest",
+    "_ResourceMessage",
 )  # fmt: skip
 _LATER_FIELD = "    added_by_a_later_version: int = 7\n"
 _METADATA_VERSIONS = re.compile(r"(METADATA_VERSION_MIN, METADATA_VERSION_MAX = \d+), (\d+)")

@@ -13,7 +13,7 @@ from rayka.protocol.groups import (
     DescribedMember,
     FetchedOffset,
     GroupState,
-    decode_said,
+    decode_member_data,
 )
 
 
@@ -95,6 +95,6 @@ class OffsetReset(Result):
 def _assignment(data: bytes) -> tuple[TopicPartition, ...]:
     """Empty of bytes that are no assignment of ours."""
     try:
-        return tuple(sorted(decode_said(ConsumerAssignment, data).partitions)) if data else ()
+        return tuple(sorted(decode_member_data(ConsumerAssignment, data).partitions)) if data else ()
     except CorruptRecord:
         return ()

@@ -8,7 +8,7 @@ from rayka.client.admin.admin_results import Result
 from rayka.errors import ApiError, ErrorCode
 from rayka.ids import NO_TIMESTAMP, TopicPartition
 from rayka.protocol.configs import ConfigSource
-from rayka.protocol.topics import LogCleaning, LogDirDescription, OngoingReassignment, ReplicaLog
+from rayka.protocol.topics import LogCleaning, LogDirDescription, OngoingReassignment, ReplicaInfo
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class ReplicaLogInfo(Result):
     retention: LastRetentionInfo | None = None
 
     @classmethod
-    def of(cls, log: ReplicaLog) -> Self:
+    def of(cls, log: ReplicaInfo) -> Self:
         return cls.taken_from(
             log,
             cleaning=log.cleaning and LogCleaningInfo.of(log.cleaning),

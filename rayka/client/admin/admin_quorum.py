@@ -24,7 +24,7 @@ from rayka.errors import (
 )
 from rayka.ids import NO_NODE, ZERO_ID, ReplicaKey, node_name, possible_controllers
 from rayka.ports import Network
-from rayka.protocol.active_controller import said_by
+from rayka.protocol.active_controller import with_node_name
 from rayka.protocol.membership import StatusRequest
 from rayka.protocol.quorum_messages import (
     AddRaftVoterRequest,
@@ -179,4 +179,4 @@ def _refusal(response: DescribeQuorumResponse) -> str:
 
 
 def _sayings(said: Mapping[int, str]) -> str:
-    return "; ".join(said_by(each, text) for each, text in said.items()) or "no controller is known"
+    return "; ".join(with_node_name(each, text) for each, text in said.items()) or "no controller is known"

@@ -28,7 +28,7 @@ from rayka.ports import Network
 from rayka.protocol.fetch import (
     FINAL_SESSION_EPOCH,
     NO_SESSION,
-    Ending,
+    FetchOutcome,
     FetchPartitionResult,
     FetchRequest,
     FetchResponse,
@@ -91,9 +91,9 @@ class FetchExchange:
 
     def _on_response(self, node: NodeFetches, number: int, response: FetchResponse) -> FetchErrors:
         ending = node.stream.on_response(number, response)
-        if ending is not Ending.ANSWERED:
+        if ending is not FetchOutcome.ANSWERED:
             logger.debug("%r: %s", node, response.error_message)
-            is_failed = ending is Ending.FAILED
+            is_failed = ending is FetchOutcome.FAILED
             return FetchErrors(error_for(response.error_code, response.error_message) if is_failed else None)
         if size_bytes := sum(each.size_bytes for each in response.partitions):
             node.gets_many = size_bytes >= COPIED_RANGE_BYTES_MIN
@@ -153,7 +153,7 @@ class FetchExchange:
         logger.debug("fetch from node %d: %s", node.node_id, error)
         if isinstance(error, (NetworkException, RequestTimedOut)):
             self._metadata.nodes.on_unanswered(node.node_id)
-        if node.stream.on_failure(number) is Ending.OVERTAKEN:
+        if node.stream.on_failure(number) is FetchOutcome.OVERTAKEN:
             return FetchErrors()
         for ticket in node.tickets():
             self._state.read_replicas.read_from_leader(ticket.topic_partition)

@@ -51,8 +51,8 @@ from rayka.protocol.groups import (
     LeavingMember,
     SyncGroupRequest,
     SyncGroupResponse,
-    decode_said,
-    encode_said,
+    decode_member_data,
+    encode_member_data,
 )
 
 _FIRST_PAUSE_MS = 100  # then each is twice as long, up to heartbeat_interval_ms
@@ -345,7 +345,9 @@ class Membership:
             self._must_join |= any(self._former_counts.get(name, 0) != len(topics[name]) for name in topics)
 
     def _on_synced(self, response: SyncGroupResponse) -> None:
-        said = decode_said(ConsumerAssignment, response.assignment or encode_said(ConsumerAssignment(())))
+        said = decode_member_data(
+            ConsumerAssignment, response.assignment or encode_member_data(ConsumerAssignment(()))
+        )
         self._assigned = tuple(dict.fromkeys(said.partitions))
         self.state, self._is_prepared = MemberState.STABLE, False
 

@@ -22,8 +22,8 @@ from rayka.protocol.groups import (
     JoinGroupRequest,
     MemberAssignment,
     SyncGroupRequest,
-    decode_said,
-    encode_said,
+    decode_member_data,
+    encode_member_data,
 )
 
 _FORGETFUL = ("range", "roundrobin")  # claims change nothing, so a restarted member says what it said before
@@ -77,7 +77,9 @@ def _subscription(config: ConsumerConfig, name: str, topics: tuple[str, ...], cl
     """
     has_claim = name not in _FORGETFUL and ASSIGNORS[name].is_cooperative == is_cooperative(config)
     said = claim if has_claim else Claim()
-    return encode_said(ConsumerSubscription(topics, said.partitions, said.generation_id, config.client_rack))
+    return encode_member_data(
+        ConsumerSubscription(topics, said.partitions, said.generation_id, config.client_rack)
+    )
 
 
 def sync_request(
@@ -99,7 +101,11 @@ def sync_request(
 def subscribers_of(members: Iterable[JoinedMember]) -> list[Subscriber]:
     """The members of a generation as an assignor sees them. Raises CorruptRecord."""
     return [
-        Subscriber(each.member_id, decode_said(ConsumerSubscription, each.metadata), each.group_instance_id)
+        Subscriber(
+            each.member_id,
+            decode_member_data(ConsumerSubscription, each.metadata),
+            each.group_instance_id,
+        )
         for each in members
     ]
 
@@ -111,7 +117,9 @@ def assigned_counts(members: Iterable[JoinedMember]) -> dict[str, int]:
     """
     counts: dict[str, int] = {}
     for each in members:
-        for tp in decode_said(ConsumerAssignment, each.assignment).partitions if each.assignment else ():
+        for tp in (
+            decode_member_data(ConsumerAssignment, each.assignment).partitions if each.assignment else ()
+        ):
             counts[tp.topic] = max(counts.get(tp.topic, 0), tp.partition + 1)
     return counts
 
@@ -123,6 +131,6 @@ def assignments_of(
     counts = {name: len(partitions) for name, partitions in topics.items()}
     assigned = ASSIGNORS[protocol_name].assign(members, counts, topics)
     return tuple(
-        MemberAssignment(member_id, encode_said(ConsumerAssignment(tuple(partitions))))
+        MemberAssignment(member_id, encode_member_data(ConsumerAssignment(tuple(partitions))))
         for member_id, partitions in assigned.items()
     )

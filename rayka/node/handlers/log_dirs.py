@@ -31,7 +31,7 @@ from rayka.protocol.topics import (
     DescribeLogDirsResponse,
     LogDirDescription,
     PartitionResult,
-    ReplicaLog,
+    ReplicaInfo,
     ReplicaLogDir,
 )
 
@@ -62,9 +62,9 @@ class LogDirsHandler:
         ]
         return DescribeLogDirsResponse((*described, *absent))
 
-    def _replica_log(self, replica: Replica) -> ReplicaLog:
+    def _replica_log(self, replica: Replica) -> ReplicaInfo:
         partition, log = replica.partition, replica.partition.log
-        return ReplicaLog(
+        return ReplicaInfo(
             partition.topic_partition.topic,
             partition.topic_id,
             partition.topic_partition.partition,
@@ -81,7 +81,7 @@ class LogDirsHandler:
         )
 
     def _describe(
-        self, directory: LogDirectory, replicas: list[Replica], logs: list[ReplicaLog]
+        self, directory: LogDirectory, replicas: list[Replica], logs: list[ReplicaInfo]
     ) -> LogDirDescription:
         failure, free_bytes = directory.failure, 0
         is_full = failure is None and directory.full is not None
@@ -104,7 +104,7 @@ class LogDirsHandler:
             is_cordoned=self._replicas.moves.config.is_cordoned(directory.path),
         )
 
-    def _futures(self, directory: LogDirectory, replicas: list[Replica]) -> list[ReplicaLog]:
+    def _futures(self, directory: LogDirectory, replicas: list[Replica]) -> list[ReplicaInfo]:
         """The copies on their way into the directory, of these replicas."""
         running = self._replicas.moves.running
         moves = [(each, running.get(key_of(each.partition))) for each in replicas]
@@ -170,10 +170,10 @@ def _oldest_timestamp_ms(log: Log) -> int:
         return NO_TIMESTAMP
 
 
-def _future_log(replica: Replica, move: DirectoryMove) -> ReplicaLog:
+def _future_log(replica: Replica, move: DirectoryMove) -> ReplicaInfo:
     partition, copy = replica.partition, move.copy
     log_end_offset = partition.log.log_start_offset if copy is None else copy.log.log_end_offset
-    return ReplicaLog(
+    return ReplicaInfo(
         partition.topic_partition.topic,
         partition.topic_id,
         partition.topic_partition.partition,

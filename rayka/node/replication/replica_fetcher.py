@@ -19,7 +19,13 @@ from rayka.node.repeats import Repeats
 from rayka.node.replication.fetch_answers import FetchAnswers, Shared
 from rayka.node.replication.fetch_positions import FetchPositions
 from rayka.node.replication.replica import Replica
-from rayka.protocol.fetch import FIRST_SESSION_EPOCH, Ending, FetchRequest, FetchResponse, SessionRequest
+from rayka.protocol.fetch import (
+    FIRST_SESSION_EPOCH,
+    FetchOutcome,
+    FetchRequest,
+    FetchResponse,
+    SessionRequest,
+)
 
 _logger = logging.getLogger(__name__)
 
@@ -128,7 +134,7 @@ class ReplicaFetcher:
         would be sent again.
         """
         ending = self.positions.stream.on_response(number, response)
-        if ending is Ending.ANSWERED:
+        if ending is FetchOutcome.ANSWERED:
             self._failures.succeeded(None)
             self._taken_count += 1
             try:
@@ -140,11 +146,11 @@ class ReplicaFetcher:
 
     # ---- Failures --------------------------------------------------------------------------------------
 
-    def _on_end(self, ending: Ending, reason: str) -> None:
+    def _on_end(self, ending: FetchOutcome, reason: str) -> None:
         """When a session was dropped the next one begins at once, after any other failure there is a pause."""
-        if ending is Ending.RENEWED:
+        if ending is FetchOutcome.RENEWED:
             _logger.info("%r: %s; a new session begins", self, reason)
-        elif ending is Ending.FAILED and not self._is_closed:
+        elif ending is FetchOutcome.FAILED and not self._is_closed:
             backoff_ms = self._config.replica_fetch_backoff_ms
             self._failures.failed(None, f"{self!r}: {reason}; trying again every {backoff_ms} ms")
             self._end_pause()

@@ -42,7 +42,7 @@ from rayka.node.tasks import Tasks
 from rayka.partition.partition import Partition
 from rayka.partition.partition_leader import FollowerUpdate
 from rayka.partition.quota import PacedQuota, ReplicationQuota, ReplicationQuotas
-from rayka.protocol.produce import NAMING_CODES, CurrentLeader
+from rayka.protocol.produce import LEADER_NAMING_CODES, CurrentLeader
 
 _logger = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ class ReplicaManager:
         """What a client that was refused with this error is told: the leader by the newest metadata, if the error says
         that it asked the wrong node or in a former epoch.
         """
-        if error.code not in NAMING_CODES or self.image is None:
+        if error.code not in LEADER_NAMING_CODES or self.image is None:
             return CurrentLeader()
         state = self.image.partition(TopicIdPartition(*key))
         return CurrentLeader() if state is None else CurrentLeader(state.leader_id, state.leader_epoch)

@@ -18,7 +18,7 @@ from rayka.log.meta_properties import wrong_cluster
 from rayka.node.replication.replica import ReplicaOwner
 from rayka.node.settings import NodeSettings
 from rayka.node.turns import in_turns
-from rayka.protocol import membership as protocol
+from rayka.protocol import membership
 from rayka.protocol.events import one_line
 
 # What works in the background leaves so much room to the logs that are appended to.
@@ -83,7 +83,7 @@ class DataDirectories:
             _logger.error("%s is offline, and the broker starts without it: %s", path, problem)
         return cls(opened, absent)
 
-    def learn(self, registered: Iterable[protocol.LogDirectory]) -> None:
+    def learn(self, registered: Iterable[membership.RegisteredDirectory]) -> None:
         """Takes the ids of absent directories from the broker's last registration: their replicas count as offline, and
         not as gone.
         """
@@ -120,10 +120,10 @@ class DataDirectories:
         """Those whose disk has not failed, each asked when it is its turn."""
         return (each for each in self.all if each.failure is None)
 
-    def registered(self) -> tuple[protocol.LogDirectory, ...]:
+    def registered(self) -> tuple[membership.RegisteredDirectory, ...]:
         """The directories that the broker registers; also absent ones, which the controller would take for replaced."""
-        absent = [protocol.LogDirectory(id, path) for id, path in self._absent_ids.items()]
-        return (*(protocol.LogDirectory(each.directory_id, each.path) for each in self.all), *absent)
+        absent = [membership.RegisteredDirectory(id, path) for id, path in self._absent_ids.items()]
+        return (*(membership.RegisteredDirectory(each.directory_id, each.path) for each in self.all), *absent)
 
     def absence(self, directory_id: UUID | None) -> StorageError | None:
         """Why the directory of this id could not be opened; None where it was, or is not known here."""

@@ -25,7 +25,7 @@ from rayka.sim.world.exchange import Endpoint, Exchange
 from rayka.sim.world.links import Link, Links
 from rayka.sim.world.pipe import STALLED_US, Kind, Pair, Pipe
 from rayka.transport.greeting import LaneOffer
-from rayka.transport.lane import Lanes, Node, takes
+from rayka.transport.lane import Lanes, NodeKey, takes
 
 _REFUSED_SHARE = 0.1  # of the attempts to open a lane that can be opened
 
@@ -64,7 +64,7 @@ class SimLanes:
         lanes = self._of.get(caller)
         if lanes is None:
             lanes = self._of[caller] = Lanes(lambda node_id, offer: self._open(caller, node_id, offer))
-        lane = lanes.get(None, Node("sim", call.node_id), partial(self._ask, pair))
+        lane = lanes.get(None, NodeKey("sim", call.node_id), partial(self._ask, pair))
         assert lane is None or isinstance(lane, SimLane)
         return lane
 
