@@ -18,9 +18,8 @@ from rayka.ids import NO_TIMESTAMP, ReplicaKey
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_format import RecordBatch
-from rayka.raft.voters import VoterSet
+from rayka.raft.voters import KRAFT_VERSION, VoterSet
 
-KRAFT_VERSION = 1  # voters are known by node and directory
 _KEY = Struct(">hh")
 _RECORD_VERSION = 0
 

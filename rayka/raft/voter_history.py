@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from rayka.errors import InvariantBroken
 from rayka.ids import NO_OFFSET
-from rayka.raft.control_records import KRAFT_VERSION
-from rayka.raft.voters import VoterSet
+from rayka.raft.voters import KRAFT_VERSION, VoterSet
 
 
 class _Entry(NamedTuple):

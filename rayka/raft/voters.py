@@ -22,6 +22,8 @@ class VersionRange(msgspec.Struct, frozen=True, array_like=True):
         return self.lowest <= version <= self.highest
 
 
+# The finalised `kraft.version`: voters are known by node and directory.
+KRAFT_VERSION = 1
 SUPPORTED_KRAFT_VERSIONS = VersionRange(1, 1)
 
 
