@@ -28,9 +28,8 @@ from rayka.node.quorum.quorum_log import QuorumLog
 from rayka.node.quorum.quorum_requests import QuorumRequests
 from rayka.node.tasks import Tasks
 from rayka.protocol.apis import ServedBy
-from rayka.shard.shard import NotHere, Result
+from rayka.shard.shard import NotHere, Result, Timer
 from rayka.shard.shard_records import value_codec
-from rayka.shard.timers import Timer
 
 # isort: split
 import ray  # after rayka.actors, which sets what it reads

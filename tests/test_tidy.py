@@ -65,7 +65,7 @@ ASYNC_EXCEPTIONS = {
     "rayka/log/checkpoint_files.py": "the disk port's sync",
     "rayka/log/log_directory.py": "the disk port's sync",
     "rayka/log/shutdown_files.py": "the disk port's sync",
-    "rayka/raft/snapshot_store.py": "the disk port's sync",
+    "rayka/raft/snapshot.py": "the disk port's sync",
     "rayka/protocol/active_controller.py": "nodes and clients share it, and neither imports the other",
 }
 

@@ -68,8 +68,7 @@ from rayka.metadata.metadata_records import (
     UnregisterBrokerRecord,
 )
 from rayka.protocol.membership import HeartbeatRequest, MetadataRequest, MetadataResponse, ReportExitRequest
-from rayka.shard.shard import NotHere, Result, Steps
-from rayka.shard.timers import Timer
+from rayka.shard.shard import NotHere, Result, Steps, Timer
 
 
 class BootstrapMetadata(msgspec.Struct, frozen=True):

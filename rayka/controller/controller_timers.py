@@ -10,7 +10,7 @@ import msgspec
 
 from rayka.config.broker_config import BrokerConfig
 from rayka.metadata.image import BrokerImage
-from rayka.shard.timers import Timer
+from rayka.shard.shard import Timer
 
 SWEEPS_PER_SESSION = 8  # H6
 RETURNED_CHECK_INTERVAL_MS = 1_000

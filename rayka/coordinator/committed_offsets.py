@@ -6,8 +6,7 @@ transactions, and expiry times that a commit brings.
 
 from uuid import UUID
 
-from rayka.coordinator.group import COMPLETING, EMPTY, Group
-from rayka.coordinator.group_effects import CommitTogether, Effects, ExpireOffsets, ForgetTopics
+from rayka.coordinator.group import COMPLETING, EMPTY, Group, KnownGroups
 from rayka.coordinator.group_members import GroupMembers
 from rayka.coordinator.group_records import (
     NO_TOPIC_ID,
@@ -17,7 +16,7 @@ from rayka.coordinator.group_records import (
     OffsetKey,
     OffsetValue,
 )
-from rayka.coordinator.known_groups import KnownGroups
+from rayka.coordinator.rebalances import CommitTogether, Effects, ExpireOffsets, ForgetTopics
 from rayka.errors import (
     ApiError,
     CoordinatorLoadInProgress,

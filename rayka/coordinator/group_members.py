@@ -9,11 +9,26 @@ Unlike Kafka's, a member that is alone may change all its protocols.
 
 from contextlib import suppress
 
-from rayka.coordinator.group import COMPLETING, EMPTY, PREPARING, STABLE, Group, Member, member_of
-from rayka.coordinator.group_effects import Effects, EndPending, EndSession, EndSyncs
+from rayka.coordinator.group import (
+    COMPLETING,
+    EMPTY,
+    PREPARING,
+    STABLE,
+    Group,
+    KnownGroups,
+    Member,
+    member_of,
+)
 from rayka.coordinator.group_records import GroupKey, GroupRecord
-from rayka.coordinator.known_groups import KnownGroups
-from rayka.coordinator.rebalances import Rebalances, end_requests, join_response
+from rayka.coordinator.rebalances import (
+    Effects,
+    EndPending,
+    EndSession,
+    EndSyncs,
+    Rebalances,
+    end_requests,
+    join_response,
+)
 from rayka.errors import (
     ApiError,
     CorruptRecord,

@@ -13,7 +13,7 @@ from rayka.protocol.membership import NodeState, StatusResponse
 from rayka.shard.runtime import STEPS_PER_TURN
 
 if TYPE_CHECKING:  # a client imports this, and shards read batches
-    from rayka.shard.shard_type import ShardType
+    from rayka.shard.shard_records import ShardType
 
 _CONTROLLER_DIRECTORY = "metadata"
 

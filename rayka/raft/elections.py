@@ -15,12 +15,10 @@ from rayka.protocol.quorum_messages import (
     VoteRequest,
     VoteResponse,
 )
-from rayka.raft.election_state import EPOCH_MAX
-from rayka.raft.follower import Follower
+from rayka.raft.election_state import EPOCH_MAX, Elector, LogPosition, can_grant_vote
 from rayka.raft.leader import FAR_MS, Leader
 from rayka.raft.quorum_state import QuorumState
-from rayka.raft.roles import Candidate, Prospective, Resigned
-from rayka.raft.votes import Elector, LogPosition, can_grant_vote
+from rayka.raft.roles import Candidate, Follower, Prospective, Resigned
 
 
 class Elections:

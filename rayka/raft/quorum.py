@@ -25,15 +25,14 @@ from rayka.protocol.quorum_messages import (
 )
 from rayka.raft.election_state import ElectionState
 from rayka.raft.elections import Elections
-from rayka.raft.follower import Follower
 from rayka.raft.leader import Leader
-from rayka.raft.leading import Leading
-from rayka.raft.log_fetching import Following
+from rayka.raft.leader_log import Leading
+from rayka.raft.log_fetcher import Following
 from rayka.raft.quorum_config import QuorumConfig
 from rayka.raft.quorum_state import QuorumState
 from rayka.raft.raft_log import RaftLog
-from rayka.raft.snapshot_retention import earliest_to_keep
-from rayka.raft.snapshot_store import SnapshotStore
+from rayka.raft.roles import Follower
+from rayka.raft.snapshot import SnapshotStore, earliest_to_keep
 from rayka.raft.voter_changes import VoterChanges
 
 

@@ -14,9 +14,9 @@ from rayka.ids import OffsetAndEpoch
 from rayka.log.log import Log, LogRead, PrefixCopy
 from rayka.protocol.batch_format import RecordBatch, split_batches
 from rayka.raft.control_records import KRaftVersionRecord, VotersRecord, decode_control_batch
-from rayka.raft.snapshot_store import SnapshotStore
-from rayka.raft.voter_history import VoterSetHistory
-from rayka.raft.votes import LogPosition
+from rayka.raft.election_state import LogPosition
+from rayka.raft.snapshot import SnapshotStore
+from rayka.raft.voters import VoterSetHistory
 
 _SCAN_BYTES = 1 << 20
 

@@ -6,14 +6,17 @@ whole. The one with id 0-0 is written when a directory is formatted, holds the f
 never fetched (A48). Kafka: `RecordsSnapshotWriter`, `RecordsSnapshotReader`, `Snapshots`.
 """
 
+import asyncio
+import posixpath
 import re
+from bisect import insort
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import NamedTuple
 
-from rayka.errors import ApiError, CorruptRecord, StorageError
+from rayka.errors import ApiError, CorruptRecord, InvariantBroken, StorageError
 from rayka.ids import NO_TIMESTAMP, OffsetAndEpoch
-from rayka.ports import Buffer
+from rayka.ports import Buffer, Disk
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_format import RecordBatch, split_batches
 from rayka.raft.control_records import (
@@ -129,3 +132,208 @@ def _decode(content: Buffer) -> Snapshot:
     if not isinstance(header, SnapshotHeaderRecord) or len(voters) > 1:
         raise CorruptRecord(f"expected a header, then the voters at most once, found {control!r}")
     return Snapshot(header.last_contained_log_timestamp_ms, voters[0] if voters else None, tuple(data))
+
+
+# The snapshots in the directory of a quorum's log, on the disk port.
+#
+# A file has its final name only when its content is synced: it is written and fetched as `.part`, synced, renamed, and
+# the directory synced. What a crash left of a `.part` is removed when the store opens. Invariant: `ids` rise, and hold
+# what is on the disk, without 0-0.
+#
+# Kafka: `KafkaRaftLog` (its snapshots), `FileRawSnapshotWriter`, `FileRawSnapshotReader` (A45, A48, A49).
+
+
+PART_SUFFIX = ".part"
+
+
+class SnapshotDownload:
+    """A snapshot that is being fetched, or written, part after part; not yet one of the store's."""
+
+    def __init__(self, disk: Disk, path: str, snapshot_id: OffsetAndEpoch) -> None:
+        self._disk = disk
+        self.path = path
+        self.snapshot_id = snapshot_id
+        self.size_bytes = 0
+
+    def __repr__(self) -> str:
+        return f"<SnapshotDownload {snapshot_name(self.snapshot_id)} bytes={self.size_bytes}>"
+
+    def append(self, data: Buffer) -> None:
+        """Takes the next bytes. Raises StorageError."""
+        self._disk.append(self.path, (data,))
+        self.size_bytes += len(data)
+
+    def abandon(self) -> None:
+        """It is not wanted any more."""
+        if self._disk.exists(self.path):
+            self._disk.unlink(self.path)
+
+
+class SnapshotStore:
+    """The snapshots of one directory. Raises StorageError, at any call, when the disk fails."""
+
+    def __init__(self, disk: Disk, directory: str) -> None:
+        self._disk = disk
+        self._ids: list[OffsetAndEpoch] = []
+        self.directory = directory
+        for name in disk.list(directory) if disk.exists(directory) else ():
+            snapshot_id = parse_snapshot_name(name)
+            if snapshot_id is not None and snapshot_id != BOOTSTRAP_SNAPSHOT_ID:
+                insort(self._ids, snapshot_id, key=_position)
+            elif name.endswith(SNAPSHOT_SUFFIX + PART_SUFFIX):
+                disk.unlink(posixpath.join(directory, name))
+
+    def __repr__(self) -> str:
+        return f"<SnapshotStore {[_position(each) for each in self._ids]}>"
+
+    # ---- What there is -----------------------------------------------------------------------------------------------
+
+    @property
+    def ids(self) -> tuple[OffsetAndEpoch, ...]:
+        return tuple(self._ids)
+
+    @property
+    def earliest(self) -> OffsetAndEpoch | None:
+        return self._ids[0] if self._ids else None
+
+    @property
+    def latest(self) -> OffsetAndEpoch | None:
+        return self._ids[-1] if self._ids else None
+
+    def path(self, snapshot_id: OffsetAndEpoch) -> str:
+        return posixpath.join(self.directory, snapshot_name(snapshot_id))
+
+    def size(self, snapshot_id: OffsetAndEpoch) -> int:
+        """In bytes."""
+        return self._disk.size(self.path(snapshot_id))
+
+    # ---- Reading -----------------------------------------------------------------------------------------------------
+
+    def read(self, snapshot_id: OffsetAndEpoch, position: int, max_bytes: int) -> bytes:
+        """Bytes from a position on, not aligned to batches; fewer only at the end (A49). What a disk is asked for it
+        sets memory aside for, and a caller may ask for any number.
+        """
+        left_bytes = max(0, self.size(snapshot_id) - position)
+        return self._disk.read_at(self.path(snapshot_id), position, min(max_bytes, left_bytes))
+
+    def content(self, snapshot_id: OffsetAndEpoch) -> Buffer:
+        """All of it, mapped."""
+        return self._disk.map(self.path(snapshot_id))
+
+    def load(self, snapshot_id: OffsetAndEpoch) -> Snapshot:
+        """What it holds. Raises StorageError naming the path when it is damaged."""
+        return decode_snapshot(self.content(snapshot_id), self.path(snapshot_id))
+
+    def last_contained_timestamp_ms(self, snapshot_id: OffsetAndEpoch) -> int:
+        """Of the newest record that it stands for; -1 when there was none."""
+        return last_contained_timestamp_ms(self.content(snapshot_id), self.path(snapshot_id))
+
+    def bootstrap_voters(self) -> VoterSet | None:
+        """The voters that the directory was formatted with; None when it was formatted without (A48).
+
+        Raises StorageError naming the path when the file is damaged.
+        """
+        path = self.path(BOOTSTRAP_SNAPSHOT_ID)
+        if not self._disk.exists(path):
+            return None
+        voters = self.load(BOOTSTRAP_SNAPSHOT_ID).voters
+        if voters is None:
+            raise StorageError(f"{path} names no voters; restore it, or format the directory anew")
+        return voters
+
+    # ---- Writing -----------------------------------------------------------------------------------------------------
+
+    def begin(self, snapshot_id: OffsetAndEpoch) -> SnapshotDownload:
+        """An empty snapshot to be filled; what an earlier attempt left is gone."""
+        if snapshot_id in self._ids:
+            raise InvariantBroken(f"{self!r} has {snapshot_id!r} already")
+        self._disk.make_directory(self.directory)
+        download = SnapshotDownload(self._disk, self.path(snapshot_id) + PART_SUFFIX, snapshot_id)
+        download.abandon()
+        download.append(b"")
+        return download
+
+    async def freeze(self, download: SnapshotDownload) -> None:
+        """Makes it one of the store's, durably.
+
+        Raises CorruptRecord, and forgets it, when what was fetched is no whole snapshot: the replica that gave it has
+        damage.
+        """
+        content = self._disk.map(download.path)
+        try:
+            decode_snapshot(content, download.path)
+        except StorageError as error:
+            download.abandon()
+            raise CorruptRecord(str(error)) from error
+        await self._publish(download)
+
+    async def write(self, snapshot_id: OffsetAndEpoch, batches: Iterable[Buffer]) -> None:
+        """Writes what `encode_snapshot` gives, durably; others get their turn between two parts.
+
+        When it raises StorageError, nothing is left of it. One that is there already stays.
+        """
+        if snapshot_id in self._ids:
+            return
+        download = self.begin(snapshot_id)
+        try:
+            for batch in batches:
+                download.append(batch)
+                await asyncio.sleep(0)
+        except BaseException:
+            download.abandon()
+            raise
+        await self._publish(download)
+
+    async def _publish(self, download: SnapshotDownload) -> None:
+        await self._disk.sync([download.path], [])
+        self._disk.rename(download.path, self.path(download.snapshot_id))
+        await self._disk.sync([], [self.directory])
+        if download.snapshot_id != BOOTSTRAP_SNAPSHOT_ID:
+            insort(self._ids, download.snapshot_id, key=_position)
+
+    # ---- Deleting ----------------------------------------------------------------------------------------------------
+
+    def delete(self, snapshot_id: OffsetAndEpoch) -> None:
+        """Removes it; a reader that has it mapped keeps it. A power cut may bring it back."""
+        self._ids.remove(snapshot_id)
+        self._disk.unlink(self.path(snapshot_id))
+
+
+def _position(snapshot_id: OffsetAndEpoch) -> tuple[int, int]:
+    return snapshot_id.offset, snapshot_id.epoch
+
+
+# Which snapshots are no longer needed: what they and the log before the next one hold, a later one holds too (A51).
+#
+# The newest snapshot always stays. Kafka: `KafkaMetadataLog.maybeClean`.
+
+
+_UNLIMITED = -1
+
+
+def earliest_to_keep(
+    snapshots: SnapshotStore, *, log_bytes: int, retention_bytes: int, retention_ms: int, timestamp_ms: int
+) -> OffsetAndEpoch | None:
+    """The snapshot before which snapshots and log go; None when all stay.
+
+    The oldest goes while log and snapshots together exceed `retention_bytes`, or its newest record is older than
+    `retention_ms`; -1 is no limit.
+    """
+    total_bytes = log_bytes + sum(snapshots.size(each) for each in snapshots.ids)
+    kept = 0
+    for number, oldest in enumerate(snapshots.ids[:-1]):
+        is_too_much = retention_bytes != _UNLIMITED and total_bytes > retention_bytes
+        if not is_too_much and not _is_old(snapshots, oldest, retention_ms, timestamp_ms):
+            break
+        total_bytes -= snapshots.size(oldest)
+        kept = number + 1
+    return snapshots.ids[kept] if kept else None
+
+
+def _is_old(
+    snapshots: SnapshotStore, snapshot_id: OffsetAndEpoch, retention_ms: int, timestamp_ms: int
+) -> bool:
+    if retention_ms == _UNLIMITED:
+        return False
+    newest_ms = snapshots.last_contained_timestamp_ms(snapshot_id)
+    return newest_ms != NO_TIMESTAMP and timestamp_ms - newest_ms > retention_ms

@@ -15,10 +15,9 @@ from rayka.protocol.quorum_messages import (
     VoterChangeResponse,
 )
 from rayka.raft.control_records import VotersRecord
-from rayka.raft.follower import Follower
-from rayka.raft.leader import FAR_MS, Leader
+from rayka.raft.leader import FAR_MS, Leader, VoterChange
 from rayka.raft.quorum_state import QuorumState
-from rayka.raft.voter_change import VoterChange
+from rayka.raft.roles import Follower
 from rayka.raft.voters import VersionRange, VoterSet
 
 _Refusal = tuple[ErrorCode, str]

@@ -7,13 +7,14 @@ its key names. Control batches are the log's own and are left out, so offsets of
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple
+from typing import Any, Generic, NamedTuple
 
 from rayka.errors import CorruptRecord
 from rayka.ports import Buffer
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_format import RecordBatch, split_batches
-from rayka.shard.shard import RecordT
+from rayka.protocol.topics import NewTopic
+from rayka.shard.shard import RecordT, Shard
 
 _RUN = 500  # records that are decoded together: half a millisecond
 
@@ -100,3 +101,17 @@ def value_codec(
         return decode(pair.value)
 
     return RecordCodec(lambda record: KeyValue(None, encode(record)), decode_value)
+
+
+# One kind of state machine that brokers host on the partitions of an internal topic, each partition a shard.
+#
+# Kafka: `CoordinatorShardBuilderSupplier`, `CoordinatorRecordSerde`.
+
+
+@dataclass(frozen=True, slots=True)
+class ShardType:
+    """`topic` is what is created when it is needed; `make_shard` makes the empty shard of a partition's number."""
+
+    topic: NewTopic
+    codec: RecordCodec[Any]
+    make_shard: Callable[[int], Shard[Any]]

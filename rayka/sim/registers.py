@@ -11,10 +11,8 @@ import msgspec
 
 from rayka.errors import ApiError, BrokerNotAvailable, CorruptRecord, InvalidRequest, NotLeaderOrFollower
 from rayka.protocol.topics import NewTopic
-from rayka.shard.shard import NotHere, Result
-from rayka.shard.shard_records import KeyValue, RecordCodec
-from rayka.shard.shard_type import ShardType
-from rayka.shard.timers import Timer
+from rayka.shard.shard import NotHere, Result, Timer
+from rayka.shard.shard_records import KeyValue, RecordCodec, ShardType
 
 REGISTERS_TOPIC = "__registers"
 

@@ -20,8 +20,7 @@ from rayka.protocol.batch_format import Codec, ProducerSequence, RecordBatch
 from rayka.protocol.configs import ResourceType
 from rayka.raft.control_records import LeaderChangeRecord, encode_control_batch
 from rayka.raft.election_state import ElectionState, encode_election
-from rayka.raft.snapshot import encode_snapshot
-from rayka.raft.snapshot_store import SnapshotStore
+from rayka.raft.snapshot import SnapshotStore, encode_snapshot
 from rayka.raft.voters import VoterSet
 from tests.cleaner.support import COMPACTED, SETTINGS, Record, clean, keyed
 from tests.log.support import new_log, opened_log

@@ -30,8 +30,7 @@ from rayka.protocol.membership import (
     ReportExitResponse,
 )
 from rayka.protocol.topics import CreateTopicsRequest, CreateTopicsResponse, NewTopic
-from rayka.shard.shard import Result, Steps
-from rayka.shard.timers import Timer
+from rayka.shard.shard import Result, Steps, Timer
 from tests.metadata.support import directory
 
 CLUSTER_ID = "cluster-a"

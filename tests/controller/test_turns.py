@@ -47,8 +47,7 @@ from rayka.protocol.topics import (
     NewTopic,
     Reassignment,
 )
-from rayka.shard.kept_back import Pending
-from rayka.shard.runtime import TIMER_RETRY_MS, ShardRuntime
+from rayka.shard.runtime import TIMER_RETRY_MS, Pending, ShardRuntime
 from tests.controller.support import CLUSTER_ID, SECOND_PROCESS, SESSION_MS, WITH_ELR, registration
 from tests.metadata.support import ORDERS, active, partition, topic
 

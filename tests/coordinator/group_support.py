@@ -26,8 +26,7 @@ from rayka.protocol.groups import (
     SyncGroupResponse,
     encode_member_data,
 )
-from rayka.shard.kept_back import Pending
-from rayka.shard.runtime import ShardRuntime
+from rayka.shard.runtime import Pending, ShardRuntime
 from rayka.shard.shard_records import KeyValue
 
 WALL_CLOCK_MS = 1_700_000_000_000

@@ -6,7 +6,7 @@ from uuid import UUID
 import pytest
 
 from rayka.coordinator.group import EMPTY, PREPARING
-from rayka.coordinator.group_effects import CommitTogether, ForgetTopics
+from rayka.coordinator.rebalances import CommitTogether, ForgetTopics
 from rayka.errors import (
     CoordinatorLoadInProgress,
     ErrorCode,

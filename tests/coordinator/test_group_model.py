@@ -15,7 +15,7 @@ from rayka.protocol.groups import (
     SyncGroupResponse,
     encode_member_data,
 )
-from rayka.shard.kept_back import Pending
+from rayka.shard.runtime import Pending
 from tests.coordinator.group_support import REBALANCE_MS, SESSION_MS, Coordinator, code
 
 INSTANCES = ("", "", "", "i", "i", "j")  # two processes of one instance among them

@@ -20,9 +20,8 @@ from rayka.node.tasks import Tasks
 from rayka.ports import Network, Request
 from rayka.protocol.apis import ServedBy
 from rayka.raft.voters import VoterSet
-from rayka.shard.shard import NotHere, Result
+from rayka.shard.shard import NotHere, Result, Timer
 from rayka.shard.shard_records import RecordCodec, value_codec
-from rayka.shard.timers import Timer
 from rayka.sim.loop import VirtualLoop
 from rayka.testing.in_process_network import Switch
 from rayka.testing.memory_disk import MemoryDisk

@@ -12,7 +12,7 @@ import pytest
 from rayka.errors import NotController, StorageError
 from rayka.node.hosting.replicated_shard import ReplicatedShard
 from rayka.node.signal import Signal
-from rayka.shard.timers import Timer
+from rayka.shard.shard import Timer
 from tests.node.log_support import Counter
 from tests.node.replica_support import now_ms, run, settle
 

@@ -15,8 +15,7 @@ from rayka.node.hosting.snapshot_generator import SnapshotGenerator, SnapshotSch
 from rayka.node.metadata_codec import METADATA_CODEC
 from rayka.node.quorum.quorum_driver import QuorumDriver
 from rayka.protocol.membership import MetadataRequest
-from rayka.raft.snapshot import decode_snapshot, encode_snapshot
-from rayka.raft.snapshot_store import SnapshotStore
+from rayka.raft.snapshot import SnapshotStore, decode_snapshot, encode_snapshot
 from rayka.testing.memory_disk import MemoryDisk
 from tests.metadata.support import active, image_of, partition, topic
 from tests.node.controller_support import (

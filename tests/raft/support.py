@@ -33,8 +33,7 @@ from rayka.raft.control_records import ControlRecord, decode_control_batch
 from rayka.raft.election_state import ElectionState
 from rayka.raft.quorum import Quorum
 from rayka.raft.quorum_config import QuorumConfig
-from rayka.raft.snapshot import BOOTSTRAP_SNAPSHOT_ID, encode_snapshot, snapshot_name
-from rayka.raft.snapshot_store import SnapshotStore
+from rayka.raft.snapshot import BOOTSTRAP_SNAPSHOT_ID, SnapshotStore, encode_snapshot, snapshot_name
 from rayka.raft.voters import VoterSet
 from rayka.testing.memory_disk import MemoryDisk
 from tests.log.support import opened_log

@@ -4,8 +4,8 @@ import pytest
 
 from rayka.errors import RecordBatchTooLarge, TooManyRequests
 from rayka.protocol.batch_format import RecordBatch
-from rayka.raft.batch_accumulator import ACCUMULATED_BYTES_MAX, BATCH_BYTES_MAX, BatchAccumulator
 from rayka.raft.control_records import KRaftVersionRecord, VotersRecord
+from rayka.raft.leader import ACCUMULATED_BYTES_MAX, BATCH_BYTES_MAX, BatchAccumulator
 from rayka.raft.voters import VoterSet
 from tests.raft.support import ME, OTHER, values_of
 

@@ -10,8 +10,8 @@ from rayka.ids import OffsetAndEpoch, ReplicaKey
 from rayka.protocol.fetch import FetchRequest
 from rayka.protocol.quorum_messages import FetchSnapshotRequest, FetchSnapshotResponse
 from rayka.raft.election_state import ElectionState
-from rayka.raft.follower import Follower
 from rayka.raft.quorum_config import QuorumConfig
+from rayka.raft.roles import Follower
 from rayka.raft.voters import VoterSet
 from tests.raft.support import CLUSTER_ID, ME, OTHER, THIRD, Cluster, Node, answer, write_snapshot
 

@@ -5,9 +5,8 @@ import pytest
 from rayka.errors import ErrorCode
 from rayka.ids import NO_OFFSET, ZERO_ID, ReplicaKey
 from rayka.protocol.quorum_messages import DescribeQuorumResponse, QuorumReplica
-from rayka.raft.batch_accumulator import BatchAccumulator
 from rayka.raft.election_state import ElectionState
-from rayka.raft.leader import Leader
+from rayka.raft.leader import BatchAccumulator, Leader
 from rayka.raft.quorum_config import QuorumConfig
 from rayka.raft.voters import VoterSet
 from tests.raft.support import ME, OTHER, THIRD, Node, key

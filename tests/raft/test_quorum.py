@@ -8,9 +8,9 @@ from rayka.errors import NotLeaderOrFollower, RecordBatchTooLarge, TooManyReques
 from rayka.ids import NO_OFFSET, ReplicaKey
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_format import split_batches
-from rayka.raft.batch_accumulator import ACCUMULATED_BYTES_MAX, BATCH_BYTES_MAX
 from rayka.raft.control_records import KRaftVersionRecord, LeaderChangeRecord, VotersRecord
 from rayka.raft.election_state import ElectionState
+from rayka.raft.leader import ACCUMULATED_BYTES_MAX, BATCH_BYTES_MAX
 from rayka.raft.voters import VoterSet
 from rayka.testing.memory_disk import MemoryDisk
 from tests.raft.support import ME, Node, key

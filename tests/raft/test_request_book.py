@@ -5,7 +5,7 @@ import pytest
 from rayka.config.broker_config import BrokerConfig
 from rayka.protocol.quorum_messages import DescribeQuorumRequest
 from rayka.raft.quorum_config import QuorumConfig
-from rayka.raft.request_book import RequestBook
+from rayka.raft.quorum_state import RequestBook
 
 
 @pytest.fixture

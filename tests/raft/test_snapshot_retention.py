@@ -6,9 +6,7 @@ import pytest
 
 from rayka.ids import NO_TIMESTAMP, OffsetAndEpoch
 from rayka.protocol.batch_encode import encode_batch
-from rayka.raft.snapshot import encode_snapshot
-from rayka.raft.snapshot_retention import earliest_to_keep
-from rayka.raft.snapshot_store import SnapshotStore
+from rayka.raft.snapshot import SnapshotStore, earliest_to_keep, encode_snapshot
 from rayka.testing.memory_disk import MemoryDisk
 
 IDS = [OffsetAndEpoch(10 * each, 1) for each in (1, 2, 3)]

@@ -9,8 +9,7 @@ import pytest
 from rayka.errors import CorruptRecord, DiskFull, StorageError
 from rayka.ids import OffsetAndEpoch
 from rayka.log.local_disk import LocalDisk
-from rayka.raft.snapshot import BOOTSTRAP_SNAPSHOT_ID, encode_snapshot, snapshot_name
-from rayka.raft.snapshot_store import SnapshotStore
+from rayka.raft.snapshot import BOOTSTRAP_SNAPSHOT_ID, SnapshotStore, encode_snapshot, snapshot_name
 from rayka.testing.memory_disk import MemoryDisk
 from tests.raft.test_snapshot import ID, VOTERS, content
 

@@ -5,14 +5,20 @@ from collections.abc import Callable
 
 import pytest
 
-from rayka.raft.batch_accumulator import BatchAccumulator
-from rayka.raft.election_state import ElectionState
-from rayka.raft.follower import Follower
-from rayka.raft.leader import Leader
+from rayka.raft.election_state import ElectionState, VoteTally
+from rayka.raft.leader import BatchAccumulator, Leader
 from rayka.raft.quorum_config import QuorumConfig
-from rayka.raft.roles import LEGAL_CHANGES, Candidate, EpochChange, Prospective, Resigned, Role, Unattached
+from rayka.raft.roles import (
+    LEGAL_CHANGES,
+    Candidate,
+    EpochChange,
+    Follower,
+    Prospective,
+    Resigned,
+    Role,
+    Unattached,
+)
 from rayka.raft.voters import VoterSet
-from rayka.raft.votes import VoteTally
 from tests.raft.support import ME, OTHER, THIRD, Node
 
 VOTERS = VoterSet((ME, OTHER, THIRD))

@@ -14,8 +14,8 @@ from rayka.protocol.quorum_messages import (
 )
 from rayka.raft.control_records import VotersRecord
 from rayka.raft.election_state import ElectionState
+from rayka.raft.leader import VoterChange
 from rayka.raft.quorum_config import QuorumConfig
-from rayka.raft.voter_change import VoterChange
 from rayka.raft.voters import VersionRange, VoterSet
 from tests.raft.support import CLUSTER_ID, ME, OTHER, THIRD, Cluster, Node, key
 

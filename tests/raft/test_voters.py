@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayka.ids import ReplicaKey
-from rayka.raft.voter_history import VoterSetHistory
-from rayka.raft.voters import SUPPORTED_KRAFT_VERSIONS, VersionRange, VoterSet
+from rayka.raft.voters import SUPPORTED_KRAFT_VERSIONS, VersionRange, VoterSet, VoterSetHistory
 from tests.raft.support import ME, OTHER, THIRD, key
 
 ONE, TWO, THREE = VoterSet((ME,)), VoterSet((ME, OTHER)), VoterSet((ME, OTHER, THIRD))

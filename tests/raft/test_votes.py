@@ -7,9 +7,15 @@ import pytest
 from rayka.errors import ErrorCode
 from rayka.ids import NO_NODE, ReplicaKey
 from rayka.protocol.quorum_messages import VoteRequest, VoteResponse
-from rayka.raft.election_state import EPOCH_MAX, ElectionState
+from rayka.raft.election_state import (
+    EPOCH_MAX,
+    ElectionState,
+    Elector,
+    LogPosition,
+    VoteTally,
+    can_grant_vote,
+)
 from rayka.raft.voters import VoterSet
-from rayka.raft.votes import Elector, LogPosition, VoteTally, can_grant_vote
 from tests.raft.support import CLUSTER_ID, ME, OTHER, THIRD, Node, granted, key
 
 ROLES = ("Unattached", "Prospective", "Candidate", "Leader", "Follower", "Resigned")

@@ -16,10 +16,8 @@ from rayka.errors import (
     RequestTimedOut,
     TooManyRequests,
 )
-from rayka.shard.kept_back import Pending
-from rayka.shard.runtime import STEPS_PER_TURN, ShardRuntime
-from rayka.shard.shard import RECORDS_PER_BATCH_MAX, Answer, Later, NotHere, Result, Steps
-from rayka.shard.timers import Timer
+from rayka.shard.runtime import STEPS_PER_TURN, Pending, ShardRuntime
+from rayka.shard.shard import RECORDS_PER_BATCH_MAX, Answer, Later, NotHere, Result, Steps, Timer
 
 
 class Log:

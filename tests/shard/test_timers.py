@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from rayka.errors import ApiError, NotController, NotEnoughReplicas
 from rayka.shard.runtime import TIMER_RETRY_MS, ShardRuntime
-from rayka.shard.shard import NotHere, Result
-from rayka.shard.timers import Timer, Timers
+from rayka.shard.shard import NotHere, Result, Timer, Timers
 from tests.shard.test_runtime import Log
 
 

@@ -23,14 +23,14 @@ from rayka.node.quorum import quorum_directory, quorum_driver
 from rayka.node.quorum.quorum_log import QuorumLog
 from rayka.node.quorum.quorum_requests import QuorumRequests
 from rayka.raft import elections
+from rayka.raft.election_state import LogPosition, VoteTally
 from rayka.raft.leader import FAR_MS, Leader
-from rayka.raft.leading import Leading
-from rayka.raft.log_fetching import Following
+from rayka.raft.leader_log import Leading
+from rayka.raft.log_fetcher import Following
 from rayka.raft.quorum_state import QuorumState
 from rayka.raft.raft_log import RaftLog
 from rayka.raft.roles import Candidate
 from rayka.raft.voter_changes import VoterChanges
-from rayka.raft.votes import LogPosition, VoteTally
 from rayka.shard.runtime import ShardRuntime
 from rayka.sim.world.faults import FaultKind
 from tests.sim.planted_compaction_bugs import COMPACTION_BUGS

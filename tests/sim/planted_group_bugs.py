@@ -13,11 +13,10 @@ from rayka.client.group.committing import GroupOffsets
 from rayka.client.group.offset_values import OffsetAndMetadata
 from rayka.coordinator import committed_offsets, group_members
 from rayka.coordinator.committed_offsets import CommittedOffsets
-from rayka.coordinator.group import Group
+from rayka.coordinator.group import Group, KnownGroups
 from rayka.coordinator.group_members import GroupMembers
 from rayka.coordinator.group_records import GroupRecord, OffsetKey
 from rayka.coordinator.group_shard import GroupShard
-from rayka.coordinator.known_groups import KnownGroups
 from rayka.coordinator.rebalances import Rebalances
 from rayka.errors import ErrorCode
 from rayka.ids import TopicPartition

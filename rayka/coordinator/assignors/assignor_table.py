@@ -5,8 +5,7 @@ and its `RebalanceProtocol` (E9).
 from dataclasses import dataclass
 
 from rayka.coordinator.assignors.assignor import AssignFunction
-from rayka.coordinator.assignors.range_assignor import assign_range
-from rayka.coordinator.assignors.round_robin_assignor import assign_round_robin
+from rayka.coordinator.assignors.range_assignor import assign_range, assign_round_robin
 from rayka.coordinator.assignors.sticky_assignor import assign_cooperative_sticky, assign_sticky
 
 

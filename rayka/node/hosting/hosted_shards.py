@@ -19,7 +19,7 @@ from rayka.node.replication.replica_manager import ReplicaManager
 from rayka.node.settings import NodeSettings
 from rayka.node.tasks import Tasks
 from rayka.shard.shard import NotHere
-from rayka.shard.shard_type import ShardType
+from rayka.shard.shard_records import ShardType
 
 _logger = logging.getLogger(__name__)
 _Shard = ReplicatedShard[Any, Any]

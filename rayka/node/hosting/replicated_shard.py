@@ -23,8 +23,7 @@ from rayka.errors import ApiError, RequestTimedOut
 from rayka.ids import NO_EPOCH, NO_OFFSET, node_name
 from rayka.node import clock
 from rayka.node.hosting.replicated_log import ReplicatedLog
-from rayka.shard.kept_back import Pending
-from rayka.shard.runtime import STEPS_PER_TURN, ShardRuntime, ShardT
+from rayka.shard.runtime import STEPS_PER_TURN, Pending, ShardRuntime, ShardT
 from rayka.shard.shard import NotHere, RecordT
 
 COMMIT_TIMEOUT_MS = 30_000

@@ -10,9 +10,9 @@ from rayka.ids import node_name
 from rayka.node.repeats import Repeats
 from rayka.ports import Message
 from rayka.protocol.fetch import FetchResponse
-from rayka.raft.follower import Follower
 from rayka.raft.leader import Leader
 from rayka.raft.quorum import Quorum
+from rayka.raft.roles import Follower
 
 _LOOKS_PER_TIMEOUT = 8  # it costs a description of the quorum
 _GONE_AFTER_FAILURES = 3

@@ -27,7 +27,7 @@ from rayka.protocol.batch_format import split_batches
 from rayka.raft.election_state import QUORUM_STATE_FILE, ElectionState, decode_election
 from rayka.raft.quorum import Quorum
 from rayka.raft.quorum_config import QuorumConfig
-from rayka.raft.snapshot_store import SnapshotStore
+from rayka.raft.snapshot import SnapshotStore
 
 _PARTITION = TopicPartition(METADATA_TOPIC, METADATA_PARTITION)
 _LOG_CONFIG = TopicConfig(max_message_bytes=2**31 - 1)

@@ -34,7 +34,7 @@ from rayka.protocol.quorum_messages import (
     VoteRequest,
     VoteResponse,
 )
-from rayka.raft.voter_change import VoterChange
+from rayka.raft.leader import VoterChange
 
 ResponseT = TypeVar("ResponseT", bound=Message)
 

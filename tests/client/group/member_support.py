@@ -7,7 +7,7 @@ from rayka.client.group.group_membership import Handover, LookUpTopics, Membersh
 from rayka.config.client_config import ConsumerConfig
 from rayka.coordinator.assignors.assignor import PartitionRacks
 from rayka.ids import TopicPartition
-from rayka.shard.kept_back import Pending
+from rayka.shard.runtime import Pending
 from tests.coordinator.group_support import REBALANCE_MS, SESSION_MS, Coordinator
 
 BEAT_MS, BACKOFF_MS = 1_000, 100

@@ -14,10 +14,9 @@ from rayka.ports import Message, Request
 from rayka.protocol.batch_format import split_batches
 from rayka.protocol.fetch import FetchPartition, FetchPartitionResult, FetchRequest
 from rayka.protocol.quorum_messages import FetchSnapshotRequest, FetchSnapshotResponse
-from rayka.raft.follower import Follower, Truncation
 from rayka.raft.leader import FAR_MS
 from rayka.raft.quorum_state import QuorumState
-from rayka.raft.roles import Unattached
+from rayka.raft.roles import Follower, Truncation, Unattached
 
 
 class Following:
