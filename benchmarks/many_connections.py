@@ -25,7 +25,7 @@ from benchmarks.bare_sockets import end_process, start_process
 from benchmarks.harness import Row
 from benchmarks.single_records import topic_of
 from benchmarks.stage import cpu_seconds, pid_of
-from rayka.actors import launch
+from rayka.actors import node_handles
 from rayka.client import io_thread
 from rayka.errors import ErrorCode
 from rayka.protocol.batch_encode import encode_batch
@@ -104,7 +104,7 @@ def _connected(cluster: rayka.Cluster) -> Iterator[list["subprocess.Popen[str]"]
         for _ in range(PROCESSES):
             process = start_process(__name__)
             processes.append(process)
-            handle = launch.find(cluster.name, 1)
+            handle = node_handles.find(cluster.name, 1)
             offers = ray.get([handle.open_lane.remote() for _ in range(CONNECTIONS // PROCESSES)])
             _tell(process, {"offers": [base64.b64encode(each).decode() for each in offers]})
             assert _told(process) == len(offers)

@@ -22,7 +22,7 @@ from benchmarks import image
 from benchmarks.harness import Bar, Row, compare
 from benchmarks.limits import NoopActor, seconds
 from benchmarks.stage import local_ray, pid_of, running_cluster
-from rayka.actors import launch
+from rayka.actors import node_handles
 from rayka.client import io_thread
 from rayka.errors import ApiError, ErrorCode
 from rayka.ids import Role, role_of
@@ -162,10 +162,10 @@ def _failover(cluster: rayka.Cluster, rounds: int) -> Row:
 
 def _handover(cluster: rayka.Cluster, machine: Machine, rounds: int) -> Row:
     def stopping(node_id: int) -> Callable[[], object]:
-        return launch.find(cluster.name, node_id).stop.remote
+        return node_handles.find(cluster.name, node_id).stop.remote
 
     def bring_back(node_id: int) -> None:
-        ray.kill(launch.find(cluster.name, node_id), no_restart=False)
+        ray.kill(node_handles.find(cluster.name, node_id), no_restart=False)
 
     measured = compare(
         lambda: _seconds_without_controller(cluster, stopping, bring_back),

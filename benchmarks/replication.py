@@ -27,7 +27,7 @@ from benchmarks.harness import Bar, Row, amount, in_turn, median_share, quantile
 from benchmarks.kafka import Kafka, running_kafka
 from benchmarks.limits import NoopActor, payloads, seconds
 from benchmarks.stage import local_ray, pid_of, running_cluster
-from rayka.actors import launch
+from rayka.actors import node_handles
 from rayka.client import io_thread
 from rayka.errors import ApiError
 from rayka.ports import Network
@@ -203,10 +203,10 @@ class _Replication:
 
     def _controlled_stop(self) -> Row:
         def stop(node_id: int) -> _Act:
-            return launch.find(self._cluster.name, node_id).stop.remote
+            return node_handles.find(self._cluster.name, node_id).stop.remote
 
         def bring_back(node_id: int) -> None:
-            ray.kill(launch.find(self._cluster.name, node_id), no_restart=False)
+            ray.kill(node_handles.find(self._cluster.name, node_id), no_restart=False)
 
         return self._gap_row(
             "controlled stop of the leader", stop, bring_back, signal.SIGTERM, HANDOVER_GAP_MAX_S

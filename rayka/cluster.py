@@ -14,8 +14,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from rayka import forks
-from rayka.actors import launch, supervise
-from rayka.actors.bring_up import (
+from rayka.actors import node_handles, supervisor_handle
+from rayka.actors.cluster_actors import (
     ANSWER_TIMEOUT_S,
     START_TIMEOUT_S,
     ask_ray,
@@ -36,10 +36,10 @@ from rayka.actors.names import (
     running_clusters,
     running_node_ids,
 )
-from rayka.actors.on_ray_node import run_on
+from rayka.actors.node_handles import only_start
 from rayka.actors.ray_connection import AUTO, connect, connect_or_start
 from rayka.actors.ray_network import RayNetwork
-from rayka.actors.start_lock import only_start
+from rayka.actors.ray_nodes import run_on
 from rayka.client.arguments import int_of
 from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import ClusterNotFound, ConfigError, UnavailableError
@@ -47,10 +47,10 @@ from rayka.ids import Role, is_combined, role_of
 from rayka.options import ClusterFields, Transport
 
 if TYPE_CHECKING:
-    from rayka.actors.cluster_record import ClusterRecord
-    from rayka.actors.restart_plan import RestartStep
+    from rayka.actors.rolling_restart import RestartStep
     from rayka.actors.shell import NodeProcess
-    from rayka.actors.spec_applying import SpecChange
+    from rayka.actors.spec_changes import SpecChange
+    from rayka.actors.supervisor_handle import ClusterRecord
 
 RESTART_TIMEOUT_S = 300.0
 
@@ -112,8 +112,8 @@ class Cluster:
         (directories are missing) and UnavailableError (no Ray at the address given; a node that did not start, or did
         not come back, with its reason).
         """
+        from rayka.actors.cluster_start import Starting
         from rayka.actors.node_placement import cpus_of_nodes
-        from rayka.actors.starting import Starting
 
         declared = _spec_of(spec, fields)
         address = connect_or_start(declared.ray.address, cpus_of_nodes=cpus_of_nodes(declared))
@@ -197,7 +197,7 @@ class Cluster:
         UnavailableError when the quorum could not make a change: no vote is taken while those that would be left have
         no majority that is there.
         """
-        from rayka.actors.controller_removal import remove_controllers
+        from rayka.actors.removal import remove_controllers
 
         self._node_ids()  # ClusterNotFound
         with only_start(self._name, START_TIMEOUT_S):
@@ -209,15 +209,15 @@ class Cluster:
         """What `start` would change of this cluster, which runs: settings, nodes that come, votes, and the restarts in
         their order. Raises what it raises before anything is changed.
         """
-        from rayka.actors.spec_applying import SpecApplying
-        from rayka.actors.starting import Starting
+        from rayka.actors.cluster_start import Starting
+        from rayka.actors.spec_changes import SpecApplying
 
         starting = Starting(self, _spec_of(spec, fields), ())
         return SpecApplying(self, starting.record, starting.processes, starting.spec).plan()
 
     def plan_restart(self, *node_ids: int) -> "tuple[RestartStep, ...]":
         """What `restart` would do, in its order. Raises what that raises before the first node is stopped."""
-        from rayka.actors.restarting import Restarting
+        from rayka.actors.rolling_restart import Restarting
 
         return Restarting(self, RESTART_TIMEOUT_S).plan(_ids_of(node_ids))
 
@@ -238,8 +238,7 @@ class Cluster:
         `min.insync.replicas`; and when a node has not caught up `timeout_s` after its stop: then the rest is left as it
         is. A node is made again by the spec in force.
         """
-        from rayka.actors.restart_plan import refuse_below_min_isr
-        from rayka.actors.restarting import Restarting
+        from rayka.actors.rolling_restart import Restarting, refuse_below_min_isr
 
         with only_start(self._name, START_TIMEOUT_S):
             record = kept_record(self._name)
@@ -257,28 +256,28 @@ class Cluster:
         With `delete_data` the nodes' directories are removed, and all topics and records with them. Raises
         ClusterNotFound when the cluster was stopped already.
         """
-        from rayka.actors.format_jobs import remove_directories
+        from rayka.actors.cluster_start import made_from
+        from rayka.actors.formatting import remove_directories
         from rayka.actors.node_logs import keep_logs
         from rayka.actors.node_placement import log_places
         from rayka.actors.scaling.rooms import drop_all
-        from rayka.actors.starting import made_from
 
         self._node_ids()  # ClusterNotFound
         kept = None
         with suppress(UnavailableError):  # it may be away; a cluster can be stopped all the same
             kept = kept_record(self._name)
-        wait_for(partial(supervise.stop, self._name), ANSWER_TIMEOUT_S)
+        wait_for(partial(supervisor_handle.stop, self._name), ANSWER_TIMEOUT_S)
         ask_ray(drop_all, self._name)
-        unplaced = ask_ray(launch.end_unplaced, self._name)
+        unplaced = ask_ray(node_handles.end_unplaced, self._name)
         handles, processes = processes_of(self._name, besides=unplaced)
         roles = _roles(handles, processes)
         combined = {each: handles[each] for each in handles if is_combined(roles[each])}
-        wait_for(partial(launch.stop_brokers, self._name, combined), launch.STOP_TIMEOUT_S)
+        wait_for(partial(node_handles.stop_brokers, self._name, combined), node_handles.STOP_TIMEOUT_S)
         for node_ids in self._stop_order(roles):
             chosen = {node_id: handles[node_id] for node_id in node_ids}
-            wait_for(partial(launch.stop, self._name, chosen), launch.STOP_TIMEOUT_S)
+            wait_for(partial(node_handles.stop, self._name, chosen), node_handles.STOP_TIMEOUT_S)
         for process in processes.values():
-            run_on(process.ray_node_id, launch.await_exit, process.pid)
+            run_on(process.ray_node_id, node_handles.await_exit, process.pid)
         if not delete_data:
             keep_logs(log_places(self._name, [each.placement for each in processes.values()]))
         for process in processes.values():
@@ -325,7 +324,7 @@ class Cluster:
         on_restarted: "Callable[[RestartStep], object]",
     ) -> "SpecChange":
         """Brings into force what of the spec is not yet; the nodes that were `added` are there."""
-        from rayka.actors.spec_applying import SpecApplying
+        from rayka.actors.spec_changes import SpecApplying
 
         _, processes = processes_of(self._name)
         applying = SpecApplying(self, kept_record(self._name), processes, spec)

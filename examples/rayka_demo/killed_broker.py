@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 
-from rayka.actors import launch
+from rayka.actors import node_handles
 from rayka.actors.names import actor_name
-from rayka.actors.on_ray_node import run_on
+from rayka.actors.ray_nodes import run_on
 from rayka.client import io_thread
 from rayka.client.admin.admin import Admin
 from rayka.cluster import Cluster
@@ -38,9 +38,9 @@ class Failure:
         """Kills the process that leads the topic's first partition, wherever it runs, as `kill -9` does."""
         partitions = self._admin.describe_topic(self._topic).partitions
         broker_id = next(each.leader_id for each in partitions if each.leader_id != NO_NODE)
-        handles = {broker_id: launch.find(self._cluster.name, broker_id)}
+        handles = {broker_id: node_handles.find(self._cluster.name, broker_id)}
         processes = io_thread.run(
-            partial(launch.processes, handles, _ANSWER_TIMEOUT_S), 2 * _ANSWER_TIMEOUT_S
+            partial(node_handles.processes, handles, _ANSWER_TIMEOUT_S), 2 * _ANSWER_TIMEOUT_S
         )
         if broker_id not in processes:
             raise UnavailableError(

@@ -16,8 +16,8 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import rayka
-from rayka.actors import worker_python
-from rayka.actors.on_ray_node import own_ray_node_id
+from rayka.actors import ray_nodes
+from rayka.actors.ray_nodes import own_ray_node_id
 from rayka.errors import IllegalGeneration, RebalanceInProgress, UnavailableError, UnknownMemberId
 from rayka_demo.flights import record_hash, sum_of_hashes
 
@@ -130,7 +130,7 @@ class Group:
         make: Any = ray.remote(Member).options(
             num_cpus=0,
             scheduling_strategy=NodeAffinitySchedulingStrategy(own, soft=False),
-            runtime_env=worker_python.environment([own]),
+            runtime_env=ray_nodes.environment([own]),
         )
         self._members = {
             f"member-{number}": make.remote(cluster.name, topic) for number in range(1, MEMBER_COUNT + 1)

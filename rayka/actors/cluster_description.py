@@ -5,7 +5,7 @@ from collections.abc import Collection, Coroutine
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
-from rayka.actors import supervise
+from rayka.actors import supervisor_handle
 from rayka.actors.names import NAMESPACE, actor_name, node_directories
 from rayka.actors.ray_network import RayNetwork
 from rayka.actors.ray_records import LastPlace, last_places
@@ -96,7 +96,7 @@ async def describe(network: RayNetwork, ray_address: str, node_ids: Collection[i
     nodes, spec, report = await asyncio.gather(
         describe_nodes(network, node_ids),
         _kept_spec(network.cluster_name),
-        supervise.report(network.cluster_name, _TIMEOUT_MS / 1000),
+        supervisor_handle.report(network.cluster_name, _TIMEOUT_MS / 1000),
     )
     metadata, quorum = await ask_cluster(network, nodes)
     members = set(spec.roles) if spec else set[int]()
@@ -171,7 +171,7 @@ async def _in_time(answer: Coroutine[Any, Any, AnswerT | None]) -> AnswerT | Non
 async def _kept_spec(cluster_name: str) -> ClusterSpec | None:
     """The spec in force; None where no supervisor says so, as after a stop that was interrupted."""
     try:
-        record = await supervise.kept_record(cluster_name, _TIMEOUT_MS / 1000)
+        record = await supervisor_handle.kept_record(cluster_name, _TIMEOUT_MS / 1000)
     except UnavailableError:
         return None
     return record.spec if record is not None else None

@@ -9,9 +9,9 @@ started that has no supervisor, the disks themselves say it, as far as they agre
 from collections.abc import Iterator, Mapping
 from uuid import UUID
 
-from rayka.actors.cluster_record import Identities
 from rayka.actors.found_directories import Found, FoundDirectory
 from rayka.actors.names import formatted_directories, nodes_with
+from rayka.actors.supervisor_handle import Identities
 from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import StorageError
 from rayka.ids import NO_NODE, Role, node_name

@@ -1,6 +1,6 @@
 """What the actors of all roles share: one remote method for each API of the table, handed to the shell.
 
-The arguments are what `rayka.actors.payload` makes of a call. An API that the node does not serve is refused by its
+The arguments are what `rayka.actors.ray_network` makes of a call. An API that the node does not serve is refused by its
 inbox.
 
 Ray imports the class of an actor in every process that looks the actor up. So what only the actor's own process needs,
@@ -10,18 +10,22 @@ the node above all, is imported when the actor is made: a command or a client wo
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
+from rayka.ids import Role
 from rayka.protocol.apis import APIS
 
 if TYPE_CHECKING:
     from rayka.actors.node_placement import Placement
-    from rayka.actors.payload import PackedAnswer
+    from rayka.actors.ray_network import PackedAnswer
     from rayka.actors.shell import NodeProcess, StartableNode
+    from rayka.node.broker_node import BrokerNode
+    from rayka.node.combined_node import CombinedNode
+    from rayka.node.controller_node import ControllerNode
     from rayka.node.settings import NodeSettings
     from rayka.protocol.wire import Payload
 
 
 class NodeActor:
-    """One node as an actor; `ray.remote` is applied in `rayka.actors.launch`."""
+    """One node as an actor; `ray.remote` is applied in `rayka.actors.node_handles`."""
 
     async def __init__(self, placement: "Placement") -> None:  # type: ignore[misc]
         from rayka.actors.shell import NodeShell
@@ -60,3 +64,38 @@ def _remote_method(api_name: str) -> "Callable[..., Awaitable[PackedAnswer]]":
 
 for _api in APIS:
     setattr(NodeActor, _api.name, _remote_method(_api.name))
+
+
+# The `Controller` actor: a controller node on Ray. The node is imported late; see `node_actor`.
+
+
+class Controller(NodeActor):
+    """A controller voter as an actor."""
+
+    def make_node(self, settings: "NodeSettings") -> "ControllerNode":
+        from rayka.node.controller_node import ControllerNode
+
+        return ControllerNode(settings)
+
+
+# The `Broker` actor: a broker node on Ray, or one that is a coordinator or a controller too.
+#
+# The nodes are imported late; see `node_actor`.
+
+
+class Broker(NodeActor):
+    """A broker as an actor."""
+
+    def make_node(self, settings: "NodeSettings") -> "BrokerNode | CombinedNode":
+        from rayka.node.broker_node import BrokerNode
+        from rayka.node.combined_node import CombinedNode
+
+        is_controller = Role.CONTROLLER in self.placement.roles
+        return CombinedNode(settings) if is_controller else BrokerNode(settings)
+
+
+# The `Coordinator` actor: a broker node for internal partitions, or one that is a controller too.
+
+
+class Coordinator(Broker):
+    """A coordinator as an actor; its node learns from its settings what it is."""

@@ -21,7 +21,7 @@ import ray
 
 from rayka.actors import ray_internals, ray_records
 from rayka.actors.names import NAMESPACE
-from rayka.actors.on_ray_node import live_ray_nodes, run_on
+from rayka.actors.ray_nodes import live_ray_nodes, run_on
 from rayka.errors import RaykaError, UnavailableError
 
 _RAYS_OWN = (b":job_id:", b":actor_name:", b":task_name:")  # lines by which Ray knows whose output follows

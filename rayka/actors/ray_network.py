@@ -17,21 +17,162 @@ from functools import partial
 from random import SystemRandom
 from typing import Any, TypeVar
 
+import numpy as np
 import ray
 
-from rayka.actors.named_actors import NamedActors
-from rayka.actors.names import actor_name, running_node_ids
-from rayka.actors.payload import PackedAnswer, pack_call, unpack_answer
+from rayka.actors.names import NAMESPACE, actor_name, running_node_ids
 from rayka.actors.ray_head import ConnectionId, check_head, recent_connection_id, while_head_answers
-from rayka.errors import NetworkException, RaykaError, UnknownServerError
+from rayka.errors import (
+    InvalidRequest,
+    KafkaStorageError,
+    NetworkException,
+    RaykaError,
+    StorageError,
+    UnknownServerError,
+)
 from rayka.ids import random_uuid
 from rayka.options import Transport
 from rayka.ports import Request
 from rayka.protocol.caller import Answer, Call, Caller
 from rayka.protocol.later import Later
-from rayka.protocol.wire import decode
+from rayka.protocol.wire import Encoded, Failure, Payload, decode, encode, frame, in_memory, unframe
 from rayka.transport.greeting import LaneOffer
 from rayka.transport.lane import Lanes, NodeKey, lanes_of_this_loop, takes
+
+# The actors that one caller has looked up by name, for as long as this process keeps one connection to Ray.
+#
+# Invariants: a handle is used with the connection that it came from, because another one answers it with exceptions of
+# every kind, or not at all; a call that waits when its connection ends fails at once, not at its timeout; there is one
+# look-up of a name at a time, which all callers share, and one that fails leaves nothing behind.
+
+
+AnswerT = TypeVar("AnswerT")
+
+
+class NamedActors:
+    """See the module. Made and used on one event loop; look-ups block, so each has a thread."""
+
+    def __init__(self, connection: ConnectionId | None, *, for_client: bool) -> None:
+        self.connection = connection
+        self._for_client = for_client
+        self._handles: dict[str, Any] = {}
+        self._look_ups: dict[str, asyncio.Future[Any]] = {}
+        self._open_calls: dict[asyncio.Timeout, None] = {}
+
+    def __repr__(self) -> str:
+        return f"<NamedActors {sorted(self._handles)} open={len(self._open_calls)}>"
+
+    def known(self, name: str) -> Any | None:
+        """The handle of the actor, if it was looked up and has not failed since."""
+        return self._handles.get(name)
+
+    async def look_up(self, name: str) -> Any:
+        """The handle of the actor that has this name now. Raises NetworkException, ValueError when there is none, and
+        what Ray raises. It raises, too, when the head goes meanwhile; the look-up then ends by itself.
+        """
+        waiting = self._look_ups.get(name)
+        if waiting is None:
+            waiting = asyncio.get_running_loop().run_in_executor(None, self._find, name)
+            self._look_ups[name] = waiting
+            waiting.add_done_callback(partial(self._on_looked_up, name))
+        return await while_head_answers(waiting, for_client=self._for_client)
+
+    def forget(self, name: str, handle: Any) -> None:
+        """The actor did not answer: its name is looked up again, unless that has been done since."""
+        if self._handles.get(name) is handle:
+            del self._handles[name]
+
+    async def until_closed(self, answer: Awaitable[AnswerT]) -> AnswerT:
+        """The answer of a call that was sent just now. Raises NetworkException when the connection ends before it."""
+        scope = asyncio.timeout(None)
+        self._open_calls[scope] = None
+        try:
+            async with scope:
+                return await answer
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            raise NetworkException("this process's connection to Ray ended before the answer") from None
+        finally:
+            self._open_calls.pop(scope, None)
+
+    def close(self) -> None:
+        """The connection has ended: what waits for an answer fails."""
+        self._handles.clear()
+        now_s = asyncio.get_running_loop().time()
+        while self._open_calls:
+            self._open_calls.popitem()[0].reschedule(now_s)
+
+    def _find(self, name: str) -> Any:
+        check_head(for_client=self._for_client)
+        return ray.get_actor(name, NAMESPACE)
+
+    def _on_looked_up(self, name: str, looked_up: "asyncio.Future[Any]") -> None:
+        del self._look_ups[name]
+        if not looked_up.cancelled() and looked_up.exception() is None:
+            self._handles[name] = looked_up.result()
+
+
+# How a call and its answer cross Ray, which is slow in different ways at different sizes (decision 030).
+#
+# Each argument costs, and an answer that is not just `bytes` costs three times as much to unpack. So what is small is
+# one `bytes`, a frame (`rayka.protocol.wire`): a call's header, its request and its records; an answer's response and
+# its records. Arguments up to 100 KiB travel inside the call; a larger one goes through shared memory, for about 1 ms
+# more, and arrives there without a copy if it is a numpy array, or a list of them. So middling records follow the
+# frame in several pieces of `bytes`, large ones as a single object. An answer is one object and has no middle way:
+# what does not fit into a frame is a tuple. What is in files is read here.
+
+
+PIECE_BYTES = 90 * 1024
+INLINE_MAX_BYTES = 6 * PIECE_BYTES
+
+PackedCall = tuple[Payload, ...]
+PackedAnswer = bytes | Answer
+
+
+def pack_call(header: bytes, request: Encoded) -> PackedCall:
+    """The arguments of a remote method."""
+    payload = request.payload()
+    if not isinstance(payload, np.ndarray) or payload.size > INLINE_MAX_BYTES:
+        return frame(header, request.body), payload
+    if payload.size <= PIECE_BYTES:
+        return (frame(header, request.body, payload),)
+    starts = range(0, payload.size, PIECE_BYTES)
+    return frame(header, request.body), *(payload[at : at + PIECE_BYTES].tobytes() for at in starts)
+
+
+def unpack_call(packed: PackedCall) -> tuple[bytes, bytes, Payload]:
+    """The header, the request and its records. Raises InvalidRequest for what `pack_call` does not make."""
+    first, *pieces = packed or (b"",)
+    header, body, payload = unframe(first)
+    if not pieces:
+        return header, body, payload
+    if len(pieces) == 1:
+        return header, body, pieces[0]
+    if not all(isinstance(each, bytes) for each in pieces):
+        raise InvalidRequest("payload: expected pieces of bytes")
+    return header, body, b"".join(pieces)  # type: ignore[arg-type]
+
+
+def pack_answer(answer: Answer) -> PackedAnswer:
+    """The result of a remote method."""
+    body, payload = answer
+    try:
+        payload = in_memory(payload)
+    except StorageError as error:
+        return encode(Failure.of(KafkaStorageError(str(error)))).body, None
+    if isinstance(payload, np.ndarray) and payload.size <= PIECE_BYTES:
+        return frame(b"", body, payload)
+    return body, payload
+
+
+def unpack_answer(packed: PackedAnswer) -> Answer:
+    """The answer that was packed."""
+    if not isinstance(packed, bytes):
+        return packed
+    _, body, payload = unframe(packed)
+    return body, payload
+
 
 ResponseT = TypeVar("ResponseT")
 _OFFER_TIMEOUT_S = 10.0

@@ -13,19 +13,21 @@ from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
 
-from rayka.actors import launch
-from rayka.actors.bring_up import keep, process_of, stop_nodes
-from rayka.actors.cluster_record import ClusterRecord
-from rayka.actors.format_jobs import remove_directories
-from rayka.actors.names import node_directories
-from rayka.actors.on_ray_node import JOB_TIMEOUT_S, live_ray_nodes, run_on_all
+from rayka.actors import node_handles
+from rayka.actors.cluster_actors import keep, process_of, stop_nodes
+from rayka.actors.formatting import remove_directories
+from rayka.actors.names import node_directories, nodes_with
+from rayka.actors.quorum_changes import change_votes, unvoted
+from rayka.actors.ray_nodes import JOB_TIMEOUT_S, live_ray_nodes, run_on_all
 from rayka.actors.ray_records import has_process
-from rayka.actors.spec_changes import with_broker, without_broker
+from rayka.actors.spec_changes import with_broker, without_broker, without_nodes
+from rayka.actors.supervisor_handle import ClusterRecord
 from rayka.client.admin.admin import Admin
 from rayka.client.admin.admin_results import BrokerDescription, BrokerState
 from rayka.client.arguments import int_of
 from rayka.client.bootstrap import ClusterHandle
-from rayka.errors import BrokerIdNotRegistered, InvalidRequest, UnavailableError
+from rayka.errors import BrokerIdNotRegistered, ConfigError, InvalidRequest, UnavailableError
+from rayka.ids import Role, node_name, role_of
 
 _SLACK_S = 10.0
 _POLL_S = 0.1
@@ -37,7 +39,7 @@ def remove_broker(cluster: ClusterHandle, record: ClusterRecord, broker_id: int)
     taken out of the spec already, too. Raises what `Cluster.remove_broker` raises.
     """
     spec = record.spec
-    handle = launch.find(spec.name, int_of(broker_id, "node_id"))
+    handle = node_handles.find(spec.name, int_of(broker_id, "node_id"))
     with Admin(cluster=cluster) as admin:
         broker = _find(admin, broker_id, is_known=broker_id in spec.roles or handle is not None)
         whole = with_broker(spec, broker_id)
@@ -86,7 +88,7 @@ def _refuse_in_use(broker: BrokerDescription | None) -> None:
 def stop_node(cluster_name: str, broker_id: int, handle: Any) -> None:
     """Stops the node; one that has no process, as its machine is gone, is ended at once."""
     if not has_process(handle):
-        launch.end(handle)
+        node_handles.end(handle)
         return
     process = process_of(handle)
     stop_nodes(cluster_name, {broker_id: handle}, {broker_id: process} if process else {})
@@ -109,3 +111,43 @@ def _forget(admin: Admin, broker_id: int, timeout_s: float) -> None:
 
 def _registered(admin: Admin) -> dict[int, BrokerDescription]:
     return {each.node_id: each for each in admin.describe_cluster().brokers}
+
+
+# Controllers taken out of a running cluster for good, the active one too.
+#
+# 1. Their votes are taken, one after another, each only where the voters left have a majority that is there.
+# 2. The supervisor keeps a spec without them, or it would bring them back.
+# 3. They are stopped under control, and their actors ended.
+# 4. Their directories go. Their identities stay on record: so a removal that broke off after step 2 is known, and
+#    finished by another one.
+
+
+def remove_controllers(cluster: ClusterHandle, record: ClusterRecord, node_ids: Collection[int]) -> None:
+    """Takes these out of the cluster whose record this is. Raises what `Cluster.remove_controllers` raises."""
+    for each in node_ids:
+        _refuse_other(record, each)
+    spec = without_nodes(record.spec, node_ids)
+    controllers = nodes_with(spec, Role.CONTROLLER)
+    with Admin(cluster=cluster) as admin:
+        info = admin.describe_quorum()
+    change_votes(cluster, unvoted(info, controllers), node_ids)
+    if any(each in record.spec.roles for each in node_ids):
+        keep(ClusterRecord(spec, record.identities))
+    for each, handle in node_handles.find_all(spec.name, node_ids).items():
+        stop_node(spec.name, each, handle)
+    remove_everywhere([path for each in node_ids for path in node_directories(spec, each)])
+
+
+def _refuse_other(record: ClusterRecord, node_id: int) -> None:
+    """Raises ConfigError for a node that is no controller, or not only that. One that is on record without being in the
+    spec was taken out of it by a removal that broke off.
+    """
+    spec = record.spec
+    is_on_record = role_of(node_id) is Role.CONTROLLER and node_id in record.identities.directory_ids
+    if spec.roles.get(node_id) != (Role.CONTROLLER,) and not is_on_record:
+        roles = ", ".join(spec.roles.get(node_id, ())) or "not there"
+        controllers = ", ".join(map(str, nodes_with(spec, Role.CONTROLLER)))
+        raise ConfigError(
+            f"{node_name(node_id)} of cluster {spec.name!r} is {roles}: expected a node that is a controller and "
+            f"nothing else; its controllers: {controllers}"
+        )

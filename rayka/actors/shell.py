@@ -11,22 +11,23 @@ again, ever more rarely.
 """
 
 import asyncio
+import ctypes
+import gc
 import logging
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import ray
 
-from rayka.actors.crash_times import CRASHES_MAX, recent_crashes, record_crash
-from rayka.actors.memory import keep_freed_memory, set_modules_aside
 from rayka.actors.names import actor_name
 from rayka.actors.node_logs import begin_log, own_log_path
 from rayka.actors.node_placement import Placement, wall_clock_ms
-from rayka.actors.payload import PackedAnswer, PackedCall, pack_answer, unpack_call
-from rayka.actors.priority import take_usual_niceness
+from rayka.actors.ray_network import PackedAnswer, PackedCall, pack_answer, unpack_call
 from rayka.descriptors import raise_limit
 from rayka.errors import BrokerNotAvailable, InvalidRequest, RaykaError
 from rayka.ids import node_name
@@ -38,6 +39,84 @@ from rayka.protocol.membership import NodeState, StatusResponse
 from rayka.protocol.wire import Failure, encode
 from rayka.transport.greeting import LaneOffer
 from rayka.transport.lane_server import LaneServer
+
+# The priority of a node's event loop among the processes of its machine.
+
+
+def take_usual_niceness() -> None:
+    """The calling thread, and those that it starts, wait for a processor no longer than those of other programs.
+
+    Ray starts its workers with a niceness of 15, so that tasks hold up none of its own processes. A node is what others
+    wait for, as these are: with 15 it waits whenever a client beside it has something to do. Where the system does not
+    allow it (a container without the right SYS_NICE) the niceness stays as it is.
+    """
+    if os.getpriority(os.PRIO_PROCESS, 0) > 0:
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, 0, 0)
+
+
+# A node's memory: what its process frees, it keeps for its next request, and what it has loaded is looked at no more.
+#
+# The C library gives blocks of a megabyte back to the kernel as soon as they are freed, and takes new ones for the
+# next fetch: the first touch of new pages then costs a broker as much as all else it does for a fetch (measured: 0.93
+# ms of processor time per MB against 0.45). Kafka has its heap for that.
+#
+# Python's garbage collector looks at all objects that have lived for a while in one turn of the event loop. Most of
+# them are of modules: without them a look takes 6 ms instead of 41, and a coordinator of a hundred groups that commit
+# all the time has an eighth of its processor time back.
+
+
+KEPT_BYTES_MAX = 128 << 20
+_BLOCK_BYTES_MAX = 32 << 20  # the largest that glibc takes
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+
+
+def keep_freed_memory() -> None:
+    """Has this process keep up to KEPT_BYTES_MAX of freed memory. Without effect where the C library is another one."""
+    if not sys.platform.startswith("linux"):
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _BLOCK_BYTES_MAX)
+        mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES_MAX)
+
+
+def set_modules_aside() -> None:
+    """Has the garbage collector look no more at what is there now, in a process that has just loaded its modules."""
+    gc.freeze()
+
+
+# When a node's process ended itself after an unexpected exception, kept in its directory across restarts.
+#
+# Three crashes in a minute are a loop that a further restart will not end (design §2). A process killed from outside
+# leaves no entry: Ray may restart it as often as it likes.
+
+
+CRASHES_MAX = 3
+WINDOW_MS = 60_000
+FILE_NAME = "crash-times"
+_DIGITS_MAX = 15  # `int` refuses thousands of them
+
+
+def record_crash(directory: str, now_ms: int) -> None:
+    """Adds a crash; nothing when the directory is not there or cannot be written, which is then the lesser problem."""
+    if os.path.isdir(directory):
+        lines = [str(each) for each in [*recent_crashes(directory, now_ms), now_ms][-CRASHES_MAX:]]
+        with suppress(OSError):
+            Path(directory, FILE_NAME).write_bytes("\n".join(lines).encode())
+
+
+def recent_crashes(directory: str, now_ms: int) -> list[int]:
+    """Times of the crashes of the last minute, by the wall clock in ms, oldest first.
+
+    The process reads the file while it ends, and must end whatever is in it: what is not a time is skipped.
+    """
+    with suppress(OSError):
+        lines = Path(directory, FILE_NAME).read_bytes().split()
+        times = [int(line) for line in lines if line.isdigit() and len(line) <= _DIGITS_MAX]
+        return [each for each in times if now_ms - WINDOW_MS < each <= now_ms]
+    return []
+
 
 _RETRY_FIRST_S, _RETRY_MAX_S = 1.0, 60.0
 

@@ -24,8 +24,7 @@ from types import MappingProxyType
 
 import ray
 
-from rayka.actors import launch
-from rayka.actors.cluster_record import ClusterRecord, Identities
+from rayka.actors import node_handles
 from rayka.actors.controller_ask import ControllerAsk
 from rayka.actors.draining.drained_cluster import DrainedCluster
 from rayka.actors.draining.drainer import Drainer
@@ -39,6 +38,7 @@ from rayka.actors.names import (
     running_node_ids,
     supervisor_name,
 )
+from rayka.actors.node_handles import is_starting
 from rayka.actors.node_logs import begin_log
 from rayka.actors.node_placement import (
     Placement,
@@ -50,11 +50,11 @@ from rayka.actors.node_placement import (
     shortage,
     wall_clock_ms,
 )
-from rayka.actors.on_ray_node import Answers, open_ray_nodes, run_on_all
-from rayka.actors.pending import PendingTimes
 from rayka.actors.ray_network import RayNetwork
+from rayka.actors.ray_nodes import Answers, open_ray_nodes, run_on_all
 from rayka.actors.ray_records import (
     PendingActor,
+    PendingTimes,
     draining_ray_nodes,
     free_resources,
     has_process,
@@ -67,7 +67,7 @@ from rayka.actors.scaling.leftover_marks import leftover_registrations, remove_l
 from rayka.actors.scaling.planner import Forget, ScalingStatus
 from rayka.actors.scaling.scaled_cluster import ScaledCluster
 from rayka.actors.scaling.scaler import Scaler
-from rayka.actors.start_lock import is_starting
+from rayka.actors.supervisor_handle import ClusterRecord, Identities
 from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import RaykaError
 from rayka.ids import Role, node_name
@@ -93,7 +93,7 @@ class _Search:
 
 
 class Supervisor:
-    """The actor; `ray.remote` is applied in `rayka.actors.launch`."""
+    """The actor; `ray.remote` is applied in `rayka.actors.node_handles`."""
 
     async def __init__(self, record: ClusterRecord) -> None:  # type: ignore[misc]
         begin_log(supervisor_name(record.spec.name))
@@ -199,7 +199,7 @@ class Supervisor:
     async def _bring_back(
         self, missing: Collection[int], ray_nodes: Mapping[str, Mapping[str, float]]
     ) -> None:
-        before = await asyncio.to_thread(launch.last_homes, self._spec.name, missing)
+        before = await asyncio.to_thread(node_handles.last_homes, self._spec.name, missing)
         found = await self._search(missing, ray_nodes)
         for node_id in missing:
             if node_id in found.placements:
@@ -208,7 +208,7 @@ class Supervisor:
                 _logger.info("%s is made on Ray node %s: %s", node_name(node_id), ray_node_id, reason)
                 self._events.tell("node-made", (node_id,), f"it is made on Ray node {ray_node_id}: {reason}")
                 self._problems.pop(node_id, None)
-                await asyncio.to_thread(launch.create, found.placements[node_id])
+                await asyncio.to_thread(node_handles.create, found.placements[node_id])
             else:
                 lacking = (
                     f"none of {found.asked_count} Ray nodes with {needs(self._spec, node_id)} has its disk"
@@ -256,22 +256,22 @@ class Supervisor:
                 await asyncio.to_thread(self._end_pending, node_id, pending[node_id].ray_node_id)
 
     def _end_pending(self, node_id: int, ray_node_id: str) -> None:
-        handle = launch.find(self._spec.name, node_id)
+        handle = node_handles.find(self._spec.name, node_id)
         if handle is not None and not has_process(handle):
             _logger.warning(
                 "%s was pinned to Ray node %s, where Ray cannot make it; it is placed again",
                 node_name(node_id),
                 ray_node_id,
             )
-            launch.end(handle)
+            node_handles.end(handle)
 
     async def _search(
         self, node_ids: Collection[int], ray_nodes: Mapping[str, Mapping[str, float]]
     ) -> "_Search":
         """Looks for the disks of nodes without a process on all Ray nodes that can have one of them."""
         there = [each for each in self._spec.roles if each not in node_ids]
-        handles = await asyncio.to_thread(launch.find_all, self._spec.name, there)
-        processes = await launch.processes(handles, _ANSWER_TIMEOUT_S)
+        handles = await asyncio.to_thread(node_handles.find_all, self._spec.name, there)
+        processes = await node_handles.processes(handles, _ANSWER_TIMEOUT_S)
         homes = {node_id: process.ray_node_id for node_id, process in processes.items()}
         able = able_ray_nodes(self._spec, node_ids, ray_nodes)
         answers = await asyncio.to_thread(_find_disks, self._spec, node_ids, able)

@@ -9,13 +9,13 @@ from rayka.cli.output import ids, print_table
 from rayka.cli.restart_command import plain_steps, print_steps
 
 if TYPE_CHECKING:
-    from rayka.actors.spec_applying import SpecChange
+    from rayka.actors.spec_changes import SpecChange
     from rayka.config.cluster_config import ClusterSpec
 
 
 def announce(spec: "ClusterSpec") -> None:
     """Prints what a start with this spec is about to change, where the cluster runs and all of its nodes answer."""
-    from rayka.actors.bring_up import ask_ray
+    from rayka.actors.cluster_actors import ask_ray
     from rayka.actors.names import running_node_ids
     from rayka.actors.ray_connection import current_address
     from rayka.cluster import Cluster

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from rayka.actors.cluster_description import ClusterDescription, NodeDescription
-    from rayka.actors.restart_plan import RestartStep
+    from rayka.actors.rolling_restart import RestartStep
     from rayka.actors.scaling.planner import ScalingStatus
     from rayka.cluster import Cluster
     from rayka.config.cluster_config import ClusterSpec
@@ -309,7 +309,7 @@ def print_start_plan(spec: "ClusterSpec", replaced: "Mapping[int, Collection[str
     """
     import ray
 
-    from rayka.actors.bring_up import ask_ray
+    from rayka.actors.cluster_actors import ask_ray
     from rayka.actors.names import actor_name, node_directories, running_node_ids
     from rayka.actors.ray_connection import connect, usable
     from rayka.cli.change_tables import plain_change, print_change

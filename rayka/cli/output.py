@@ -73,8 +73,8 @@ class OnStderr(logging.Handler):
 _CONNECTING = "rayka.actors.ray_connection"
 _STARTING = (
     "rayka.actors.ray_process",
-    "rayka.actors.start_plan",
-    "rayka.actors.bring_up",
+    "rayka.actors.cluster_start",
+    "rayka.actors.cluster_actors",
     "rayka.actors.node_logs",
 )
 _on_stderr = OnStderr()

@@ -18,7 +18,7 @@ from rayka.cli.shared_options import (
 )
 
 if TYPE_CHECKING:
-    from rayka.actors.restart_plan import RestartStep
+    from rayka.actors.rolling_restart import RestartStep
 
 
 @click.command()
@@ -53,7 +53,7 @@ def restart(
     """
     if bool(node_ids) == is_rolling:
         raise click.UsageError("expected ids of nodes, or --rolling for all of them, and not both")
-    from rayka.actors.restart_plan import refuse_below_min_isr
+    from rayka.actors.rolling_restart import refuse_below_min_isr
 
     cluster = target.cluster()
     plan = cluster.plan_restart(*node_ids)

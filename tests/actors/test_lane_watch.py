@@ -2,7 +2,7 @@
 
 import asyncio
 
-from rayka.actors.lane_watch import LaneWatch
+from rayka.actors.exit_watch import LaneWatch
 from rayka.errors import NetworkException
 from rayka.transport.lane import Lane, open_lane
 from tests.transport.lane_support import NODE_ID, offer, run, served

@@ -5,7 +5,6 @@ from collections import deque
 from dataclasses import replace
 from uuid import UUID
 
-from rayka.actors.cluster_record import Identities
 from rayka.actors.scaling.planner import (
     AskForRoom,
     Forget,
@@ -18,6 +17,7 @@ from rayka.actors.scaling.planner import (
     Stop,
 )
 from rayka.actors.scaling.scaler import Scaler
+from rayka.actors.supervisor_handle import Identities
 from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import UnavailableError
 from rayka.ids import Role

@@ -73,7 +73,7 @@ def test_what_a_client_imports_for_its_first_call_is_no_code_of_nodes() -> None:
     """Ray imports the classes of the actors in every process that looks one up."""
     script = (
         "import sys, rayka.client.admin.admin, rayka.cluster\n"
-        "import rayka.actors.broker_actor, rayka.actors.controller_actor\n"
+        "import rayka.actors.node_actor, rayka.actors.node_actor\n"
         "heavy = ('rayka.node', 'rayka.log', 'rayka.raft', 'rayka.controller', 'rayka.partition', 'pyarrow', 'rich')\n"
         "print([name for name in sys.modules if name.startswith(heavy)])"
     )
@@ -114,7 +114,9 @@ def test_every_command_that_connects_can_be_quiet() -> None:
     ("options", "level"), [([], logging.INFO), (["-q"], logging.ERROR), (["--quiet"], logging.ERROR)]
 )
 def test_a_quiet_command_says_nothing_but_errors(options: list[str], level: int) -> None:
-    loggers = [logging.getLogger(each) for each in ("rayka.actors.ray_connection", "rayka.actors.bring_up")]
+    loggers = [
+        logging.getLogger(each) for each in ("rayka.actors.ray_connection", "rayka.actors.cluster_actors")
+    ]
     before = [each.level for each in loggers]
     try:
         say_which_ray()

@@ -23,7 +23,7 @@ from ray.core.generated import autoscaler_pb2
 
 import rayka
 from rayka import TopicPartition
-from rayka.actors.on_ray_node import live_ray_nodes, open_ray_nodes
+from rayka.actors.ray_nodes import live_ray_nodes, open_ray_nodes
 from rayka.cluster import Cluster
 from rayka.errors import RaykaError
 from tests.ray.machines import Machines, homes

@@ -31,7 +31,7 @@ from ray.autoscaler.sdk import request_resources
 from ray.autoscaler.v2.sdk import get_cluster_status
 
 import rayka
-from rayka.actors import supervise
+from rayka.actors import supervisor_handle
 from rayka.actors.scaling import rooms
 from rayka.cluster import Cluster
 from rayka.errors import RaykaError
@@ -205,7 +205,7 @@ class StepKiller(threading.Thread):
 
 def kill_supervisor(watch: Watch) -> None:
     """Ends its process; Ray starts another one."""
-    handle = supervise.find(NAME)
+    handle = supervisor_handle.find(NAME)
     assert handle is not None
     while True:
         try:

@@ -16,7 +16,7 @@ import psutil
 import ray
 from ray import cloudpickle
 
-from rayka.actors import launch
+from rayka.actors import node_handles
 from rayka.cluster import Cluster
 from rayka.protocol.wire import decode
 from rayka.transport.greeting import LaneOffer
@@ -70,7 +70,9 @@ def _served_by(cluster: Cluster, node_id: int) -> bytes:
 
 def offered(cluster: Cluster, node_id: int) -> LaneOffer:
     """Where a node serves its lane; a ticket goes to waste."""
-    return decode(LaneOffer, ray.get(launch.find(cluster.name, node_id).open_lane.remote(), timeout=150))
+    return decode(
+        LaneOffer, ray.get(node_handles.find(cluster.name, node_id).open_lane.remote(), timeout=150)
+    )
 
 
 def cut_one(side: Callable[[socket.socket], Any], chance: random.Random, names: tuple[bytes, ...]) -> int:
@@ -141,7 +143,7 @@ def in_actor(cluster: Cluster, node_id: int, function: Callable[..., Any]) -> An
     """What the function gives in the process of a node, on its event loop, of the node's actor. Raises ValueError where
     the node has no actor just now.
     """
-    actor = launch.find(cluster.name, node_id)
+    actor = node_handles.find(cluster.name, node_id)
     if actor is None:
         raise ValueError(f"node {node_id} of {cluster.name!r} has no actor")
     return ray.get(actor.__ray_call__.remote(function), timeout=150)

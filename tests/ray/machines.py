@@ -13,8 +13,8 @@ from typing import Any
 
 import ray
 
-from rayka.actors import launch
-from rayka.actors.on_ray_node import HOST_LABEL
+from rayka.actors import node_handles
+from rayka.actors.ray_nodes import HOST_LABEL
 from rayka.client import io_thread
 from rayka.cluster import Cluster
 from tests.forks import kill_all, processes_of
@@ -92,6 +92,8 @@ class Machines:
 def homes(cluster: Cluster) -> dict[int, str]:
     """On which Ray node each node lives whose actor answers."""
     node_ids = [each.node_id for each in cluster.describe().nodes]
-    handles = {each: handle for each in node_ids if (handle := launch.find(cluster.name, each)) is not None}
-    processes = io_thread.run(partial(launch.processes, handles, 3), 30)
+    handles = {
+        each: handle for each in node_ids if (handle := node_handles.find(cluster.name, each)) is not None
+    }
+    processes = io_thread.run(partial(node_handles.processes, handles, 3), 30)
     return {node_id: process.ray_node_id for node_id, process in processes.items()}

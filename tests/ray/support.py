@@ -9,7 +9,7 @@ from functools import partial
 
 import psutil
 
-from rayka.actors import supervise
+from rayka.actors import supervisor_handle
 from rayka.client import io_thread
 from rayka.cluster import Cluster, ClusterDescription
 
@@ -37,7 +37,7 @@ def broker_pid(cluster: Cluster) -> int:
 
 def end_supervisor(cluster: Cluster) -> None:
     """From now on nodes that have no actor are not brought back."""
-    io_thread.run(partial(supervise.stop, cluster.name), 30)
+    io_thread.run(partial(supervisor_handle.stop, cluster.name), 30)
 
 
 def wait_until(holds: Callable[[], bool]) -> None:

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 import rayka
-from rayka.actors import supervise
-from rayka.actors.cluster_record import ClusterRecord
+from rayka.actors import supervisor_handle
+from rayka.actors.supervisor_handle import ClusterRecord
 from rayka.client import io_thread
 from rayka.cluster import Cluster
 from rayka.config.cluster_config import ClusterSpec
@@ -32,14 +32,14 @@ class CallerDied(Exception):
 
 
 def record_in_force() -> ClusterRecord:
-    record = io_thread.run(partial(supervise.kept_record, NAME, 60), 60)
+    record = io_thread.run(partial(supervisor_handle.kept_record, NAME, 60), 60)
     assert record is not None
     return record
 
 
 def forget(record: ClusterRecord) -> None:
     """The supervisor knows no more than that, as when a start died before it told it more."""
-    io_thread.run(partial(supervise.keep, record, 90), 90)
+    io_thread.run(partial(supervisor_handle.keep, record, 90), 90)
 
 
 def voters(admin: rayka.Admin) -> list[int]:

@@ -11,13 +11,12 @@ import pytest
 import ray
 
 import rayka
-from rayka.actors import launch, supervise
-from rayka.actors.cluster_record import Identities
-from rayka.actors.crash_times import CRASHES_MAX, record_crash
+from rayka.actors import node_handles, supervisor_handle
+from rayka.actors.cluster_start import execute, plan_start, without_disk
 from rayka.actors.node_logs import kept_logs
 from rayka.actors.node_placement import wall_clock_ms
-from rayka.actors.start_plan import execute, plan_start
-from rayka.actors.starting import without_disk
+from rayka.actors.shell import CRASHES_MAX, record_crash
+from rayka.actors.supervisor_handle import Identities
 from rayka.client import io_thread
 from rayka.cluster import Cluster
 from rayka.config.cluster_config import ClusterSpec
@@ -138,7 +137,7 @@ def test_a_cluster_runs_beside_another_and_is_gone_when_it_is_stopped_with_its_d
         description = running(other)
         assert description.cluster_id != running(cluster).cluster_id
         end_supervisor(other)
-        launch.end(launch.find(other.name, 1))
+        node_handles.end(node_handles.find(other.name, 1))
         logs = Path(kept_logs(description.nodes[0].data_dirs[0]))
         logs.mkdir()
         for name in ("broker-1", "controller-3001", "supervisor"):
@@ -251,14 +250,14 @@ def test_a_node_without_an_actor_is_made_again_on_its_disk_also_by_a_supervisor_
         admin.create_topic("words", partitions=1)
     with rayka.Producer(cluster=cluster) as producer:
         producer.send("words", b"one")
-    before = ray.get(supervise.find(cluster.name).pid.remote())
+    before = ray.get(supervisor_handle.find(cluster.name).pid.remote())
     kill(before)
-    launch.end(launch.find(cluster.name, 1))
+    node_handles.end(node_handles.find(cluster.name, 1))
     running(cluster)
     assert values(cluster, "words") == [b"one"]
-    assert ray.get(supervise.find(cluster.name).pid.remote()) != before
+    assert ray.get(supervisor_handle.find(cluster.name).pid.remote()) != before
     cluster.stop()
-    assert supervise.find(cluster.name) is None
+    assert supervisor_handle.find(cluster.name) is None
 
 
 def test_a_consumer_of_a_cluster_that_was_stopped_says_so_and_reads_on_when_it_is_started_again(

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from rayka.actors import ray_internals, ray_process
-from rayka.actors.bring_up import wait_for
+from rayka.actors.cluster_actors import wait_for
 from rayka.cluster import Cluster
 from rayka.errors import UnavailableError
 from tests import tidy

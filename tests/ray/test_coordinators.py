@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import rayka
-from rayka.actors import launch
+from rayka.actors import node_handles
 from rayka.client import io_thread
 from rayka.client.cluster_nodes import ClusterNodes
 from rayka.client.coordinator_calls import CoordinatorCalls
@@ -92,7 +92,7 @@ def test_groups_live_on_coordinators_which_are_killed_added_and_removed(
     cluster = start(**declared)
     (node,) = (each for each in running(cluster).nodes if each.node_id == 1001)
     assert (node.roles, node.actor_name) == ((Role.COORDINATOR,), "coordinated/coordinator-1001")
-    assert repr(launch.find("coordinated", 1001)).startswith("Actor(Coordinator,")
+    assert repr(node_handles.find("coordinated", 1001)).startswith("Actor(Coordinator,")
     group = Group(cluster)
     group.commit(1)
     assert leaders(cluster) == {1001}

@@ -9,7 +9,7 @@ import pytest
 import ray
 
 import rayka
-from rayka.actors import launch
+from rayka.actors import node_handles
 from rayka.cluster import Cluster
 from rayka.protocol.membership import NodeState
 from tests.ray.sender import Sender
@@ -93,7 +93,7 @@ def test_a_leader_that_is_stopped_hands_over_first_and_comes_back_on_its_disk(
     brokers: Cluster, sender: Sender
 ) -> None:
     leader_id, _ = leadership(brokers, sender)
-    handle = launch.find(brokers.name, leader_id)
+    handle = node_handles.find(brokers.name, leader_id)
     assert handle is not None
     began = time.monotonic()
     ray.get(handle.stop.remote())

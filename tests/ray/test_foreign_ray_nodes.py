@@ -16,13 +16,13 @@ from typing import NamedTuple
 import pytest
 import ray
 
-from rayka.actors import launch, on_ray_node
+from rayka.actors import node_handles, ray_nodes
 from rayka.actors.found_directories import look_at
 from rayka.actors.names import supervisor_name
+from rayka.actors.node_handles import only_start
 from rayka.actors.node_logs import find_logs, last_lines
-from rayka.actors.on_ray_node import own_ray_node_id, run_on, run_on_all
 from rayka.actors.ray_internals import part
-from rayka.actors.start_lock import only_start
+from rayka.actors.ray_nodes import own_ray_node_id, run_on, run_on_all
 from rayka.cluster import Cluster
 from rayka.errors import StorageError, UnavailableError
 from tests.ray.machines import ON_MACHINES, Machines, homes
@@ -84,7 +84,7 @@ def test_a_ray_node_without_rayka_is_skipped_by_start_and_supervisor_and_named_w
     fields = {"name": "guest", "data_dir": str(tmp_path / "data"), "resources": ON_MACHINES}
     with Cluster.start(**fields) as cluster:
         assert set(homes(cluster).values()) == set(machines.ray_node_ids)
-        launch.end(launch.find("guest", 1))
+        node_handles.end(node_handles.find("guest", 1))
         running(cluster)
         said = "\n".join(line for _, line in last_lines(find_logs(supervisor_name("guest")), 1000)[0])
         assert f"Ray node {foreign} was skipped: " in said
@@ -113,9 +113,9 @@ def test_all_ray_nodes_are_asked_and_one_that_starts_no_worker_holds_up_no_other
 def test_a_job_for_which_there_was_no_worker_in_time_does_not_begin() -> None:
     """It waits at Ray still: to cancel it can end the caller's process."""
     begun: list[str] = []
-    on_ray_node._run_with(None, time.time() + 60, partial(begun.append, "in time"))
+    ray_nodes._run_with(None, time.time() + 60, partial(begun.append, "in time"))
     with pytest.raises(TimeoutError, match="before there was a worker"):
-        on_ray_node._run_with(None, time.time() - 1, partial(begun.append, "late"))
+        ray_nodes._run_with(None, time.time() - 1, partial(begun.append, "late"))
     assert begun == ["in time"]
 
 
@@ -207,12 +207,12 @@ def test_the_interpreter_is_named_where_the_process_has_a_runtime_environment_of
 ) -> None:
     program = """
 import ray, sys
-from rayka.actors import worker_python
+from rayka.actors import ray_nodes
 for own in (None, {"py_executable": "another"}, {"env_vars": {"A": "a"}}):
     ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR", runtime_env=own)
-    print(worker_python.environment([ray.get_runtime_context().get_node_id()]))
+    print(ray_nodes.environment([ray.get_runtime_context().get_node_id()]))
     ray.shutdown()
-    worker_python._matching.clear()
+    ray_nodes._matching.clear()
 """
     done = run(sys.executable, "-c", program, ray_address)
     named = str({"py_executable": sys.executable})

@@ -11,7 +11,7 @@ from uuid import UUID
 
 import pytest
 
-from rayka.actors import format_jobs
+from rayka.actors import formatting
 from rayka.actors.formatting import FormatPlan, plan_formatting
 from rayka.actors.found_directories import look_at
 from rayka.actors.names import node_directories
@@ -44,14 +44,14 @@ def plan(spec: ClusterSpec, replace: Collection[int | str] = (), seed: int = 7) 
 def execute(spec: ClusterSpec, planned: FormatPlan, *, steps: int = 99) -> None:
     """Formats as planned, and breaks off after so many directories were touched."""
     placed = {each: Placement(spec, each, "here") for each in spec.roles}
-    jobs = [(format_jobs.format_brokers, [(placed[each], ids)]) for each, ids in planned.brokers.items()]
+    jobs = [(formatting.format_brokers, [(placed[each], ids)]) for each, ids in planned.brokers.items()]
     if planned.voters:
         jobs += [
-            (lambda one: format_jobs.prepare_controllers(one, planned.voters), [placed[each]])
+            (lambda one: formatting.prepare_controllers(one, planned.voters), [placed[each]])
             for each in planned.controllers
         ]
     jobs += [
-        (format_jobs.format_controllers, [(placed[each], given)])
+        (formatting.format_controllers, [(placed[each], given)])
         for each, given in planned.controllers.items()
     ]
     for job, argument in jobs[:steps]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import rayka
-from rayka.actors import launch
+from rayka.actors import node_handles
 from rayka.cli.main import run
 from rayka.cluster import Cluster
 from rayka.errors import (
@@ -83,7 +83,7 @@ def test_a_broker_comes_while_the_cluster_runs_takes_a_partition_and_goes_again(
     assert Cluster.start(str(larger)).added_brokers == ()
 
     move(cluster, 2)
-    launch.end(launch.find("grown", 2))  # Ray does not make it again: the supervisor does
+    node_handles.end(node_handles.find("grown", 2))  # Ray does not make it again: the supervisor does
     wait_until(lambda: running(cluster) == [1, 2, 3001])
     assert values(cluster) == VALUES
 

@@ -9,11 +9,11 @@ from uuid import UUID
 
 import pytest
 
-from rayka.actors import launch
-from rayka.actors.cluster_record import Identities
+from rayka.actors import node_handles
 from rayka.actors.found_directories import FoundDirectory, look_around
 from rayka.actors.identities import learn, sift
 from rayka.actors.names import formatted_directories, node_directories
+from rayka.actors.supervisor_handle import Identities
 from rayka.cluster import Cluster
 from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import StorageError
@@ -122,10 +122,10 @@ def test_the_supervisor_does_not_start_a_node_on_the_disk_of_an_older_cluster_or
     for key, said in (("cluster.id", "belongs to cluster"), ("directory.id", "is an older disk of broker-1")):
         wrong = [f"{key}={uuid(7)}" if line.startswith(key) else line for line in right.splitlines()]
         properties.write_text("\n".join(wrong))
-        launch.end(launch.find("strict", 1))
-        wait_until(lambda: launch.find("strict", 1) is None)
+        node_handles.end(node_handles.find("strict", 1))
+        wait_until(lambda: node_handles.find("strict", 1) is None)
         with pytest.raises(StorageError, match=f"refused: {properties.parent} on Ray node .* {said}"):
             start(**fields)
-        assert launch.find("strict", 1) is None
+        assert node_handles.find("strict", 1) is None
         properties.write_text(right)
         running(cluster)

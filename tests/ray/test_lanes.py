@@ -13,7 +13,7 @@ import pytest
 import ray
 
 import rayka
-from rayka.actors import exit_watch, supervise
+from rayka.actors import exit_watch, supervisor_handle
 from rayka.actors.exit_watch import ExitWatch
 from rayka.actors.names import actor_name
 from rayka.client import io_thread
@@ -197,7 +197,7 @@ def test_the_end_of_a_brokers_process_is_noticed_by_its_lane(
     monkeypatch.setattr(exit_watch, "_open_lane", opening)
 
     async def noticed() -> None:
-        record = await supervise.kept_record(lanes.cluster.name, WAIT_S)
+        record = await supervisor_handle.kept_record(lanes.cluster.name, WAIT_S)
         assert record is not None
         watching = asyncio.create_task(ExitWatch(record.spec, lambda *_: None).run(lambda: [broker]))
         async with asyncio.timeout(WAIT_S):

@@ -12,10 +12,10 @@ import pytest
 import ray
 
 import rayka
-from rayka.actors import supervise
+from rayka.actors import supervisor_handle
 from rayka.actors.cluster_description import UNREACHABLE, NodeDescription
 from rayka.actors.names import NAMESPACE, supervisor_name
-from rayka.actors.on_ray_node import own_ray_node_id
+from rayka.actors.ray_nodes import own_ray_node_id
 from rayka.actors.ray_records import LastProcess, has_process, last_places
 from rayka.cluster import Cluster
 from rayka.errors import ConfigError, UnavailableError
@@ -64,7 +64,7 @@ def test_the_supervisor_runs_where_it_was_started_and_so_do_those_that_follow_it
     machines: Machines, tmp_path: Path
 ) -> None:
     with Cluster.start(name="kept", data_dir=str(tmp_path), resources=ON_MACHINES):
-        supervisor = supervise.find("kept")
+        supervisor = supervisor_handle.find("kept")
         assert supervisor is not None
         seen = set[LastProcess]()
         for _ in range(3):

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from rayka.actors import named_actors, ray_head
-from rayka.actors.named_actors import NamedActors
+from rayka.actors import ray_head, ray_network
+from rayka.actors.ray_network import NamedActors
 from rayka.errors import NetworkException, RayEnded
 
 WAIT_S = 60
@@ -39,7 +39,7 @@ def running_head(monkeypatch: pytest.MonkeyPatch) -> Iterator[Head]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         head = Head(listener)
         address = head.address
-        monkeypatch.setattr(named_actors.ray, "get_actor", head.get_actor)
+        monkeypatch.setattr(ray_network.ray, "get_actor", head.get_actor)
         monkeypatch.setattr(ray_head, "connection_id", lambda: ("node", "worker"))
         monkeypatch.setattr(ray_head, "head_address", lambda: address)
         monkeypatch.setattr(ray_head, "_LOOK_EVERY_S", 0.01)

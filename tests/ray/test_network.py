@@ -13,18 +13,17 @@ from ray.exceptions import ActorAlreadyExistsError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import rayka
-from rayka.actors.broker_actor import Broker
-from rayka.actors.controller_actor import Controller
 from rayka.actors.names import NAMESPACE
-from rayka.actors.payload import (
+from rayka.actors.node_actor import Broker, Controller
+from rayka.actors.ray_network import (
     INLINE_MAX_BYTES,
     PIECE_BYTES,
+    RayNetwork,
     pack_answer,
     pack_call,
     unpack_answer,
     unpack_call,
 )
-from rayka.actors.ray_network import RayNetwork
 from rayka.client import io_thread
 from rayka.cluster import Cluster
 from rayka.errors import InvalidRequest, NetworkException, RequestTimedOut, UnknownServerError

@@ -12,7 +12,7 @@ import pytest
 import ray
 
 import rayka
-from rayka.actors import launch
+from rayka.actors import node_handles
 from rayka.actors.cluster_description import UNREACHABLE, NodeDescription
 from rayka.client.admin.admin_results import QuorumInfo
 from rayka.cluster import Cluster
@@ -145,7 +145,7 @@ def test_without_a_majority_nothing_is_acknowledged_until_it_is_back(quorum: Quo
 
 def test_an_active_controller_that_is_stopped_hands_over_and_comes_back_as_a_standby(quorum: Quorum) -> None:
     before = quorum.await_all_caught_up()
-    handle = launch.find("quorum", before.leader_id)
+    handle = node_handles.find("quorum", before.leader_id)
     ray.get(handle.stop.remote())
     try:
         quorum.create_topic()
@@ -184,7 +184,7 @@ def test_commands_work_with_one_controller_gone_and_a_start_brings_it_back(
     there = ("--cluster", quorum.cluster.name)
     gone = quorum.leader_id
     end_supervisor(quorum.cluster)  # which would bring it back at once
-    launch.end(launch.find(quorum.cluster.name, gone))
+    node_handles.end(node_handles.find(quorum.cluster.name, gone))
     assert command("topic", "create", "words", *there).code == 0
     done = command("status", "--json", *there)
     assert done.code == 1, "not all of it runs"

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from rayka.actors.cluster_description import ClusterDescription, NodeDescription
-from rayka.actors.restart_plan import (
+from rayka.actors.rolling_restart import (
     RestartStep,
     plan_restart,
     refuse_below_min_isr,

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from rayka.actors.crash_times import CRASHES_MAX, FILE_NAME, WINDOW_MS, recent_crashes, record_crash
 from rayka.actors.node_placement import Placement, wall_clock_ms
-from rayka.actors.payload import pack_call, unpack_answer
-from rayka.actors.shell import NodeShell
+from rayka.actors.ray_network import pack_call, unpack_answer
+from rayka.actors.shell import CRASHES_MAX, FILE_NAME, WINDOW_MS, NodeShell, recent_crashes, record_crash
 from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import BrokerNotAvailable, InvalidRequest, StorageError
 from rayka.node.settings import NodeSettings
@@ -178,7 +177,7 @@ def test_an_unexpected_exception_ends_the_process_and_is_recorded(tmp_path: Path
 def test_a_node_does_not_keep_the_niceness_of_a_worker_where_it_may_give_it_up() -> None:
     program = (
         "import os\n"
-        "from rayka.actors.priority import take_usual_niceness\n"
+        "from rayka.actors.shell import take_usual_niceness\n"
         "def niceness(): return os.getpriority(os.PRIO_PROCESS, 0)\n"
         "usual = niceness()\n"
         "os.nice(5)\n"

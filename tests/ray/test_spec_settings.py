@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from rayka.actors.node_placement import Placement
-from rayka.actors.spec_applying import lacking_resources
-from rayka.actors.spec_settings import changed_settings, outdated_settings
+from rayka.actors.spec_changes import changed_settings, lacking_resources, outdated_settings
 from rayka.config.broker_config import BROKER_KEYS, CONTROLLER_KEYS, BrokerConfig
 from rayka.config.cluster_config import ClusterSpec
 from rayka.config.config_model import dotted

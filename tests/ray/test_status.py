@@ -12,10 +12,10 @@ import pytest
 import ray
 
 import rayka
-from rayka.actors import supervise
+from rayka.actors import supervisor_handle
 from rayka.actors.names import NAMESPACE, supervisor_name
 from rayka.actors.node_logs import find_logs, follow, last_lines
-from rayka.actors.on_ray_node import own_ray_node_id
+from rayka.actors.ray_nodes import own_ray_node_id
 from rayka.cluster import Cluster
 from rayka.protocol.membership import NodeState
 from tests.ray.conftest import Said
@@ -47,7 +47,7 @@ def test_a_supervisor_of_an_older_version_names_no_problems(ray_address: str) ->
     handle = older.remote()
     try:
         assert ray.get(handle.pid.remote()) == 1
-        assert asyncio.run(supervise.report("older", 30.0)).problems == {}
+        assert asyncio.run(supervisor_handle.report("older", 30.0)).problems == {}
     finally:
         ray.kill(handle)
 

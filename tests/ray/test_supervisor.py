@@ -8,8 +8,7 @@ import pytest
 from rayka.actors.found_directories import FoundDirectory
 from rayka.actors.names import formatted_directories, node_directories
 from rayka.actors.node_placement import Site, able_ray_nodes, place, shortage
-from rayka.actors.pending import PendingTimes
-from rayka.actors.ray_records import PendingActor
+from rayka.actors.ray_records import PendingActor, PendingTimes
 from rayka.actors.supervisor import place_found
 from rayka.config.cluster_config import ClusterSpec
 

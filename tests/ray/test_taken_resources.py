@@ -10,7 +10,7 @@ import pytest
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rayka.actors import launch
+from rayka.actors import node_handles
 from rayka.actors.names import NAMESPACE, actor_name
 from rayka.actors.ray_records import has_process, pending_actors
 from rayka.cluster import Cluster
@@ -59,7 +59,7 @@ def crowd_out(cluster: Cluster, machines: Machines, add_guest: Callable[[str], A
     home = homes(cluster)[1]
     guests = {each: add_guest(each) for each in sorted(machines.ray_node_ids, key=home.__eq__)}
     wait_until(lambda: any(has_process(each) for each in guests.values()))
-    launch.end(launch.find("crowded", 1))  # and the guest that waits for its room is first
+    node_handles.end(node_handles.find("crowded", 1))  # and the guest that waits for its room is first
     wait_until(lambda: BROKER in pending_actors(NAMESPACE))
     return guests
 

@@ -5,7 +5,7 @@ from uuid import UUID
 
 import pytest
 
-from rayka.actors.voter_steps import ALIVE_MS, VoterStep, next_step, unvoted
+from rayka.actors.quorum_changes import ALIVE_MS, VoterStep, next_step, unvoted
 from rayka.client.admin.admin_results import QuorumInfo, ReplicaState
 from rayka.ids import ZERO_ID, ReplicaKey
 from rayka.raft.voters import VoterSet

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from rayka.actors.voter_steps import VoterStep, change_voters
+from rayka.actors.quorum_changes import VoterStep, change_voters
 from rayka.client.admin.admin_brain import AsyncAdmin
 from rayka.client.admin.admin_quorum import AsyncQuorumAdmin
 from rayka.config.client_config import AdminConfig

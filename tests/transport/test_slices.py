@@ -12,7 +12,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from rayka.actors.payload import pack_answer, unpack_answer
+from rayka.actors.ray_network import pack_answer, unpack_answer
 from rayka.errors import ErrorCode, NetworkException
 from rayka.log.disk_threads import DiskThread
 from rayka.log.local_disk import LocalDisk, LocalSlice, OpenFile

@@ -3,13 +3,13 @@
 import asyncio
 from collections.abc import Collection, Mapping
 
-from rayka.actors import launch
+from rayka.actors import node_handles
 from rayka.actors.controller_ask import ControllerAsk
 from rayka.actors.names import running_node_ids
+from rayka.actors.node_handles import is_starting
 from rayka.actors.node_placement import wall_clock_ms
 from rayka.actors.ray_network import RayNetwork
 from rayka.actors.ray_records import draining_ray_nodes
-from rayka.actors.start_lock import is_starting
 from rayka.client.admin.drain_steps import Mark, Seen, Step, Stop
 from rayka.client.admin.drained_brokers import DrainedBrokers
 from rayka.config.cluster_config import ClusterSpec
@@ -50,7 +50,7 @@ class DrainedCluster:
         """Of these nodes those whose last process was on a Ray node that is drained."""
         if not announced:
             return {}
-        homes = launch.last_homes(self._spec.name, sorted(node_ids))
+        homes = node_handles.last_homes(self._spec.name, sorted(node_ids))
         return {each: announced[home] for each, home in homes.items() if home in announced}
 
     # ---- Acting ------------------------------------------------------------------------------------------------------
@@ -60,8 +60,8 @@ class DrainedCluster:
             case Mark():
                 self._has_marks = True
             case Stop():
-                handles = await asyncio.to_thread(launch.find_all, self._spec.name, step.node_ids)
-                await launch.stop(self._spec.name, handles)
+                handles = await asyncio.to_thread(node_handles.find_all, self._spec.name, step.node_ids)
+                await node_handles.stop(self._spec.name, handles)
         return await self._brokers.take(step)
 
     async def record(self, kind: str, node_ids: tuple[int, ...], reason: str) -> None:

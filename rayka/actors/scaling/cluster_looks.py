@@ -6,9 +6,8 @@ from collections.abc import Collection, Mapping
 
 from rayka.actors.controller_ask import ControllerAsk
 from rayka.actors.names import running_node_ids
-from rayka.actors.pending import OVERDUE_S
 from rayka.actors.ray_network import RayNetwork
-from rayka.actors.ray_records import free_resources
+from rayka.actors.ray_records import OVERDUE_S, free_resources
 from rayka.actors.scaling import rooms
 from rayka.actors.scaling.planner import Room, Seen, Standing
 from rayka.client.admin.admin_configs import closed_brokers, is_leaving

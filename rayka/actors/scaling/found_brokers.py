@@ -8,7 +8,7 @@ from collections.abc import Collection
 from rayka.actors.found_directories import FoundDirectory, look_around
 from rayka.actors.names import cluster_directories
 from rayka.actors.node_placement import able_ray_nodes
-from rayka.actors.on_ray_node import open_ray_nodes, run_on_all
+from rayka.actors.ray_nodes import open_ray_nodes, run_on_all
 from rayka.actors.scaling.grown_spec import come_and_gone, grown
 from rayka.config.cluster_config import ClusterSpec
 from rayka.ids import Role, role_of

@@ -8,12 +8,13 @@ from collections.abc import Callable, Collection, Coroutine, Mapping
 from random import SystemRandom
 from typing import Any
 
-from rayka.actors import launch
-from rayka.actors.format_jobs import format_brokers, remove_directories
+from rayka.actors import node_handles
+from rayka.actors.formatting import format_brokers, remove_directories
 from rayka.actors.found_directories import look_at
 from rayka.actors.names import actor_name, node_directories
+from rayka.actors.node_handles import is_starting
 from rayka.actors.node_placement import Placement, wall_clock_ms
-from rayka.actors.on_ray_node import live_ray_nodes, run_on
+from rayka.actors.ray_nodes import live_ray_nodes, run_on
 from rayka.actors.scaling import rooms
 from rayka.actors.scaling.cluster_looks import ClusterLooks
 from rayka.actors.scaling.grown_spec import grown
@@ -30,7 +31,6 @@ from rayka.actors.scaling.planner import (
     Step,
     Stop,
 )
-from rayka.actors.start_lock import is_starting
 from rayka.client.admin.admin_results import BrokerDescription, TopicDescription
 from rayka.client.admin.broker_asks import mark_brokers, reassign, record_event
 from rayka.client.admin.drain_plan import Plan, drain_plan
@@ -98,7 +98,7 @@ class ScaledCluster:
             return "its room has gone"
         placement = Placement(grown(self._spec, [broker_id]), broker_id, room.ray_node_id)
         await asyncio.to_thread(run_on, room.ray_node_id, make_directories, placement, self._looks.cluster_id)
-        await asyncio.to_thread(launch.create, placement)
+        await asyncio.to_thread(node_handles.create, placement)
         return await self._drop_room(broker_id)
 
     # ---- One that goes ----
@@ -125,11 +125,11 @@ class ScaledCluster:
         return await reassign(self._looks.ask, dict(chosen))
 
     async def _stop(self, broker_id: int) -> str:
-        handle = await asyncio.to_thread(launch.find, self._spec.name, broker_id)
+        handle = await asyncio.to_thread(node_handles.find, self._spec.name, broker_id)
         if handle is not None:
-            process = await launch.process_of(handle, _ANSWER_TIMEOUT_S)
+            process = await node_handles.process_of(handle, _ANSWER_TIMEOUT_S)
             directories = node_directories(grown(self._spec, [broker_id]), broker_id)
-            await launch.stop(self._spec.name, {broker_id: handle})
+            await node_handles.stop(self._spec.name, {broker_id: handle})
             if process is not None:
                 await asyncio.to_thread(run_on, process.ray_node_id, remove_after, process.pid, directories)
         return ""
@@ -138,7 +138,7 @@ class ScaledCluster:
         """What an interrupted stop has left of its directories first: while it is registered it is marked, so the next
         planner removes them again.
         """
-        homes = await asyncio.to_thread(launch.last_homes, self._spec.name, [broker_id])
+        homes = await asyncio.to_thread(node_handles.last_homes, self._spec.name, [broker_id])
         ray_nodes = await asyncio.to_thread(live_ray_nodes)
         home = homes.get(broker_id, "")
         directories = node_directories(grown(self._spec, [broker_id]), broker_id)
@@ -193,7 +193,7 @@ def remove_after(pid: int, directories: Collection[str]) -> None:
     """Removes the directories of a node once its process has gone. Runs on its machine, and at once: Ray takes an idle
     machine soon, whose disk may stay.
     """
-    launch.await_exit(pid)
+    node_handles.await_exit(pid)
     remove_directories(directories)
 
 

@@ -12,7 +12,6 @@ from uuid import UUID
 
 import ray
 
-from rayka.actors.cluster_record import Identities
 from rayka.actors.scaling.grown_spec import come_and_gone, declared, grown
 from rayka.actors.scaling.planner import (
     AskForRoom,
@@ -26,6 +25,7 @@ from rayka.actors.scaling.planner import (
     Stay,
     Step,
 )
+from rayka.actors.supervisor_handle import Identities
 from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import RaykaError
 from rayka.ids import Role, role_of

@@ -1,21 +1,29 @@
-"""How the voters of the metadata quorum become those of a spec: one at a time, each change decided by what the quorum
-says of itself just then. So a caller that died half way, or a leader that changed, leaves nothing to be undone: the
-next look finds the next step, or that none is left.
-
-Invariants: one change is asked for when the one before is committed (A55); votes come before others go, so the quorum
-is never smaller than before and after; a vote goes only where the voters that are left have a majority that fetches;
-the leader goes last, so that the leadership moves once. Kafka leaves this to its operators (A56, A57).
-"""
+"""The voters of a running cluster, asked for and changed by the thread of a command."""
 
 import asyncio
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
+from random import Random
 from uuid import UUID
 
-from rayka.client.admin.admin_quorum import AsyncQuorumAdmin
+from rayka.actors.cluster_actors import ANSWER_TIMEOUT_S, START_TIMEOUT_S, wait_for
+from rayka.client.admin.admin_brain import AsyncAdmin
+from rayka.client.admin.admin_quorum import AsyncQuorumAdmin, ask_quorum
 from rayka.client.admin.admin_results import QuorumInfo, ReplicaState
+from rayka.client.bootstrap import ClusterHandle
+from rayka.config.client_config import AdminConfig
 from rayka.errors import ApiError, UnavailableError
 from rayka.ids import ZERO_ID, node_name
+
+# How the voters of the metadata quorum become those of a spec: one at a time, each change decided by what the quorum
+# says of itself just then. So a caller that died half way, or a leader that changed, leaves nothing to be undone: the
+# next look finds the next step, or that none is left.
+#
+# Invariants: one change is asked for when the one before is committed (A55); votes come before others go, so the quorum
+# is never smaller than before and after; a vote goes only where the voters that are left have a majority that fetches;
+# the leader goes last, so that the leadership moves once. Kafka leaves this to its operators (A56, A57).
+
 
 ALIVE_MS = 3_000  # so long without a fetch, and a leader counts a voter as gone (A12)
 _POLL_S = 0.1
@@ -120,3 +128,24 @@ def _minority(info: QuorumInfo, left: Sequence[ReplicaState]) -> str:
         return ""
     ids, found = ", ".join(str(each.node_id) for each in left), ", ".join(map(str, alive)) or "none"
     return f"of the voters that would be left ({ids}) more than half must be there, and {found} fetches"
+
+
+_NODE_TIMEOUT_MS = 3_000
+
+
+def look_at_quorum(cluster: ClusterHandle) -> QuorumInfo | None:
+    """As its leader sees it; None while no controller leads."""
+    return wait_for(partial(_look, cluster), ANSWER_TIMEOUT_S)
+
+
+def change_votes(cluster: ClusterHandle, to_add: Collection[int], to_remove: Collection[int]) -> None:
+    """As `change_voters`, with a client of its own."""
+    quorum = AsyncAdmin(cluster, AdminConfig(), Random()).quorum
+    timeout_s = START_TIMEOUT_S * (1 + len(to_add) + len(to_remove))
+    wait_for(partial(change_voters, quorum, to_add, to_remove, START_TIMEOUT_S), timeout_s)
+
+
+async def _look(cluster: ClusterHandle) -> QuorumInfo | None:
+    network = cluster.network()
+    response, _ = await ask_quorum(network, await network.node_ids(), _NODE_TIMEOUT_MS)
+    return None if response is None else QuorumInfo.of(response)

@@ -10,14 +10,14 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rayka.actors import launch, supervise
+from rayka.actors import node_handles, supervisor_handle
 from rayka.actors.cluster_description import UNREACHABLE, NodeDescription, describe_nodes
-from rayka.actors.cluster_record import ClusterRecord
 from rayka.actors.names import running_node_ids
 from rayka.actors.node_logs import keep_logs
 from rayka.actors.node_placement import Placement, log_places
-from rayka.actors.on_ray_node import run_on
 from rayka.actors.ray_network import RayNetwork
+from rayka.actors.ray_nodes import run_on
+from rayka.actors.supervisor_handle import ClusterRecord
 from rayka.client import bounded_wait
 from rayka.client.io_thread import Work
 from rayka.errors import RaykaError, UnavailableError
@@ -59,16 +59,16 @@ def bring_up(record: ClusterRecord, placements: Collection[Placement]) -> None:
     """
     handles: dict[int, Any] = {}
     name = record.spec.name
-    had_supervisor = supervise.find(name) is not None
+    had_supervisor = supervisor_handle.find(name) is not None
     try:
         for placement in placements:
-            handles[placement.node_id] = launch.create(placement)
-        supervisor = supervise.create(record)
+            handles[placement.node_id] = node_handles.create(placement)
+        supervisor = supervisor_handle.create(record)
         if placements or not had_supervisor:
             wait_for(partial(_await_all, name, handles, supervisor), START_TIMEOUT_S)
     except BaseException:
         if not had_supervisor:
-            supervise.end(name)
+            supervisor_handle.end(name)
         _end(handles)
         if handles:
             # A failure to keep logs must not replace the error of the start.
@@ -81,17 +81,17 @@ def kept_record(cluster_name: str) -> ClusterRecord | None:
     """The spec and the disks that are in force; None where a start or stop was interrupted, so that there is no
     supervisor. Raises UnavailableError when the supervisor does not say so in time.
     """
-    return wait_for(partial(supervise.kept_record, cluster_name, ANSWER_TIMEOUT_S), ANSWER_TIMEOUT_S)
+    return wait_for(partial(supervisor_handle.kept_record, cluster_name, ANSWER_TIMEOUT_S), ANSWER_TIMEOUT_S)
 
 
 def keep(record: ClusterRecord) -> None:
     """Puts a supervisor that keeps this in the place of the one there is."""
-    wait_for(partial(supervise.keep, record, MAKE_TIMEOUT_S), MAKE_TIMEOUT_S)
+    wait_for(partial(supervisor_handle.keep, record, MAKE_TIMEOUT_S), MAKE_TIMEOUT_S)
 
 
 def process_of(handle: Any) -> "NodeProcess | None":
     """What the actor was made from and which process it is; None when it does not say so in time."""
-    return wait_for(partial(launch.process_of, handle, ANSWER_TIMEOUT_S), ANSWER_TIMEOUT_S)
+    return wait_for(partial(node_handles.process_of, handle, ANSWER_TIMEOUT_S), ANSWER_TIMEOUT_S)
 
 
 def processes_of(
@@ -99,20 +99,20 @@ def processes_of(
 ) -> "tuple[dict[int, Any], dict[int, NodeProcess]]":
     """The actors of the other nodes, and the processes of those that answer."""
     handles = ask_ray(_handles, cluster_name, besides)
-    return handles, wait_for(partial(launch.processes, handles, ANSWER_TIMEOUT_S), ANSWER_TIMEOUT_S)
+    return handles, wait_for(partial(node_handles.processes, handles, ANSWER_TIMEOUT_S), ANSWER_TIMEOUT_S)
 
 
 def stop_nodes(cluster_name: str, handles: Mapping[int, Any], processes: "Mapping[int, NodeProcess]") -> None:
     """Stops these nodes under control and ends their actors; returns when those of their processes that are known have
     gone, and their locks with them.
     """
-    wait_for(partial(launch.stop, cluster_name, handles), launch.STOP_TIMEOUT_S)
+    wait_for(partial(node_handles.stop, cluster_name, handles), node_handles.STOP_TIMEOUT_S)
     for process in (processes[each] for each in handles if each in processes):
-        run_on(process.ray_node_id, launch.await_exit, process.pid)
+        run_on(process.ray_node_id, node_handles.await_exit, process.pid)
 
 
 def _handles(cluster_name: str, besides: Collection[int]) -> dict[int, Any]:
-    return launch.find_all(
+    return node_handles.find_all(
         cluster_name, [each for each in running_node_ids(cluster_name) if each not in besides]
     )
 
@@ -126,7 +126,7 @@ def add_nodes(record: ClusterRecord, placements: Collection[Placement], added: C
     handles: dict[int, Any] = {}
     try:
         for placement in placements:
-            handles[placement.node_id] = launch.create(placement)
+            handles[placement.node_id] = node_handles.create(placement)
         wait_for(partial(_await_some, record.spec.name, handles, added), START_TIMEOUT_S)
     except BaseException:
         _end(handles)
@@ -136,18 +136,18 @@ def add_nodes(record: ClusterRecord, placements: Collection[Placement], added: C
 
 def _end(handles: Mapping[int, Any]) -> None:
     for handle in handles.values():
-        launch.end(handle)
+        node_handles.end(handle)
 
 
 async def _await_all(cluster_name: str, made: Mapping[int, Any], supervisor: Any) -> None:
-    await launch.await_made(cluster_name, made, MAKE_TIMEOUT_S)
-    await supervise.await_made(supervisor, MAKE_TIMEOUT_S)
+    await node_handles.await_made(cluster_name, made, MAKE_TIMEOUT_S)
+    await supervisor_handle.await_made(supervisor, MAKE_TIMEOUT_S)
     network = RayNetwork(cluster_name)
     await _await_running(network, await network.node_ids())
 
 
 async def _await_some(cluster_name: str, made: Mapping[int, Any], others: Collection[int]) -> None:
-    await launch.await_made(cluster_name, made, MAKE_TIMEOUT_S)
+    await node_handles.await_made(cluster_name, made, MAKE_TIMEOUT_S)
     await _await_running(RayNetwork(cluster_name), sorted({*made, *others}))
 
 

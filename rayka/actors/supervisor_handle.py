@@ -2,19 +2,50 @@
 
 import asyncio
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
+from uuid import UUID
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rayka.actors import launch
-from rayka.actors.cluster_record import ClusterRecord
+from rayka.actors import node_handles
 from rayka.actors.names import NAMESPACE, await_gone, named, supervisor_name
-from rayka.actors.on_ray_node import own_ray_node_id
+from rayka.actors.ray_nodes import own_ray_node_id
 from rayka.actors.scaling.planner import ScalingStatus
+from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import UnavailableError
+
+# What the supervisor has on record of its cluster. Clients and commands hold it too, so the module imports no code of
+# nodes or disks.
+
+
+@dataclass(frozen=True, slots=True)
+class Identities:
+    """The cluster's id, empty while none is known, and the directory ids of each node, as it was formatted last."""
+
+    cluster_id: str = ""
+    directory_ids: Mapping[int, frozenset[UUID]] = field(default_factory=dict)
+
+    def with_nodes(self, directory_ids: Mapping[int, Collection[UUID]], cluster_id: str = "") -> "Identities":
+        """The same, but for nodes that were formatted since."""
+        formatted = {each: frozenset(ids) for each, ids in directory_ids.items()}
+        return Identities(self.cluster_id or cluster_id, {**self.directory_ids, **formatted})
+
+    def without(self, node_id: int) -> "Identities":
+        """The same without a node that has gone for good."""
+        return replace(self, directory_ids={k: v for k, v in self.directory_ids.items() if k != node_id})
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterRecord:
+    """What the supervisor knows of its cluster: the spec that is in force, and which disks are its own."""
+
+    spec: ClusterSpec
+    identities: Identities
+
 
 _STOP_TIMEOUT_S = 15.0
 _POLL_S = 0.02
@@ -146,7 +177,7 @@ async def stop(cluster_name: str) -> None:
             await handle.stop.remote()
     except (TimeoutError, ray.exceptions.RayError):
         pass  # its process is being restarted, or its Ray node is gone
-    await asyncio.to_thread(launch.end, handle)
+    await asyncio.to_thread(node_handles.end, handle)
     await asyncio.to_thread(await_gone, supervisor_name(cluster_name))
 
 
@@ -154,4 +185,4 @@ def end(cluster_name: str) -> None:
     """Ends the supervisor, if there is one, at once: for one whose nodes are about to be ended, too."""
     handle = find(cluster_name)
     if handle is not None:
-        launch.end(handle)
+        node_handles.end(handle)

@@ -12,26 +12,26 @@ import os
 import select
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextlib import suppress
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rayka.actors import worker_python
-from rayka.actors.broker_actor import Broker
-from rayka.actors.controller_actor import Controller
-from rayka.actors.coordinator_actor import Coordinator
-from rayka.actors.names import NAMESPACE, actor_name, named, running_node_ids
+from rayka.actors import ray_nodes
+from rayka.actors.names import NAMESPACE, actor_name, named, running_node_ids, start_lock_name
+from rayka.actors.node_actor import Broker, Controller, Coordinator
 from rayka.actors.node_placement import Placement
-from rayka.actors.on_ray_node import HOST_LABEL, host_label
+from rayka.actors.ray_nodes import HOST_LABEL, host_label
 from rayka.actors.ray_records import last_places, pending_actors
 from rayka.errors import UnavailableError
 from rayka.ids import Role, role_of
 
 if TYPE_CHECKING:
     from rayka.actors.shell import NodeProcess
+
 
 MAX_CONCURRENCY = 10_000  # long polls count; the node bounds them per API
 STOP_TIMEOUT_S = 60.0
@@ -74,7 +74,7 @@ def _pin(ray_node_id: str) -> dict[str, Any]:
         return {"label_selector": {HOST_LABEL: label}, "runtime_env": {"py_executable": sys.executable}}
     return {
         "scheduling_strategy": NodeAffinitySchedulingStrategy(ray_node_id, soft=False),
-        "runtime_env": worker_python.environment([ray_node_id]),
+        "runtime_env": ray_nodes.environment([ray_node_id]),
     }
 
 
@@ -182,3 +182,59 @@ async def _finish(cluster_name: str, node_id: int, stop: Callable[[], Awaitable[
         _logger.warning(
             "%s did not stop by itself and is ended; it recovers when it starts again: %r", name, error
         )
+
+
+# One start of a cluster at a time, on the whole Ray: two that look at its directories and format what is missing
+# would take the files from under each other.
+#
+# The lock is a name that an actor holds: the head of Ray gives it to one, wherever the starters run. The actor does
+# nothing, and is not detached: Ray ends it with the process that made it, so a start that was killed locks no other
+# out.
+
+
+_POLL_S = 0.1
+
+
+@contextmanager
+def only_start(cluster_name: str, timeout_s: float) -> Iterator[None]:
+    """Waits until no other process starts this cluster. Raises UnavailableError when that takes too long."""
+    deadline = time.monotonic() + timeout_s
+    lock = _holder(cluster_name)
+    while (holder := _taken(lock)) is None:
+        if time.monotonic() > deadline:
+            raise UnavailableError(
+                f"cluster {cluster_name!r} is being started by another process for more than {timeout_s:g} s; "
+                "wait until that start ends, or end it, and start again"
+            )
+        time.sleep(_POLL_S)
+    try:
+        yield
+    finally:
+        ray.kill(holder, no_restart=True)
+
+
+def is_starting(cluster_name: str) -> bool:
+    """Whether a process starts this cluster just now."""
+    return named(start_lock_name(cluster_name)) is not None
+
+
+def _holder(cluster_name: str) -> Any:
+    """What makes the actor. Ray sends a local class as it is, so that a worker without rayka can hold the lock, too."""
+
+    class Holder:
+        """The actor."""
+
+    return ray.remote(Holder).options(
+        name=start_lock_name(cluster_name),
+        namespace=NAMESPACE,
+        num_cpus=0,
+        runtime_env=ray_nodes.environment(()),
+    )
+
+
+def _taken(lock: Any) -> Any | None:
+    """The holder of the name; None while another has it."""
+    try:
+        return lock.remote()
+    except ray.exceptions.ActorAlreadyExistsError:
+        return None

@@ -1,0 +1,418 @@
+"""Where the nodes of a start go, on which disks, and what is formatted for them first.
+
+All Ray nodes that have what the spec asks for are looked at, at the same time; one that does not answer is skipped, and
+named where something is missing. Disks that are not the cluster's are refused, and named, too. A cluster is made anew
+only when no Ray node has anything of it, whatever resources it has.
+"""
+
+import logging
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from random import SystemRandom
+from typing import TYPE_CHECKING, Any
+
+from rayka.actors import node_handles, supervisor_handle
+from rayka.actors.cluster_actors import (
+    ANSWER_TIMEOUT_S,
+    add_nodes,
+    ask_ray,
+    bring_up,
+    keep,
+    kept_record,
+    processes_of,
+    stop_nodes,
+    wait_for,
+)
+from rayka.actors.cluster_description import ask_metadata, describe_nodes
+from rayka.actors.formatting import (
+    FormatPlan,
+    Replacement,
+    format_brokers,
+    format_controllers,
+    plan_formatting,
+    prepare_controllers,
+    refuse_undeclared,
+    replaced_directories,
+)
+from rayka.actors.found_directories import NOTHING, Found, FoundDirectory, look_around
+from rayka.actors.identities import Seen, learn, sift
+from rayka.actors.names import (
+    actor_name,
+    await_gone,
+    cluster_directories,
+    formatted_directories,
+    running_node_ids,
+)
+from rayka.actors.node_placement import Placement, Site, able_ray_nodes, place
+from rayka.actors.quorum_changes import look_at_quorum
+from rayka.actors.ray_network import RayNetwork
+from rayka.actors.ray_nodes import Answers, open_ray_nodes, run_on, run_on_all
+from rayka.actors.ray_records import draining_ray_nodes, free_resources, has_process
+from rayka.actors.scaling import rooms
+from rayka.actors.scaling.found_brokers import with_found_brokers
+from rayka.actors.scaling.grown_spec import as_it_is
+from rayka.actors.spec_changes import added_nodes, changed_settings, refusal, united, with_nodes
+from rayka.actors.supervisor_handle import ClusterRecord, Identities
+from rayka.config.cluster_config import ClusterSpec
+from rayka.errors import ClusterExists, ConfigError, RaykaError, StorageError
+from rayka.ids import Role, node_name
+from rayka.protocol.membership import NodeState
+
+if TYPE_CHECKING:
+    from rayka.actors.shell import NodeProcess
+    from rayka.cluster import Cluster
+
+
+_LOOK_TIMEOUT_S = 60.0
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StartPlan:
+    """The nodes in their places, what is to be formatted, and which disks are the cluster's once it is."""
+
+    placements: Mapping[int, Placement]
+    formats: FormatPlan
+    identities: Identities
+
+
+def plan_start(
+    spec: ClusterSpec,
+    node_ids: Collection[int],
+    *,
+    replace: Collection[Replacement] = (),
+    new: Collection[int] = (),
+    homes: Mapping[int, str],
+    known: Identities,
+) -> StartPlan:
+    """These nodes in their places; those in `replace` start empty, and so do those brokers in `new` that have no
+    directory yet: the cluster never had them.
+
+    `homes` are the Ray nodes of nodes that run, `known` the disks that are on record. Nodes of the spec that are not in
+    `node_ids` run, or are waited for, so their disks may be missing. Raises what `plan_formatting`, `place` and, where
+    no node runs, `refuse_undeclared` raise; StorageError where a path is taken by a disk that is not the cluster's.
+    """
+    ray_nodes = open_ray_nodes()
+    answers = _look(spec, ray_nodes)
+    answers.failures.update(dict.fromkeys(draining_ray_nodes(), "Ray drains it, so no node is made there"))
+    seen = answers.results
+    identities = learn(spec, seen, known, homes)
+    kept, refused = sift(spec, seen, identities)
+    with _naming(refused, answers.failures):
+        found = _merged(kept)
+        if not homes:
+            refuse_undeclared(spec, found)
+        awaited = [each for each in spec.roles if each not in node_ids]
+        empty = [each for each in new if not _is_formatted(spec, each, found)]
+        formats = plan_formatting(spec, found, (*replace, *empty), SystemRandom(), awaited)
+        placements = place(spec, _sites(ray_nodes, seen, kept), node_ids, homes)
+        _refuse_taken(spec, formats, placements, seen, refused)
+    return StartPlan(placements, formats, _identities_after(spec, formats, placements, seen, identities))
+
+
+def execute(plan: StartPlan) -> None:
+    """One job for each Ray node and step; a step begins when the one before it has ended everywhere."""
+    placements, formats = plan.placements, plan.formats
+    new = (*formats.brokers, *formats.controllers)
+    if new:
+        _logger.info("formatting the directories of %s", ", ".join(node_name(each) for each in sorted(new)))
+    for ray_node_id, node_ids in _by_ray_node(formats.brokers, placements).items():
+        run_on(ray_node_id, format_brokers, [(placements[each], formats.brokers[each]) for each in node_ids])
+    on_ray_nodes = _by_ray_node(formats.controllers, placements)
+    if formats.voters is not None:
+        for ray_node_id, node_ids in on_ray_nodes.items():
+            run_on(ray_node_id, prepare_controllers, [placements[each] for each in node_ids], formats.voters)
+    for ray_node_id, node_ids in on_ray_nodes.items():
+        given = [(placements[each], formats.controllers[each]) for each in node_ids]
+        run_on(ray_node_id, format_controllers, given)
+
+
+def _by_ray_node(node_ids: Collection[int], placements: Mapping[int, Placement]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for each in node_ids:
+        found.setdefault(placements[each].ray_node_id, []).append(each)
+    return found
+
+
+# ---- Looking -------------------------------------------------------------------------------------------------------
+
+
+def _look(
+    spec: ClusterSpec, ray_nodes: Mapping[str, Mapping[str, float]]
+) -> Answers[dict[str, FoundDirectory]]:
+    node_ids = spec.roles
+    directories = [path for each in node_ids for path in formatted_directories(spec, each)]
+    parents = cluster_directories(spec)
+    able = able_ray_nodes(spec, node_ids, ray_nodes)
+    answers = run_on_all(able, _LOOK_TIMEOUT_S, look_around, directories, parents)
+    if not any(answers.results.values()):
+        # The spec may have asked for other resources once: a cluster that is there must not be made a second time.
+        others = [each for each in ray_nodes if each not in able]
+        there = run_on_all(others, _LOOK_TIMEOUT_S, look_around, directories, parents)
+        answers.results.update(there.results)
+    return answers
+
+
+def _merged(seen: Seen) -> dict[str, FoundDirectory]:
+    """The directories wherever they are; a formatted one counts before one of the same path that is not."""
+    found: dict[str, FoundDirectory] = {}
+    for there in seen.values():
+        for path, each in there.items():
+            if path not in found or (each.is_formatted and not found[path].is_formatted):
+                found[path] = each
+    return found
+
+
+def _is_formatted(spec: ClusterSpec, node_id: int, found: Found) -> bool:
+    return any(found.get(path, NOTHING).is_formatted for path in formatted_directories(spec, node_id))
+
+
+def _sites(ray_nodes: Mapping[str, Mapping[str, float]], seen: Seen, kept: Seen) -> dict[str, Site]:
+    free = free_resources()
+    return {
+        ray_node_id: Site(
+            ray_nodes[ray_node_id],
+            free=free.get(ray_node_id),
+            own=[path for path, each in kept[ray_node_id].items() if each.is_begun],
+            foreign=[path for path in found if path not in kept[ray_node_id]],
+        )
+        for ray_node_id, found in seen.items()
+    }
+
+
+# ---- Refusals and records ------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _naming(refused: Collection[str], skipped: Mapping[str, str]) -> Iterator[None]:
+    """An error of the block says which disks were refused and which Ray nodes were not looked at, and why; without an
+    error they are logged.
+    """
+    notes = [f"refused: {each}" for each in refused]
+    notes += [f"Ray node {ray_node_id} was skipped: {reason}" for ray_node_id, reason in skipped.items()]
+    try:
+        yield
+    except RaykaError as error:
+        if not notes:
+            raise
+        raise type(error)("; ".join((str(error), *notes))) from error
+    for each in notes:
+        _logger.warning("%s", each)
+
+
+def _refuse_taken(
+    spec: ClusterSpec,
+    formats: FormatPlan,
+    placements: Mapping[int, Placement],
+    seen: Seen,
+    refused: Collection[str],
+) -> None:
+    """Raises StorageError where what is there would be formatted over, and where a cluster would be made beside
+    disks that are refused.
+    """
+    if formats.voters is not None:
+        if refused:
+            raise StorageError(
+                f"no disk that is there can be used for cluster {spec.name!r}; remove them if none is wanted"
+            )
+        return
+    made = formats.directory_ids(spec)
+    for node_id, placement in placements.items():
+        there = seen[placement.ray_node_id]
+        paths = [each for each in formatted_directories(spec, node_id) if each in made]
+        taken = [each for each in paths if there.get(each, NOTHING).is_formatted]
+        if taken:
+            raise StorageError(
+                f"{', '.join(taken)} is to be made for {node_name(node_id)}, but another disk is there; unmount or "
+                "remove it first"
+            )
+
+
+def _identities_after(
+    spec: ClusterSpec,
+    formats: FormatPlan,
+    placements: Mapping[int, Placement],
+    seen: Seen,
+    before: Identities,
+) -> Identities:
+    """With the nodes that are formatted; a directory that an interrupted start has formatted keeps its id."""
+    made = formats.directory_ids(spec)
+    ids = {}
+    for node_id in dict.fromkeys((*formats.brokers, *formats.controllers)):
+        there = seen[placements[node_id].ray_node_id]
+        paths = formatted_directories(spec, node_id)
+        found = {path: there.get(path, NOTHING) for path in paths}
+        known = {path: each.directory_id for path, each in found.items() if each.is_formatted}
+        ids[node_id] = list({**{path: made[path] for path in paths if path in made}, **known}.values())
+        # A directory that is offline may come back.
+        if len(ids[node_id]) < len(paths):
+            ids[node_id] += before.directory_ids.get(node_id, ())
+    cluster_id = next((each.cluster_id for each in formats.controllers.values()), "")
+    return before.with_nodes(ids, cluster_id)
+
+
+# What a start makes: the nodes of a spec that have no actor, formatted first where they are new. Level-triggered: the
+# spec is compared with the actors there are. Nodes to replace that have a process but no disk any more, in a machine
+# that lives, are ended first.
+
+
+class Starting:
+    """One start of a cluster that may run already, whole or in part; `spec` has the brokers that came by the load."""
+
+    def __init__(self, cluster: "Cluster", spec: ClusterSpec, replace: Collection[Replacement]) -> None:
+        """Asks Ray and the nodes there are. Raises ClusterExists for a spec that the running cluster cannot get."""
+        self._cluster = cluster
+        self._replace = replace
+        self._replaced = replaced_directories(spec, replace)
+        self.handles, self.processes = processes_of(cluster.name)
+        self.record = kept_record(cluster.name) if self.handles else None
+        known = (*self.handles, *(self.record.spec.roles if self.record else ()))
+        self.spec = as_it_is(spec, known) if known else with_found_brokers(spec)
+        self._refuse_other_spec()
+
+    def __repr__(self) -> str:
+        return f"<Starting {self._cluster!r}>"
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there was a node of the cluster before this start."""
+        return bool(self.handles)
+
+    @property
+    def added(self) -> tuple[int, ...]:
+        """The nodes that the running cluster does not have yet."""
+        return added_nodes(self.record.spec, self.spec) if self.record else ()
+
+    def execute(self) -> None:
+        """Makes what is missing, and waits until it runs. Raises what `Cluster.start` raises."""
+        record, added, name = self.record, self.added, self._cluster.name
+        lost = self._lost()
+        running = [each for each in running_node_ids(name) if each not in lost]
+        if not running and not lost:  # a supervisor whose nodes have all gone would go on with its own spec
+            wait_for(partial(supervisor_handle.stop, name), ANSWER_TIMEOUT_S)
+        missing = [each for each in self.spec.roles if each not in running]
+        new = [each for each in missing if each in added]
+        is_partial = bool(running and (self._replace or added))  # the others are left to the supervisor
+        chosen = [each for each in missing if each in (*self._replaced, *new)] if is_partial else missing
+        if record and not (chosen or self._replace or added):
+            return bring_up(record, ())
+        # Else a leftover room would keep the resources that its own node needs.
+        ask_ray(rooms.drop_leftover, self.spec)
+        plan = plan_start(
+            self.spec,
+            chosen,
+            replace=self._replace,
+            new=new,
+            homes=self._homes(running),
+            known=record.identities if record else Identities(),
+        )
+        if record and self._replace:  # before a disk has an identity that the supervisor would refuse
+            keep(ClusterRecord(record.spec, plan.identities))
+        _end(name, {each: self.handles[each] for each in lost}, self.processes)
+        execute(plan)
+        whole, placements = (
+            ClusterRecord(self._spec_of_all(), plan.identities),
+            list(plan.placements.values()),
+        )
+        return add_nodes(whole, placements, added) if added else bring_up(whole, placements)
+
+    def _spec_of_all(self) -> ClusterSpec:
+        """With the nodes that come and the settings in force: other settings take effect when all nodes run."""
+        running = self.record.spec if self.record else self.spec
+        if not changed_settings(running, self.spec):
+            return self.spec
+        return with_nodes(running, {each: self.spec.roles[each] for each in self.added})
+
+    def _lost(self) -> list[int]:
+        """Those to be replaced that have a process but no disk. Ends those without a process."""
+        silent = [each for each in self.handles if each in self._replaced and each not in self.processes]
+        self._end_lost({each: self.handles[each] for each in silent})
+        replaced = {each: paths for each, paths in self._replaced.items() if each in self.processes}
+        if not replaced:
+            return []
+        lost = wait_for(partial(without_disk, self._cluster.network(), replaced), ANSWER_TIMEOUT_S)
+        self._refuse_running(each for each in replaced if each not in lost)
+        return lost
+
+    def _homes(self, running: Collection[int]) -> dict[int, str]:
+        """On which Ray nodes these are, empty where that is not known."""
+        known = self.processes
+        return {each: known[each].ray_node_id if each in known else "" for each in running}
+
+    # ---- Refusals --------------------------------------------------------------------------------------------------
+
+    def _refuse_other_spec(self) -> None:
+        running = self.record.spec if self.record else made_from(self.processes)
+        if running is None:
+            return
+        difference = refusal(running, self.spec, () if self.record else self._gone(running))
+        if difference:
+            cluster = self._cluster
+            raise ClusterExists(
+                f"cluster {cluster.name!r} runs on the Ray at {cluster.ray_address} with {difference}"
+            )
+
+    def _gone(self, running: ClusterSpec) -> list[int]:
+        """Nodes that are not there, of a spec which no supervisor confirms: taken out since, but for voters."""
+        gone = [each for each in running.roles if each not in self.handles]
+        if not any(Role.CONTROLLER in running.roles[each] for each in gone):
+            return gone
+        info = look_at_quorum(self._cluster)
+        voters = [each.node_id for each in info.voters] if info else gone
+        return [each for each in gone if Role.CONTROLLER not in running.roles[each] or each not in voters]
+
+    def _refuse_running(self, node_ids: Iterable[int]) -> None:
+        replaced = [actor_name(self._cluster.name, each) for each in node_ids]
+        if replaced:
+            raise ConfigError(
+                f"replace: {', '.join(replaced)} runs; only a node whose machine or disk is lost can be brought back "
+                "empty while the cluster runs: one that is unreachable or failed, or whose directories that are to "
+                f"be replaced are offline; stop the cluster first with `rayka stop --cluster {self._cluster.name}`"
+            )
+
+    def _end_lost(self, handles: Mapping[int, Any]) -> None:
+        """Ends actors that wait for a Ray node with the label of theirs, which is lost. Raises ConfigError for one that
+        has a process and only does not answer.
+        """
+        for node_id, handle in handles.items():
+            if has_process(handle):
+                raise ConfigError(
+                    f"replace: {actor_name(self._cluster.name, node_id)} has a process, though it does not answer, or "
+                    "Ray has not noticed yet that its machine is gone; try again in half a minute"
+                )
+            node_handles.end(handle)
+
+
+async def without_disk(network: RayNetwork, replaced: Mapping[int, Collection[str]]) -> list[int]:
+    """Nodes of a running cluster that serve nothing from their directories in `replaced`: FAILED ones, and brokers
+    where all of these directories are offline.
+    """
+    nodes = await describe_nodes(network, await network.node_ids())
+    metadata = await ask_metadata(network, nodes)
+    offline = {
+        each.node_id
+        for each in (metadata.brokers if metadata else ())
+        if each.directories
+        and not {own.directory_id for own in each.directories}.difference(each.offline_directories)
+    }
+    failed = {each.node_id for each in nodes if each.state == NodeState.FAILED}
+    without = {
+        each.node_id
+        for each in nodes
+        if each.node_id in replaced and set(replaced[each.node_id]) <= set(each.offline_data_dirs)
+    }
+    return [each for each in replaced if each in failed or each in offline or each in without]
+
+
+def _end(cluster_name: str, handles: Mapping[int, Any], processes: "Mapping[int, NodeProcess]") -> None:
+    """Ends these nodes for good; returns when their locks are free, and their names."""
+    stop_nodes(cluster_name, handles, processes)
+    for node_id in handles:
+        await_gone(actor_name(cluster_name, node_id))
+
+
+def made_from(processes: "Mapping[int, NodeProcess]") -> ClusterSpec | None:
+    """What these were made from, all together."""
+    return united([each.placement.spec for each in processes.values()])
