@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from benchmarks.group_members import Member, PolledGroup, until
 from rayka.client import io_thread
-from rayka.client.group.member_requests import GroupMetadata
+from rayka.client.consumer.group_membership import GroupMetadata
 from rayka.errors import ApiError, CoordinatorNotAvailable, error_for
 from rayka.ids import NO_NODE
 from rayka.ports import Network

@@ -16,7 +16,7 @@ import psutil
 
 import rayka
 from rayka.client.bootstrap import ClusterHandle
-from rayka.client.group.member_requests import GroupMetadata
+from rayka.client.consumer.group_membership import GroupMetadata
 
 _WAIT_S = 60.0
 _POLL_S = 0.5

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from rayka import aio, errors, spark, testing
     from rayka.client.admin.admin import Admin
     from rayka.client.consumer.consumer import Consumer
+    from rayka.client.consumer.offset_commits import OffsetAndMetadata, OffsetAndTimestamp
     from rayka.client.consumer.reader import read
     from rayka.client.consumer.record import Record
-    from rayka.client.group.offset_values import OffsetAndMetadata, OffsetAndTimestamp
     from rayka.client.producer.acknowledgement import BatchFailure, BatchMetadata, RecordMetadata
     from rayka.client.producer.producer import Producer
     from rayka.cluster import Cluster
@@ -56,8 +56,8 @@ _MODULES = {
     "BatchMetadata": "rayka.client.producer.acknowledgement",
     "Cluster": "rayka.cluster",
     "Consumer": "rayka.client.consumer.consumer",
-    "OffsetAndMetadata": "rayka.client.group.offset_values",
-    "OffsetAndTimestamp": "rayka.client.group.offset_values",
+    "OffsetAndMetadata": "rayka.client.consumer.offset_commits",
+    "OffsetAndTimestamp": "rayka.client.consumer.offset_commits",
     "Producer": "rayka.client.producer.producer",
     "Record": "rayka.client.consumer.record",
     "RecordMetadata": "rayka.client.producer.acknowledgement",

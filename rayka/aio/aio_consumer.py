@@ -24,12 +24,11 @@ from rayka.aio.reports import Reports
 from rayka.client import io_thread
 from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle
 from rayka.client.consumer import consumer
-from rayka.client.consumer.consumer_interceptors import ConsumerInterceptors
+from rayka.client.consumer.consumer_membership import OnCommit
 from rayka.client.consumer.consumer_part import Turn
-from rayka.client.consumer.delivery import Delivery
+from rayka.client.consumer.delivery import ConsumerInterceptors, Delivery
+from rayka.client.consumer.offset_commits import CommittableOffsets
 from rayka.client.consumer.record import Record, ValueT
-from rayka.client.group.consumer_commits import OnCommit
-from rayka.client.group.offset_values import CommittableOffsets
 from rayka.config.client_config import ConsumerConfig
 from rayka.errors import ClosedError
 from rayka.options import ConsumerOptions

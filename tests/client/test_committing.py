@@ -8,10 +8,9 @@ from uuid import UUID
 
 import pytest
 
+from rayka.client.consumer.group_membership import GroupMetadata
+from rayka.client.consumer.offset_commits import GroupOffsets, OffsetAndMetadata
 from rayka.client.coordinator_calls import CoordinatorCalls
-from rayka.client.group.committing import GroupOffsets
-from rayka.client.group.member_requests import GroupMetadata
-from rayka.client.group.offset_values import OffsetAndMetadata
 from rayka.client.metadata import ClusterMetadata
 from rayka.config.client_config import ConsumerConfig
 from rayka.errors import ErrorCode, IllegalGeneration, OffsetMetadataTooLarge, UnavailableError, error_for

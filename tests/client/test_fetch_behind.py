@@ -6,8 +6,8 @@ from typing import Any
 
 from rayka.client.call_watch import CallWatch, Patience
 from rayka.client.consumer.fetch_exchange import FetchExchange
+from rayka.client.consumer.fetch_plan import NodeFetches
 from rayka.client.consumer.fetch_state import FetchState
-from rayka.client.consumer.node_fetches import NodeFetches
 from rayka.client.metadata import ClusterMetadata
 from rayka.client.retry import SOON_MAX
 from rayka.config.client_config import ConsumerConfig

@@ -9,8 +9,8 @@ import pytest
 
 from rayka.client.call_watch import CallWatch, Patience
 from rayka.client.consumer.fetch_exchange import FetchErrors, FetchExchange
+from rayka.client.consumer.fetch_plan import NodeFetches
 from rayka.client.consumer.fetch_state import FetchState, FetchTicket
-from rayka.client.consumer.node_fetches import NodeFetches
 from rayka.client.metadata import ClusterMetadata
 from rayka.config.client_config import ConsumerConfig
 from rayka.errors import ApiError, CorruptRecord, ErrorCode, InvalidRequest, NetworkException

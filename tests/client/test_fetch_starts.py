@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rayka.client.consumer.fetch_starts import FetchStarts
+from rayka.client.consumer.fetch_loop import FetchStarts
 from rayka.client.consumer.fetch_state import FetchState
 from rayka.client.leader_calls import LeaderCalls
 from rayka.errors import ErrorCode

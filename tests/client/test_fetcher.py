@@ -14,7 +14,7 @@ import pytest
 from rayka.client import io_thread
 from rayka.client.consumer.fetch_buffer import Fetched
 from rayka.client.consumer.fetcher import Fetcher
-from rayka.client.group.offset_values import OffsetAndMetadata
+from rayka.client.consumer.offset_commits import OffsetAndMetadata
 from rayka.config.client_config import ConsumerConfig
 from rayka.errors import ErrorCode, LogTruncation, NetworkException, OffsetOutOfRange
 from rayka.ids import NO_EPOCH, NO_NODE, ZERO_ID, OffsetAndEpoch, TopicPartition

@@ -1,7 +1,7 @@
 """What a consumer asks of one broker, and which results count (G14)."""
 
+from rayka.client.consumer.fetch_plan import NodeFetches
 from rayka.client.consumer.fetch_state import FetchTicket
-from rayka.client.consumer.node_fetches import NodeFetches
 from rayka.ids import NO_EPOCH, ZERO_ID, TopicPartition
 from rayka.protocol.fetch import NO_SESSION, FetchPartition, FetchPartitionResult, FetchResponse
 

@@ -6,8 +6,7 @@ from uuid import UUID
 import numpy as np
 import pytest
 
-from rayka.client.consumer.fetch_state import FetchStart, FetchState
-from rayka.client.consumer.subscription import Subscription
+from rayka.client.consumer.fetch_state import FetchStart, FetchState, Subscription
 from rayka.config.client_config import ConsumerConfig
 from rayka.errors import InconsistentTopicId, RaykaError
 from rayka.ids import TopicPartition

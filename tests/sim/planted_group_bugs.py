@@ -5,12 +5,11 @@ from typing import Any
 
 import msgspec
 
+from rayka.client.consumer import group_membership
 from rayka.client.consumer.delivery import Delivery
 from rayka.client.consumer.fetch_state import FetchState, FetchTicket
 from rayka.client.consumer.fetcher import Fetcher
-from rayka.client.group import group_membership
-from rayka.client.group.committing import GroupOffsets
-from rayka.client.group.offset_values import OffsetAndMetadata
+from rayka.client.consumer.offset_commits import GroupOffsets, OffsetAndMetadata
 from rayka.coordinator import committed_offsets, group_members
 from rayka.coordinator.committed_offsets import CommittedOffsets
 from rayka.coordinator.group import Group, KnownGroups

@@ -15,8 +15,8 @@ import rayka
 import rayka.testing
 from rayka import Consumer, Producer, TopicPartition
 from rayka.client import io_thread
-from rayka.client.group.member_requests import GroupMetadata
-from rayka.client.group.offset_values import OffsetAndMetadata
+from rayka.client.consumer.group_membership import GroupMetadata
+from rayka.client.consumer.offset_commits import OffsetAndMetadata
 from rayka.errors import (
     ApiError,
     FencedInstanceId,

@@ -128,14 +128,14 @@ def test_a_consumer_reads_a_topic_that_was_created_again_from_its_first_record_a
         if is_assigned:
             consumer.assign(partitions)
         assert poll_values(consumer, 5) == [b"old"] * 5
-        with caplog.at_level(logging.WARNING, "rayka.client.consumer.subscription"):
+        with caplog.at_level(logging.WARNING, "rayka.client.consumer.fetch_state"):
             create_again(admin, topic)
             send(cluster, topic, [b"new"] * 7)
             send(cluster, topic, [b"new"] * 2, partition=1)
             assert poll_values(consumer, 9) == [b"new"] * 9
         assert consumer.assignment() == tuple(partitions)
         assert [consumer.position(tp) for tp in partitions] == [7, 2]
-    told = [each.getMessage() for each in caplog.records if each.name == "rayka.client.consumer.subscription"]
+    told = [each.getMessage() for each in caplog.records if each.name == "rayka.client.consumer.fetch_state"]
     assert len(told) == 1
     assert f"topic '{topic}'" in told[0]
     assert "was deleted and created again" in told[0]

@@ -12,10 +12,9 @@ from functools import partial
 from rayka.client.admin.admin_group_results import GroupDescription, GroupListing, GroupOffset, OffsetReset
 from rayka.client.admin.admin_part import NODE_TIMEOUT_MS, AdminPart
 from rayka.client.admin.reset_target import ResetTarget
+from rayka.client.consumer.group_membership import GroupMetadata
+from rayka.client.consumer.offset_commits import GroupOffsets, OffsetAndMetadata
 from rayka.client.coordinator_calls import CoordinatorCalls
-from rayka.client.group.committing import GroupOffsets
-from rayka.client.group.member_requests import GroupMetadata
-from rayka.client.group.offset_values import OffsetAndMetadata
 from rayka.client.leader_calls import LeaderCalls
 from rayka.client.list_offsets import LIST_OFFSETS, offsets_at
 from rayka.client.metadata import ClusterMetadata

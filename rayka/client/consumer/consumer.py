@@ -19,9 +19,9 @@ import pyarrow as pa
 from rayka.client import io_thread
 from rayka.client.arguments import int_of, is_int
 from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle
+from rayka.client.consumer.consumer_membership import ConsumerMembership
 from rayka.client.consumer.consumer_part import Turn, in_turn, partitions_of, topic_names
 from rayka.client.consumer.record import Record, ValueT
-from rayka.client.group.consumer_membership import ConsumerMembership
 from rayka.config.client_config import ConsumerConfig
 from rayka.errors import ClosedError, InvalidArgument
 from rayka.ids import TopicPartition

@@ -14,19 +14,18 @@ So no exception handler has to run. A step that is interrupted and repeated may 
 loses one: records are known by their offsets, and the second fetch is passed over.
 """
 
+import inspect
 import sys
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from itertools import chain, islice
 from operator import length_hint
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 
-from rayka.client.consumer.consumer_interceptors import ConsumerInterceptors
-from rayka.client.consumer.fetch_buffer import Fetched
-from rayka.client.consumer.fetch_queue import FetchQueue, key_of
+from rayka.client.consumer.fetch_buffer import Fetched, FetchQueue, key_of
 from rayka.client.consumer.record import (
     Deserializers,
     PoisonedRow,
@@ -35,12 +34,43 @@ from rayka.client.consumer.record import (
     records_of,
     rows_between,
 )
+from rayka.client.interception import Interceptors, hooks_of
 from rayka.client.serializers import deserializer
 from rayka.config.client_config import ConsumerConfig
-from rayka.errors import CorruptRecord, InvariantBroken, SerializationError
+from rayka.errors import ConfigError, CorruptRecord, InvariantBroken, SerializationError
 from rayka.ids import NO_EPOCH, TopicPartition
 from rayka.protocol.batch_decode import DecodedBatch, decode
 from rayka.protocol.batch_format import RecordBatch, split_batches
+
+# The application's hooks around what a consumer reads: one before records are given, one after offsets are committed.
+#
+# Invariants: positions move by what was stored, whatever an interceptor makes of it; what an interceptor raises is
+# logged, and the records go on as they were. Kafka: ConsumerInterceptor, ConsumerInterceptors.
+
+
+class ConsumerInterceptors(Interceptors[list[Record]]):
+    """See the module. Each is an object with `on_consume(records)`, `on_commit(offsets)` or both."""
+
+    names = ("on_consume", "on_commit")
+
+    @classmethod
+    def of(cls, given: Any) -> Self | None:
+        """As of all interceptors. Raises ConfigError for an `on_consume` that is a coroutine function, too: a task that
+        is cancelled while it awaits one would lose the records.
+        """
+        interceptors = super().of(given)
+        for hook in hooks_of(given, "on_consume"):
+            if inspect.iscoroutinefunction(hook):
+                raise ConfigError(f"interceptors: expected an on_consume that is not async, found {hook!r}")
+        return interceptors
+
+    @staticmethod
+    def check(returned: Any) -> list[Record]:
+        if not isinstance(returned, list) or not all(isinstance(each, Record) for each in returned):
+            found = type(returned).__name__ if not isinstance(returned, list) else "other things in it"
+            raise TypeError(f"expected on_consume to return a list of records, found {found}")
+        return returned
+
 
 _MERGED_ROWS = 10_000  # smaller batches are handed over together as one Arrow batch
 _MERGED_BYTES = 64 << 10

@@ -8,21 +8,30 @@ nothing about the log, so the leader is asked next. Kafka: AbstractFetch, Fetche
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
+from uuid import UUID
 
 import numpy as np
 
 from rayka.client.call_watch import CallWatch
+from rayka.client.consumer.fetch_plan import NodeFetches
 from rayka.client.consumer.fetch_state import FetchState, FetchTicket
-from rayka.client.consumer.local_reader import LocalReader
-from rayka.client.consumer.node_fetches import NodeFetches
 from rayka.client.loop_time import now_s
 from rayka.client.metadata import ClusterMetadata
 from rayka.client.retry import SOON_MAX
 from rayka.config.client_config import ConsumerConfig
-from rayka.errors import ApiError, ErrorCode, NetworkException, RequestTimedOut, error_for, is_retriable
+from rayka.errors import (
+    ApiError,
+    ErrorCode,
+    NetworkException,
+    RequestTimedOut,
+    TooManyOpenFiles,
+    error_for,
+    is_retriable,
+)
 from rayka.ids import NO_NODE, TopicPartition
+from rayka.log.mapped_reader import LocalDirectories, MappedReader
 from rayka.log.segment import COPIED_RANGE_BYTES_MIN
 from rayka.ports import Network
 from rayka.protocol.fetch import (
@@ -32,9 +41,51 @@ from rayka.protocol.fetch import (
     FetchPartitionResult,
     FetchRequest,
     FetchResponse,
+    FileRange,
     SessionRequest,
 )
 from rayka.protocol.later import Later
+from rayka.protocol.membership import MetadataBroker
+
+# Reading file ranges from brokers' data directories on this machine (design §3).
+
+
+class LocalReader:
+    """Maps what brokers on this machine hold."""
+
+    def __init__(self) -> None:
+        self._mapped = MappedReader()
+        self._directories = LocalDirectories()
+
+    def directory_ids(self, brokers: Sequence[MetadataBroker]) -> tuple[UUID, ...]:
+        """The data directories of these brokers that this process can read."""
+        return self._directories.ids(each for broker in brokers for each in broker.directories)
+
+    def rack(self, brokers: Sequence[MetadataBroker]) -> str:
+        """The rack of the first broker whose files are here; empty when there is none, or they are not to be read."""
+        return next((each.rack for each in brokers if self._directories.ids(each.directories)), "")
+
+    def read(self, ranges: Sequence[FileRange], topic_id: UUID) -> tuple[np.ndarray, ...] | None:
+        """The bytes of the topic's ranges, mapped; None when a file is gone or was replaced: ask again."""
+        buffers = []
+        for each in ranges:
+            try:
+                view = self._mapped.read(each, topic_id)
+            except TooManyOpenFiles as error:
+                logger.warning("%s; asking over the network", error)
+                self._directories.on_no_descriptor()
+                return None
+            self._directories.on_read(is_found=view is not None)
+            if view is None:
+                logger.info("%s is not what its broker described; asking again", each.path)
+                return None
+            buffers.append(np.frombuffer(view, dtype=np.uint8))
+        return tuple(buffers)
+
+    def close(self) -> None:
+        """Lets go of the maps; arrays that were handed out stay valid."""
+        self._mapped.close()
+
 
 _CLOSE_TIMEOUT_S = 0.2  # not worth more: brokers evict sessions that are not ended
 

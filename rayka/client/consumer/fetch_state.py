@@ -8,18 +8,68 @@ control records and compaction gaps cannot stall a reader. With it goes the epoc
 a leader finds that what was read is not in its log. Kafka: SubscriptionState (G15, G16).
 """
 
+import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
+from uuid import UUID
 
 import numpy as np
 
-from rayka.client.consumer.changed_partitions import ChangedPartitions
-from rayka.client.consumer.fetch_buffer import FetchBuffer, Fetched
-from rayka.client.consumer.read_replicas import ReadReplicas
+from rayka.client.consumer.fetch_buffer import ChangedPartitions, FetchBuffer, Fetched
+from rayka.client.metadata import topic_recreated
 from rayka.config.client_config import ConsumerConfig
 from rayka.errors import InvalidArgument, InvariantBroken, LogTruncation, RaykaError
 from rayka.ids import NO_EPOCH, NO_OFFSET, OffsetAndEpoch, TopicPartition
 from rayka.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
+from rayka.protocol.membership import MetadataTopic
+
+# The followers that a consumer reads from: which one a leader named for a partition, and until when.
+#
+# Invariants: a partition without one here is read from its leader; every choice ends by itself after some time, so that
+# the leader is asked again and may name another replica. Kafka: SubscriptionState.preferredReadReplica (G15).
+
+
+class ReadReplicas:
+    """See the module. Puts partitions that are to be read from another node among the `changed`."""
+
+    def __init__(self, changed: ChangedPartitions) -> None:
+        self._changed = changed
+        # The node, and until when; the one that ends first comes first.
+        self._choices: dict[TopicPartition, tuple[int, int]] = {}
+
+    def __repr__(self) -> str:
+        return f"<ReadReplicas { ({tp: node_id for tp, (node_id, _) in self._choices.items()}) }>"
+
+    def node_id(self, topic_partition: TopicPartition, now_ms: int) -> int | None:
+        """The follower to read from; None: the leader."""
+        node_id, until_ms = self._choices.get(topic_partition, (None, 0))
+        return node_id if now_ms < until_ms else None
+
+    def choose(self, topic_partition: TopicPartition, node_id: int, until_ms: int) -> None:
+        """Reads from this follower until then; no earlier choice may end later."""
+        self.forget(topic_partition)
+        self._choices[topic_partition] = (node_id, until_ms)
+        self._changed.add(topic_partition)
+
+    def read_from_leader(self, topic_partition: TopicPartition) -> None:
+        """Something was wrong with the follower: the leader is asked, which may name another one."""
+        if self.forget(topic_partition):
+            self._changed.add(topic_partition)
+
+    def forget(self, topic_partition: TopicPartition) -> bool:
+        """Drops the choice with the partition's position; whether there was one."""
+        return self._choices.pop(topic_partition, None) is not None
+
+    def update(self, now_ms: int, *, have_brokers_changed: bool) -> None:
+        """Ends the choices whose time is over. When the brokers have changed, all partitions here count as changed."""
+        while self._choices:
+            tp, (_, until_ms) = next(iter(self._choices.items()))
+            if now_ms < until_ms:
+                break
+            self.read_from_leader(tp)
+        if have_brokers_changed:
+            self._changed.add_all(self._choices)
+
 
 START_TIMESTAMPS = {"earliest": EARLIEST_TIMESTAMP, "latest": LATEST_TIMESTAMP}
 
@@ -261,3 +311,102 @@ def _truncated(ticket: FetchTicket, offset: int) -> LogTruncation:
         f" seek to {offset} to read what is there now, or set auto_offset_reset",
         {tp: offset},
     )
+
+
+# Which partitions a consumer reads, of which topics, and how both follow the metadata.
+#
+# Invariants: a topic is known by its id: when the metadata show another id under its name, positions in the former
+# topic mean nothing in the new one. A bounded read ends with an error then; a consumer begins again where
+# `auto_offset_reset` says, and logs one warning. Records that were fetched before are still given, before those of the
+# new topic. Topics that are followed are read with all their partitions, and an added partition is read from its
+# beginning: all its records are newer than the subscription. An assignment never grows. Kafka: SubscriptionState,
+# ConsumerMetadata (G16).
+
+
+logger = logging.getLogger(__name__)
+
+
+class Subscription:
+    """See the module. `partitions` is replaced as a whole, so any thread may read it; the rest belongs to the loop."""
+
+    def __init__(self, state: FetchState, cluster_name: str) -> None:
+        self.partitions: Mapping[TopicPartition, None] = {}
+        self.followed: dict[str, int] = {}  # the topics that are read with all their partitions, and how many
+        self._state = state
+        self._cluster_name = cluster_name
+        self._topic_ids: dict[str, UUID] = {}
+        self._is_bounded = False
+
+    def __repr__(self) -> str:
+        return f"<Subscription to {list(self._topic_ids)} partitions={len(self.partitions)}>"
+
+    def assign(
+        self, partitions: Sequence[TopicPartition], topic_ids: Mapping[str, UUID], *, is_bounded: bool
+    ) -> None:
+        """Reads exactly these. With `is_bounded`, a topic that has another id from then on is an error."""
+        self._topic_ids, self.followed = dict(topic_ids), {}
+        self._is_bounded = is_bounded
+        self._set(partitions)
+
+    def follow(self, topics: Sequence[MetadataTopic]) -> None:
+        """Reads all partitions of these topics, and those that are added."""
+        self._topic_ids = {each.name: each.topic_id for each in topics}
+        self.followed = {each.name: len(each.partitions) for each in topics}
+        self._is_bounded = False
+        self._set([tp for each in topics for tp in _partitions(each)])
+
+    def reads(self, topic: str) -> bool:
+        """Whether the topic is followed, or a partition of it is read."""
+        return topic in self._topic_ids
+
+    def on_metadata(self, topic: MetadataTopic) -> bool:
+        """Takes new metadata of a topic, before anything uses them; returns whether what is read has changed."""
+        former_id = self._topic_ids.get(topic.name, topic.topic_id)
+        if former_id != topic.topic_id:
+            self._on_created_again(topic, former_id)
+            return True
+        count = len(topic.partitions)
+        former_count = self.followed.get(topic.name, count)
+        if former_count < count:
+            self._on_added(topic, former_count)
+        return former_count < count
+
+    def _on_added(self, topic: MetadataTopic, former_count: int) -> None:
+        added = _partitions(topic)[former_count:]
+        self.followed[topic.name] = len(topic.partitions)
+        self._set([*self.partitions, *added])
+        for tp in added:
+            self._state.seek_to_timestamp(tp, EARLIEST_TIMESTAMP)
+        logger.info(
+            "topic %r has %d partitions now, all of which are read", topic.name, len(topic.partitions)
+        )
+
+    def _on_created_again(self, topic: MetadataTopic, former_id: UUID) -> None:
+        error = topic_recreated(topic, former_id, self._cluster_name)
+        if self._is_bounded:
+            for tp in self._state.by_topic.get(topic.name, ()):
+                self._state.fail(tp, error)
+            return
+        self._topic_ids[topic.name] = topic.topic_id
+        former = tuple(self._state.by_topic.get(topic.name, ()))
+        if topic.name in self.followed:
+            self.followed[topic.name] = len(topic.partitions)
+            others = [tp for tp in self.partitions if tp.topic != topic.name]
+            self._set([*others, *_partitions(topic)])
+        for tp in former:
+            if tp in self.partitions and not self._state.begin_again(tp):
+                self._state.fail(tp, error)
+        logger.warning(
+            "topic %r of cluster %r was deleted and created again; reading goes on in the new one, at the offsets that"
+            " auto_offset_reset names",
+            topic.name,
+            self._cluster_name,
+        )
+
+    def _set(self, partitions: Iterable[TopicPartition]) -> None:
+        self.partitions = dict.fromkeys(partitions)
+        self._state.assign(self.partitions)
+
+
+def _partitions(topic: MetadataTopic) -> list[TopicPartition]:
+    return [TopicPartition(topic.name, each.partition) for each in topic.partitions]

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from rayka.client.group.offset_values import OffsetAndMetadata
+from rayka.client.consumer.offset_commits import OffsetAndMetadata
 from rayka.coordinator.group_records import OffsetValue
 from rayka.coordinator.group_shard import OFFSETS_TOPIC, partition_of_group
 from rayka.ids import TopicPartition

@@ -11,13 +11,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import Context
 
+from rayka.client.consumer.consumer_coordinator import GroupMember
 from rayka.client.consumer.delivery import Delivery
 from rayka.client.consumer.fetcher import Fetcher
-from rayka.client.group.committing import Problems, first_problem
-from rayka.client.group.group_member import GroupMember
-from rayka.client.group.handover_stages import HandoverStages, Listener, Stage
-from rayka.client.group.member_requests import GroupMetadata
-from rayka.client.group.offset_values import OffsetAndMetadata
+from rayka.client.consumer.group_membership import GroupMetadata
+from rayka.client.consumer.offset_commits import OffsetAndMetadata, Problems, first_problem
+from rayka.client.consumer.rebalance_listener import HandoverStages, Listener, Stage
 from rayka.client.loop_time import now_s
 from rayka.config.client_config import ConsumerConfig
 from rayka.coordinator.group_records import OffsetValue

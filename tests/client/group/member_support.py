@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rayka.client.group.group_membership import Handover, LookUpTopics, Membership, Step
+from rayka.client.consumer.group_membership import Handover, LookUpTopics, Membership, Step
 from rayka.config.client_config import ConsumerConfig
 from rayka.coordinator.assignors.assignor import PartitionRacks
 from rayka.ids import TopicPartition

@@ -13,7 +13,7 @@ import pytest
 
 import rayka.testing
 from rayka import Consumer, Producer, TopicPartition
-from rayka.client.group.offset_values import OffsetAndMetadata
+from rayka.client.consumer.offset_commits import OffsetAndMetadata
 from rayka.coordinator.group_shard import OFFSETS_TOPIC
 from rayka.errors import (
     ClosedError,

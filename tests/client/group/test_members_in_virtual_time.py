@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from rayka.client.consumer.consumer_coordinator import GroupMember
 from rayka.client.consumer.fetcher import Fetcher
-from rayka.client.group.group_member import GroupMember
 from rayka.config.client_config import ConsumerConfig
 from rayka.coordinator.group_shard import OFFSETS_TOPIC, partition_of_group
 from rayka.ids import TopicIdPartition

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rayka.client.group.group_membership import LookUpTopics, MemberState
+from rayka.client.consumer.group_membership import LookUpTopics, MemberState
 from rayka.errors import (
     FencedInstanceId,
     IllegalGeneration,

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rayka.client.group.group_membership import MemberState
+from rayka.client.consumer.group_membership import MemberState
 from rayka.ids import TopicPartition
 from tests.client.group.member_support import BEAT_MS, CoreMember, pass_time
 from tests.coordinator.group_support import DELAY_MS, REBALANCE_MS, SESSION_MS, Coordinator
