@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 from benchmarks import load_reports
 from benchmarks.harness import Row
-from rayka.controller.balancer.balance_plan import Plan, plan_balance
-from rayka.controller.balancer.holders import BrokerShape, PartitionShape
+from rayka.controller.planning.balance_plan import Plan, plan_balance
+from rayka.controller.planning.shapes import BrokerShape, PartitionShape
 from rayka.ids import TopicPartition
 from rayka.shard.runtime import STEPS_PER_TURN
 

@@ -28,7 +28,7 @@ from rayka.config.config_model import dotted, snake
 from rayka.config.topic_config import TopicConfig
 from rayka.controller import incidents
 from rayka.controller.decided_events import DecidedEvents
-from rayka.controller.draining_brokers import is_draining
+from rayka.controller.placeable_directories import is_draining
 from rayka.controller.request_context import RequestContext
 from rayka.errors import (
     ApiError,

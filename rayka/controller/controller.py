@@ -20,14 +20,8 @@ from rayka.config.broker_config import BrokerConfig
 from rayka.controller import incidents
 from rayka.controller.alter_partition import alter_partitions
 from rayka.controller.assigned_directories import assign_replicas
-from rayka.controller.balancer.badly_off import BadlyOff
-from rayka.controller.balancer.balance_looks import look_after_replicas
-from rayka.controller.balancer.balance_requests import balance, cancel_balance, describe_balance
-from rayka.controller.balancer.balance_run import BalanceRun
-from rayka.controller.balancer.gone_brokers import GoneBrokers
-from rayka.controller.balancer.heal_story import HealStory
-from rayka.controller.balancer.planned_moves import PlannedMoves
-from rayka.controller.balancing import balance_brokers, balance_leaders, balance_returned, elect_leaderless
+from rayka.controller.balance_control import balance, cancel_balance, describe_balance, look_after_replicas
+from rayka.controller.balance_run import BadlyOff, BalanceRun
 from rayka.controller.broker_loads import BrokerLoads
 from rayka.controller.configuration_control import alter_configs, bootstrap_configs, describe_configs
 from rayka.controller.controller_timers import ControllerTimers, WriteNoOp
@@ -36,12 +30,20 @@ from rayka.controller.decided_events import DecidedEvents, describe_events, reco
 from rayka.controller.describe_load import describe_load
 from rayka.controller.directory_sizes import DirectorySizes
 from rayka.controller.elect_leaders import elect_leaders
+from rayka.controller.healing_state import GoneBrokers, HealStory
 from rayka.controller.heartbeats import (
     exited_broker,
     fence_stale_broker,
     heartbeat,
     report_exit,
     sweep_brokers,
+)
+from rayka.controller.move_queue import PlannedMoves
+from rayka.controller.preferred_leaders import (
+    balance_brokers,
+    balance_leaders,
+    balance_returned,
+    elect_leaderless,
 )
 from rayka.controller.producer_id_blocks import allocate_producer_ids
 from rayka.controller.reassignment import alter_reassignments, list_reassignments

@@ -10,9 +10,8 @@ from uuid import UUID
 
 from rayka.config.broker_config import BrokerConfig
 from rayka.config.topic_config import TopicConfig
-from rayka.controller.draining_brokers import is_draining
 from rayka.controller.partition_change import PartitionChangeBuilder
-from rayka.controller.placeable_directories import placeable_directories
+from rayka.controller.placeable_directories import is_draining, placeable_directories
 from rayka.controller.replica_index import ReplicaIndex
 from rayka.errors import InvariantBroken
 from rayka.ids import TopicIdPartition

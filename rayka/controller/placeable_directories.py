@@ -9,9 +9,26 @@ in their heartbeats.
 from uuid import UUID
 
 from rayka.config.broker_config import BrokerConfig
-from rayka.controller.draining_brokers import is_draining
 from rayka.metadata.image import BrokerImage, MetadataImage, broker_config
-from rayka.protocol.configs import LEAVING
+from rayka.protocol.configs import DRAIN_DEADLINE, LEAVING
+
+# Which brokers are on a machine that is about to go (decision 073).
+#
+# The supervisor says so of one broker in its configuration. Such a broker is no place for a new replica, and leads only
+# what no other replica in sync can. What it holds stays and serves.
+
+
+def draining_brokers(image: MetadataImage) -> list[int]:
+    """Those that still run."""
+    return [
+        each.broker_id
+        for each in image.brokers.values()
+        if each.is_active and is_draining(image, each.broker_id)
+    ]
+
+
+def is_draining(image: MetadataImage, broker_id: int) -> bool:
+    return int(image.broker_configs(broker_id).get(DRAIN_DEADLINE, "-1")) >= 0
 
 
 def placeable_directories(

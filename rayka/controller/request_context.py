@@ -7,15 +7,13 @@ from random import Random
 from typing import NamedTuple
 
 from rayka.config.broker_config import BrokerConfig
-from rayka.controller.balancer.badly_off import BadlyOff
-from rayka.controller.balancer.balance_run import BalanceRun
-from rayka.controller.balancer.gone_brokers import GoneBrokers
-from rayka.controller.balancer.heal_story import HealStory
-from rayka.controller.balancer.planned_moves import PlannedMoves
+from rayka.controller.balance_run import BadlyOff, BalanceRun
 from rayka.controller.broker_loads import BrokerLoads
 from rayka.controller.controller_timers import ControllerTimers
 from rayka.controller.directory_sizes import DirectorySizes
+from rayka.controller.healing_state import GoneBrokers, HealStory
 from rayka.controller.leader_elections import Elections
+from rayka.controller.move_queue import PlannedMoves
 from rayka.controller.replica_index import ReplicaIndex
 from rayka.controller.replica_placement import ReplicaPlacer
 from rayka.controller.returned_brokers import ReturnedBrokers

@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayka.controller.balancer.balance_plan import MOVES_MAX, Goal, Plan, plan_balance
-from rayka.controller.balancer.holders import BrokerShape, PartitionShape
+from rayka.controller.planning.balance_plan import MOVES_MAX, Goal, Plan, plan_balance
+from rayka.controller.planning.shapes import BrokerShape, PartitionShape
 from rayka.ids import TopicPartition
 from rayka.protocol.load import DISK_USE_MAX
 

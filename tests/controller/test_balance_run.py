@@ -3,8 +3,8 @@
 import pytest
 
 from rayka.config.broker_config import BrokerConfig
-from rayka.controller.balancer.badly_off import REPEAT_MS
-from rayka.controller.balancer.balance_looks import REPLAN_MS
+from rayka.controller.balance_control import REPLAN_MS
+from rayka.controller.balance_run import REPEAT_MS
 from rayka.controller.controller_timers import BUSY_LOOK_INTERVAL_MS, LOOK_INTERVAL_MS
 from rayka.ids import Role
 from rayka.protocol.configs import (

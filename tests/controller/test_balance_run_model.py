@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from rayka.config.broker_config import BrokerConfig
 from rayka.controller.controller_timers import LOOK_INTERVAL_MS
-from rayka.controller.draining_brokers import draining_brokers
+from rayka.controller.placeable_directories import draining_brokers
 from rayka.protocol.load import BalanceRequest, CancelBalanceRequest, LoadReport, PartitionLoad
 from rayka.protocol.topics import AlterPartitionReassignmentsRequest, Reassignment
 from tests.controller.admin_support import cluster, create, fence

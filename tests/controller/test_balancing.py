@@ -3,8 +3,8 @@
 import pytest
 
 from rayka.config.broker_config import BrokerConfig
-from rayka.controller.balancing import ELECTIONS_PER_RUN_MAX
 from rayka.controller.controller_timers import BalanceLeaders, BalanceReturned
+from rayka.controller.preferred_leaders import ELECTIONS_PER_RUN_MAX
 from rayka.metadata.metadata_records import (
     BrokerRegistrationChangeRecord,
     MetadataRecord,

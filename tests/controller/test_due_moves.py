@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from rayka.controller.balancer.balance_plan import Goal, Move
-from rayka.controller.balancer.planned_moves import still_due
+from rayka.controller.move_queue import still_due
+from rayka.controller.planning.balance_plan import Goal, Move
 from rayka.ids import TopicPartition
 from rayka.protocol.topics import AlterPartitionReassignmentsRequest, DeleteTopicsRequest, Reassignment
 from tests.controller.admin_support import cluster, create, fence, report_isr

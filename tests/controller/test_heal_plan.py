@@ -6,9 +6,9 @@ from collections.abc import Collection
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayka.controller.balancer.balance_plan import MOVES_MAX, Goal, Move
-from rayka.controller.balancer.heal_plan import Loss, plan_healing
-from rayka.controller.balancer.holders import BrokerShape, PartitionShape
+from rayka.controller.planning.balance_plan import MOVES_MAX, Goal, Move
+from rayka.controller.planning.replacement_plan import Loss, plan_healing
+from rayka.controller.planning.shapes import BrokerShape, PartitionShape
 from rayka.ids import TopicPartition
 from rayka.protocol.load import DISK_USE_MAX
 

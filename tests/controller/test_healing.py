@@ -6,12 +6,12 @@ from uuid import UUID
 import pytest
 
 from rayka.config.broker_config import BrokerConfig
-from rayka.controller.balancer.planned_moves import REPLAN_INTERVAL_MS, UNPLANNED_INTERVAL_MS
 from rayka.controller.controller_timers import (
     BUSY_LOOK_INTERVAL_MS,
     LOOK_INTERVAL_MS,
     LookAfterReplicas,
 )
+from rayka.controller.move_queue import REPLAN_INTERVAL_MS, UNPLANNED_INTERVAL_MS
 from rayka.ids import Role
 from rayka.metadata.metadata_records import ConfigRecord, PartitionChangeRecord
 from rayka.protocol.configs import (

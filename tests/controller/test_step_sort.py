@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayka.controller.balancer.step_sort import RUN, sorted_in_steps
+from rayka.controller.planning.shapes import RUN, sorted_in_steps
 
 
 def in_steps(entries: list[tuple[int, int]]) -> tuple[list[tuple[int, int]], int]:

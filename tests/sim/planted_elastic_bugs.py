@@ -7,22 +7,19 @@ from typing import Any
 import msgspec
 
 from rayka.controller import (
+    balance_control,
+    balance_run,
+    cluster_shapes,
+    heal_control,
     leader_elections,
     partition_change,
     placeable_directories,
     replica_placement,
 )
-from rayka.controller.balancer import (
-    badly_off,
-    balance_looks,
-    balance_plan,
-    balance_requests,
-    cluster_shapes,
-    heal_requests,
-)
-from rayka.controller.balancer.balance_run import BalanceRun
-from rayka.controller.balancer.gone_brokers import GoneBrokers
-from rayka.controller.balancer.planned_moves import PlannedMoves
+from rayka.controller.balance_run import BalanceRun
+from rayka.controller.healing_state import GoneBrokers
+from rayka.controller.move_queue import PlannedMoves
+from rayka.controller.planning import balance_plan
 from rayka.node.storage.log_manager import LogManager
 from rayka.protocol.load import BalanceState
 from rayka.sim import simulation
@@ -144,7 +141,7 @@ def passes_leads_on(_: Any) -> Any:
 
 
 def is_always_off(_: Any) -> Any:
-    return lambda context: badly_off.Cause(("broker-1",), "it is")
+    return lambda context: balance_run.Cause(("broker-1",), "it is")
 
 
 def leaves_out_what_is_lost(original: Any) -> Any:
@@ -192,7 +189,7 @@ ELASTIC_BUGS = [
     PlantedBug(
         "healing makes a set of fewer replicas",
         "replica-set",
-        planted(heal_requests.__dict__, "plan_healing", leaves_out_what_is_lost),
+        planted(heal_control.__dict__, "plan_healing", leaves_out_what_is_lost),
         2,
         ELASTIC | _AWAY,
     ),
@@ -216,8 +213,8 @@ ELASTIC_BUGS = [
         all_of(
             planted(balance_plan._Planner, "_even_sizes", gives_whatever_it_gains),
             planted(balance_plan.__dict__, "_ROUNDS_MAX", lambda _: 1),
-            planted(badly_off.__dict__, "badly_off", is_always_off),
-            planted(badly_off.__dict__, "REPEAT_MS", lambda _: 0),
+            planted(balance_run.__dict__, "badly_off", is_always_off),
+            planted(balance_run.__dict__, "REPEAT_MS", lambda _: 0),
         ),
         4,
         ELASTIC,
@@ -229,8 +226,8 @@ ELASTIC_BUGS = [
         all_of(
             planted(balance_plan._Planner, "_even_leaders", passes_leads_on),
             planted(balance_plan.__dict__, "_ROUNDS_MAX", lambda _: 1),
-            planted(badly_off.__dict__, "badly_off", is_always_off),
-            planted(badly_off.__dict__, "REPEAT_MS", lambda _: 0),
+            planted(balance_run.__dict__, "badly_off", is_always_off),
+            planted(balance_run.__dict__, "REPEAT_MS", lambda _: 0),
             planted(simulation.__dict__, "REST_SECONDS_MAX", lambda _: 90),  # a minute of rest is enough
         ),
         4,
@@ -240,12 +237,7 @@ ELASTIC_BUGS = [
     PlantedBug(
         "a balance beside an operator's reassignment",
         "against-reassignment",
-        all_of(
-            *(
-                planted(module.__dict__, "other_reassignment", lambda _: lambda context: "")
-                for module in (balance_looks, balance_requests)
-            )
-        ),
+        planted(balance_control.__dict__, "other_reassignment", lambda _: lambda context: ""),
         14,
         ELASTIC | {"operations_per_minute": 60.0},
     ),
@@ -255,7 +247,7 @@ ELASTIC_BUGS = [
         all_of(
             *(
                 planted(module.__dict__, "away_brokers", lambda _: lambda context: [])
-                for module in (balance_looks, balance_requests, badly_off)
+                for module in (balance_control, balance_run)
             )
         ),
         4,
@@ -267,7 +259,7 @@ ELASTIC_BUGS = [
         all_of(
             *(
                 planted(module.__dict__, "placeable_directories", looks_at_no_cordon)
-                for module in (cluster_shapes, replica_placement, leader_elections, badly_off)
+                for module in (cluster_shapes, replica_placement, leader_elections, balance_run)
             )
         ),
         5,

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 from uuid import UUID
 
-from rayka.controller.draining_brokers import is_draining
+from rayka.controller.placeable_directories import is_draining
 from rayka.ids import TopicIdPartition
 from rayka.metadata.image import MetadataImage, PartitionImage
 from rayka.partition.quota import PacedQuota

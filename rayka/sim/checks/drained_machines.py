@@ -7,7 +7,7 @@ that holds of all partitions.
 
 from collections.abc import Collection
 
-from rayka.controller.draining_brokers import is_draining
+from rayka.controller.placeable_directories import is_draining
 from rayka.metadata.image import MetadataImage, PartitionImage
 from rayka.sim.checks.checkers import Checkers
 from rayka.sim.checks.partition_states import Change, changed

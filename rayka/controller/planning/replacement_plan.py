@@ -13,9 +13,15 @@ A generator, as `plan_balance`. Rayka's own.
 from collections.abc import Generator, Iterable, Mapping
 from typing import NamedTuple
 
-from rayka.controller.balancer.balance_plan import MOVES_MAX, Goal, Move
-from rayka.controller.balancer.holders import BrokerShape, Holder, Holders, PartitionShape, Placed
-from rayka.controller.balancer.step_sort import sorted_in_steps
+from rayka.controller.planning.balance_plan import MOVES_MAX, Goal, Move
+from rayka.controller.planning.shapes import (
+    BrokerShape,
+    Holder,
+    Holders,
+    PartitionShape,
+    Placed,
+    sorted_in_steps,
+)
 from rayka.ids import TopicPartition
 
 _BROKERS_PER_STEP = 4

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 from uuid import UUID
 
-from rayka.controller.balancer.holders import BrokerShape, PartitionShape
 from rayka.controller.placeable_directories import placeable_directories
+from rayka.controller.planning.shapes import BrokerShape, PartitionShape
 from rayka.controller.request_context import RequestContext
 from rayka.errors import BrokerNotAvailable
 from rayka.ids import TopicPartition, is_internal

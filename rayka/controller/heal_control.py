@@ -13,12 +13,12 @@ from collections.abc import Generator, Iterator
 from itertools import chain
 
 from rayka.config.broker_config import BrokerConfig
-from rayka.controller.balancer.balance_plan import Move
-from rayka.controller.balancer.cluster_shapes import ClusterShapes
-from rayka.controller.balancer.gone_brokers import Gone
-from rayka.controller.balancer.heal_plan import Loss, plan_healing
-from rayka.controller.balancer.planned_moves import still_due
+from rayka.controller.cluster_shapes import ClusterShapes
 from rayka.controller.decided_events import DecidedEvents, Decision
+from rayka.controller.healing_state import Gone
+from rayka.controller.move_queue import still_due
+from rayka.controller.planning.balance_plan import Move
+from rayka.controller.planning.replacement_plan import Loss, plan_healing
 from rayka.controller.reassignment import Reassigning
 from rayka.controller.request_context import RequestContext
 from rayka.ids import TopicIdPartition, TopicPartition

@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple, Self
 
-from rayka.controller.balancer.balance_plan import Move
-from rayka.controller.balancer.gone_brokers import Gone
+from rayka.controller.healing_state import Gone
+from rayka.controller.planning.balance_plan import Move
 from rayka.errors import UnknownTopicOrPartition
 from rayka.ids import TopicIdPartition
 from rayka.metadata.image import MetadataImage, PartitionImage, named_partition

@@ -30,7 +30,7 @@ from functools import partial
 from operator import attrgetter
 from typing import NamedTuple
 
-from rayka.controller.balancer.holders import (
+from rayka.controller.planning.shapes import (
     BrokerShape,
     Holder,
     Holders,

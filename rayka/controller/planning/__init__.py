@@ -1,0 +1,1 @@
+"""Plans where replicas go: synchronous cores, below the controller that carries their moves out."""
