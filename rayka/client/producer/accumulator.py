@@ -65,16 +65,17 @@ class Accumulator:
 
     # ---- Topics ----
 
-    def set_topic(self, name: str, partition_count: int, message_bytes_max: int) -> list[ProducerBatch]:
-        """The topic as the metadata has it now; returns batches of partitions that are gone, to be failed. Those whose
-        partition the producer has chosen get another one.
-        """
+    def set_topic(self, name: str, partition_count: int, message_bytes_max: int) -> None:
+        """Takes the topic as the metadata has it now."""
         with self._lock:
-            gone = self.topics.put(name, partition_count, message_bytes_max)
-            failed = [each for each in gone if each.is_in_flight or not self.topics.move(each)]
-        if len(failed) < len(gone):
+            self.topics.put(name, partition_count, message_bytes_max)
+        if self.topics.departing:
             self._wake_ups.wake()
-        return failed
+
+    def move_departing(self) -> list[ProducerBatch]:
+        """Moves batches of partitions that are gone; returns those that can go to no other, to be failed."""
+        with self._lock:
+            return self.topics.move_departing()
 
     def remove_topic(self, name: str) -> list[ProducerBatch]:
         """Forgets a topic that is gone; returns its batches, to be failed."""
@@ -114,7 +115,8 @@ class Accumulator:
         turn: MemoryTurn | None = None,
     ) -> DeliveryFuture | None:
         """Adds one record, a value and its key or a `Row`; None when the memory for it is not there, or others wait for
-        memory. `turn` is the caller's own place among these, if it waits.
+        memory. `turn` is the caller's own place among these, if it waits. With `key` it is the key that has chosen the
+        partition: the record may go to another one.
 
         Its batch takes more without the lock afterwards, as far as its memory reaches; one of a partition that is given
         only once it has a few, for of thousands of partitions most batches get no more.
@@ -139,7 +141,7 @@ class Accumulator:
             self._appended_ms = at.now_ms
             batch.size_bytes += size_bytes
             future = future_in(batch, slot, key)
-            batch.is_pinned |= partition is not None
+            batch.is_pinned |= partition is not None and key is None
             batch.records.append(future)
             if on_delivery is not None:
                 future.report_to(on_delivery)
@@ -194,20 +196,27 @@ class Accumulator:
         size_bytes: int,
         now_ms: float,
         turn: MemoryTurn | None = None,
+        *,
+        is_pinned: bool = True,
     ) -> tuple[ProducerBatch, int] | None:
-        """Adds Arrow columns, at most a batch's worth: the batch and the index of the first. None as `append`.
+        """Adds Arrow columns, at most a batch's worth: the batch and the index of the first. None and `is_pinned` as
+        `append`.
 
         Without a partition they go to the last sticky one, while its batch takes them, then to the next.
         """
         if self._is_in_step():
             self._check_open()
-            added = self._interrupting.add_columns(topic, partition, columns, size_bytes, now_ms)
+            pinned = is_pinned and partition is not None
+            added = self._interrupting.add_columns(
+                topic, partition, columns, size_bytes, now_ms, is_pinned=pinned
+            )
             self._wake_ups.wake()
             return added
         with self._lock:
             self._check_open()
             self.line.current = turn
-            added = self.topics.add_columns(topic, partition, columns, size_bytes, now_ms)
+            pinned = is_pinned and partition is not None
+            added = self.topics.add_columns(topic, partition, columns, size_bytes, now_ms, is_pinned=pinned)
         self._wake_ups.wake_in_time(self.agenda.soonest_ms)
         if self._interrupting_batches:
             self._interrupting.settle()
@@ -227,8 +236,9 @@ class Accumulator:
             waiting = [each for each in self.topics if len(each)]
             for batch in waiting:
                 batch.is_urgent = True
-                queue = self.topics.queue_of(batch)
-                if not self.agenda.is_held_back(queue):  # else it has lingered already
+                queue = self.topics.queue_with(batch)
+                # A queue that is held back has lingered already.
+                if queue is not None and not self.agenda.is_held_back(queue):
                     self.agenda.look_at(queue)
         if waiting:
             self._wake_ups.wake()
@@ -313,14 +323,15 @@ class Accumulator:
             return [batch for _, batch in self.agenda.ready(now_ms)]
 
     def defer(self, batch: ProducerBatch, error: RaykaError, not_before_ms: float) -> bool:
-        """The batch failed in a way that passes: it keeps its place, for another try after a pause. Where its partition
-        is gone it gets another one, if the producer may choose; False if not.
+        """The batch failed in a way that passes: it keeps its place, for another try after a pause. False if its topic
+        is gone.
         """
         with self._lock:
-            is_held = self.topics.holds(batch) or self.topics.move(batch)
-            if is_held:
-                self._defer(self.topics.queue_of(batch), batch, error, not_before_ms)
-            return is_held
+            queue = self.topics.queue_with(batch)
+            if queue is None:
+                return False
+            self._defer(queue, batch, error, not_before_ms)
+            return True
 
     def _defer(
         self, queue: PartitionQueue, batch: ProducerBatch, error: RaykaError, not_before_ms: float
@@ -351,18 +362,17 @@ class Accumulator:
         self, batch: ProducerBatch, end: PartEnd | None = None, *, has_fewer_records: bool = False
     ) -> bool:
         """Sends the rest of a batch now, after a part of it ended, was split, or lost records that the log refused.
-        False if nothing is left, or the partition is gone.
+        False if no record is left, or the topic is gone: then the caller ends the batch.
         """
         with self._lock:
-            if not self.topics.holds(batch):
-                return False
-            queue = self.topics.queue_of(batch)
-            if has_fewer_records:
+            queue = self.topics.queue_with(batch)
+            if queue is not None and has_fewer_records:
                 self.identity.on_refused(queue, batch)
-            if end is not None:
+            if queue is not None and end is not None:
                 self.identity.on_over(queue, batch, batch.part_count, is_acknowledged=end.error is None)
+            if end is not None:
                 batch.end_part(end)
-            if not batch.left_count:
+            if queue is None or not batch.left_count:
                 return False
             batch.is_in_flight = False
             self._settle(queue)
@@ -378,11 +388,12 @@ class Accumulator:
             callback()
 
     def _finish(self, batch: ProducerBatch, *, is_acknowledged: bool) -> None:
-        if not self.topics.holds(batch):
+        queue = self.topics.queue_with(batch)
+        if queue is None:
             return
-        if not batch.is_closed:  # it was never sent
+        # It was never sent.
+        if not batch.is_closed:
             self.topics.close(batch)
-        queue = self.topics.queue_of(batch)
         queue.remove(batch)
         self.topics.pool.release(batch)
         self.identity.on_over(queue, batch, batch.left_count, is_acknowledged=is_acknowledged)

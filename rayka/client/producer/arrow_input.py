@@ -48,6 +48,8 @@ class Input(NamedTuple):
 
     columns: Columns
     partitions: np.ndarray | None
+    # Whose partition was asked for, once every record has one; None: for none of them.
+    is_pinned: np.ndarray | None = None
 
     @property
     def last_partition(self) -> int | None:
@@ -78,18 +80,20 @@ class Input(NamedTuple):
             partitions = by_key if partitions is None else np.where(partitions < 0, by_key, partitions)
         if partitions is not None and int(partitions.min()) < 0:
             partitions = np.where(partitions < 0, sticky_partition, partitions)
-        return self._replace(partitions=partitions)
+        is_pinned = None if self.partitions is None else self.partitions >= 0
+        return self._replace(partitions=partitions, is_pinned=is_pinned)
 
 
 class Piece(NamedTuple):
     """Records that fit one batch of one partition, or of any (None), their size at most, in bytes, and their rows in
-    the input.
+    the input. `is_pinned`: a record among them may go to no other partition.
     """
 
     partition: int | None
     columns: Columns
     size_bytes: int
     rows: Rows
+    is_pinned: bool
 
 
 def inputs_of(
@@ -134,17 +138,24 @@ def pieces_of(given: Input, batch_bytes: int, record_bytes_max: int) -> Iterator
 
 def _cut_by_partition(given: Input, sizes: np.ndarray, batch_bytes: int) -> Iterator[Piece]:
     if given.partitions is None:
-        yield from _cut(None, given.columns, sizes, batch_bytes, range(len(sizes)))
+        yield from _cut(None, given.columns, sizes, batch_bytes, range(len(sizes)), is_pinned=False)
         return
     order = np.argsort(given.partitions, kind="stable")
     numbers, begins = np.unique(given.partitions[order], return_index=True)
     for number, rows in zip(numbers.tolist(), np.split(order, begins[1:]), strict=True):
         columns = given.columns if len(numbers) == 1 else given.columns.take(rows)
-        yield from _cut(number, columns, sizes[rows], batch_bytes, rows)
+        is_pinned = given.is_pinned is not None and bool(given.is_pinned[rows].any())
+        yield from _cut(number, columns, sizes[rows], batch_bytes, rows, is_pinned=is_pinned)
 
 
 def _cut(
-    partition: int | None, columns: Columns, sizes: np.ndarray, batch_bytes: int, rows: Rows
+    partition: int | None,
+    columns: Columns,
+    sizes: np.ndarray,
+    batch_bytes: int,
+    rows: Rows,
+    *,
+    is_pinned: bool,
 ) -> Iterator[Piece]:
     ends = np.cumsum(sizes)
     begin, begin_bytes = 0, 0
@@ -153,7 +164,7 @@ def _cut(
         end_bytes = int(ends[end - 1])
         whole = begin == 0 and end == len(sizes)
         cut = columns if whole else columns.slice(begin, end)
-        yield Piece(partition, cut, end_bytes - begin_bytes, rows[begin:end])
+        yield Piece(partition, cut, end_bytes - begin_bytes, rows[begin:end], is_pinned)
         begin, begin_bytes = end, end_bytes
 
 

@@ -128,9 +128,9 @@ class BatchFuture:
         if error is not None:
             raise error
         return [
-            BatchMetadata(each.batch.topic, each.batch.partition, base_offset, run_count)
+            BatchMetadata(each.batch.topic, partition, base_offset, run_count)
             for each in self._runs
-            for base_offset, run_count in each.batch.runs(each.begin, len(each.rows))
+            for partition, base_offset, run_count in each.batch.runs(each.begin, len(each.rows))
         ]
 
     def exception(self, timeout: float | None = None) -> Exception | None:

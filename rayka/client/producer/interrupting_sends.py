@@ -41,7 +41,13 @@ class InterruptingSends:
         return f"<InterruptingSends {len(self.batches)}>"
 
     def add(
-        self, topic: str, partition: int | None, slot: Any, key: bytes | None, size_bytes: int, at: Moment
+        self,
+        topic: str,
+        partition: int | None,
+        slot: Any,
+        key: bytes | None,
+        size_bytes: int,
+        at: Moment,
     ) -> DeliveryFuture | None:
         """Takes one record; None when `COUNT_MAX` batches wait."""
         if len(self.batches) >= COUNT_MAX:
@@ -49,20 +55,27 @@ class InterruptingSends:
         batch = ProducerBatch(topic, _ANY if partition is None else partition, at.now_ms)
         batch.stamp(at.timestamp_ms, at.now_ms)
         batch.size_bytes += size_bytes
-        batch.is_pinned = partition is not None
+        batch.is_pinned = partition is not None and key is None
         future = future_in(batch, slot, key)
         batch.records.append(future)
         self.batches.append((batch, partition))
         return future
 
     def add_columns(
-        self, topic: str, partition: int | None, columns: Columns, size_bytes: int, now_ms: float
+        self,
+        topic: str,
+        partition: int | None,
+        columns: Columns,
+        size_bytes: int,
+        now_ms: float,
+        *,
+        is_pinned: bool,
     ) -> tuple[ProducerBatch, int] | None:
         """Takes columns: their batch and the index of the first record; None when `COUNT_MAX` batches wait."""
         if len(self.batches) >= COUNT_MAX:
             return None
         batch = ProducerBatch(topic, _ANY if partition is None else partition, now_ms)
-        batch.is_pinned = partition is not None
+        batch.is_pinned = is_pinned
         index = batch.add_columns(columns, size_bytes)
         self.batches.append((batch, partition))
         return batch, index
@@ -74,7 +87,7 @@ class InterruptingSends:
                 batch, partition = self.batches[0]
                 try:
                     # An exception of a signal handler may have come between this line and the last one of the loop.
-                    if not self._topics.holds(batch):
+                    if self._topics.queue_with(batch) is None:
                         self._topics.adopt(batch, partition)
                 except NoSuchTopic as error:
                     for callback in batch.fail(error):

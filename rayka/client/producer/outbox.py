@@ -122,7 +122,9 @@ class Outbox:
         accumulator = self.accumulator
         if partition is None and self._partitioning is not None:
             partition = self._partitioning.partition(topic, row.key)
+        choosing_key = None
         if partition is None and row.key is not None:
+            choosing_key = row.key
             known = accumulator.topics.get(topic)
             if known is None:
                 raise NoSuchTopic(f"topic {topic!r} was deleted")
@@ -138,7 +140,14 @@ class Outbox:
         def append(turn: MemoryTurn | None = None) -> DeliveryFuture | None:
             at = Moment(self.sender.now_ms(), io_thread.wall_clock_ms())
             return accumulator.append(
-                topic, partition, slot, size_bytes, at, on_delivery=on_delivery, turn=turn
+                topic,
+                partition,
+                slot,
+                size_bytes,
+                at,
+                key=choosing_key,
+                on_delivery=on_delivery,
+                turn=turn,
             )
 
         return append
@@ -187,7 +196,13 @@ class Outbox:
 
     def _add(self, topic: str, piece: Piece, turn: MemoryTurn | None = None) -> Run | None:
         return self.accumulator.add_columns(
-            topic, piece.partition, piece.columns, piece.size_bytes, self.sender.now_ms(), turn
+            topic,
+            piece.partition,
+            piece.columns,
+            piece.size_bytes,
+            self.sender.now_ms(),
+            turn,
+            is_pinned=piece.is_pinned,
         )
 
     # ---- The end ----

@@ -24,6 +24,7 @@ from rayka.errors import (
     ApiError,
     ErrorCode,
     InvalidMetadataError,
+    NoSuchTopic,
     OutOfOrderSequence,
     RaykaError,
     RecordBatchTooLarge,
@@ -79,7 +80,11 @@ class Outcomes:
                 self._leaders.on_settled(batch)
                 self.counts.batches_total += 1
                 self.counts.records_total += batch.part_count
-                if not batch.has_more_parts or not self._go_on(batch, result):
+                if batch.has_more_parts:
+                    self._go_on(
+                        batch, PartEnd(batch.partition, result.base_offset, result.log_append_time_ms)
+                    )
+                else:
                     appended.append((batch, result))
         self._accumulator.finish([batch for batch, _ in appended], is_acknowledged=True)
         for batch, result in appended:
@@ -102,8 +107,14 @@ class Outcomes:
         for batch, callbacks in acknowledged:
             self._call_back(batch, callbacks)
 
-    def _go_on(self, batch: ProducerBatch, result: ProducePartitionResult) -> bool:
-        return self._accumulator.go_on(batch, PartEnd(result.base_offset, result.log_append_time_ms))
+    def _go_on(
+        self, batch: ProducerBatch, end: PartEnd | None = None, *, has_fewer_records: bool = False
+    ) -> None:
+        """Sends the records of the batch that are left; fails them if the topic is gone."""
+        if not self._accumulator.go_on(batch, end, has_fewer_records=has_fewer_records):
+            self.end(
+                batch, NoSuchTopic(f"topic {batch.topic!r} of cluster {self._cluster_name!r} was deleted")
+            )
 
     def on_error(
         self, batch: ProducerBatch, error: ApiError, node_id: int, *, leader_epoch: int = NO_EPOCH
@@ -136,16 +147,18 @@ class Outcomes:
 
         A log that has the batch whole, from before its limit was lowered, does not refuse it.
         """
+        is_going_on = batch.part_count > 1 or batch.has_more_parts
         if batch.part_count > 1:
             batch.split(self._codec)
             self.counts.splits_total += 1
-            is_going_on = self._accumulator.go_on(batch)
-        else:
-            is_going_on = batch.has_more_parts and self._accumulator.go_on(batch, PartEnd(error=error))
-            self.counts.errors_total += is_going_on
-            if is_going_on and self.logs_failures:
+            self._go_on(batch)
+        elif is_going_on:
+            self.counts.errors_total += 1
+            if self.logs_failures:
                 logger.warning("1 record for %s failed: %s", batch.topic_partition, error)
-        self._leaders.refresh(batch.topic)  # the limit has changed: batches to come are made for it
+            self._go_on(batch, PartEnd(batch.partition, error=error))
+        # The limit has changed: batches to come are made for it.
+        self._leaders.refresh(batch.topic)
         return is_going_on
 
     def _goes_on_without(self, batch: ProducerBatch, result: ProducePartitionResult, where: str) -> bool:
@@ -165,7 +178,10 @@ class Outcomes:
         first = next(iter(errors.values()))
         if self.logs_failures:
             logger.warning("%d of %s failed: %s", len(errors), batch.records_text, first)
-        if not self._accumulator.go_on(batch, has_fewer_records=True):
+        if batch.left_count:
+            self._go_on(batch, has_fewer_records=True)
+        else:
+            self._accumulator.go_on(batch, has_fewer_records=True)
             self._end(batch, first)
         return True
 

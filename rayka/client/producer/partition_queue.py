@@ -44,6 +44,8 @@ class PartitionQueue(msgspec.Struct, eq=False, gc=False):
     batches: deque[ProducerBatch] = msgspec.field(default_factory=deque)
     not_before_ms: float = 0.0  # the end of the pause after a failure
     alarm_ms: float = NEVER  # the agenda's: when it is to be looked at
+    # Nothing starts: batches of the topic that are in flight to a partition that is gone may have to go before.
+    is_blocked: bool = False
     sent_count: int = 0  # of batches; a batch that is numbered anew counts again
     sequences: Sequences = msgspec.field(default_factory=Sequences)
     spare_records: list[Any] | None = (
@@ -62,6 +64,8 @@ class PartitionQueue(msgspec.Struct, eq=False, gc=False):
     def next_to_go(self) -> ProducerBatch | None:
         """The batch that is next, though perhaps not yet; None while only an answer or an append can change that."""
         first = None
+        if self.is_blocked:
+            return None
         for batch in self.batches:
             if first is None:
                 first = batch

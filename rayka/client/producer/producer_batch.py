@@ -51,8 +51,9 @@ class ProducerBatch:
     """
 
     __slots__ = (
-        "_callbacks", "_chunks", "_earlier_stamps", "_encoded_as", "_ends", "_keys", "_parts", "_slots", "_stamp_ms",
-        "_timestamps_ms", "base_offset", "count", "created_ms", "error", "failure_count", "granted_bytes", "has_keys",
+        "_callbacks", "_chunks", "_earlier_stamps", "_encoded_as", "_ends", "_keys", "_origin", "_parts", "_slots",
+        "_stamp_ms", "_successor_count", "_timestamps_ms", "base_offset", "count", "created_ms", "error",
+        "failure_count", "granted_bytes", "has_keys",
         "has_rows", "is_closed", "is_done", "is_in_flight", "is_pinned", "is_sealed", "is_urgent", "last_error",
         "limit_bytes", "log_append_time_ms", "number", "partition", "records", "sequence", "size_bytes", "stamped_ms",
         "topic", "was_open", "went_first",
@@ -74,7 +75,7 @@ class ProducerBatch:
         self.records: list[DeliveryFuture] = [] if records is None else records
         self.has_rows = False  # records with more than a value and a key
         self.has_keys = False
-        # Some record belongs to this partition and no other: the caller asked for the partition, or the key chose it.
+        # Some record belongs to this partition and no other: the caller or the application's partitioner chose it.
         self.is_pinned = False
         self.was_open = False
         self.count = 0  # of records in columns; of all, once sealed
@@ -103,6 +104,10 @@ class ProducerBatch:
         self._encoded_as: ProducerSequence | None = None
         # None: the batch ends as one.
         self._ends: PartEnds | None = None
+        # The batch that gave its records to this one and others, and the indexes that they have there.
+        self._origin: tuple[ProducerBatch, np.ndarray] | None = None
+        # Batches that have the records of this one and are not done; 0 unless it was divided.
+        self._successor_count = 0
 
     def __repr__(self) -> str:
         state = (
@@ -237,6 +242,44 @@ class ProducerBatch:
             smaller += encode_columns(piece, codec, part.size // 2, sequence.after(begin))
         self._parts = [*smaller, *self._parts[1:]]
 
+    def divide(self, partition_of: "Callable[[bytes | None], int]") -> "list[ProducerBatch]":
+        """Gives the records that are left to new batches by their keys, one for each partition, because the partition
+        of this one is gone. It is done when they are; a record's future stays with it.
+        """
+        columns = self._columns_left()
+        keys = columns.keys if isinstance(columns.keys, list) else columns.keys.to_pylist()
+        partitions = np.fromiter(map(partition_of, keys), np.int64)
+        self._ends = self._ends or PartEnds(self.count)
+        left = self._ends.take_left()
+        record_bytes = (self.size_bytes - BATCH_OVERHEAD_BYTES) // len(left) + 1
+        made = []
+        for partition in np.unique(partitions).tolist():
+            rows = np.flatnonzero(partitions == partition)
+            each = ProducerBatch(self.topic, partition, self.created_ms)
+            each.add_columns(columns.take(rows), record_bytes * len(rows))
+            each.failure_count, each.last_error = self.failure_count, self.last_error
+            each._origin = self, left[rows]
+            each.close()
+            made.append(each)
+        self._successor_count = len(made)
+        self._parts, self._chunks, self._slots, self._keys = (), None, None, None
+        return made
+
+    def _columns_left(self) -> Columns:
+        """The records that are left."""
+        if self._parts:
+            return concatenated([_columns_in(each) for each in self._parts])
+        columns = concatenated(self._chunks or ()) if self._slots is None else self._columns_of(self._slots)
+        self._timestamps_ms = columns.timestamps_ms
+        return columns
+
+    def _on_successor_end(self, ends: PartEnds, indexes: np.ndarray) -> Sequence[Callback]:
+        """A batch that has records of this one is done; returns the callbacks, if it was the last."""
+        assert self._ends is not None
+        self._ends.add(indexes, ends)
+        self._successor_count -= 1
+        return () if self._successor_count else self._finish()
+
     # ---- The end ----
 
     def refuse(self, errors: Mapping[int, Exception], codec: Codec) -> None:
@@ -269,12 +312,12 @@ class ProducerBatch:
         """The log has it; returns the callbacks."""
         self.base_offset = base_offset
         self.log_append_time_ms = log_append_time_ms
-        return self._finish()
+        return self._finish(PartEnd(self.partition, base_offset, log_append_time_ms))
 
     def fail(self, error: Exception) -> Sequence[Callback]:
         """It will never be sent again; returns the callbacks."""
         self.error = error
-        return self._finish()
+        return self._finish(PartEnd(self.partition, error=error))
 
     def call_when_done(self, callback: Callback) -> bool:
         """Registers a callback for the end, to run on the IO thread; False when the end has come already."""
@@ -302,32 +345,40 @@ class ProducerBatch:
 
     def metadata_of(self, index: int) -> RecordMetadata:
         """Where the record is, once the batch was acknowledged."""
-        before_count, end = index, PartEnd(self.base_offset, self.log_append_time_ms)
+        before_count, end = index, PartEnd(self.partition, self.base_offset, self.log_append_time_ms)
         if self._ends is not None:
             before_count, end = self._ends.end_of(index)
         timestamp_ms, stamps = end.log_append_time_ms, self._timestamps_ms
         if timestamp_ms == NO_TIMESTAMP:
             timestamp_ms = stamps if isinstance(stamps, int) else int(stamps[index])
         return RecordMetadata(
-            self.topic, self.partition, offset_after(end.base_offset, before_count), timestamp_ms
+            self.topic, end.partition, offset_after(end.base_offset, before_count), timestamp_ms
         )
 
-    def runs(self, index: int, count: int) -> list[tuple[int, int]]:
-        """Base offset and length of the runs that so many records from an index on make in the log."""
+    def runs(self, index: int, count: int) -> list[tuple[int, int, int]]:
+        """Partition, base offset and length of the runs that so many records from an index on make in the log."""
         if self._ends is not None:
             return self._ends.runs(index, count)
-        return [(offset_after(self.base_offset, index), count)]
+        return [(self.partition, offset_after(self.base_offset, index), count)]
 
-    def _finish(self) -> Sequence[Callback]:
+    def _finish(self, end: PartEnd | None = None) -> Sequence[Callback]:
+        """Ends the records that are left, if there are any; returns the callbacks."""
         if self.is_done:
             raise InvariantBroken(f"{self!r} is over already")
         self._parts, self._chunks, self._slots, self._keys, self._earlier_stamps = (), None, None, None, None
         if self._ends is not None:
-            self._ends.last = PartEnd(self.base_offset, self.log_append_time_ms, self.error)
+            self._ends.last = end
         with _completion:
             self.is_done = True
             callbacks, self._callbacks = self._callbacks, None
-        return callbacks or ()
+        if self._origin is None:
+            return callbacks or ()
+        (origin, indexes), self._origin = self._origin, None
+        ends = self._ends
+        if ends is None:
+            ends = PartEnds(len(indexes))
+            ends.last = end
+        return [*origin._on_successor_end(ends, indexes), *(callbacks or ())]
 
 
 def _columns_in(part: np.ndarray) -> Columns:

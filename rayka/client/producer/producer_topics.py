@@ -34,6 +34,8 @@ class ProducerTopics:
         self._limits = limits
         self._agenda = agenda
         self._topics: dict[str, TopicQueues] = {}
+        # Those with batches of partitions that are gone.
+        self.departing: dict[str, TopicQueues] = {}
         self.pool = BufferPool(limits.memory_bytes, partial(_batches, self._topics), line)
 
     def __repr__(self) -> str:
@@ -52,29 +54,29 @@ class ProducerTopics:
     def queue_of(self, batch: ProducerBatch) -> PartitionQueue:
         return self._topics[batch.topic].queues[batch.partition]
 
-    def holds(self, batch: ProducerBatch) -> bool:
-        """Whether the batch is one of its partition; after its topic was removed it is not."""
+    def queue_with(self, batch: ProducerBatch) -> PartitionQueue | None:
+        """The queue that the batch stands in; None after its topic was removed, and for a batch that was divided."""
         topic = self._topics.get(batch.topic)
-        if topic is None or batch.partition >= len(topic.queues):
-            return False
-        return batch in topic.queues[batch.partition].batches
+        return None if topic is None else topic.queue_with(batch)
 
-    def put(self, name: str, partition_count: int, message_bytes_max: int) -> list[ProducerBatch]:
-        """The topic as the metadata has it now; returns batches of partitions that are gone."""
+    def put(self, name: str, partition_count: int, message_bytes_max: int) -> None:
+        """Takes the topic as the metadata has it now."""
         topic = self._topics.setdefault(name, TopicQueues(self._limits))
-        gone = topic.queues[partition_count:]
-        for queue in gone:
+        for queue in topic.queues[partition_count:]:
             if queue.last is not None:
                 self.close(queue.last)  # it may be open, or even the sticky one
         topic.resize(partition_count, message_bytes_max)
         self.by_key[name] = topic
-        return self._forget(gone)
+        if topic.departing:
+            self.departing[name] = topic
 
     def remove(self, name: str) -> list[ProducerBatch]:
         """Forgets a topic that is gone; returns its batches."""
         self.sticky.pop(name, None)
         self.by_key.pop(name, None)
-        return self._forget(self._topics.pop(name).queues) if name in self._topics else []
+        self.departing.pop(name, None)
+        topic = self._topics.pop(name, None)
+        return [] if topic is None else self._forget([*topic.queues, *topic.departing])
 
     def take_away(self, name: str, known: TopicQueues) -> bool:
         """Removes a topic without batches, unless a thread wants it."""
@@ -88,7 +90,7 @@ class ProducerTopics:
     def holds_none(self, name: str) -> bool:
         """Whether no batch of the topic, if it is known, is left."""
         topic = self._topics.get(name)
-        return topic is None or not any(queue.batches for queue in topic.queues)
+        return topic is None or not any(queue.batches for queue in (*topic.queues, *topic.departing))
 
     def _forget(self, queues: list[PartitionQueue]) -> list[ProducerBatch]:
         batches = [batch for queue in queues for batch in queue.batches]
@@ -120,12 +122,21 @@ class ProducerTopics:
         return batch
 
     def add_columns(
-        self, topic: str, partition: int | None, columns: Columns, size_bytes: int, now_ms: float
+        self,
+        topic: str,
+        partition: int | None,
+        columns: Columns,
+        size_bytes: int,
+        now_ms: float,
+        *,
+        is_pinned: bool,
     ) -> tuple[ProducerBatch, int] | None:
         """Adds columns to the open batch that they fit, or to a new one: the batch and the index of the first; None
-        when the memory for them is not there.
+        when the memory for them is not there. Columns whose partition has just gone move with its other batches.
         """
-        target = self._target(topic, partition)
+        target = self._target(topic, partition if is_pinned else None)
+        if partition is not None and partition >= len(target.queues):
+            return self._add_departing(target, ProducerBatch(topic, partition, now_ms), columns, size_bytes)
         chosen = target.last_sticky if partition is None else partition
         batch = target.column_batch(chosen, size_bytes)
         if batch is None and partition is None:
@@ -136,11 +147,26 @@ class ProducerTopics:
         batch = batch or self._new(target, topic, chosen, size_bytes, now_ms)
         if batch is None:
             return None
-        batch.is_pinned |= partition is not None
+        batch.is_pinned |= is_pinned
         index = batch.add_columns(columns, size_bytes)
         if index == 0 and 2 * batch.size_bytes > target.batch_bytes:
             batch.close()  # one of its size would not fit beside it: no use to linger
         self._agenda.look_at(target.queues[chosen])
+        return batch, index
+
+    def _add_departing(
+        self, target: TopicQueues, batch: ProducerBatch, columns: Columns, size_bytes: int
+    ) -> tuple[ProducerBatch, int] | None:
+        if not self.pool.has_room(BATCH_OVERHEAD_BYTES + size_bytes):
+            return None
+        queue = PartitionQueue(batch.partition, self._limits)
+        queue.batches.append(batch)
+        self.pool.reserve(batch, BATCH_OVERHEAD_BYTES + size_bytes)
+        index = batch.add_columns(columns, size_bytes)
+        batch.close()
+        target.depart([queue])
+        self.departing[batch.topic] = target
+        self._agenda.look_at(queue)
         return batch, index
 
     def adopt(self, batch: ProducerBatch, partition: int | None) -> None:
@@ -158,17 +184,46 @@ class ProducerTopics:
         self.pool.reserve(batch, batch.size_bytes)
         self._agenda.look_at(queue)
 
-    def move(self, batch: ProducerBatch) -> bool:
-        """Puts a batch into another partition, because its topic was made anew with fewer ones. False if the caller or
-        a key chose the partition, or if the topic is gone.
+    def move_departing(self) -> list[ProducerBatch]:
+        """Gives batches of partitions that are gone other partitions, as soon as no batch of such partitions of their
+        topic is in flight; returns batches whose partition was asked for: they are to fail.
+
+        Until then nothing of the topic starts, so records of one key keep their order: the moved ones go before all
+        that was not sent yet. Each is put before those moved already, so the last ones are moved first.
         """
-        if batch.is_pinned or batch.has_keys or batch.topic not in self._topics:
-            return False
-        batch.sequence = None
-        batch.is_in_flight = False
-        batch.granted_bytes = 0
-        self.adopt(batch, None)
-        return True
+        failed: list[ProducerBatch] = []
+        for name, topic in list(self.departing.items()):
+            moved = [batch for queue in topic.departing for batch in queue.batches]
+            if any(each.is_in_flight for each in moved):
+                continue
+            self._forget(topic.departing)
+            topic.departing = []
+            del self.departing[name]
+            for batch in reversed(moved):
+                if batch.is_pinned:
+                    failed.append(batch)
+                else:
+                    self._move(topic, batch)
+            for queue in topic.queues:
+                queue.is_blocked = False
+                self._agenda.look_at(queue)
+        failed.reverse()
+        return failed
+
+    def _move(self, topic: TopicQueues, batch: ProducerBatch) -> None:
+        """Puts the batch, or with keys its successors, before all that was not sent yet to their partitions."""
+        # First, for `send` may be about to add a record with a key to it.
+        batch.seal()
+        chosen = topic.next_sticky()
+        batch.partition, batch.sequence, batch.granted_bytes = chosen, None, 0
+        made, count = [batch], len(topic.queues)
+        if batch.has_keys:
+            made = batch.divide(lambda key: chosen if key is None else self.hash_of[key] % count)
+        for each in made:
+            queue = topic.queues[each.partition]
+            sent_count = sum(other.is_sealed for other in queue.batches)
+            queue.batches.insert(sent_count, each)
+            self.pool.reserve(each, each.size_bytes)
 
     def open(self, batch: ProducerBatch, timestamp_ms: int, now_ms: float) -> None:
         """The batch takes records that name neither partition nor time from now on, with this timestamp and without the
@@ -247,5 +302,5 @@ class ProducerTopics:
 
 def _batches(topics: dict[str, TopicQueues]) -> Iterator[ProducerBatch]:
     for topic in topics.values():
-        for queue in topic.queues:
+        for queue in (*topic.queues, *topic.departing):
             yield from queue.batches

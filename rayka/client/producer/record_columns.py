@@ -55,7 +55,7 @@ class Columns(NamedTuple):
         return Columns(*(_slice(each, begin, end) for each in self))
 
     def take(self, rows: np.ndarray) -> "Columns":
-        """The records at these places, of Arrow columns."""
+        """The records at these places."""
         indices = int64_array(rows)
         return Columns(*(_take(each, rows, indices) for each in self))
 
@@ -147,7 +147,9 @@ def _slice(column: Any, begin: int, end: int) -> Any:
 def _take(column: Any, rows: np.ndarray, indices: pa.Array) -> Any:
     if column is None or isinstance(column, int):
         return column
-    return column[rows] if isinstance(column, np.ndarray) else column.take(indices)
+    if isinstance(column, (np.ndarray, array)):
+        return np.asarray(column)[rows]
+    return column.take(indices) if isinstance(column, pa.Array) else [column[row] for row in rows.tolist()]
 
 
 def _concatenated(arrays: Sequence[pa.Array | None], chunks: Sequence[Columns]) -> pa.Array | None:

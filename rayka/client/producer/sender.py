@@ -159,10 +159,7 @@ class Sender:
     def _set_topic(self, topic: MetadataTopic) -> None:
         """New records go to the partitions that the topic has now; those that wait stay where they are."""
         bytes_max = min(int(topic.configs.get(name, default)) for name, default in _BATCH_BYTES_MAX.items())
-        gone = self.accumulator.set_topic(topic.name, len(topic.partitions), bytes_max)
-        self.outcomes.fail(
-            gone, NoSuchTopic(f"topic {topic.name!r} has {len(topic.partitions)} partitions now")
-        )
+        self.accumulator.set_topic(topic.name, len(topic.partitions), bytes_max)
 
     def _on_gone(self, name: str) -> None:
         gone = self.accumulator.remove_topic(name)
@@ -174,6 +171,11 @@ class Sender:
     def _pump(self) -> None:
         if self._is_closed:
             return
+        if self.accumulator.topics.departing:
+            for batch in self.accumulator.move_departing():
+                self.outcomes.end(
+                    batch, NoSuchTopic(f"partition {batch.topic_partition} does not exist any more")
+                )
         expired, next_ms = self.accumulator.drain(self.now_ms(), self._dispatch)
         for batch in expired:
             self.outcomes.end(batch, _too_late(batch, self.cluster_name, self._config.delivery_timeout_ms))
@@ -268,9 +270,9 @@ class Sender:
         for batch in request.started:
             if not batch.is_done and batch.is_in_flight:  # given up
                 self._end_by_close(batch)
-        if (
-            self._timer is not None or self.accumulator.agenda.has_work
-        ):  # else only an append changes anything
+        # Else only an append changes anything.
+        accumulator = self.accumulator
+        if self._timer is not None or accumulator.agenda.has_work or accumulator.topics.departing:
             self._pump()
         self.outcomes.call_back()
 

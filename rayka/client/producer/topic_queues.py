@@ -12,12 +12,15 @@ class TopicQueues:
     processor's caches, and on this way there are fewest.
     """
 
-    __slots__ = ("_limits", "batch_bytes", "filling", "is_wanted", "last_sticky", "queues")
+    __slots__ = ("_limits", "batch_bytes", "departing", "filling", "is_wanted", "last_sticky", "queues")
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self.queues: list[PartitionQueue] = []
         self.filling: list[ProducerBatch | None] = []
+        # Queues of partitions that are gone, in the order in which they went. Their batches get other partitions when
+        # none of them is in flight any more.
+        self.departing: list[PartitionQueue] = []
         self.last_sticky = -1  # the partition that records without one went to last
         self.batch_bytes = limits.batch_bytes
         # A thread is about to send: the topic must not be forgotten before that.
@@ -25,6 +28,7 @@ class TopicQueues:
 
     def resize(self, partition_count: int, message_bytes_max: int) -> None:
         """The topic has so many partitions now, the first of them those that it had."""
+        gone = [each for each in self.queues[partition_count:] if each.batches]
         begin = min(len(self.queues), partition_count)
         new = range(begin, partition_count)
         self.queues[begin:] = [PartitionQueue(index, self._limits) for index in new]
@@ -32,6 +36,19 @@ class TopicQueues:
         if not 0 <= self.last_sticky < partition_count:
             self.last_sticky = partition_count - 1
         self.batch_bytes = max(min(self._limits.batch_bytes, message_bytes_max), BATCH_OVERHEAD_BYTES)
+        self.depart(gone)
+
+    def depart(self, gone: list[PartitionQueue]) -> None:
+        """Adds queues of partitions that are gone; nothing of the topic starts before their batches have moved."""
+        self.departing += gone
+        for queue in (*self.queues, *self.departing):
+            queue.is_blocked = bool(self.departing)
+
+    def queue_with(self, batch: ProducerBatch) -> PartitionQueue | None:
+        """The queue that the batch stands in."""
+        if batch.partition < len(self.queues) and batch in self.queues[batch.partition].batches:
+            return self.queues[batch.partition]
+        return next((each for each in self.departing if batch in each.batches), None)
 
     def next_sticky(self) -> int:
         """The partition with the fewest batches; among equals the first after the last one chosen."""
