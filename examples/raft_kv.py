@@ -21,11 +21,11 @@ from rayka.actors.ray_connection import connect_or_start
 from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import NotController
 from rayka.log.local_disk import LocalDisk
-from rayka.node.hosting.replicated_shard import ReplicatedShard
-from rayka.node.quorum.format import format_first_voters
-from rayka.node.quorum.quorum_driver import QuorumDriver
-from rayka.node.quorum.quorum_log import QuorumLog
-from rayka.node.quorum.quorum_requests import QuorumRequests
+from rayka.node.quorum_directory import format_first_voters
+from rayka.node.quorum_driver import QuorumDriver
+from rayka.node.quorum_log import QuorumLog
+from rayka.node.quorum_requests import QuorumRequests
+from rayka.node.replicated_shard import ReplicatedShard
 from rayka.node.tasks import Tasks
 from rayka.protocol.apis import ServedBy
 from rayka.shard.shard import NotHere, Result, Timer

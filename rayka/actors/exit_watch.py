@@ -22,8 +22,7 @@ from rayka.actors.ray_records import exit_words, has_exited, has_left, lost_mach
 from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import ApiError
 from rayka.ids import Role, node_name, role_of
-from rayka.node.controller_link import ControllerLink
-from rayka.node.event_reports import Tell
+from rayka.node.controller_link import ControllerLink, Tell
 from rayka.protocol.membership import NodeState, ReportExitRequest, StatusRequest
 from rayka.protocol.wire import decode
 from rayka.transport.greeting import LaneOffer

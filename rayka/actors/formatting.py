@@ -42,7 +42,7 @@ from rayka.ids import ReplicaKey, Role, node_name, random_uuid, role_of
 from rayka.log.local_disk import LocalDisk
 from rayka.log.log_directory import LogDirectory
 from rayka.log.meta_properties import META_PROPERTIES_FILE, wrong_cluster
-from rayka.node.quorum.format import (
+from rayka.node.quorum_directory import (
     bootstrap_checkpoint_path,
     format_controller,
     prepare_controller,

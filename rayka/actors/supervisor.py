@@ -71,8 +71,8 @@ from rayka.actors.supervisor_handle import ClusterRecord, Identities
 from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import RaykaError
 from rayka.ids import Role, node_name
-from rayka.node.event_reports import EventReports, Tell
-from rayka.node.repeats import Repeats
+from rayka.node.controller_link import EventReports, Tell
+from rayka.node.tasks import Repeats
 
 _LOOK_S = 1.0
 _SEARCH_AGAIN_S = 10.0  # while the same Ray nodes live; at once when another one comes

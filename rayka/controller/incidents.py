@@ -2,7 +2,7 @@
 
 An event stands in the batch of its change, so each change has one event, whichever controller writes it. The cause is
 known to the controller, or was reported by the broker. Ends of processes, and their causes, are known to Ray: the
-supervisor has them recorded (`node/event_reports.py`). Rayka's own (decision 091).
+supervisor has them recorded (`node/controller_link.py`). Rayka's own (decision 091).
 """
 
 from collections.abc import Iterator, Sequence

@@ -25,11 +25,11 @@ from rayka.ids import NO_EPOCH, random_uuid
 from rayka.metadata.metadata_records import METADATA_VERSION_MAX, METADATA_VERSION_MIN
 from rayka.node.clock import now_s
 from rayka.node.controller_link import ControllerLink, Pauses
+from rayka.node.data_directories import DataDirectories
 from rayka.node.load_meter import LoadMeter
 from rayka.node.metadata_follower import MetadataFollower
-from rayka.node.repeats import Repeats
 from rayka.node.settings import NodeSettings
-from rayka.node.storage.data_directories import DataDirectories
+from rayka.node.tasks import Repeats
 from rayka.protocol.membership import (
     HeartbeatRequest,
     HeartbeatResponse,

@@ -20,23 +20,20 @@ from rayka.ids import node_name
 from rayka.log.log_directory import LogDirectory
 from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import MetadataImage
-from rayka.node.answering import Response
 from rayka.node.broker_lifecycle import BrokerLifecycle
-from rayka.node.controller_link import ControllerLink
-from rayka.node.event_reports import EventReports
-from rayka.node.handlers.delete_records import DeleteRecordsHandler
-from rayka.node.handlers.fetch_handler import FetchHandler, ListOffsetsHandler
-from rayka.node.handlers.group_handler import GroupHandler
-from rayka.node.handlers.log_dirs import LogDirsHandler
-from rayka.node.handlers.produce_handler import ProduceHandler
-from rayka.node.handlers.producer_id_handler import ProducerIdHandler, expire_producers
-from rayka.node.hosting.hosted_shards import HostedShards
+from rayka.node.controller_link import ControllerLink, EventReports
+from rayka.node.data_directories import DataDirectories
+from rayka.node.fetch_handler import FetchHandler, ListOffsetsHandler
+from rayka.node.group_handler import GroupHandler
+from rayka.node.hosted_shards import HostedShards
+from rayka.node.inbox import Response
 from rayka.node.load_meter import LoadMeter
 from rayka.node.metadata_follower import MetadataFollower
-from rayka.node.replication.replica_changes import ReplicaChanges
-from rayka.node.replication.replica_manager import ReplicaManager
+from rayka.node.produce_handler import ProduceHandler, ProducerIdHandler, expire_producers
+from rayka.node.replica_admin import DeleteRecordsHandler, LogDirsHandler
+from rayka.node.replica_changes import ReplicaChanges
+from rayka.node.replica_manager import ReplicaManager
 from rayka.node.settings import NodeSettings
-from rayka.node.storage.data_directories import DataDirectories
 from rayka.node.tasks import Tasks
 from rayka.ports import Request
 from rayka.protocol.apis import API_BY_NAME, ServedBy

@@ -14,9 +14,9 @@ import msgspec
 
 from rayka.errors import UnavailableError
 from rayka.ids import NO_NODE, Role, node_name
-from rayka.node.answering import Response, completed
 from rayka.node.broker_node import BrokerNode
 from rayka.node.controller_node import ControllerNode
+from rayka.node.inbox import Response, completed
 from rayka.node.settings import NodeSettings, controller_settings
 from rayka.ports import Request
 from rayka.protocol.apis import ServedBy, api_of

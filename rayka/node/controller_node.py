@@ -31,13 +31,13 @@ from rayka.ids import NO_NODE, Role, node_name
 from rayka.metadata.image import MetadataImage
 from rayka.metadata.metadata_records import MetadataRecord
 from rayka.node.clock import now_ms
-from rayka.node.hosting.replicated_shard import ReplicatedShard
-from rayka.node.hosting.snapshot_generator import SnapshotGenerator
-from rayka.node.metadata_codec import METADATA_CODEC
-from rayka.node.quorum.quorum_driver import QuorumDriver
-from rayka.node.quorum.quorum_log import QuorumLog
-from rayka.node.quorum.quorum_requests import QuorumRequests
+from rayka.node.metadata_follower import METADATA_CODEC
+from rayka.node.quorum_driver import QuorumDriver
+from rayka.node.quorum_log import QuorumLog
+from rayka.node.quorum_requests import QuorumRequests
+from rayka.node.replicated_shard import ReplicatedShard
 from rayka.node.settings import NodeSettings
+from rayka.node.snapshot_generator import SnapshotGenerator
 from rayka.node.tasks import Tasks
 from rayka.ports import Message, Request
 from rayka.protocol.apis import ServedBy, api_of

@@ -27,7 +27,6 @@ from rayka.errors import (
     UnsupportedVersion,
 )
 from rayka.ids import NO_NODE, node_name
-from rayka.node.answering import Response
 from rayka.node.settings import NodeSettings
 from rayka.ports import Message, Request
 from rayka.protocol.apis import API_BY_NAME, APIS, Api, ServedBy
@@ -45,6 +44,20 @@ from rayka.protocol.wire import (
     encode,
     payload_bytes,
 )
+
+# What a handler gives: its response where it need not wait, else what brings it.
+#
+# A request that can be answered at once so needs no task, and what it did is done when the handler returns. Nor does
+# one that waits for news of partitions (`Later`): what its handler does then is done in the turn that brings the news.
+
+
+Response = Message | Later[Any] | Coroutine[Any, Any, Any]
+
+
+async def completed(response: Response) -> Any:
+    """The response, awaited where it has to be."""
+    return response if isinstance(response, Message) else await response
+
 
 VERSION_MAX = 0  # the newest version of requests that this node knows
 GAP_TIMEOUT_S = 1.0

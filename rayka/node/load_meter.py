@@ -13,11 +13,11 @@ from heapq import nlargest
 from rayka.errors import StorageError
 from rayka.log.meta_properties import META_PROPERTIES_FILE
 from rayka.node.clock import now_ms
-from rayka.node.replication.replica import ReplicaOwner, key_of
+from rayka.node.data_directories import DataDirectories
+from rayka.node.log_cleaner import weight_of
+from rayka.node.replica import ReplicaOwner, key_of
 from rayka.node.settings import NodeSettings
-from rayka.node.storage.data_directories import DataDirectories
-from rayka.node.storage.log_cleaner import weight_of
-from rayka.node.turns import in_turns
+from rayka.node.tasks import in_turns
 from rayka.partition.partition import Partition
 from rayka.partition.replica_log import NO_TRAFFIC, Counts
 from rayka.protocol.load import AMOUNT_MAX, REPORTED_PARTITIONS_MAX, LoadReport, PartitionLoad

@@ -13,25 +13,85 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 
-from rayka.errors import ErrorCode, InvariantBroken, RequestTimedOut, RetriableApiError
+import msgspec
+
+from rayka.errors import (
+    CorruptRecord,
+    ErrorCode,
+    InvariantBroken,
+    RequestTimedOut,
+    RetriableApiError,
+    StorageError,
+)
 from rayka.ids import METADATA_TOPIC_ID, NO_EPOCH, NO_NODE, NO_OFFSET, OffsetAndEpoch
 from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import MetadataImage, events_response, metadata_steps
 from rayka.metadata.image_snapshot import difference
-from rayka.metadata.metadata_records import MetadataRecord
+from rayka.metadata.metadata_records import MetadataRecord, decode_record, encode_record
 from rayka.node.clock import now_s
 from rayka.node.controller_link import ControllerLink, Pauses
-from rayka.node.metadata_codec import METADATA_CODEC
 from rayka.node.settings import NodeSettings
-from rayka.node.signal import Signal
-from rayka.node.snapshot_download import download_snapshot
-from rayka.node.turns import in_turns, result_in_turns
-from rayka.protocol.batch_format import split_batches
+from rayka.node.tasks import Signal, in_turns, result_in_turns
+from rayka.protocol.batch_format import bytes_view, split_batches
 from rayka.protocol.events import DescribeEventsRequest, DescribeEventsResponse
 from rayka.protocol.fetch import FetchPartition, FetchPartitionResult, FetchRequest
 from rayka.protocol.membership import MetadataRequest, MetadataResponse
-from rayka.protocol.quorum_messages import FetchSnapshotRequest
-from rayka.raft.snapshot import Snapshot
+from rayka.protocol.quorum_messages import FetchSnapshotRequest, FetchSnapshotResponse
+from rayka.raft.snapshot import Snapshot, decode_snapshot, snapshot_name
+from rayka.shard.shard_records import RecordCodec, value_codec
+
+# The records of `__cluster_metadata` as the values of its batches, and back.
+
+
+METADATA_CODEC: RecordCodec[MetadataRecord] = value_codec(encode_record, decode_record)
+
+
+# Fetching a snapshot of the metadata into memory, part after part (A49): what a broker does that keeps no log of it.
+#
+# A download belongs to one leader and one epoch. Whatever goes wrong on the way ends it, and the replica that follows
+# the log asks with Fetch again what to do: there may be a newer snapshot by then, or another leader. Kafka:
+# `KafkaRaftClient`, as an observer.
+
+
+PART_BYTES = 1 << 20
+_ANSWER_TIMEOUT_MS_of_snapshot_download = 5_000
+
+
+async def download_snapshot(link: ControllerLink, request: FetchSnapshotRequest) -> Snapshot | None:
+    """The snapshot that the request names, from its beginning; None when it is to be given up.
+
+    Raises the retriable ApiError of a call that failed, CorruptRecord when it is damaged.
+    """
+    content, size_bytes = bytearray(), 1
+    while len(content) < size_bytes:
+        part = msgspec.structs.replace(request, position=len(content), max_bytes=PART_BYTES)
+        response = await link.call(part, _ANSWER_TIMEOUT_MS_of_snapshot_download)
+        if not _continues(part, response):
+            _logger.info("gave up %s at byte %d: %s", _name(request), len(content), response.error_code.name)
+            link.learn(response.leader_id, response.leader_epoch)
+            return None
+        content += bytes_view(response.data)
+        size_bytes = response.size_bytes
+    try:
+        return decode_snapshot(content, _name(request))
+    except StorageError as error:
+        raise CorruptRecord(str(error)) from error
+
+
+def _continues(part: FetchSnapshotRequest, response: FetchSnapshotResponse) -> bool:
+    """Whether it is the next part of the same snapshot, from the same leader in the same epoch."""
+    return (
+        response.error_code is ErrorCode.NONE
+        and response.leader_epoch == part.current_leader_epoch
+        and response.snapshot_id == part.snapshot_id
+        and response.position == part.position
+        and 0 < len(response.data) <= response.size_bytes - part.position
+    )
+
+
+def _name(request: FetchSnapshotRequest) -> str:
+    return f"the leader's {snapshot_name(request.snapshot_id)}"
+
 
 Publish = Callable[[MetadataDelta, MetadataImage], Awaitable[None]]
 _FETCH_BYTES = 256 << 10  # some thousand records, which are decoded in one turn of the loop

@@ -215,7 +215,7 @@ class ListOffsetsRequest(Request[ListOffsetsResponse], frozen=True, array_like=T
 # is said next. Invariants: nothing follows a request that begins a session before its answer, which names the
 # session; a later request may overtake one that the node still holds back, and then only the later one's end
 # counts; what may not have arrived (a broken call, a session that the node has forgotten) is said again, in
-# full, in a new session. The node's half is `rayka.node.handlers.fetch_sessions`. Kafka:
+# full, in a new session. The node's half is `rayka.node.fetch_sessions`. Kafka:
 # `FetchSessionHandler` (G14).
 
 

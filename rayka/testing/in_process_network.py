@@ -16,7 +16,7 @@ from typing import TypeVar
 from rayka.errors import NetworkException
 from rayka.ids import NO_NODE, node_name, random_uuid
 from rayka.node.inbox import Inbox
-from rayka.node.signal import Signal
+from rayka.node.tasks import Signal
 from rayka.ports import Request
 from rayka.protocol.caller import Answer, Call, Caller
 from rayka.protocol.wire import Encoded, Payload, in_memory

@@ -19,10 +19,10 @@ from rayka.log.meta_properties import META_PROPERTIES_FILE
 from rayka.node.broker_node import BrokerNode
 from rayka.node.controller_link import ControllerLink
 from rayka.node.controller_node import ControllerNode
+from rayka.node.data_directories import DataDirectories
 from rayka.node.inbox import Inbox
-from rayka.node.quorum.format import format_first_voters
+from rayka.node.quorum_directory import format_first_voters
 from rayka.node.settings import NodeSettings
-from rayka.node.storage.data_directories import DataDirectories
 from rayka.ports import Disk
 from rayka.protocol.membership import MetadataPartition, MetadataRequest, StatusRequest, StatusResponse
 from rayka.testing.in_process_network import InProcessNetwork, Switch

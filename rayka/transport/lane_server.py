@@ -20,7 +20,7 @@ from functools import partial
 
 from rayka.descriptors import is_reserved
 from rayka.errors import NetworkException
-from rayka.node.repeats import Repeats
+from rayka.node.tasks import Repeats
 from rayka.protocol.caller import Answer
 from rayka.protocol.later import Later
 from rayka.protocol.wire import Payload

@@ -22,7 +22,7 @@ from rayka.metadata.metadata_records import (
     decode_record,
     encode_record,
 )
-from rayka.node.metadata_codec import METADATA_CODEC
+from rayka.node.metadata_follower import METADATA_CODEC
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_format import split_batches
 from rayka.protocol.configs import ResourceType

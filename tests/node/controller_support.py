@@ -11,7 +11,7 @@ from rayka.errors import NetworkException
 from rayka.ids import METADATA_TOPIC_ID
 from rayka.metadata.metadata_records import METADATA_VERSION_MAX
 from rayka.node.controller_node import ControllerNode
-from rayka.node.quorum.format import format_first_voters
+from rayka.node.quorum_directory import format_first_voters
 from rayka.node.settings import NodeSettings
 from rayka.ports import Request
 from rayka.protocol.fetch import FetchPartition, FetchPartitionResult, FetchRequest

@@ -7,8 +7,8 @@ import msgspec
 import numpy as np
 
 from rayka.ids import NO_NODE
-from rayka.node.answering import completed
-from rayka.node.handlers.fetch_handler import FetchHandler
+from rayka.node.fetch_handler import FetchHandler
+from rayka.node.inbox import completed
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_format import split_batches

@@ -9,12 +9,12 @@ from uuid import UUID
 from rayka.config.broker_config import BrokerConfig
 from rayka.errors import ApiError, NetworkException, NotController
 from rayka.ids import ReplicaKey
-from rayka.node.hosting.replicated_shard import ReplicatedShard
 from rayka.node.inbox import Inbox
-from rayka.node.quorum.format import format_controller
-from rayka.node.quorum.quorum_driver import QuorumDriver
-from rayka.node.quorum.quorum_log import QuorumLog
-from rayka.node.quorum.quorum_requests import QuorumRequests
+from rayka.node.quorum_directory import format_controller
+from rayka.node.quorum_driver import QuorumDriver
+from rayka.node.quorum_log import QuorumLog
+from rayka.node.quorum_requests import QuorumRequests
+from rayka.node.replicated_shard import ReplicatedShard
 from rayka.node.settings import NodeSettings
 from rayka.node.tasks import Tasks
 from rayka.ports import Network, Request

@@ -14,9 +14,9 @@ from rayka.log.local_disk import storage_error
 from rayka.log.log_directory import LogDirectory
 from rayka.metadata.image import PartitionImage
 from rayka.metadata.metadata_records import MetadataRecord
-from rayka.node.answering import completed
-from rayka.node.handlers.log_dirs import LogDirsHandler
-from rayka.node.handlers.produce_handler import ProduceHandler
+from rayka.node.inbox import completed
+from rayka.node.produce_handler import ProduceHandler
+from rayka.node.replica_admin import LogDirsHandler
 from rayka.ports import Buffer
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_format import split_batches

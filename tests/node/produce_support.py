@@ -1,7 +1,7 @@
 """What is produced to the replicas of `replica_support`."""
 
-from rayka.node.answering import completed
-from rayka.node.handlers.produce_handler import ProduceHandler
+from rayka.node.inbox import completed
+from rayka.node.produce_handler import ProduceHandler
 from rayka.protocol.produce import ACKS_LEADER, ProducePartition, ProducePartitionResult, ProduceRequest
 from tests.metadata.support import ORDERS
 from tests.node.broker_support import records

@@ -23,11 +23,11 @@ from rayka.metadata.metadata_records import (
     PartitionRecord,
 )
 from rayka.node.controller_link import ControllerLink
-from rayka.node.replication.replica import Replica
-from rayka.node.replication.replica_changes import ReplicaChanges
-from rayka.node.replication.replica_manager import ReplicaManager
+from rayka.node.data_directories import DataDirectories
+from rayka.node.replica import Replica
+from rayka.node.replica_changes import ReplicaChanges
+from rayka.node.replica_manager import ReplicaManager
 from rayka.node.settings import NodeSettings
-from rayka.node.storage.data_directories import DataDirectories
 from rayka.node.tasks import Tasks
 from rayka.partition.partition import Partition
 from rayka.ports import Buffer, Disk, Request

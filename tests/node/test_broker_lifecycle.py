@@ -23,10 +23,10 @@ from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import MetadataImage
 from rayka.node.broker_lifecycle import BrokerLifecycle
 from rayka.node.controller_link import ControllerLink
+from rayka.node.data_directories import DataDirectories
 from rayka.node.load_meter import LoadMeter
 from rayka.node.metadata_follower import MetadataFollower
-from rayka.node.replication.replica import Replica
-from rayka.node.storage.data_directories import DataDirectories
+from rayka.node.replica import Replica
 from rayka.protocol.membership import HeartbeatRequest, HeartbeatResponse, RegisterBrokerResponse
 from rayka.testing.memory_disk import MemoryDisk
 from tests.node.replica_support import (

@@ -11,8 +11,8 @@ from rayka.cleaner.offset_map import SLOT_BYTES
 from rayka.errors import DiskFull, ErrorCode, StorageError
 from rayka.log.log import Log
 from rayka.metadata.metadata_records import RemoveTopicRecord
-from rayka.node.answering import completed
-from rayka.node.handlers.produce_handler import ProduceHandler
+from rayka.node.inbox import completed
+from rayka.node.produce_handler import ProduceHandler
 from rayka.ports import Buffer, Job, RunningJob
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.produce import ACKS_LEADER, ProducePartition, ProduceRequest

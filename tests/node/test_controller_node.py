@@ -19,7 +19,7 @@ from rayka.errors import (
     StorageError,
 )
 from rayka.node.controller_node import ControllerNode
-from rayka.node.quorum.format import format_first_voters
+from rayka.node.quorum_directory import format_first_voters
 from rayka.protocol.fetch import FetchPartition
 from rayka.protocol.membership import (
     MetadataRequest,

@@ -6,8 +6,8 @@ import pytest
 
 from rayka.errors import ErrorCode
 from rayka.metadata.metadata_records import BrokerRegistrationChangeRecord
-from rayka.node.handlers.delete_records import DeleteRecordsHandler
-from rayka.node.handlers.fetch_handler import FetchHandler
+from rayka.node.fetch_handler import FetchHandler
+from rayka.node.replica_admin import DeleteRecordsHandler
 from rayka.protocol.fetch import EARLIEST_TIMESTAMP
 from rayka.protocol.topics import (
     DeleteRecordsPartition,

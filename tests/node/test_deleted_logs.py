@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 
 from rayka.metadata.metadata_records import RemoveTopicRecord
-from rayka.node.handlers.log_dirs import LogDirsHandler
+from rayka.node.replica_admin import LogDirsHandler
 from rayka.ports import Disk
 from rayka.protocol.produce import ACKS_LEADER
 from rayka.protocol.topics import DescribeLogDirsRequest

@@ -13,7 +13,7 @@ from rayka.metadata.metadata_records import (
     PartitionChangeRecord,
     RemoveTopicRecord,
 )
-from rayka.node.replication.departing_replicas import DepartingReplicas, departures
+from rayka.node.follower_quotas import DepartingReplicas, departures
 from rayka.protocol.configs import DRAIN_DEADLINE, ResourceType
 from tests.metadata.strategies import BROKERS, record_runs
 from tests.metadata.support import ORDERS, active, directory, partition, topic

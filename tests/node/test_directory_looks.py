@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from rayka.errors import ErrorCode
-from rayka.node.storage.log_manager import IN_PLACE_LOOK_S
+from rayka.node.log_manager import IN_PLACE_LOOK_S
 from rayka.testing.memory_disk import MemoryDisk
 from tests.node.full_disk_support import produce
 from tests.node.replica_support import BROKER, DATA_DIR, Broker, run

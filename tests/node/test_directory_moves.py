@@ -13,7 +13,7 @@ import pytest
 from rayka.errors import ErrorCode, StorageError
 from rayka.ids import OffsetAndEpoch
 from rayka.log.local_disk import storage_error
-from rayka.node.storage.data_directories import SPARE_BYTES
+from rayka.node.data_directories import SPARE_BYTES
 from rayka.testing.memory_disk import MemoryDisk
 from tests.log.producer_support import append, produced
 from tests.log.support import EndingDisk, MachineEnded

@@ -5,7 +5,7 @@ from collections.abc import Coroutine
 from typing import Any, cast
 
 from rayka.errors import DiskFull, InvalidRequest, UnavailableError
-from rayka.node.event_reports import WAITING_MAX, EventReports
+from rayka.node.controller_link import WAITING_MAX, EventReports
 from rayka.protocol.events import RecordEventRequest, RecordEventResponse
 from tests.node.log_support import run
 from tests.testing.virtual import VirtualCluster

@@ -7,9 +7,8 @@ import pytest
 from rayka.errors import ErrorCode
 from rayka.ids import NO_EPOCH, NO_NODE, OffsetAndEpoch
 from rayka.metadata.metadata_records import BrokerRegistrationChangeRecord, ConfigRecord, RemoveTopicRecord
-from rayka.node.answering import completed
-from rayka.node.handlers.fetch_handler import FetchHandler, ListOffsetsHandler
-from rayka.node.handlers.fetch_reads import CATCH_UP_BYTES
+from rayka.node.fetch_handler import CATCH_UP_BYTES, FetchHandler, ListOffsetsHandler
+from rayka.node.inbox import completed
 from rayka.partition.quota import PACE_MS
 from rayka.protocol.configs import ResourceType
 from rayka.protocol.fetch import (

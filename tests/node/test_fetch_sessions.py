@@ -11,9 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from rayka.errors import ErrorCode, FetchSessionIdNotFound, InvalidFetchSessionEpoch
 from rayka.ids import NO_NODE, ZERO_ID, OffsetAndEpoch, TopicIdPartition
-from rayka.node.handlers.fetch_sessions import EVICTION_MS, FetchContext, FetchSessions
-from rayka.node.handlers.parked import Parked
-from rayka.node.replication.replica import PartitionKey
+from rayka.node.fetch_sessions import EVICTION_MS, FetchContext, FetchSessions
+from rayka.node.parked import Parked
+from rayka.node.replica import PartitionKey
 from rayka.protocol.fetch import (
     FINAL_SESSION_EPOCH,
     FIRST_SESSION_EPOCH,

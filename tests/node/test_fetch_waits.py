@@ -10,8 +10,8 @@ import pytest
 from rayka.errors import ErrorCode
 from rayka.ids import NO_EPOCH, OffsetAndEpoch
 from rayka.metadata.metadata_records import PartitionChangeRecord
-from rayka.node.answering import completed
-from rayka.node.handlers.fetch_handler import FetchHandler
+from rayka.node.fetch_handler import FetchHandler
+from rayka.node.inbox import completed
 from rayka.protocol.fetch import FINAL_SESSION_EPOCH, FetchRequest
 from tests.metadata.support import ORDERS
 from tests.node.fetch_support import (

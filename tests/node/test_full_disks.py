@@ -12,7 +12,7 @@ import pytest
 from rayka.errors import ErrorCode
 from rayka.ids import OffsetAndEpoch
 from rayka.log.local_disk import storage_error
-from rayka.node.handlers.log_dirs import LogDirsHandler
+from rayka.node.replica_admin import LogDirsHandler
 from rayka.ports import Buffer
 from rayka.protocol.fetch import FetchPartition
 from rayka.protocol.topics import DescribeLogDirsRequest

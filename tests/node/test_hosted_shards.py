@@ -8,8 +8,8 @@ import pytest
 
 from rayka.errors import ErrorCode, NotLeaderOrFollower, StorageError
 from rayka.ids import NO_EPOCH
-from rayka.node.answering import completed
 from rayka.node.broker_node import BrokerNode
+from rayka.node.inbox import completed
 from rayka.partition.partition import Partition
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.produce import ACKS_ALL, ProducePartition, ProduceRequest

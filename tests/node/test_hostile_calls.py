@@ -21,10 +21,10 @@ from rayka.ids import METADATA_TOPIC_ID
 from rayka.node.broker_node import BrokerNode
 from rayka.node.combined_node import CombinedNode, controller_settings
 from rayka.node.controller_node import ControllerNode
+from rayka.node.data_directories import DataDirectories
 from rayka.node.inbox import Inbox
-from rayka.node.quorum.format import format_first_voters
+from rayka.node.quorum_directory import format_first_voters
 from rayka.node.settings import NodeSettings
-from rayka.node.storage.data_directories import DataDirectories
 from rayka.ports import Message, Request
 from rayka.protocol.apis import API_BY_NAME, APIS
 from rayka.protocol.caller import Answer

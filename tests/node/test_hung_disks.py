@@ -13,10 +13,9 @@ import pytest
 from rayka.errors import ErrorCode
 from rayka.log.checkpoint_files import HIGH_WATERMARK_FILE, decode_offsets
 from rayka.log.log import PrefixCopy
-from rayka.node.handlers.delete_records import DeleteRecordsHandler
-from rayka.node.handlers.log_dirs import LogDirsHandler
 from rayka.node.load_meter import LoadMeter
-from rayka.node.replication.truncations import Truncations
+from rayka.node.replica import Truncations
+from rayka.node.replica_admin import DeleteRecordsHandler, LogDirsHandler
 from rayka.protocol.produce import ACKS_ALL
 from rayka.protocol.topics import (
     DeleteRecordsPartition,

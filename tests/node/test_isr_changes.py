@@ -10,8 +10,8 @@ import pytest
 
 from rayka.errors import ApiError, ErrorCode, NotController, RequestTimedOut, StaleBrokerEpoch
 from rayka.node.controller_link import ControllerLink
-from rayka.node.replication.isr_changes import IsrChanges
-from rayka.node.turns import ITEMS_PER_TURN
+from rayka.node.replica_manager import IsrChanges
+from rayka.node.tasks import ITEMS_PER_TURN
 from rayka.partition.follower_states import FollowerFetch
 from rayka.partition.partition import Partition
 from rayka.protocol.membership import (

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rayka.errors import IllegalGeneration, NotCoordinator
-from rayka.node.handlers.joined_commits import JoinedCommits
+from rayka.node.group_handler import JoinedCommits
 from rayka.protocol.groups import (
     CommittedOffset,
     OffsetCommitRequest,

@@ -9,10 +9,9 @@ import pytest
 
 from rayka.ids import ZERO_ID, TopicPartition
 from rayka.log.log_directory import LogDirectory
+from rayka.node.data_directories import DataDirectories
 from rayka.node.load_meter import LoadMeter
-from rayka.node.replication.replica import Replica
-from rayka.node.storage.data_directories import DataDirectories
-from rayka.node.storage.flusher import Flusher
+from rayka.node.replica import Flusher, Replica
 from rayka.partition.partition import Partition
 from rayka.protocol.load import REPORTED_PARTITIONS_MAX, LoadReport, is_plausible
 from rayka.testing.memory_disk import MemoryDisk

@@ -1,7 +1,7 @@
 """What a broker says of its data directories."""
 
 from rayka.errors import StorageError
-from rayka.node.handlers.log_dirs import LogDirsHandler
+from rayka.node.replica_admin import LogDirsHandler
 from rayka.protocol.topics import DescribeLogDirsRequest, LogDirDescription
 from tests.node.fetch_support import append, commit, led, new_led
 from tests.node.replica_support import DATA_DIR, LEADER, Broker, run

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from rayka.errors import DamagedLog
-from rayka.node.quorum.format import format_first_voters
+from rayka.node.quorum_directory import format_first_voters
 from rayka.testing.memory_disk import MemoryDisk
 from tests.node.controller_support import (
     DATA_DIR,

@@ -24,7 +24,7 @@ from rayka.metadata.metadata_records import (
 )
 from rayka.node.controller_link import ControllerLink
 from rayka.node.metadata_follower import MetadataFollower
-from rayka.node.signal import Signal
+from rayka.node.tasks import Signal
 from rayka.ports import Request
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.fetch import FetchRequest, FetchResponse

@@ -5,7 +5,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayka.node.storage.pace import LOOK_MS, Pace
+from rayka.node.tasks import LOOK_MS, Pace
 from tests.node.replica_support import run
 
 

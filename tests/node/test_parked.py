@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rayka.errors import BrokerNotAvailable
-from rayka.node.handlers.parked import News, Parked
+from rayka.node.parked import News, Parked
 
 SOON_S, LATE_S = 0.005, 60.0
 

@@ -5,7 +5,7 @@ import math
 
 from rayka.errors import StorageError
 from rayka.ids import NO_OFFSET
-from rayka.node.hosting.partition_log import PartitionLog, PartitionNews
+from rayka.node.hosted_shards import PartitionLog, PartitionNews
 from rayka.partition.follower_states import FollowerFetch
 from rayka.sim.registers import CHANGES, Change, Register
 from tests.node.replica_support import BROKER, LEADER, Broker, changed, now_ms, run, settle

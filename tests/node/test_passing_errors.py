@@ -13,7 +13,7 @@ import pytest
 
 from rayka.errors import ErrorCode, StorageError
 from rayka.metadata.metadata_records import RemoveTopicRecord
-from rayka.node.handlers.delete_records import DeleteRecordsHandler
+from rayka.node.replica_admin import DeleteRecordsHandler
 from rayka.protocol.fetch import FetchPartition
 from rayka.protocol.topics import DeleteRecordsPartition, DeleteRecordsRequest
 from rayka.testing.memory_disk import MemoryDisk, Operation

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from rayka.errors import ErrorCode
-from rayka.node.answering import completed
-from rayka.node.handlers.produce_handler import DUE_BYTES_MAX, DUE_COUNT_MAX, ProduceHandler
+from rayka.node.inbox import completed
+from rayka.node.produce_handler import DUE_BYTES_MAX, DUE_COUNT_MAX, ProduceHandler
 from rayka.partition.follower_states import FollowerFetch
 from rayka.partition.partition_leader import PartitionLeader
 from rayka.protocol.produce import (

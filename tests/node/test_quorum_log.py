@@ -14,7 +14,7 @@ import pytest
 
 from rayka.errors import ErrorCode, InconsistentClusterId, NetworkException, NotController, StorageError
 from rayka.ids import METADATA_TOPIC_ID, OffsetAndEpoch, ReplicaKey
-from rayka.node.quorum.format import format_controller
+from rayka.node.quorum_directory import format_controller
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_format import RecordBatch, split_batches
 from rayka.protocol.caller import Caller

@@ -14,8 +14,8 @@ import pytest
 from rayka.errors import ErrorCode, NotLeaderOrFollower, UnknownTopicId
 from rayka.ids import NO_EPOCH, NO_NODE, TopicPartition
 from rayka.metadata.metadata_records import PartitionChangeRecord, RemoveTopicRecord
-from rayka.node.answering import completed
-from rayka.node.handlers.produce_handler import ProduceHandler
+from rayka.node.inbox import completed
+from rayka.node.produce_handler import ProduceHandler
 from rayka.partition.follower_states import FollowerFetch
 from rayka.partition.partition_leader import Appended, PartitionLeader
 from rayka.protocol.produce import (

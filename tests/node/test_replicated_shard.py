@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from rayka.errors import NotController, StorageError
-from rayka.node.hosting.replicated_shard import ReplicatedShard
-from rayka.node.signal import Signal
+from rayka.node.replicated_shard import ReplicatedShard
+from rayka.node.tasks import Signal
 from rayka.shard.shard import Timer
 from tests.node.log_support import Counter
 from tests.node.replica_support import now_ms, run, settle

@@ -11,9 +11,9 @@ from rayka.metadata.image_snapshot import image_of as loaded
 from rayka.metadata.image_snapshot import image_records
 from rayka.metadata.metadata_records import MetadataRecord, NoOpRecord, decode_record
 from rayka.node.controller_node import ControllerNode
-from rayka.node.hosting.snapshot_generator import SnapshotGenerator, SnapshotSchedule, data_batches
-from rayka.node.metadata_codec import METADATA_CODEC
-from rayka.node.quorum.quorum_driver import QuorumDriver
+from rayka.node.metadata_follower import METADATA_CODEC
+from rayka.node.quorum_driver import QuorumDriver
+from rayka.node.snapshot_generator import SnapshotGenerator, SnapshotSchedule, data_batches
 from rayka.protocol.membership import MetadataRequest
 from rayka.raft.snapshot import SnapshotStore, decode_snapshot, encode_snapshot
 from rayka.testing.memory_disk import MemoryDisk

@@ -10,7 +10,7 @@ import pytest
 from rayka.errors import ErrorCode
 from rayka.ids import OffsetAndEpoch
 from rayka.metadata.metadata_records import RemoveTopicRecord
-from rayka.node.replication.fetch_answers import WEIGHT_PER_TURN
+from rayka.node.fetch_answers import WEIGHT_PER_TURN
 from rayka.protocol.fetch import FetchRequest, FetchResponse
 from rayka.testing.memory_disk import MemoryDisk
 from tests.node.produce_support import produce

@@ -8,9 +8,9 @@ from uuid import UUID
 from rayka.ids import TopicIdPartition
 from rayka.log.producer_state import BatchMetadata
 from rayka.metadata.metadata_records import MetadataRecord
-from rayka.node.handlers.fetch_handler import ListOffsetsHandler
-from rayka.node.handlers.producer_id_handler import expire_producers
-from rayka.node.turns import ITEMS_PER_TURN, in_turns, result_in_turns
+from rayka.node.fetch_handler import ListOffsetsHandler
+from rayka.node.produce_handler import expire_producers
+from rayka.node.tasks import ITEMS_PER_TURN, in_turns, result_in_turns
 from rayka.protocol.fetch import LATEST_TIMESTAMP, ListOffsetsPartition, ListOffsetsRequest
 from tests.metadata.support import ORDERS, topic
 from tests.node import replica_support

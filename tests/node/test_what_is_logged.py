@@ -11,10 +11,9 @@ from rayka.ids import TopicIdPartition
 from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import MetadataImage
 from rayka.metadata.metadata_records import PartitionChangeRecord, PartitionRecord, TopicRecord
-from rayka.node import repeats
-from rayka.node.repeats import Repeats
-from rayka.node.replication import leadership_log
-from rayka.node.replication.leadership_log import log_leadership
+from rayka.node import replica_changes, tasks
+from rayka.node.replica_changes import log_leadership
+from rayka.node.tasks import Repeats
 from rayka.sim.loop import VirtualLoop
 from tests.node import replica_support
 from tests.node.replica_support import BROKER, LEADER, Broker, run
@@ -75,7 +74,7 @@ def test_changes_of_the_isr_are_logged_by_the_leader(caplog: pytest.LogCaptureFi
 
 
 def test_a_broker_logs_what_it_has_made_of_a_change_of_the_metadata(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, leadership_log.__name__)
+    caplog.set_level(logging.INFO, replica_changes.__name__)
 
     async def main() -> None:
         broker = await Broker.start()
@@ -85,7 +84,7 @@ def test_a_broker_logs_what_it_has_made_of_a_change_of_the_metadata(caplog: pyte
         await broker.stop()
 
     run(main)
-    assert [each.getMessage() for each in caplog.records if each.name == leadership_log.__name__] == [
+    assert [each.getMessage() for each in caplog.records if each.name == replica_changes.__name__] == [
         "broker 1 leads orders-0 (epoch 0, ISR [1,2])",
         "broker 1 has other ISRs of orders-0 [1], was [1,2]",
         "broker 1 leads no more orders-0 (broker 2 in epoch 1)",
@@ -100,7 +99,7 @@ def test_many_partitions_are_one_line(caplog: pytest.LogCaptureFixture) -> None:
 def test_what_is_known_of_failures_is_bounded(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(repeats, "_KEPT_MAX", 2)
+    monkeypatch.setattr(tasks, "_KEPT_MAX", 2)
 
     async def scenario() -> None:
         failures = Repeats(logging.getLogger("rayka.test"))

@@ -18,10 +18,10 @@ from rayka.ids import OffsetAndEpoch
 from rayka.log.log import PrefixCopy
 from rayka.metadata import delta
 from rayka.metadata.metadata_records import BrokerRegistrationChangeRecord
+from rayka.node import quorum_directory, quorum_driver
 from rayka.node.metadata_follower import MetadataFollower
-from rayka.node.quorum import quorum_directory, quorum_driver
-from rayka.node.quorum.quorum_log import QuorumLog
-from rayka.node.quorum.quorum_requests import QuorumRequests
+from rayka.node.quorum_log import QuorumLog
+from rayka.node.quorum_requests import QuorumRequests
 from rayka.raft import elections
 from rayka.raft.election_state import LogPosition, VoteTally
 from rayka.raft.leader import FAR_MS, Leader

@@ -20,7 +20,7 @@ from rayka.controller.balance_run import BalanceRun
 from rayka.controller.healing_state import GoneBrokers
 from rayka.controller.move_queue import PlannedMoves
 from rayka.controller.planning import balance_plan
-from rayka.node.storage.log_manager import LogManager
+from rayka.node.log_manager import LogManager
 from rayka.protocol.load import BalanceState
 from rayka.sim import simulation
 from rayka.sim.elastic_plan import ElasticPlan

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from rayka.node.hosting.partition_log import PartitionLog
-from rayka.node.quorum.quorum_log import QuorumLog
+from rayka.node.hosted_shards import PartitionLog
+from rayka.node.quorum_log import QuorumLog
 from rayka.sim.registers import CHANGES, Registers
 from rayka.sim.world.faults import FaultKind
 from tests.sim.planting import SHORT, PlantedBug, planted

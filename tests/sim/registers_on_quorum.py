@@ -12,12 +12,12 @@ from random import Random
 from typing import Any
 
 from rayka.errors import BrokerNotAvailable, KafkaStorageError, NotLeaderOrFollower, StorageError
-from rayka.node.hosting.replicated_shard import ReplicatedShard
-from rayka.node.hosting.snapshot_generator import SnapshotGenerator
-from rayka.node.quorum.quorum_driver import QuorumDriver
-from rayka.node.quorum.quorum_log import QuorumLog
-from rayka.node.quorum.quorum_requests import QuorumRequests
+from rayka.node.quorum_driver import QuorumDriver
+from rayka.node.quorum_log import QuorumLog
+from rayka.node.quorum_requests import QuorumRequests
+from rayka.node.replicated_shard import ReplicatedShard
 from rayka.node.settings import NodeSettings
+from rayka.node.snapshot_generator import SnapshotGenerator
 from rayka.node.tasks import Tasks
 from rayka.ports import Request
 from rayka.protocol.apis import ServedBy

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from rayka.ids import TopicPartition
-from rayka.node.hosting.replicated_shard import ReplicatedShard
+from rayka.node.replicated_shard import ReplicatedShard
 from rayka.sim.checks.replica_views import Replication
 from rayka.sim.registers import REGISTERS_TOPIC, Registers, registers_type
 from rayka.sim.world.machines import Machine, SimCluster

@@ -8,8 +8,7 @@ from uuid import UUID
 
 from rayka.errors import NetworkException
 from rayka.ids import node_name
-from rayka.node.answering import Response
-from rayka.node.inbox import Inbox, Node
+from rayka.node.inbox import Inbox, Node, Response
 from rayka.ports import Request
 from rayka.protocol.caller import Answer, Call
 from rayka.protocol.later import Later

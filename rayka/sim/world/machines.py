@@ -19,10 +19,10 @@ from rayka.ids import node_name, random_uuid, role_of
 from rayka.node.broker_node import BrokerNode, BrokerParts
 from rayka.node.combined_node import CombinedNode
 from rayka.node.controller_node import ControllerNode
+from rayka.node.data_directories import DataDirectories
 from rayka.node.inbox import Node
-from rayka.node.quorum.format import format_controller, format_first_voters, metadata_directory
+from rayka.node.quorum_directory import format_controller, format_first_voters, metadata_directory
 from rayka.node.settings import NodeSettings, combined_controller_directory, controller_settings
-from rayka.node.storage.data_directories import DataDirectories
 from rayka.protocol.membership import NodeState
 from rayka.sim.loop import VirtualLoop
 from rayka.sim.process import Process

@@ -1,1 +1,0 @@
-"""What a node does with a request, one module for each family of APIs."""

@@ -1,1 +1,0 @@
-"""The replicas of one broker: led, followed, and reported to the controller."""

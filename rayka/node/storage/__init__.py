@@ -1,1 +1,0 @@
-"""The data directories of one broker: locks, logs, checkpoints, syncs, and how failed and full ones are handled."""
