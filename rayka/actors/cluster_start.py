@@ -26,6 +26,7 @@ from rayka.actors.cluster_actors import (
     wait_for,
 )
 from rayka.actors.cluster_description import ask_metadata, describe_nodes
+from rayka.actors.disk_search import Seen, learn, sift
 from rayka.actors.formatting import (
     FormatPlan,
     Replacement,
@@ -37,7 +38,6 @@ from rayka.actors.formatting import (
     replaced_directories,
 )
 from rayka.actors.found_directories import NOTHING, Found, FoundDirectory, look_around
-from rayka.actors.identities import Seen, learn, sift
 from rayka.actors.names import (
     actor_name,
     await_gone,

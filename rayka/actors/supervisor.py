@@ -26,11 +26,11 @@ import ray
 
 from rayka.actors import node_handles
 from rayka.actors.controller_ask import ControllerAsk
+from rayka.actors.disk_search import Seen, sift
 from rayka.actors.draining.drained_cluster import DrainedCluster
 from rayka.actors.draining.drainer import Drainer
 from rayka.actors.exit_watch import ExitWatch
 from rayka.actors.found_directories import FoundDirectory, look_at
-from rayka.actors.identities import Seen, sift
 from rayka.actors.names import (
     NAMESPACE,
     actor_name,

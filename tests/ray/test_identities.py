@@ -10,8 +10,8 @@ from uuid import UUID
 import pytest
 
 from rayka.actors import node_handles
+from rayka.actors.disk_search import learn, sift
 from rayka.actors.found_directories import FoundDirectory, look_around
-from rayka.actors.identities import learn, sift
 from rayka.actors.names import formatted_directories, node_directories
 from rayka.actors.supervisor_handle import Identities
 from rayka.cluster import Cluster
