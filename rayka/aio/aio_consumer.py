@@ -19,8 +19,7 @@ from weakref import finalize, ref
 import pyarrow as pa
 
 from rayka.aio.call_thread import CallThread
-from rayka.aio.opening import AioClient
-from rayka.aio.reports import Reports
+from rayka.aio.opening import AioClient, Reports
 from rayka.client import io_thread
 from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle
 from rayka.client.consumer import consumer

@@ -10,8 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar, Unpack
 
-from rayka.aio.opening import AioClient
-from rayka.aio.reports import Reports
+from rayka.aio.opening import AioClient, Reports
 from rayka.client import io_thread
 from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle
 from rayka.client.bounded_wait import await_for

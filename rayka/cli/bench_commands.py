@@ -15,13 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rayka.cli.bench_figures import Figures, GroupFigures, Load, one_by_one
 from rayka.cli.bench_group import (
     STAMP_BYTES,
+    Figures,
+    GroupFigures,
+    Load,
     count_to_read,
     measure_group_consumer,
     measure_group_end_to_end,
     measure_passage,
+    one_by_one,
 )
 from rayka.cli.output import counted, print_table, working
 from rayka.cli.produce_command import closing

@@ -2,13 +2,13 @@
 
 from contextlib import suppress
 from dataclasses import asdict
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from rayka.cli.moments import local_time
-from rayka.cli.output import Style, ids, print_json, print_table, say_progress, size, working
+from rayka.cli.output import Style, ids, local_time, print_json, print_table, say_progress, size, working
 from rayka.cli.shared_options import (
     Target,
     cluster_options,
@@ -21,6 +21,7 @@ from rayka.cli.shared_options import (
     target_options,
     yes_option,
 )
+from rayka.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from rayka.actors.scaling.planner import ScalingStatus
     from rayka.cluster import Cluster
     from rayka.config.cluster_config import ClusterSpec
+
 
 DEFAULT_SPEC = "cluster.yaml"
 _STATE_STYLES = {
@@ -72,7 +74,7 @@ def start(
     `rayka quorum voters` gives it one.
     """
     from rayka.actors.formatting import replaced_directories
-    from rayka.cli.change_tables import announce, plain_change
+    from rayka.cli.restart_command import announce, plain_change
     from rayka.cluster import Cluster
 
     spec = _spec(spec_path, name, address)
@@ -312,7 +314,7 @@ def print_start_plan(spec: "ClusterSpec", replaced: "Mapping[int, Collection[str
     from rayka.actors.cluster_actors import ask_ray
     from rayka.actors.names import actor_name, node_directories, running_node_ids
     from rayka.actors.ray_connection import connect, usable
-    from rayka.cli.change_tables import plain_change, print_change
+    from rayka.cli.restart_command import plain_change, print_change
     from rayka.cluster import Cluster
 
     has_ray = ray.is_initialized() or bool(usable(spec.ray.address))
@@ -405,3 +407,28 @@ def _spec(path: Path | None, name: str | None, address: str | None) -> "ClusterS
     if address is not None:
         values["ray"] = {"address": address}
     return ClusterSpec.of(values, what="the command line")
+
+
+# `rayka init`: a cluster specification to start from. The template is the `cluster.yaml` beside this file.
+
+
+@click.command()
+@click.argument(
+    "path", metavar="[FILE]", required=False, default="cluster.yaml", type=click.Path(path_type=Path)
+)
+@click.option("--force", is_flag=True, help="Overwrite FILE.")
+@json_option
+def init(path: Path, force: bool, as_json: bool) -> None:
+    """Write a commented cluster specification to FILE (default: ./cluster.yaml), for `rayka start`."""
+    text = files("rayka.cli").joinpath("cluster.yaml").read_text()
+    try:
+        with path.open("w" if force else "x") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ConfigError(f"{path} exists; --force overwrites it") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
+    if as_json:
+        print_json({"path": str(path)})
+        return
+    click.echo(f"wrote {path}; edit it, then start the cluster: rayka start {path}")

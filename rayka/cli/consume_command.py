@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import click
 
-from rayka.cli.moments import parse_moment
+from rayka.cli.output import parse_moment
 from rayka.cli.record_text import json_line, parse_format
 from rayka.cli.shared_options import DATA, Target, client_config_option, target_options
 

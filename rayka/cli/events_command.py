@@ -3,17 +3,20 @@
 import json
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
 
-from rayka.cli.moments import local_time
-from rayka.cli.output import print_json
-from rayka.cli.shared_options import Target, target_options
+from rayka.cli.output import local_time, print_json
+from rayka.cli.shared_options import Target, cluster_options, target_options
+from rayka.errors import ClusterNotFound, ConfigError, UnavailableError
 from rayka.protocol.events import EVENTS_MAX
 
 if TYPE_CHECKING:
+    from rayka.actors.node_logs import LogFile
     from rayka.client.admin.admin_load_results import EventInfo
+
 
 _LOOK_EVERY_S = 1.0
 
@@ -59,3 +62,83 @@ def print_events(events: "Sequence[EventInfo]", as_json: bool) -> None:
         else:
             about = ", ".join(each.subjects)
             click.echo(f"{local_time(each.timestamp_ms)}  {each.kind:<16}  {about}  {each.reason}")
+
+
+# `rayka logs`: what a node's process logged, wherever it runs, and the one before it.
+
+
+SUPERVISOR = "supervisor"
+
+
+@click.command()
+@click.argument("node", metavar="NODE")
+@click.option(
+    "--follow", "-f", "is_following", is_flag=True, help="Stay, and print what is logged from now on."
+)
+@click.option(
+    "--lines",
+    "-n",
+    type=click.IntRange(min=0),
+    default=100,
+    show_default=True,
+    help="How many of the last lines.",
+)
+@cluster_options
+def logs(node: str, is_following: bool, lines: int, name: str, address: str) -> None:
+    """Print what NODE logged last: a node's id or name (3, broker-3), or `supervisor`.
+
+    After a restart the last lines of the process before come first. A line on stderr names each file.
+    """
+    from rayka.actors.node_logs import find_logs, follow, last_lines
+    from rayka.actors.ray_connection import connect
+
+    connect(address)
+    actor = log_owner(name, node)
+    try:
+        files = find_logs(actor)
+    except UnavailableError:
+        _refuse_unknown(name, actor, address)
+        raise
+    found, position = last_lines(files, lines)
+    _print(found)
+    if is_following:
+        for line in follow(actor, files[-1], position):
+            click.echo(line)
+
+
+def log_owner(cluster_name: str, node: str) -> str:
+    """The actor that is meant: `rayka/broker-3` of `3`, `broker-3` and `rayka/broker-3`. Raises ConfigError."""
+    from rayka.actors.names import actor_name, supervisor_name
+    from rayka.ids import node_name
+
+    given = node.removeprefix(f"{cluster_name}/")
+    if given == SUPERVISOR:
+        return supervisor_name(cluster_name)
+    number = given.rpartition("-")[2]
+    if not (number.isascii() and number.isdigit()) or given not in (number, node_name(int(number))):
+        raise ConfigError(
+            f"NODE: expected a node's id or name, as 3 or broker-3, or supervisor, found {node!r}"
+        )
+    return actor_name(cluster_name, int(number))
+
+
+def _refuse_unknown(cluster_name: str, actor: str, address: str) -> None:
+    """Raises ConfigError that names the nodes of a cluster that runs, if the actor would be of none of them."""
+    from rayka.actors.names import supervisor_name
+    from rayka.cluster import Cluster
+
+    with suppress(ClusterNotFound):
+        nodes = Cluster.connect(cluster_name, address=address).describe().nodes
+        if actor not in (supervisor_name(cluster_name), *(each.actor_name for each in nodes)):
+            number = actor.rpartition("-")[2]
+            raise ConfigError(f"no node {number}; there are {', '.join(str(each.node_id) for each in nodes)}")
+
+
+def _print(lines: "Sequence[tuple[LogFile, str]]") -> None:
+    """Each line; a file's path on stderr before the first of its own."""
+    shown = None
+    for file, line in lines:
+        if file != shown:
+            click.echo(f"==> {file.path} <==", err=True)
+            shown = file
+        click.echo(line)

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from rayka.cli.moments import parse_moment
-from rayka.cli.output import Style, counted, print_json, print_table, working
+from rayka.cli.output import Style, counted, parse_moment, print_json, print_table, working
 from rayka.cli.shared_options import Group, Target, confirm, target_options, yes_option
 from rayka.errors import UnknownTopicOrPartition
 

@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rayka.client.admin.admin_load_results import BrokerLoadInfo, PartitionLoadInfo
+    from rayka.client.admin.admin_partition_results import ConfigValue
+
 
 _BROKER_COLUMNS = ("broker", "cpu", "in/s", "out/s", "repl in/s", "size", "free", "replicas", "leaders")
 _PARTITION_COLUMNS = ("partition", "broker", "role", "in/s", "rec in/s", "out/s", "rec out/s", "size")
@@ -62,3 +64,15 @@ def _partition_cells(load: "PartitionLoadInfo") -> tuple[object, ...]:
         Count(load.records_out),
         size(load.size_bytes),
     )
+
+
+# What `rayka broker config describe` and `rayka topic describe --configs` show of settings in force.
+
+
+def print_configs(values: "Sequence[ConfigValue]") -> None:
+    """A table of settings, each with where it comes from."""
+    rows = [
+        (each.name, each.value, each.source.name.lower(), "no" if each.is_read_only else "yes")
+        for each in values
+    ]
+    print_table("Configuration", ("key", "value", "source", "alterable"), rows)

@@ -6,14 +6,18 @@ imported late.
 
 import json
 import logging
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
 import click
+
+from rayka.client.timestamps import given_timestamp_ms
 
 
 class Style(StrEnum):
@@ -150,3 +154,22 @@ def _print_plain(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> No
 
 def _text(cell: object) -> str:
     return f"{cell:,}" if isinstance(cell, Count) and sys.stdout.isatty() else str(cell)
+
+
+# Moments as users write them, `2026-01-31T12:00`, or `@MS`, in milliseconds since 1970; and as they read them.
+
+
+def parse_moment(text: str) -> datetime | int:
+    """A moment since 1970. Raises ValueError for what is none."""
+    if re.fullmatch(r"@[0-9]{1,15}", text):
+        return int(text[1:])
+    given_timestamp_ms(text, "moment")
+    return datetime.fromisoformat(text.strip())
+
+
+def local_time(timestamp_ms: int) -> str:
+    """`2026-01-31 12:00:00`. A record may have any timestamp, also one that is no date."""
+    try:
+        return f"{datetime.fromtimestamp(timestamp_ms / 1000).astimezone():%Y-%m-%d %H:%M:%S}"
+    except (ValueError, OverflowError, OSError):
+        return f"{timestamp_ms} ms"

@@ -1,12 +1,13 @@
 """`rayka restart`: nodes of a running cluster restarted, one after another."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from rayka.cli.output import counted, print_json, print_table, working
+from rayka.cli.output import counted, ids, print_json, print_table, working
 from rayka.cli.shared_options import (
     Target,
     confirm,
@@ -19,6 +20,8 @@ from rayka.cli.shared_options import (
 
 if TYPE_CHECKING:
     from rayka.actors.rolling_restart import RestartStep
+    from rayka.actors.spec_changes import SpecChange
+    from rayka.config.cluster_config import ClusterSpec
 
 
 @click.command()
@@ -114,3 +117,44 @@ def _warning(plan: "Sequence[RestartStep]") -> str:
 
 def _named(plan: "Sequence[RestartStep]") -> str:
     return ", ".join(each.actor_name for each in plan)
+
+
+# What a start changes of a cluster that runs, for people and for programs.
+
+
+def announce(spec: "ClusterSpec") -> None:
+    """Prints what a start with this spec is about to change, where the cluster runs and all of its nodes answer."""
+    from rayka.actors.cluster_actors import ask_ray
+    from rayka.actors.names import running_node_ids
+    from rayka.actors.ray_connection import current_address
+    from rayka.cluster import Cluster
+    from rayka.errors import UnavailableError
+
+    if not ask_ray(running_node_ids, spec.name):
+        return
+    with suppress(UnavailableError):  # the start brings nodes back first, or says why not
+        print_change(Cluster(spec.name, current_address()).plan_change(spec))
+
+
+def print_change(change: "SpecChange") -> None:
+    """The settings that change, the votes, and the nodes that restart for the settings, in their order."""
+    if change.settings:
+        rows = [(each.key, each.before, each.after) for each in change.settings]
+        print_table("Settings", ("key", "now", "then"), rows)
+    if change.new_voters:
+        click.echo(f"votes, one after another: {ids(change.new_voters)}")
+    if change.restarts:
+        print_steps("Restarts, one after another", change.restarts)
+    elif change.settings:
+        click.echo("no node restarts for them")
+
+
+def plain_change(change: "SpecChange | None") -> dict[str, Any]:
+    """The same, fit for JSON."""
+    if change is None:
+        return {"settings": [], "new_voters": [], "restarts": []}
+    return {
+        "settings": [{"key": each.key, "now": each.before, "then": each.after} for each in change.settings],
+        "new_voters": list(change.new_voters),
+        "restarts": plain_steps(change.restarts),
+    }

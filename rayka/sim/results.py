@@ -70,11 +70,11 @@ def _spread(seeds: Iterator[int], workers: list["_Worker"], pool: ThreadPoolExec
 
 
 class _Worker:
-    """Another process that runs one seed after another (`rayka.sim.worker`)."""
+    """Another process that runs one seed after another (`rayka.sim.results`)."""
 
     def __init__(self, chosen: dict[str, Any]) -> None:
         options = msgspec.json.encode(chosen).decode()
-        command = [sys.executable, "-m", "rayka.sim.worker", options]
+        command = [sys.executable, "-m", "rayka.sim.results", options]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def run(self, seed: int) -> Outcome:
@@ -91,3 +91,18 @@ class _Worker:
     def close(self) -> None:
         self._process.kill()
         self._process.communicate()
+
+
+# One of the processes of `rayka sim --jobs`: seeds come in, a line each, and outcomes go out, a line of JSON each.
+
+
+def main() -> None:
+    chosen = msgspec.json.decode(sys.argv[1])
+    for line in sys.stdin:
+        outcome = run_seed(int(line), chosen)
+        sys.stdout.write(msgspec.json.encode(outcome).decode() + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

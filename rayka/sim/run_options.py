@@ -11,9 +11,95 @@ from typing import Any
 
 from rayka.ids import FIRST_BROKER_ID, FIRST_CONTROLLER_ID, FIRST_COORDINATOR_ID
 from rayka.shard.runtime import STEPS_PER_TURN
-from rayka.sim.elastic_plan import BROKERS_MIN, ElasticPlan, draw_elastic, elastic_config
-from rayka.sim.group_plan import GroupPlan, draw_group
 from rayka.sim.world.faults import DAMAGING, FaultKind
+
+# What the consumer group of a run looks like: how its members read and commit, and what happens to its topics.
+#
+# Drawn from the seed by a random of its own, so what else the seed draws stays as it is.
+
+
+_SHARE = 0.5  # of the seeds; runs without topics, or with compacted ones, have no group
+_DEATHS = 0.25  # of the groups
+_PARTITIONS_MAX = 6  # of a topic that grows
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlan:
+    """The group of one run. `static_count` members have a `group_instance_id`, the others have none."""
+
+    assignor: str = "range"
+    static_count: int = 0
+    is_automatic: bool = False  # members commit by themselves, every second
+    grows: bool = False  # its topics get more partitions
+    has_zombies: bool = False  # members stand still, and a dead one's last commit comes late
+    has_death: bool = False  # members do not come and go; one of them dies, and does not come back
+
+    def next_partition_count(self, partition_count: int) -> int:
+        """How many partitions a topic gets next; as many as it has when it is large enough."""
+        return min(partition_count + 1, max(_PARTITIONS_MAX, partition_count))
+
+
+def draw_group(seed: int) -> dict[str, Any]:
+    """Members, coordinators and the plan; half of the seeds have no members unless these are asked for."""
+    random = Random(f"group swarm {seed}")
+    members = random.choice((2, 3, 3, 4)) * (random.random() < _SHARE)
+    return {
+        "members": members,
+        "coordinators": random.choice((1, 1, 2)),
+        "group": GroupPlan(
+            assignor=random.choice(("range", "roundrobin", "sticky", "cooperative-sticky")),
+            static_count=random.choice((0, 0, 1, 4)),
+            is_automatic=random.random() < 0.5,
+            grows=random.random() < 0.5,
+            has_zombies=random.random() < 0.5,
+            has_death=Random(f"group death {seed}").random() < _DEATHS,
+        ),
+    }
+
+
+# What the brokers of a run do that come and go, and the balancing and healing that this asks for.
+#
+# Drawn from the seed by a random of its own, so what else the seed draws stays as it is.
+
+
+BROKERS_MIN = 3  # that are there at the begin, and the largest replication factor
+
+
+@dataclass(frozen=True, slots=True)
+class ElasticPlan:
+    """How often something comes to pass, and whether a broker dies for good."""
+
+    scaling_pause_s: float = 4.0  # between what the operator does: brokers that join or leave, balances
+    flap_pause_s: float = 8.0  # between brokers that end and begin several times
+    has_death: bool = False
+    # Between machines that Ray drains, one after another, of two at a time; 0 for none.
+    drain_pause_s: float = 0.0
+
+
+def draw_elastic(seed: int) -> ElasticPlan:
+    """The plan, for a run that is asked for brokers that come."""
+    random = Random(f"elastic swarm {seed}")
+    return ElasticPlan(
+        scaling_pause_s=random.choice((1.0, 4.0)),
+        flap_pause_s=random.choice((4.0, 15.0)),
+        has_death=random.random() < 0.6,
+        drain_pause_s=random.choice((0.0, 3.0, 10.0)),
+    )
+
+
+def elastic_config(seed: int) -> dict[str, Any]:
+    """Healing and balances within a run."""
+    random = Random(f"elastic config {seed}")
+    return {
+        "broker_unavailable_timeout_ms": random.choice((3_000, 8_000)),
+        "balancer_settle_ms": random.choice((500, 3_000)),
+        "balancer_moves_max": random.choice((1, 2, 10)),
+        "reassignment_replication_throttled_rate": random.choice((5_000, 100_000_000)),
+        "replica_lag_time_max_ms": random.choice((2_000, 10_000)),
+        "replica_fetch_wait_max_ms": 500,
+        "leader_imbalance_check_interval_seconds": 5,
+    }
+
 
 CLIENT_ID = 9001  # clients are nodes of the network, too
 PRODUCER_ID = 9101

@@ -23,9 +23,8 @@ import msgspec
 from rayka.ids import TopicPartition
 from rayka.metadata.image import MetadataImage
 from rayka.sim.checks.checkers import Checkers, Violation, quorum_of
-from rayka.sim.checks.data_history import DataHistory
+from rayka.sim.checks.data_history import DataHistory, History
 from rayka.sim.checks.drained_machines import DrainedMachines
-from rayka.sim.checks.history import History
 from rayka.sim.checks.ledger import Ledger
 from rayka.sim.checks.moves import Moves
 from rayka.sim.checks.partition_states import PartitionStates
@@ -36,19 +35,16 @@ from rayka.sim.clients.broker_scaling import Scaling
 from rayka.sim.clients.data_clients import DataClients
 from rayka.sim.clients.group_clients import GroupClients
 from rayka.sim.clients.machine_drains import MachineDrains
-from rayka.sim.clients.operations import PartitionOperator
-from rayka.sim.clients.register_clients import RegisterClients
-from rayka.sim.clients.register_hosts import PartitionHosts
-from rayka.sim.clients.topic_growth import TopicGrowth
+from rayka.sim.clients.operations import PartitionOperator, TopicGrowth
+from rayka.sim.clients.register_clients import PartitionHosts, RegisterClients
 from rayka.sim.clients.workload import Workload
 from rayka.sim.loop import START_US, Livelock, VirtualLoop
 from rayka.sim.run_options import SimOptions, TopicPlan
 from rayka.sim.trace import Trace
 from rayka.sim.world.coming_machines import ComingMachines
 from rayka.sim.world.faults import draw_faults
-from rayka.sim.world.injector import Injector
+from rayka.sim.world.injector import Injector, Repairs
 from rayka.sim.world.machines import Machine, SimCluster
-from rayka.sim.world.repairs import Repairs
 from rayka.sim.world.simulated_network import SimNetwork
 
 LIVENESS_SECONDS = 60  # without a replica that has copied more

@@ -17,10 +17,13 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 import pyarrow as pa
+import ray
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from rayka.actors import ray_connection
 from rayka.client import io_thread
+from rayka.client.bootstrap import ClusterHandle, resolve
 from rayka.errors import ConfigError
 from rayka.protocol.fetch import FileRange
 from rayka.spark.partition_reader import read_range
@@ -30,6 +33,7 @@ from rayka.spark.source_options import ReadOptions
 
 if TYPE_CHECKING:
     from rayka.spark.topic_client import TopicClient
+
 
 _PLANNING_TIMEOUT_SECONDS = 120
 _NO_WRITES = (
@@ -117,8 +121,8 @@ class RaykaReader(DataSourceReader):  # type: ignore[misc]
         return read_range(self._options, partition.offsets, partition.file_ranges, self._client)
 
     def _client(self) -> "TopicClient":
+        from rayka.spark.source import find_cluster
         from rayka.spark.topic_client import TopicClient
-        from rayka.spark.worker_connection import find_cluster
 
         cluster = find_cluster(self._options.cluster, self._ray_address)
         return TopicClient(cluster, self._options.transport)
@@ -131,3 +135,26 @@ class RaykaReader(DataSourceReader):  # type: ignore[misc]
         pieces = split_ranges(whole, min_partitions=self._options.min_partitions, slot_count=self._slot_count)
         files = await asyncio.gather(*(located(each, self._options, client) for each in pieces))
         return [RangePartition(*each) for each in zip(pieces, files, strict=True)]
+
+
+# The way from a Spark Python worker to a cluster: one Ray connection, which stays, as workers are reused.
+#
+# A connection made here follows when another Ray is asked for (a session that reads from two); one that the process had
+# before, such as the driver's, is left alone.
+
+
+_ours = False
+
+
+def find_cluster(name: str, ray_address: str) -> ClusterHandle:
+    """The cluster of that name on the Ray at an address; empty: the one that runs on this machine.
+
+    Raises ClusterNotFound, or UnavailableError when there is no Ray.
+    """
+    global _ours  # noqa: PLW0603 - a process has one connection to Ray
+    if _ours and ray_address and ray_address != ray_connection.current_address():
+        ray.shutdown()
+    was_connected = ray.is_initialized()
+    ray_connection.connect(ray_address or ray_connection.AUTO)
+    _ours = _ours or not was_connected
+    return resolve(name)

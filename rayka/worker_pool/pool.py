@@ -22,11 +22,16 @@ from rayka.cluster import Cluster
 from rayka.config.client_config import WorkersConfig
 from rayka.errors import ApiError, ConfigError, RaykaError, UnavailableError, WorkFailed
 from rayka.options import WorkersOptions
-from rayka.worker_pool.group_lag import GroupLag
-from rayka.worker_pool.scaling import Look, Scaling
+from rayka.worker_pool.scaling import GroupLag, Look, Scaling
 from rayka.worker_pool.work_loop import WorkerStatus
-from rayka.worker_pool.worker_actor import WorkerEnd, WorkerPlan
-from rayka.worker_pool.worker_hosts import ActorHost, ThreadHost, WorkerHandle, WorkerHost
+from rayka.worker_pool.worker_hosts import (
+    ActorHost,
+    ThreadHost,
+    WorkerEnd,
+    WorkerHandle,
+    WorkerHost,
+    WorkerPlan,
+)
 
 _LOOK_S = 1.0
 _ANSWER_S = 10.0

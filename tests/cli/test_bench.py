@@ -18,8 +18,16 @@ from rayka.cli.bench_commands import (
     measure_latency,
     measure_producer,
 )
-from rayka.cli.bench_figures import Figures, GroupFigures, Load, one_by_one, percentile
-from rayka.cli.bench_group import bench_group, measure_group_consumer, measure_group_end_to_end
+from rayka.cli.bench_group import (
+    Figures,
+    GroupFigures,
+    Load,
+    bench_group,
+    measure_group_consumer,
+    measure_group_end_to_end,
+    one_by_one,
+    percentile,
+)
 from rayka.cli.main import run
 from rayka.cli.output import print_json
 from rayka.cluster import Cluster

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from rayka.cli import broker_commands as broker
-from rayka.cli import log_tables
 from rayka.cli import partition_commands as partition
+from rayka.cli import topic_commands
 from rayka.cli import topic_commands as topic
 from rayka.cli.main import run
-from rayka.cli.replica_plans import check_brokers, parse_json, parse_partition, parse_replicas
+from rayka.cli.partition_commands import check_brokers, parse_json, parse_partition, parse_replicas
 from rayka.client.admin.admin_arguments import assignment_of, assignments_of
 from rayka.client.admin.admin_partition_results import (
     BrokerLogDirs,
@@ -303,7 +303,7 @@ def test_the_logs_of_leaders_are_shown_and_those_of_silent_brokers_are_unknown(
         PartitionDescription(number, 2, 7, (1, 2), (1, 2), logs=(None, log))
         for number, log in enumerate(logs)
     ]
-    log_tables.print_logs(partitions)
+    topic_commands.print_logs(partitions)
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     headings = "partition offsets records size segments oldest record dirty last compaction last retention"
     assert lines[0] == headings.split()
@@ -325,7 +325,7 @@ def test_the_logs_of_leaders_are_shown_and_those_of_silent_brokers_are_unknown(
 def test_a_replica_that_cannot_be_compacted_is_named_with_the_reason() -> None:
     stuck = a_log(0, LogCleaningInfo(0, 9, 1.0, "orders-0 cannot be compacted: a bad batch"))
     led_elsewhere = PartitionDescription(0, 1, 7, (1, 2), (1, 2), logs=(a_log(0, None), stuck))
-    assert log_tables.compaction_problems("orders", [led_elsewhere]) == [
+    assert topic_commands.compaction_problems("orders", [led_elsewhere]) == [
         "orders-0 grows on broker 2: orders-0 cannot be compacted: a bad batch"
     ]
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayka import Record
-from rayka.cli.moments import parse_moment
+from rayka.cli.output import parse_moment
 from rayka.client.timestamps import given_timestamp_ms, moment_of
 from rayka.ids import TopicPartition
 from rayka.protocol.batch_decode import Header

@@ -57,7 +57,7 @@ _IMPORTED = (
     "rayka.node.broker_node",
     "rayka.node.combined_node",
     "rayka.node.controller_node",
-    "rayka.worker_pool.worker_actor",
+    "rayka.worker_pool.worker_hosts",
 )
 _REQUEST_BYTES_MAX = 1 << 18
 

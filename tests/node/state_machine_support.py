@@ -6,7 +6,7 @@ from typing import Any, Protocol, TypeVar
 from rayka.errors import ApiError
 from rayka.partition.partition import Partition
 from rayka.protocol.topics import DeleteTopicsRequest
-from rayka.sim.clients.register_hosts import RegisterHosts, RegistersShard
+from rayka.sim.clients.register_clients import RegisterHosts, RegistersShard
 from rayka.sim.registers import registers_type
 from rayka.sim.run_options import SimOptions
 from rayka.sim.simulation import Quiet, Simulation

@@ -46,8 +46,7 @@ from rayka.protocol.topics import (
 )
 from rayka.sim.checks.data_history import Send
 from rayka.sim.checks.replica_checkers import batches_of
-from rayka.sim.loop import START_US
-from rayka.sim.process import PROCESS, Process
+from rayka.sim.loop import PROCESS, START_US, Process
 from rayka.sim.run_options import CLIENT_ID, SimOptions
 from rayka.sim.simulation import Quiet, Simulation
 from rayka.sim.world.simulated_network import SimPort

@@ -23,8 +23,7 @@ from rayka.controller.planning import balance_plan
 from rayka.node.log_manager import LogManager
 from rayka.protocol.load import BalanceState
 from rayka.sim import simulation
-from rayka.sim.elastic_plan import ElasticPlan
-from rayka.sim.run_options import TopicPlan
+from rayka.sim.run_options import ElasticPlan, TopicPlan
 from rayka.sim.world.faults import FaultKind
 from tests.sim.planting import SHORT, PlantedBug, planted
 

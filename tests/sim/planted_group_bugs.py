@@ -23,8 +23,7 @@ from rayka.protocol.fetch import LATEST_TIMESTAMP
 from rayka.protocol.groups import GroupHeartbeatResponse, GroupState, MemberAssignment
 from rayka.shard.runtime import ShardRuntime
 from rayka.shard.shard import Later
-from rayka.sim.group_plan import GroupPlan
-from rayka.sim.run_options import LanePlan, TopicPlan
+from rayka.sim.run_options import GroupPlan, LanePlan, TopicPlan
 from rayka.sim.world.faults import FaultKind
 from tests.sim.planting import SECONDS, SHORT, PlantedBug, planted
 

@@ -10,7 +10,7 @@ from typing import Any
 from rayka.errors import NetworkException
 from rayka.protocol.caller import Answer, Call
 from rayka.protocol.wire import Admission, CallNumber, Inbound, Outbound
-from rayka.sim.process import Process
+from rayka.sim.loop import Process
 from rayka.sim.run_options import LanePlan, TopicPlan
 from rayka.sim.world.exchange import Exchange
 from rayka.sim.world.simulated_lanes import SimLane

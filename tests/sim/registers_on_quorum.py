@@ -26,19 +26,16 @@ from rayka.protocol.quorum_messages import FetchSnapshotRequest
 from rayka.raft.quorum import Quorum
 from rayka.sim.checks.checkers import Checkers
 from rayka.sim.checks.ledger import Ledger
-from rayka.sim.clients.register_clients import RegisterClients
-from rayka.sim.clients.register_hosts import RegistersShard
-from rayka.sim.loop import START_US, Livelock, VirtualLoop
-from rayka.sim.process import Process
+from rayka.sim.clients.register_clients import RegisterClients, RegistersShard
+from rayka.sim.loop import START_US, Livelock, Process, VirtualLoop
 from rayka.sim.registers import CHANGES, Register, Registers
 from rayka.sim.run_options import SimOptions
 from rayka.sim.simulation import LIVENESS_SECONDS, Outcome, Quiet, Verdict
 from rayka.sim.trace import Trace
 from rayka.sim.world.exchange import Exchange
 from rayka.sim.world.faults import draw_faults
-from rayka.sim.world.injector import Injector
+from rayka.sim.world.injector import Injector, Repairs
 from rayka.sim.world.machines import Machine, SimCluster
-from rayka.sim.world.repairs import Repairs
 from rayka.sim.world.simulated_network import SimNetwork
 
 VOTERS: dict[str, Any] = {

@@ -2,8 +2,7 @@
 
 import pytest
 
-from rayka.sim.elastic_plan import BROKERS_MIN, ElasticPlan
-from rayka.sim.run_options import swarm
+from rayka.sim.run_options import BROKERS_MIN, ElasticPlan, swarm
 from rayka.sim.simulation import Simulation, Verdict
 from rayka.sim.world.faults import DAMAGING, FaultKind
 

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from rayka.coordinator.group_shard import OFFSETS_TOPIC
-from rayka.sim.group_plan import GroupPlan
-from rayka.sim.run_options import TopicPlan, swarm
+from rayka.sim.run_options import GroupPlan, TopicPlan, swarm
 from rayka.sim.simulation import Simulation, Verdict
 
 SECONDS = 15.0

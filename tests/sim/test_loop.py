@@ -7,8 +7,7 @@ from contextvars import Context
 
 import pytest
 
-from rayka.sim.loop import START_US, Deadlock, Escape, Livelock, VirtualLoop
-from rayka.sim.process import PROCESS, Process
+from rayka.sim.loop import PROCESS, START_US, Deadlock, Escape, Livelock, Process, VirtualLoop
 
 
 async def sleep_and_note(notes: list[str], name: str, seconds: float) -> None:

@@ -10,8 +10,8 @@ import pytest
 from rayka.sim.loop import START_US, VirtualLoop
 from rayka.sim.run_options import NO_LANES, LanePlan, SimOptions, swarm
 from rayka.sim.simulation import Simulation, Verdict
-from rayka.sim.world.links import Links
-from rayka.sim.world.pipe import STALLED_US, Kind, Pair, Pipe
+from rayka.sim.world.exchange import Links
+from rayka.sim.world.simulated_lanes import STALLED_US, Kind, Pair, Pipe
 from tests.sim.planted_lane_bugs import CHANGING_LANES
 
 BROKER, CONTROLLER = 1, 3001

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from rayka.cli.main import run
-from rayka.sim.group_plan import GroupPlan
+from rayka.sim.command import shrink
 from rayka.sim.results import read_results
-from rayka.sim.run_options import NO_LANES, SimOptions, TopicPlan, swarm, with_faults
-from rayka.sim.shrink import shrink
+from rayka.sim.run_options import NO_LANES, GroupPlan, SimOptions, TopicPlan, swarm, with_faults
 from rayka.sim.simulation import LIVENESS_SECONDS, LIVENESS_SECONDS_MAX, Patience, Simulation, Verdict
 from rayka.sim.world.faults import DAMAGING, FaultKind, draw_faults
 from tests.sim.planted_bugs import PLANTED_BUGS

@@ -9,7 +9,7 @@ import pytest
 import rayka
 import rayka.testing
 from rayka import Admin, Producer, TopicPartition
-from rayka.cli.balance_command import follow, print_balance
+from rayka.cli.broker_commands import follow, print_balance
 from rayka.client.admin.admin_load_results import EventInfo
 from rayka.errors import InvalidRequest
 from rayka.testing import InProcessCluster

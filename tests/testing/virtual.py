@@ -29,8 +29,7 @@ from rayka.protocol.topics import (
     Reassignment,
 )
 from rayka.sim.checks.data_history import Send
-from rayka.sim.loop import START_US
-from rayka.sim.process import PROCESS, Process
+from rayka.sim.loop import PROCESS, START_US, Process
 from rayka.sim.run_options import CLIENT_ID, SimOptions
 from rayka.sim.simulation import Quiet, Simulation
 

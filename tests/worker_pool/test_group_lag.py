@@ -8,7 +8,7 @@ import rayka
 import rayka.testing
 from rayka import TopicPartition
 from rayka.testing import InProcessCluster
-from rayka.worker_pool.group_lag import GroupLag
+from rayka.worker_pool.scaling import GroupLag
 
 COUNT = 10
 

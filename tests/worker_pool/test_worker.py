@@ -15,7 +15,7 @@ from rayka.config.client_config import WorkersConfig
 from rayka.errors import ConfigError, SerializationError, WorkFailed
 from rayka.testing import InProcessCluster
 from rayka.worker_pool.work_loop import Worker
-from rayka.worker_pool.worker_actor import consumer_options
+from rayka.worker_pool.worker_hosts import consumer_options
 from tests.testing.waiting import WAIT_S
 
 _topics = (f"work-{number}" for number in count())

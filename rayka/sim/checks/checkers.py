@@ -31,8 +31,7 @@ from rayka.raft.election_state import QUORUM_STATE_FILE, ElectionState, decode_e
 from rayka.raft.quorum import Quorum
 from rayka.raft.snapshot import BOOTSTRAP_SNAPSHOT_ID, decode_snapshot, parse_snapshot_name
 from rayka.sim.checks.ledger import Ledger, difference
-from rayka.sim.loop import VirtualLoop
-from rayka.sim.process import Process
+from rayka.sim.loop import Process, VirtualLoop
 from rayka.sim.trace import Trace
 from rayka.sim.world.exchange import Endpoint, Exchange
 from rayka.sim.world.machines import Machine

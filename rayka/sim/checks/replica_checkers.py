@@ -14,9 +14,8 @@ from rayka.log.leader_epoch_cache import EpochStart
 from rayka.partition.partition import Partition
 from rayka.protocol.produce import ACKS_ALL, ProduceRequest, ProduceResponse
 from rayka.sim.checks.checkers import Checkers
-from rayka.sim.checks.compacted_logs import batch_of, first_missing, is_part_of, missing_offsets
+from rayka.sim.checks.compacted_logs import batch_of, first_missing, is_part_of, missing_offsets, wrongly_gone
 from rayka.sim.checks.data_history import DataHistory
-from rayka.sim.checks.expired_logs import wrongly_gone
 from rayka.sim.checks.partition_truth import Batch, PartitionTruth, epoch_at
 from rayka.sim.checks.replica_views import (
     Replication,

@@ -5,7 +5,7 @@ from collections.abc import Coroutine
 from contextvars import Context
 from typing import Any
 
-from rayka.sim.process import Process
+from rayka.sim.loop import Process
 from rayka.sim.world.machines import SimCluster
 
 

@@ -24,11 +24,10 @@ from rayka.options import Transport
 from rayka.ports import Network
 from rayka.sim.checks.checkers import Checkers
 from rayka.sim.checks.compacted_logs import TOMBSTONE, identity_of
-from rayka.sim.checks.data_history import DataHistory, Send, Session
-from rayka.sim.checks.history import Outcome
+from rayka.sim.checks.data_history import DataHistory, Outcome, Send, Session
 from rayka.sim.checks.replica_views import Replication
 from rayka.sim.clients.acting import Acting
-from rayka.sim.process import Process
+from rayka.sim.loop import Process
 from rayka.sim.run_options import TopicPlan
 from rayka.sim.world.machines import SimCluster
 from rayka.sim.world.simulated_network import SimNetwork

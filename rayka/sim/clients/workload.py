@@ -22,7 +22,7 @@ from rayka.protocol.topics import (
     TopicResult,
 )
 from rayka.sim.checks.checkers import Checkers
-from rayka.sim.checks.history import History, Kind, Operation, Outcome
+from rayka.sim.checks.data_history import History, Kind, Operation, Outcome
 from rayka.sim.clients.acting import Acting
 from rayka.sim.run_options import TopicPlan
 from rayka.sim.world.machines import SimCluster

@@ -5,10 +5,9 @@ from contextlib import suppress
 from random import Random
 
 from rayka.ids import node_name
-from rayka.sim.elastic_plan import BROKERS_MIN
-from rayka.sim.run_options import SCALING_ID
+from rayka.sim.run_options import BROKERS_MIN, SCALING_ID
+from rayka.sim.world.injector import Repairs
 from rayka.sim.world.machines import Machine, SimCluster
-from rayka.sim.world.repairs import Repairs
 
 
 class ComingMachines:

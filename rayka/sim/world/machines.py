@@ -1,6 +1,6 @@
 """The machines of one simulation: each a disk, a wall clock, and the node that runs there just now, if any.
 
-A node is the real one, in a process of its own (`rayka.sim.process`). What would restart it on Ray does so here:
+A node is the real one, in a process of its own (`rayka.sim.loop`). What would restart it on Ray does so here:
 a node that could not start tries again, one whose process ended is started by what ended it, and one that found its
 incarnation over (StaleBrokerEpoch) comes back at once. Any other exception that reaches `crash` is a bug, and a
 violation. Invariant: at most one process of a node is alive.
@@ -24,8 +24,7 @@ from rayka.node.inbox import Node
 from rayka.node.quorum_directory import format_controller, format_first_voters, metadata_directory
 from rayka.node.settings import NodeSettings, combined_controller_directory, controller_settings
 from rayka.protocol.membership import NodeState
-from rayka.sim.loop import VirtualLoop
-from rayka.sim.process import Process
+from rayka.sim.loop import Process, VirtualLoop
 from rayka.sim.registers import registers_type
 from rayka.sim.run_options import SimOptions
 from rayka.sim.trace import Trace

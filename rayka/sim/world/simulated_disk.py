@@ -13,7 +13,7 @@ from rayka.errors import StorageError
 from rayka.ports import Lock
 from rayka.protocol.batch_format import CRC_START, HEADER_BYTES, LENGTH_FIELD_END
 from rayka.raft.snapshot import parse_snapshot_name
-from rayka.sim.process import PROCESS
+from rayka.sim.loop import PROCESS
 from rayka.sim.trace import Trace
 from rayka.testing.memory_disk import MemoryDisk, Operation
 

@@ -21,12 +21,10 @@ from rayka.ports import Request
 from rayka.protocol.caller import Answer, Call, Caller
 from rayka.protocol.later import Later
 from rayka.protocol.wire import Failure, decode, in_memory
-from rayka.sim.loop import VirtualLoop
-from rayka.sim.process import Process
+from rayka.sim.loop import Process, VirtualLoop
 from rayka.sim.run_options import SimOptions
 from rayka.sim.trace import Trace
-from rayka.sim.world.exchange import Endpoint, Exchange
-from rayka.sim.world.links import Link, Links
+from rayka.sim.world.exchange import Endpoint, Exchange, Link, Links
 from rayka.sim.world.simulated_lanes import SimLanes
 
 if TYPE_CHECKING:
