@@ -13,7 +13,7 @@ from typing import Any
 from uuid import UUID
 
 from rayka.client import io_thread
-from rayka.client.producer.dispatch import REQUEST_BATCHES_MAX
+from rayka.client.producer.drain_schedule import REQUEST_BATCHES_MAX
 from rayka.cluster import Cluster
 from rayka.errors import ErrorCode
 from rayka.protocol.batch_encode import encode_batch

@@ -25,13 +25,11 @@ from rayka.client.producer.delivery_future import (
     OnDelivery,
     await_done,
 )
-from rayka.client.producer.interceptors import OutgoingRecord, reported_to
-from rayka.client.producer.memory_line import MemoryTurn
-from rayka.client.producer.outbox import Attempt, Outbox
+from rayka.client.producer.outcomes import ProducerMetrics
 from rayka.client.producer.producer_batch import ProducerBatch
-from rayka.client.producer.producer_metrics import ProducerMetrics
-from rayka.client.producer.record_columns import Row
-from rayka.client.producer.row_input import OMITTED, given_value
+from rayka.client.producer.producer_core import Attempt, Outbox, OutgoingRecord, reported_to
+from rayka.client.producer.producer_topics import MemoryTurn
+from rayka.client.producer.record_columns import OMITTED, Row, given_value
 from rayka.config.client_config import ProducerConfig
 from rayka.errors import ClosedError
 from rayka.options import ProducerOptions

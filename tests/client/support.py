@@ -9,7 +9,7 @@ from uuid import UUID
 
 from rayka.client import io_thread
 from rayka.client.producer.accumulator import Accumulator
-from rayka.client.producer.dispatch import Dispatch
+from rayka.client.producer.drain_schedule import Dispatch
 from rayka.client.producer.partition_queue import Limits
 from rayka.client.producer.producer_batch import ProducerBatch
 from rayka.errors import BrokerNotAvailable, ErrorCode, NetworkException, RequestTimedOut

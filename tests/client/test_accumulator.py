@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rayka.client.producer.accumulator import OPENED_AT, Accumulator
+from rayka.client.producer.acknowledgement import PartEnd
 from rayka.client.producer.delivery_future import DeliveryFuture
-from rayka.client.producer.part_ends import PartEnd
 from rayka.client.producer.partition_queue import NEVER, STAMP_AGE_MS, Limits
 from rayka.client.producer.producer_batch import BATCH_OVERHEAD_BYTES, ProducerBatch
 from rayka.client.producer.record_columns import (

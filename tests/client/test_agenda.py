@@ -2,7 +2,7 @@
 
 import pytest
 
-from rayka.client.producer.agenda import Agenda
+from rayka.client.producer.drain_schedule import Agenda
 from rayka.client.producer.partition_queue import NEVER, Limits, PartitionQueue
 from rayka.client.producer.producer_batch import ProducerBatch
 

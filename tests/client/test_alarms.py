@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayka.client.producer.alarms import Alarms
+from rayka.client.producer.drain_schedule import Alarms
 from rayka.client.producer.partition_queue import NEVER, Limits, PartitionQueue
 
 LIMITS = Limits(1_000, 1 << 20, linger_ms=0, delivery_timeout_ms=100)

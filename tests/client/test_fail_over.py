@@ -5,7 +5,7 @@ import time
 import pytest
 
 from rayka import Producer
-from rayka.client.producer.leader_watch import LeaderWatch
+from rayka.client.producer.partition_leaders import LeaderWatch
 from rayka.errors import DeliveryTimeout, ErrorCode, NetworkException
 from rayka.ids import NO_NODE
 from rayka.protocol.membership import MetadataPartition, MetadataTopic

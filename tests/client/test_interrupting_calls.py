@@ -18,7 +18,7 @@ import pytest
 import rayka
 from rayka import Producer
 from rayka.client import io_thread
-from rayka.client.producer import interrupting_sends
+from rayka.client.producer import accumulator
 from rayka.errors import ClosedError
 from tests.client.support import ScriptedCluster
 
@@ -131,7 +131,7 @@ def test_what_waits_within_a_send_ends_or_is_refused_at_once(waiting: str) -> No
 def test_a_handler_may_send_so_many_records_at_once_and_is_told_when_it_is_too_many() -> None:
     def handler() -> None:
         with producer._accumulator._lock:  # any step
-            for _ in range(interrupting_sends.COUNT_MAX):
+            for _ in range(accumulator.COUNT_MAX):
                 producer.send("orders", b"x", partition=0, headers=[("h", b"1")])
             with pytest.raises(TimeoutError, match="with the buffer full, was called in a signal handler"):
                 producer.send("orders", b"x", partition=0, headers=[("h", b"1")])
@@ -140,7 +140,7 @@ def test_a_handler_may_send_so_many_records_at_once_and_is_told_when_it_is_too_m
     with Producer(cluster) as producer:
         producer.send("orders", b"first", partition=0).result(WAIT_S)
         handler()
-    assert len(cluster.values("orders", 0)) == 1 + interrupting_sends.COUNT_MAX
+    assert len(cluster.values("orders", 0)) == 1 + accumulator.COUNT_MAX
 
 
 def test_records_of_a_handler_whose_step_ends_by_an_exception_are_sent_all_the_same() -> None:
@@ -161,7 +161,7 @@ def settling_interrupted_at(number: int) -> Iterator[list[int]]:
     left = [number]
 
     def profile(frame: FrameType, event: str, _: Any) -> None:
-        if frame.f_code.co_filename == interrupting_sends.__file__ and event in ("call", "c_return"):
+        if frame.f_code.co_filename == accumulator.__file__ and event in ("call", "c_return"):
             left[0] -= 1
             if left[0] == 0:
                 sys.setprofile(None)

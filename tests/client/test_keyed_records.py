@@ -8,7 +8,7 @@ import pytest
 
 from rayka import Producer
 from rayka.client.producer.delivery_future import DeliveryFuture
-from rayka.client.producer.remembered_hashes import KEYS_MAX, RememberedHashes
+from rayka.client.producer.record_columns import KEYS_MAX, RememberedHashes
 from rayka.errors import ClosedError
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.murmur2 import partition_for_key

@@ -6,8 +6,7 @@ import threading
 from rayka import Producer
 from rayka.client import io_thread
 from rayka.client.producer.accumulator import Accumulator
-from rayka.client.producer.agenda import APPENDING_MS
-from rayka.client.producer.dispatch import LEADER_BATCHES_MAX, REQUEST_BATCHES_MAX
+from rayka.client.producer.drain_schedule import APPENDING_MS, LEADER_BATCHES_MAX, REQUEST_BATCHES_MAX
 from rayka.client.producer.partition_queue import Limits
 from rayka.client.producer.record_columns import Moment, Row
 from rayka.protocol.membership import MetadataPartition

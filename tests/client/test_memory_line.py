@@ -12,7 +12,7 @@ import pytest
 
 from rayka import Producer
 from rayka.aio import Producer as AioProducer
-from rayka.client.producer.memory_line import MemoryLine, MemoryTurn
+from rayka.client.producer.producer_topics import MemoryLine, MemoryTurn
 from rayka.errors import BufferExhausted
 from tests.client.support import ScriptedCluster
 

@@ -5,10 +5,9 @@ from random import Random
 import pytest
 
 from rayka.client.producer.accumulator import Accumulator
-from rayka.client.producer.partition_queue import Limits, PartitionQueue
+from rayka.client.producer.partition_queue import PRODUCER_EPOCH_MAX, Limits, PartitionQueue, Sequences
 from rayka.client.producer.producer_batch import ProducerBatch
 from rayka.client.producer.record_columns import RECORD_OVERHEAD_BYTES, Moment
-from rayka.client.producer.sequences import PRODUCER_EPOCH_MAX, Sequences
 from rayka.errors import (
     ApiError,
     InvariantBroken,

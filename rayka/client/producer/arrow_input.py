@@ -17,14 +17,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rayka.client.consumer.record import Record
-from rayka.client.producer.partitioning import Partitioning
 from rayka.client.producer.record_columns import (
     HEADER_OVERHEAD_BYTES,
     RECORD_OVERHEAD_BYTES,
     Columns,
     Headers,
+    Partitioning,
+    as_bytes,
+    as_headers,
+    as_timestamp,
+    warn_of_seconds,
 )
-from rayka.client.producer.row_input import as_bytes, as_headers, as_timestamp, warn_of_seconds
 from rayka.client.serializers import Serializer
 from rayka.errors import RecordTooLarge, SerializationError
 from rayka.protocol.batch_columns import (

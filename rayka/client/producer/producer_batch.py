@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rayka.client import io_thread
-from rayka.client.producer.acknowledgement import RecordMetadata, offset_after
-from rayka.client.producer.part_ends import PartEnd, PartEnds
+from rayka.client.producer.acknowledgement import PartEnd, PartEnds, RecordMetadata, offset_after
 from rayka.client.producer.record_columns import Columns, columns_of_rows, concatenated, encode_columns
 from rayka.errors import InvariantBroken, RaykaError
 from rayka.ids import NO_OFFSET, NO_TIMESTAMP, TopicPartition

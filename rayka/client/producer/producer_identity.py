@@ -9,9 +9,8 @@ it decides which partitions belong to the transaction before their batches may g
 from collections.abc import Iterable
 from itertools import takewhile
 
-from rayka.client.producer.partition_queue import PartitionQueue
+from rayka.client.producer.partition_queue import PRODUCER_EPOCH_MAX, PartitionQueue
 from rayka.client.producer.producer_batch import ProducerBatch
-from rayka.client.producer.sequences import PRODUCER_EPOCH_MAX
 from rayka.errors import InvariantBroken
 from rayka.protocol.batch_format import NO_PRODUCER_ID
 

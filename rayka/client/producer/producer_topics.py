@@ -4,18 +4,145 @@ A part of the accumulator, guarded by its lock. Invariants: at most one batch of
 memory is set aside for every batch before it grows. Kafka: RecordAccumulator.append, BufferPool.
 """
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
+from weakref import ref
 
-from rayka.client.producer.agenda import Agenda
-from rayka.client.producer.buffer_pool import BufferPool
-from rayka.client.producer.memory_line import MemoryLine
-from rayka.client.producer.partition_queue import STAMP_AGE_MS, Limits, PartitionQueue
+from rayka.client.producer.drain_schedule import Agenda
+from rayka.client.producer.partition_queue import STAMP_AGE_MS, Limits, PartitionQueue, TopicQueues
 from rayka.client.producer.producer_batch import BATCH_OVERHEAD_BYTES, ProducerBatch
-from rayka.client.producer.record_columns import Columns
-from rayka.client.producer.remembered_hashes import RememberedHashes
-from rayka.client.producer.topic_queues import TopicQueues
+from rayka.client.producer.record_columns import Columns, RememberedHashes
 from rayka.errors import NoSuchTopic
+
+# The waiting line for the memory of a producer: first come, first served.
+#
+# While a send waits, no other one sets memory aside, so freed memory adds up until it is enough for the first in
+# line; else small records would take each piece, and a large one would wait for ever. Records whose memory is set
+# aside already go on. Guarded by the lock of the accumulator.
+#
+# Invariants: only the first in line sets memory aside, or any send while the line is empty; a turn whose owner is
+# gone blocks no other one. Kafka: BufferPool, `waiters`.
+
+
+Callback = Callable[[], object]
+
+
+class MemoryTurn:
+    """A place in the line. The waiting send holds the only reference."""
+
+    __slots__ = ("__weakref__", "callback")
+
+    def __init__(self) -> None:
+        # Called once, when another try may find memory.
+        self.callback: Callback | None = None
+
+
+class MemoryLine:
+    """The turns in their order. `current`: the turn of the append that is under way; None if that one does not wait."""
+
+    def __init__(self, lock: AbstractContextManager[object]) -> None:
+        self.current: MemoryTurn | None = None
+        # Grows with each change that may let the first in line go on.
+        self.news_count = 0
+        self._lock = lock
+        self._turns: deque[ref[MemoryTurn]] = deque()
+
+    def __repr__(self) -> str:
+        return f"<MemoryLine of {len(self._turns)}>"
+
+    @property
+    def may_take(self) -> bool:
+        """Whether the append that is under way may set memory aside."""
+        return not self._turns or self._first() in (None, self.current)
+
+    def join(self, turn: MemoryTurn) -> None:
+        """Puts the turn at the end of the line."""
+        with self._lock:
+            self._turns.append(ref(turn))
+
+    def leave(self, turn: MemoryTurn) -> None:
+        """Takes the turn out of the line, with memory or without, and wakes the next one."""
+        with self._lock:
+            self._turns = deque(each for each in self._turns if each() not in (None, turn))
+            callback = self.on_news()
+        if callback is not None:
+            callback()
+
+    def call_on_news(self, turn: MemoryTurn, news_count: int, callback: Callback) -> None:
+        """Calls back once the turn is the first in line and `news_count` has grown beyond the given one: at once, on
+        the IO thread, or in the thread of another waiting send.
+        """
+        with self._lock:
+            if self._first() is not turn or self.news_count == news_count:
+                turn.callback = callback
+                return
+        callback()
+
+    def on_news(self) -> Callback | None:
+        """Memory was freed, or the first in line has left. Returns the callback, to be called without the lock."""
+        self.news_count += 1
+        first = self._first()
+        if first is None:
+            return None
+        callback, first.callback = first.callback, None
+        return callback
+
+    def _first(self) -> MemoryTurn | None:
+        while self._turns:
+            first = self._turns[0]()
+            if first is not None:
+                return first
+            self._turns.popleft()
+        return None
+
+
+# The memory that a producer's batches have set aside.
+#
+# Invariants: what is set aside for new records never exceeds the limit; the sum is that of `granted_bytes` of the
+# batches that are not done, also after a KeyboardInterrupt between any two steps; while others wait in line, no
+# append sets memory aside before them. Kafka: BufferPool.
+
+
+class BufferPool:
+    """See the module. `batches` returns those that are not done. Guarded by the lock of its accumulator."""
+
+    def __init__(
+        self, memory_bytes: int, batches: Callable[[], Iterable[ProducerBatch]], line: MemoryLine
+    ) -> None:
+        self._memory_bytes = memory_bytes
+        self._line = line
+        self._batches = batches
+        self._used_bytes = 0
+        self._is_count_torn = False  # an exception came between the two steps of counting
+
+    def __repr__(self) -> str:
+        return f"<BufferPool {self.used_bytes} of {self._memory_bytes}>"
+
+    @property
+    def used_bytes(self) -> int:
+        """Memory set aside."""
+        if self._is_count_torn:
+            self._used_bytes = sum(each.granted_bytes for each in self._batches())
+            self._is_count_torn = False
+        return self._used_bytes
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether the append that is under way may set that much memory aside."""
+        return self.used_bytes + size_bytes <= self._memory_bytes and self._line.may_take
+
+    def reserve(self, batch: ProducerBatch, size_bytes: int) -> None:
+        """Memory for a batch, which is in its queue. What an interrupt tears here is counted again."""
+        is_torn, self._is_count_torn = self._is_count_torn, True
+        batch.granted_bytes += size_bytes
+        self._used_bytes += size_bytes
+        self._is_count_torn = is_torn
+
+    def release(self, batch: ProducerBatch) -> None:
+        """The batch is done."""
+        self._used_bytes -= batch.granted_bytes
+
 
 FIRST_GRANT_BYTES = 1 << 10  # what a batch sets aside first, then as much again as it has
 GRANT_BYTES = 256 << 10  # what a batch sets aside at once, at most

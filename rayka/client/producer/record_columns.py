@@ -3,19 +3,27 @@
 Kafka: MemoryRecordsBuilder, which takes rows one by one.
 """
 
+import sys
+import warnings
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import repeat
+from types import NoneType
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
-from rayka.errors import InvariantBroken, RecordTooLarge
+from rayka.client.arguments import is_int
+from rayka.client.serializers import Serializer
+from rayka.errors import InvalidArgument, InvariantBroken, NoSuchTopic, RecordTooLarge, SerializationError
+from rayka.ids import NO_NODE
 from rayka.protocol.batch_columns import Timestamps, int64_array
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_format import NO_SEQUENCE, Codec, ProducerSequence
+from rayka.protocol.membership import MetadataTopic
+from rayka.protocol.murmur2 import positive_murmur2
 
 RECORD_OVERHEAD_BYTES = 13  # an offset, a timestamp delta, a bit of validity; a key is a second value
 KEYED_OVERHEAD_BYTES = 2 * RECORD_OVERHEAD_BYTES
@@ -161,3 +169,220 @@ def _concatenated(arrays: Sequence[pa.Array | None], chunks: Sequence[Columns]) 
         pa.nulls(count, present) if each is None else each for each, count in zip(arrays, nulls, strict=True)
     ]
     return pa.concat_arrays(parts)
+
+
+# What `send` takes, checked: an error names the argument, what was expected and what was found.
+
+
+_SECONDS_OF_2001, _SECONDS_OF_2286 = 10**9, 10**10
+
+
+class _Omitted:
+    def __repr__(self) -> str:
+        return "<omitted>"
+
+
+OMITTED: Any = _Omitted()
+
+
+def given_value(value: Any, key: Any) -> Any:
+    """The value of a `send`, None where it was left out. Warns where the key was left out too: the likely slip is a
+    forgotten value, and a null record without a key says nothing.
+    """
+    if value is not OMITTED:
+        return value
+    if key is None:
+        _warn(
+            "value: expected one, found none, and a null record is sent; if you mean that, write value=None"
+        )
+    return None
+
+
+def as_bytes(
+    value: Any, convert: Serializer | None, name: str, topic: str = "", headers: Headers | None = None
+) -> bytes | None:
+    """A value or a key as bytes; None stays None and reaches no serializer. Raises TypeError or SerializationError."""
+    if value is None or (type(value) is bytes and convert is None):
+        return value
+    if convert is not None:
+        value = convert(value, topic, headers or [])
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    hint = "" if convert else f"; encode it, or give {name}_serializer"
+    source = f"{name}_serializer: expected it to return" if convert else f"{name}: expected"
+    error = SerializationError if convert else TypeError
+    raise error(f"{source} bytes or None, found {type(value).__name__}{hint}")
+
+
+def as_headers(headers: Any) -> Headers | None:
+    """Headers as pairs, from pairs or a mapping. Raises TypeError, and SerializationError for what is no text."""
+    if headers is None:
+        return None
+    if not isinstance(headers, (Mapping, list, tuple)):
+        raise TypeError(
+            f"headers: expected a list of (str, bytes or None) pairs, found {type(headers).__name__}"
+        )
+    pairs = list(headers.items() if isinstance(headers, Mapping) else headers)
+    for pair in pairs:
+        if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], str):
+            raise TypeError(f"headers: expected (str, bytes or None) pairs, found {pair!r}")
+        if not pair[0].isascii():
+            _check_text(pair[0])
+        if not isinstance(pair[1], (bytes, NoneType)):
+            raise TypeError(
+                f"headers: expected bytes or None for {pair[0]!r}, found {type(pair[1]).__name__}"
+            )
+    return pairs
+
+
+def _check_text(key: str) -> None:
+    try:
+        key.encode()
+    except UnicodeEncodeError as error:
+        raise SerializationError(
+            f"headers: expected text that UTF-8 can hold, found {key!r}: {error}"
+        ) from error
+
+
+def as_timestamp(timestamp_ms: Any) -> int | None:
+    """A timestamp in ms, or None. Raises TypeError, and ValueError out of range."""
+    if timestamp_ms is None:
+        return None
+    if not isinstance(timestamp_ms, int) or isinstance(timestamp_ms, bool):
+        raise TypeError(f"timestamp_ms: expected int, found {type(timestamp_ms).__name__}")
+    if not 0 <= timestamp_ms < 2**63:
+        raise InvalidArgument(f"timestamp_ms: expected milliseconds since 1970, found {timestamp_ms}")
+    warn_of_seconds(timestamp_ms, "timestamp_ms")
+    return timestamp_ms
+
+
+def warn_of_seconds(timestamp_ms: int, what: str) -> None:
+    """Warns of a timestamp that is a time of 2001 to 2286 in seconds, and a day of early 1970 in milliseconds.
+
+    The record is taken: retention will delete it soon, and nothing else is wrong with it. The text names no number, so
+    that Python shows the warning once for each line that sends.
+    """
+    if _SECONDS_OF_2001 <= timestamp_ms < _SECONDS_OF_2286:
+        _warn(
+            f"{what}: a number between 10**9 and 10**10 is a day of early 1970 in milliseconds; "
+            "if it is a time in seconds, multiply it by 1000"
+        )
+
+
+def _warn(text: str) -> None:
+    """Warns at the line outside this package that called it."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("rayka."):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, UserWarning, stacklevel=level)
+
+
+def size_of(slot: Any) -> int:
+    """What the record takes in a batch at most."""
+    if type(slot) is not Row:
+        return RECORD_OVERHEAD_BYTES + len(slot or b"")
+    size_bytes = RECORD_OVERHEAD_BYTES + len(slot.value or b"")
+    if slot.key is not None:
+        size_bytes += RECORD_OVERHEAD_BYTES + len(slot.key)
+    if slot.headers:
+        pairs = sum(
+            len(key.encode()) + len(value or b"") + HEADER_OVERHEAD_BYTES for key, value in slot.headers
+        )
+        size_bytes += pairs + HEADER_OVERHEAD_BYTES
+    return size_bytes
+
+
+# The application's own partitioner: which partition a record goes to that names none.
+#
+# Invariant: what it gives is checked before a record goes anywhere. Kafka: Partitioner.
+
+
+Partitioner: TypeAlias = Callable[[bytes | None, Sequence[int], Sequence[int]], int | None]
+ANY = -1  # where the producer chooses
+# Topics whose partitions are remembered.
+_KNOWN_MAX = 100
+_Known: TypeAlias = tuple[MetadataTopic, Sequence[int], Sequence[int]]
+
+
+class Partitioning:
+    """A partitioner, and the partitions that it chooses from; `metadata_of` returns a topic as it is known."""
+
+    def __init__(self, partitioner: Partitioner, metadata_of: Callable[[str], MetadataTopic | None]) -> None:
+        self._partitioner = partitioner
+        self._metadata_of = metadata_of
+        self._known: dict[str, _Known] = {}
+
+    def __repr__(self) -> str:
+        return f"<Partitioning by {self._partitioner!r}>"
+
+    def partition(self, topic: str, key: bytes | None) -> int | None:
+        """The partition for a key; None where the producer chooses as without a partitioner.
+
+        Raises what the partitioner raises, with a note that names it; TypeError, and NoSuchTopic for a number that the
+        topic does not have.
+        """
+        every, available = self._partitions(topic)
+        try:
+            chosen = self._partitioner(key, every, available)
+        except Exception as error:
+            error.add_note(f"raised by the producer's partitioner for topic {topic!r}, key {key!r}")
+            raise
+        if chosen is None:
+            return None
+        if not is_int(chosen):
+            raise TypeError(f"partitioner: expected it to return int or None, found {type(chosen).__name__}")
+        if not 0 <= chosen < len(every):
+            raise NoSuchTopic(
+                f"partitioner: it chose partition {chosen} of topic {topic!r}, which has {len(every)}, "
+                "numbered from 0"
+            )
+        return chosen
+
+    def partitions(self, topic: str, keys: Iterable[bytes | None]) -> np.ndarray:
+        """As `partition`, for each key; ANY where the producer chooses."""
+        chosen = (self.partition(topic, key) for key in keys)
+        return np.fromiter((ANY if each is None else each for each in chosen), np.int64)
+
+    def _partitions(self, topic: str) -> tuple[Sequence[int], Sequence[int]]:
+        """All partitions, and those with a leader; made once for each version of the metadata."""
+        metadata, known = self._metadata_of(topic), self._known.get(topic)
+        if metadata is None:
+            self._known.pop(topic, None)
+            raise NoSuchTopic(f"topic {topic!r} was deleted")
+        # Some of these topics may be gone.
+        if len(self._known) > _KNOWN_MAX:
+            self._known.clear()
+        if known is None or known[0] is not metadata:
+            every = tuple(each.partition for each in metadata.partitions)
+            available = tuple(each.partition for each in metadata.partitions if each.leader_id != NO_NODE)
+            known = self._known[topic] = (metadata, every, available)
+        return known[1], known[2]
+
+
+# The hash of each key of a producer, remembered, because keys come again and murmur2 costs as much as the rest of a
+# `send`. Kafka: BuiltInPartitioner.partitionForKey.
+
+
+KEYS_MAX = 1 << 14  # with keys of the longest kind 8 MB
+_KEY_BYTES_MAX = 256
+
+
+class RememberedHashes(dict[bytes, int]):
+    """`hashes[key]` is the hash of any key, remembered or not; modulo the number of partitions it is the key's one.
+
+    Threads may share it without a lock: of a key, all of them remember the same. Each may then add one key more than
+    the bound.
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"<RememberedHashes of {len(self)} keys>"
+
+    def __missing__(self, key: bytes) -> int:
+        hashed = positive_murmur2(key)
+        if len(key) <= _KEY_BYTES_MAX:
+            if len(self) >= KEYS_MAX:
+                self.clear()
+            self[key] = hashed
+        return hashed

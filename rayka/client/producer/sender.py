@@ -16,7 +16,7 @@ from rayka.client import io_thread
 from rayka.client.bootstrap import ClusterHandle
 from rayka.client.metadata import ClusterMetadata
 from rayka.client.producer.accumulator import Accumulator
-from rayka.client.producer.dispatch import Dispatch
+from rayka.client.producer.drain_schedule import Dispatch
 from rayka.client.producer.outcomes import NO_LEADER_ERRORS, Outcomes
 from rayka.client.producer.partition_leaders import PartitionLeaders
 from rayka.client.producer.partition_queue import NEVER, Limits

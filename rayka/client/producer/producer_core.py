@@ -5,28 +5,77 @@ way: by blocking its thread, or by awaiting. Kafka: KafkaProducer.doSend.
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from random import Random
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from rayka import forks
 from rayka.client import io_thread
 from rayka.client.arguments import check_callback, text_of
 from rayka.client.bootstrap import ClusterHandle
+from rayka.client.interception import Interceptors
+from rayka.client.producer.acknowledgement import RecordMetadata
 from rayka.client.producer.arrow_input import Data, Input, Piece, Rows, inputs_of, pieces_of
 from rayka.client.producer.delivery_future import DeliveryFuture, OnDelivery
-from rayka.client.producer.interceptors import ProducerInterceptors
-from rayka.client.producer.memory_line import MemoryTurn
-from rayka.client.producer.partitioning import Partitioning
 from rayka.client.producer.producer_batch import BATCH_OVERHEAD_BYTES, ProducerBatch
-from rayka.client.producer.record_columns import Moment, Row
-from rayka.client.producer.row_input import as_bytes, as_headers, as_timestamp, size_of
+from rayka.client.producer.producer_topics import MemoryTurn
+from rayka.client.producer.record_columns import (
+    Moment,
+    Partitioning,
+    Row,
+    as_bytes,
+    as_headers,
+    as_timestamp,
+    size_of,
+)
 from rayka.client.producer.sender import Sender
 from rayka.client.serializers import serializer
 from rayka.config.client_config import ProducerConfig
 from rayka.errors import BufferExhausted, ClosedError, ConfigError, NoSuchTopic, RecordTooLarge
+
+# The application's hooks around each record of `send`: one before it is serialized, one at its end.
+#
+# Invariant: an interceptor harms nothing but itself. What it raises is logged; the record goes on as it was. Kafka:
+# ProducerInterceptor, ProducerInterceptors.
+
+
+class OutgoingRecord(NamedTuple):
+    """What `send` was given. An interceptor returns it, or another one: `record._replace(headers=[...])`."""
+
+    topic: str
+    value: Any
+    key: Any
+    headers: Any
+    partition: int | None
+    timestamp_ms: int | None
+
+
+class ProducerInterceptors(Interceptors[OutgoingRecord]):
+    """See the module. Each is an object with `on_send(record)`, `on_acknowledgement(metadata, error)` or both; the
+    latter is told, too, where `send` itself has failed.
+    """
+
+    names = ("on_send", "on_acknowledgement")
+
+    @staticmethod
+    def check(returned: Any) -> OutgoingRecord:
+        if not isinstance(returned, OutgoingRecord):
+            raise TypeError(f"expected on_send to return the record, found {type(returned).__name__}")
+        return returned
+
+
+def reported_to(tell: Callable[..., object], on_delivery: OnDelivery | None) -> OnDelivery:
+    """One callback that tells the interceptors, and then the application's, if there is one."""
+
+    def report(error: Exception | None, metadata: RecordMetadata | None) -> None:
+        tell(metadata, error)
+        if on_delivery is not None:
+            on_delivery(error, metadata)
+
+    return report
+
 
 Run = tuple[ProducerBatch, int]  # and the index of its first record there
 AddedT = TypeVar("AddedT", covariant=True)
