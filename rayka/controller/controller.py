@@ -20,8 +20,8 @@ from rayka.config.broker_config import BrokerConfig
 from rayka.controller import incidents
 from rayka.controller.alter_partition import alter_partitions
 from rayka.controller.assigned_directories import assign_replicas
-from rayka.controller.balance_control import balance, cancel_balance, describe_balance, look_after_replicas
-from rayka.controller.balance_run import BadlyOff, BalanceRun
+from rayka.controller.balance_control import balance, cancel_balance, describe_balance
+from rayka.controller.balance_run import BalanceRun, BalanceTrigger
 from rayka.controller.broker_loads import BrokerLoads
 from rayka.controller.configuration_control import alter_configs, bootstrap_configs, describe_configs
 from rayka.controller.controller_timers import ControllerTimers, WriteNoOp
@@ -30,7 +30,7 @@ from rayka.controller.decided_events import DecidedEvents, describe_events, reco
 from rayka.controller.describe_load import describe_load
 from rayka.controller.directory_sizes import DirectorySizes
 from rayka.controller.elect_leaders import elect_leaders
-from rayka.controller.healing_state import GoneBrokers, HealStory
+from rayka.controller.healing_state import AbsenceClocks, Healing
 from rayka.controller.heartbeats import (
     exited_broker,
     fence_stale_broker,
@@ -38,7 +38,8 @@ from rayka.controller.heartbeats import (
     report_exit,
     sweep_brokers,
 )
-from rayka.controller.move_queue import PlannedMoves
+from rayka.controller.move_control import look_after_replicas
+from rayka.controller.move_queue import MoveQueue
 from rayka.controller.preferred_leaders import (
     balance_brokers,
     balance_leaders,
@@ -91,10 +92,11 @@ class Controller:
         random: Random,
         wall_clock_ms: Callable[[], int],
     ) -> None:
+        moves = MoveQueue()
         self._context = RequestContext(
             MetadataImage(), 0, wall_clock_ms, cluster_id, node_id, config, random, ReplicaIndex(),
             BrokerSessions(config.broker_session_timeout_ms), ReturnedBrokers(config), ControllerTimers(config),
-            DirectorySizes(), BrokerLoads(), GoneBrokers(), PlannedMoves(), HealStory(), BalanceRun(), BadlyOff(),
+            DirectorySizes(), BrokerLoads(), moves, AbsenceClocks(), Healing(), BalanceRun(moves), BalanceTrigger(),
         )  # fmt: skip
         self._delta = MetadataDelta(MetadataImage())
 
@@ -118,11 +120,11 @@ class Controller:
             known.sessions.on_controlled_shutdown(record.broker_id, offset)
         if isinstance(record, BrokerRegistrationChangeRecord) and record.is_fenced is False:
             known.returned.on_unfenced(record.broker_id)
-            known.gone.on_unfenced(record.broker_id)
-            known.moves.on_unfenced()
+            known.absences.on_unfenced(record.broker_id)
+            known.healing.on_unfenced()
         if isinstance(record, UnregisterBrokerRecord):
             known.returned.on_unregistered(record.broker_id)
-            known.badly_off.on_unregistered(record.broker_id)
+            known.balance_trigger.on_unregistered(record.broker_id)
 
     def snapshot(self, next_offset: int) -> Iterable[MetadataRecord]:
         return image_records(self.image(next_offset))
@@ -145,11 +147,13 @@ class Controller:
         image, known = self.image(next_offset), self._context
         known.sessions.on_active(next_offset)
         known.returned.on_active(image.brokers)
-        known.gone.on_active(now_ms)
+        known.absences.on_active(now_ms)
+        moves = MoveQueue.of_reassigned(image, known.replicas.reassigned)
         self._context = known._replace(
-            moves=PlannedMoves.of_reassigned(image, known.replicas.reassigned),
-            balance=BalanceRun.resumed(image),
-            badly_off=BadlyOff.of(image),
+            moves=moves,
+            healing=Healing(),
+            balance=BalanceRun.resumed(image, moves),
+            balance_trigger=BalanceTrigger.of(image),
         )
         known.sessions.sweep(image.brokers, late_ms=0, now_ms=now_ms)
         return [

@@ -1,127 +1,162 @@
-"""The moves that the active controller makes by itself: those that wait, and those under way. Soft state.
+"""The queue of moves that the active controller makes by itself: which ones wait, and which ones are under way.
 
-Invariant: no move begins while as many are under way as the configuration allows, but in the place of one of them.
-Those of partitions that no broker leads do not count: they copy nothing, and may never end. A new active controller
-does not know which of the reassignments under way the one before it began, so all others count; what waited is planned
-anew.
+A move gives a partition other replicas, or another order of the same replicas, by a reassignment as any other (B45).
+Its cause says who planned the move: healing or a balance. Soft state: what waits is planned anew by another active
+controller.
+
+Invariants: a partition has at most one move under way. A move under way is a reassignment that no other caller has
+changed since the last look. No move begins while as many are under way as the configuration allows, unless it takes the
+place of one of them. Moves of partitions without a leader do not count, because they copy nothing and may never end.
+Rayka's own; Ray Serve's deployment scheduler is of this kind.
 """
 
 from collections import deque
 from collections.abc import Iterable
+from enum import Enum, IntEnum, auto
 from typing import NamedTuple, Self
 
-from rayka.controller.healing_state import Gone
-from rayka.controller.planning.balance_plan import Move
+from rayka.controller.planning.balance_plan import Goal, Move
 from rayka.errors import UnknownTopicOrPartition
-from rayka.ids import TopicIdPartition
+from rayka.ids import TopicIdPartition, TopicPartition
 from rayka.metadata.image import MetadataImage, PartitionImage, named_partition
 
-REPLAN_INTERVAL_MS = 10_000
-UNPLANNED_INTERVAL_MS = 60_000  # when no move was found: a disk may have room since
+
+class MoveCause(IntEnum):
+    """Who planned a move; the moves of the first cause begin first."""
+
+    HEAL = 0
+    BALANCE = 1
+
+
+class MoveOutcome(Enum):
+    """What became of a move."""
+
+    # The partition has the new replicas.
+    MOVED = auto()
+    # Another caller took the reassignment back.
+    CANCELLED = auto()
+    # Another caller wants other replicas, or the partition was deleted.
+    CHANGED = auto()
+    # The log did not take the record of the move.
+    LOST = auto()
+
+
+class EndedMove(NamedTuple):
+    """A move that is not under way any more."""
+
+    key: TopicIdPartition
+    move: Move
+    cause: MoveCause
+    outcome: MoveOutcome
 
 
 class _Begun(NamedTuple):
-    """A move under way: the replicas that a cancel goes back to, those that its partition is to have, and the epoch
-    that it had before.
-    """
+    """A move under way."""
 
+    move: Move
+    cause: MoveCause
+    # The replicas that a cancel goes back to.
     original: tuple[int, ...]
-    after: tuple[int, ...]
+    # The epoch of the partition before the record of the move.
     partition_epoch: int
 
-    def is_under_way(self, partition: PartitionImage) -> bool:
-        return partition.is_reassigned and partition.target_replicas == self.after
+    def outcome(self, partition: PartitionImage | None) -> MoveOutcome | None:
+        """What became of the move; None while it is under way."""
+        if partition is None:
+            return MoveOutcome.CHANGED
+        if partition.target_replicas == self.move.after:
+            return None if partition.is_reassigned else MoveOutcome.MOVED
+        if partition.is_reassigned or partition.replicas != self.original:
+            return MoveOutcome.CHANGED
+        is_later = partition.partition_epoch > self.partition_epoch
+        return MoveOutcome.CANCELLED if is_later else MoveOutcome.LOST
 
-    def is_cancelled(self, partition: PartitionImage) -> bool:
-        """Without a later epoch the log did not take the record of the move."""
-        is_restored = not partition.is_reassigned and partition.replicas == self.original
-        return is_restored and partition.partition_epoch > self.partition_epoch
 
-
-class PlannedMoves:
-    """See the module. A partition whose move another caller has cancelled is declined, until something else is gone."""
+class MoveQueue:
+    """The moves of all causes."""
 
     def __init__(self) -> None:
-        self.waiting: deque[Move] = deque()
+        # The moves of each cause that have not begun, in the order in which they begin.
+        self.waiting: dict[MoveCause, deque[Move]] = {each: deque() for each in MoveCause}
         self._under_way: dict[TopicIdPartition, _Begun] = {}
-        self._leaderless: dict[TopicIdPartition, None] = {}  # those of them that no broker leads
-        self._declined: dict[TopicIdPartition, None] = {}
-        self._gone = Gone()
-        self._planned_ms = 0
-        self._plan_due_ms = 0
+        # The moves under way whose partition has no leader; a subset of `_under_way`.
+        self._leaderless: dict[TopicIdPartition, None] = {}
 
     @classmethod
     def of_reassigned(cls, image: MetadataImage, reassigned: Iterable[TopicIdPartition]) -> Self:
-        """Of a new active controller: what is under way counts, whichever caller began it."""
+        """The queue of a new active controller. The controller does not know which caller began the reassignments
+        that it finds: all of them count as healing's, so the bound holds over a change of controllers.
+        """
         moves = cls()
         for key in reassigned:
             partition = image.partition(key)
             if partition is not None:
-                moves._under_way[key] = _Begun(
-                    partition.original_replicas, partition.target_replicas, partition.partition_epoch - 1
-                )
+                name = TopicPartition(image.topics_by_id[key.topic_id].name, key.partition)
+                original = partition.original_replicas
+                move = Move(name, original, partition.target_replicas, 0, Goal.HEAL)
+                epoch = partition.partition_epoch - 1
+                moves._under_way[key] = _Begun(move, MoveCause.HEAL, original, epoch)
         return moves
 
     def __repr__(self) -> str:
-        return f"<PlannedMoves waiting={len(self.waiting)} under_way={len(self._under_way)}>"
-
-    @property
-    def is_idle(self) -> bool:
-        return not self.waiting and not self._under_way
+        waiting = {each.name: len(moves) for each, moves in self.waiting.items()}
+        return f"<MoveQueue waiting={waiting} under_way={len(self._under_way)}>"
 
     @property
     def copying_count(self) -> int:
-        """How many of those under way count."""
+        """The number of moves under way that count."""
         return len(self._under_way) - len(self._leaderless)
 
-    def settle(self, image: MetadataImage) -> None:
-        """Forgets the moves that have ended, and those that another caller has cancelled or changed."""
+    def is_idle(self, cause: MoveCause) -> bool:
+        """Whether no move of the cause waits or is under way."""
+        return not self.waiting[cause] and not self.under_way(cause)
+
+    def under_way(self, cause: MoveCause) -> dict[TopicIdPartition, Move]:
+        """The moves of the cause that have begun, in the order in which they began."""
+        return {key: each.move for key, each in self._under_way.items() if each.cause is cause}
+
+    def is_under_way(self, key: TopicIdPartition, cause: MoveCause) -> bool:
+        begun = self._under_way.get(key)
+        return begun is not None and begun.cause is cause
+
+    def may_begin(self, key: TopicIdPartition, moves_max: int) -> bool:
+        """Whether a move of the partition may begin where at most `moves_max` are under way."""
+        return key in self._under_way or self.copying_count < moves_max
+
+    def on_begun(self, due: "DueMove", cause: MoveCause) -> None:
+        """The record of the move is written. A move of another cause that was under way is replaced."""
+        partition = due.partition
+        begun = _Begun(due.move, cause, partition.original_replicas, partition.partition_epoch)
+        self._under_way[due.key] = begun
+
+    def settle(self, image: MetadataImage) -> list[EndedMove]:
+        """Forgets the moves that have ended, were cancelled or were changed, and returns them."""
+        ended: list[EndedMove] = []
         self._leaderless = {}
         for key, begun in list(self._under_way.items()):
             partition = image.partition(key)
-            if partition is not None and begun.is_under_way(partition):
-                if not partition.has_leader:
-                    self._leaderless[key] = None
-                continue
-            del self._under_way[key]
-            if partition is not None and begun.is_cancelled(partition):
-                self._declined[key] = None
+            outcome = begun.outcome(partition)
+            if outcome is not None:
+                ended.append(EndedMove(key, begun.move, begun.cause, outcome))
+                del self._under_way[key]
+            elif partition is not None and not partition.has_leader:
+                self._leaderless[key] = None
+        return ended
 
-    def on_gone(self, gone: Gone, now_ms: int) -> None:
-        """What is gone now; where that is not what it was, no old plan goes on, and a new one is due."""
-        if gone != self._gone:
-            self._gone = gone
-            self.waiting.clear()
-            self._declined.clear()
-            self._plan_due_ms = now_ms
+    def take_back(self, key: TopicIdPartition) -> None:
+        """The move of the partition was cancelled by its own cause."""
+        del self._under_way[key]
+        self._leaderless.pop(key, None)
 
-    def on_unfenced(self) -> None:
-        """A broker has come, which may take what found no place."""
-        self._plan_due_ms = min(self._plan_due_ms, self._planned_ms + REPLAN_INTERVAL_MS)
-
-    def may_plan(self, now_ms: int) -> bool:
-        return not self.waiting and now_ms >= self._plan_due_ms
-
-    def on_planned(self, moves: Iterable[Move], now_ms: int) -> None:
-        self.waiting.extend(moves)
-        self._planned_ms = now_ms
-        self._plan_due_ms = now_ms + (UNPLANNED_INTERVAL_MS if self.is_idle else REPLAN_INTERVAL_MS)
-
-    def may_begin(self, key: TopicIdPartition, moves_max: int) -> bool:
-        """Whether so many moves at most are under way then."""
-        return key in self._under_way or self.copying_count < moves_max
-
-    def on_begun(self, key: TopicIdPartition, move: Move, partition: PartitionImage) -> None:
-        """The partition was that before."""
-        self._under_way[key] = _Begun(partition.original_replicas, move.after, partition.partition_epoch)
-
-    def is_declined(self, key: TopicIdPartition) -> bool:
-        """Whether another caller has cancelled its move."""
-        return key in self._declined
+    def clear(self, cause: MoveCause) -> None:
+        """Forgets what waits, and what is under way, which goes on or was cancelled."""
+        self.waiting[cause].clear()
+        for key in self.under_way(cause):
+            self.take_back(key)
 
 
 class DueMove(NamedTuple):
-    """A move, and its partition."""
+    """A move that may begin now, and its partition."""
 
     key: TopicIdPartition
     move: Move
@@ -129,11 +164,11 @@ class DueMove(NamedTuple):
 
 
 def still_due(image: MetadataImage, move: Move) -> DueMove | None:
-    """The move, if its partition has a leader and is to have the replicas that it had when the move was planned, and
-    the brokers that it is to go to run.
+    """The move, if its partition has a leader and has the target replicas that the plan found, and the brokers that
+    get a replica run.
 
-    Whether it is reassigned meanwhile is for the caller to know. Healing asks. A balance need not: it begins nothing
-    while a reassignment is under way that is not its own, and a plan has no partition twice.
+    Whether the partition is reassigned is for the caller to check. Healing does so. A balance need not: no balance
+    begins a move while another caller's reassignment is under way, and a plan has no partition twice.
     """
     try:
         key, partition = named_partition(image, move.topic_partition)

@@ -7,13 +7,13 @@ from random import Random
 from typing import NamedTuple
 
 from rayka.config.broker_config import BrokerConfig
-from rayka.controller.balance_run import BadlyOff, BalanceRun
+from rayka.controller.balance_run import BalanceRun, BalanceTrigger
 from rayka.controller.broker_loads import BrokerLoads
 from rayka.controller.controller_timers import ControllerTimers
 from rayka.controller.directory_sizes import DirectorySizes
-from rayka.controller.healing_state import GoneBrokers, HealStory
+from rayka.controller.healing_state import AbsenceClocks, Healing
 from rayka.controller.leader_elections import Elections
-from rayka.controller.move_queue import PlannedMoves
+from rayka.controller.move_queue import MoveQueue
 from rayka.controller.replica_index import ReplicaIndex
 from rayka.controller.replica_placement import ReplicaPlacer
 from rayka.controller.returned_brokers import ReturnedBrokers
@@ -40,11 +40,11 @@ class RequestContext(NamedTuple):
     timers: ControllerTimers
     sizes: DirectorySizes
     loads: BrokerLoads
-    gone: GoneBrokers
-    moves: PlannedMoves
-    heal_story: HealStory
+    moves: MoveQueue
+    absences: AbsenceClocks
+    healing: Healing
     balance: BalanceRun
-    badly_off: BadlyOff
+    balance_trigger: BalanceTrigger
 
     def elections(self) -> Elections:
         return Elections(self.image, self.config, self.replicas)

@@ -4,7 +4,7 @@ import pytest
 
 from rayka.config.broker_config import BrokerConfig
 from rayka.controller.controller_timers import BUSY_LOOK_INTERVAL_MS
-from rayka.controller.move_queue import REPLAN_INTERVAL_MS, UNPLANNED_INTERVAL_MS
+from rayka.controller.healing_state import REPLAN_INTERVAL_MS, UNPLANNED_INTERVAL_MS
 from rayka.errors import UnsupportedVersion
 from rayka.metadata.image_snapshot import image_of, image_records
 from rayka.metadata.metadata_records import FeatureLevelRecord, decode_record, encode_record

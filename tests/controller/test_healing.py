@@ -11,7 +11,7 @@ from rayka.controller.controller_timers import (
     LOOK_INTERVAL_MS,
     LookAfterReplicas,
 )
-from rayka.controller.move_queue import REPLAN_INTERVAL_MS, UNPLANNED_INTERVAL_MS
+from rayka.controller.healing_state import REPLAN_INTERVAL_MS, UNPLANNED_INTERVAL_MS
 from rayka.ids import Role
 from rayka.metadata.metadata_records import ConfigRecord, PartitionChangeRecord
 from rayka.protocol.configs import (

@@ -17,8 +17,8 @@ from rayka.controller import (
     replica_placement,
 )
 from rayka.controller.balance_run import BalanceRun
-from rayka.controller.healing_state import GoneBrokers
-from rayka.controller.move_queue import PlannedMoves
+from rayka.controller.healing_state import AbsenceClocks
+from rayka.controller.move_queue import MoveCause, MoveQueue
 from rayka.controller.planning import balance_plan
 from rayka.node.log_manager import LogManager
 from rayka.protocol.load import BalanceState
@@ -105,9 +105,12 @@ def waits_for_no_broker(original: Any) -> Any:
 
 def goes_on(original: Any) -> Any:
     def end(self: BalanceRun, state: BalanceState, reason: str) -> None:
+        waiting = self._moves.waiting[MoveCause.BALANCE]
+        moves = list(waiting)
         if state is not BalanceState.CANCELLED:
             original(self, state, reason)
-        self.under_way.clear()
+        self._moves.clear(MoveCause.BALANCE)
+        waiting.extend(moves)
 
     return end
 
@@ -140,7 +143,7 @@ def passes_leads_on(_: Any) -> Any:
 
 
 def is_always_off(_: Any) -> Any:
-    return lambda context: balance_run.Cause(("broker-1",), "it is")
+    return lambda context: balance_run.BalanceReason(("broker-1",), "it is")
 
 
 def leaves_out_what_is_lost(original: Any) -> Any:
@@ -181,7 +184,7 @@ ELASTIC_BUGS = [
     PlantedBug(
         "healing begins before its time",
         "healed-early",
-        planted(GoneBrokers, "gone", waits_for_no_broker),
+        planted(AbsenceClocks, "unavailable", waits_for_no_broker),
         2,
         ELASTIC | _AWAY,
     ),
@@ -195,7 +198,7 @@ ELASTIC_BUGS = [
     PlantedBug(
         "more moves at a time than are configured",
         "moves-bound",
-        planted(PlannedMoves, "may_begin", lambda _: lambda self, key, moves_max: True),
+        planted(MoveQueue, "may_begin", lambda _: lambda self, key, moves_max: True),
         2,
         ELASTIC | _AWAY | {"config": _CONFIG | {"balancer_moves_max": 1}},
     ),
@@ -212,7 +215,7 @@ ELASTIC_BUGS = [
         all_of(
             planted(balance_plan._Planner, "_even_sizes", gives_whatever_it_gains),
             planted(balance_plan.__dict__, "_ROUNDS_MAX", lambda _: 1),
-            planted(balance_run.__dict__, "badly_off", is_always_off),
+            planted(balance_run.__dict__, "balance_reason", is_always_off),
             planted(balance_run.__dict__, "REPEAT_MS", lambda _: 0),
         ),
         4,
@@ -225,7 +228,7 @@ ELASTIC_BUGS = [
         all_of(
             planted(balance_plan._Planner, "_even_leaders", passes_leads_on),
             planted(balance_plan.__dict__, "_ROUNDS_MAX", lambda _: 1),
-            planted(balance_run.__dict__, "badly_off", is_always_off),
+            planted(balance_run.__dict__, "balance_reason", is_always_off),
             planted(balance_run.__dict__, "REPEAT_MS", lambda _: 0),
             planted(simulation.__dict__, "REST_SECONDS_MAX", lambda _: 90),  # a minute of rest is enough
         ),

@@ -1,0 +1,62 @@
+"""What the active controller looks after from time to time: moves that have ended, healing first, then a balance.
+
+All moves are reassignments as any other (B45) and stand in one queue (`move_queue`), so many at a time. This module
+settles the moves that have ended, and gives each cause its turn.
+"""
+
+from collections.abc import Iterator
+
+from rayka.controller.balance_control import go_on_balancing
+from rayka.controller.controller_timers import LookAfterReplicas
+from rayka.controller.decided_events import DecidedEvents
+from rayka.controller.heal_control import heal
+from rayka.controller.move_queue import MoveCause, MoveOutcome
+from rayka.controller.partition_change import Election
+from rayka.controller.request_context import RequestContext
+from rayka.ids import TopicIdPartition
+from rayka.metadata.image import broker_config
+from rayka.metadata.metadata_records import MetadataRecord, PartitionChangeRecord
+from rayka.shard.shard import Result, Steps
+
+
+def look_after_replicas(context: RequestContext, request: LookAfterReplicas) -> Steps[MetadataRecord, int]:
+    """Looks once. The response: how many moves of healing have begun."""
+    config, events, moves = (
+        broker_config(context.image, context.config),
+        DecidedEvents(context),
+        context.moves,
+    )
+    yield from _lead_again(context, _settle(context))
+    unavailable, begun_count = yield from heal(context, config, events, due_ms=request.due_ms)
+    is_healing = unavailable.is_anything and not moves.is_idle(MoveCause.HEAL)
+    yield from go_on_balancing(context, config, events, is_healing=is_healing)
+    timers = context.timers.after_look(
+        context.now_ms,
+        timeout_ms=config.broker_unavailable_timeout_ms,
+        is_idle=moves.is_idle(MoveCause.HEAL) and context.balance.is_idle,
+    )
+    return Result((), begun_count, timers)
+
+
+def _settle(context: RequestContext) -> list[TopicIdPartition]:
+    """Tells each cause which of its moves have ended. Returns the partitions that a balance has moved."""
+    moved: list[TopicIdPartition] = []
+    for ended in context.moves.settle(context.image):
+        if ended.cause is MoveCause.BALANCE:
+            context.balance.on_ended(ended, context.now_ms)
+            if ended.outcome is MoveOutcome.MOVED:
+                moved.append(ended.key)
+        elif ended.outcome is MoveOutcome.CANCELLED:
+            context.healing.decline(ended.key)
+    return moved
+
+
+def _lead_again(
+    context: RequestContext, keys: list[TopicIdPartition]
+) -> Iterator[PartitionChangeRecord | None]:
+    """Has partitions that have moved be led by their first replicas."""
+    elections = context.elections()
+    for key in keys:
+        partition = elections.partition(key)
+        is_led = partition.leader_id == partition.replicas[0]
+        yield None if is_led else elections.change(key).election(Election.PREFERRED).build()
