@@ -18,7 +18,7 @@ from rayka.actors.node_placement import Placement, log_places
 from rayka.actors.ray_network import RayNetwork
 from rayka.actors.ray_nodes import run_on
 from rayka.actors.supervisor_handle import ClusterRecord
-from rayka.client import bounded_wait
+from rayka.client import io_thread
 from rayka.client.io_thread import Work
 from rayka.errors import RaykaError, UnavailableError
 from rayka.protocol.membership import NodeState
@@ -41,7 +41,7 @@ def wait_for(work: Work[ResultT], timeout_s: float, *, slack_s: float = _SLACK_S
 
     Raises UnavailableError when the work does not end: a question to Ray that Ray never answers.
     """
-    return bounded_wait.wait_for(work, timeout_s * 1000, caller="Ray", slack_s=slack_s)
+    return io_thread.wait_for(work, timeout_s * 1000, caller="Ray", slack_s=slack_s)
 
 
 def ask_ray(question: Callable[..., ResultT], *arguments: Any) -> ResultT:

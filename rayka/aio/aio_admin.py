@@ -7,7 +7,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 from rayka.aio.opening import AioClient
 from rayka.client.admin import admin
 from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle
-from rayka.client.bounded_wait import await_for
+from rayka.client.io_thread import await_for
 from rayka.config.client_config import AdminConfig
 from rayka.options import AdminOptions
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, Unpack
 from rayka.aio.opening import AioClient, Reports
 from rayka.client import io_thread
 from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle
-from rayka.client.bounded_wait import await_for
+from rayka.client.io_thread import await_for
 from rayka.client.other_loops import called
 from rayka.client.producer import producer
 from rayka.client.producer.acknowledgement import RecordMetadata

@@ -16,8 +16,8 @@ from typing import Any, Generic, Self, TypeVar
 
 from rayka.client import io_thread
 from rayka.client.arguments import check_callback
+from rayka.client.io_thread import ProcessBound
 from rayka.client.other_loops import called, poster
-from rayka.client.process_bound import ProcessBound
 from rayka.errors import ClosedError
 
 CoreT = TypeVar("CoreT")

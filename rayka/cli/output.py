@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from rayka.client.timestamps import given_timestamp_ms
+from rayka.client.arguments import given_timestamp_ms
 
 
 class Style(StrEnum):

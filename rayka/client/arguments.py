@@ -3,6 +3,7 @@ or a text that no request can carry a ValueError.
 """
 
 from collections.abc import Mapping
+from datetime import UTC, date, datetime, time, timedelta
 from typing import Any, TypeGuard
 
 from rayka.errors import InvalidArgument
@@ -65,3 +66,90 @@ def check_callback(given: Any, name: str) -> None:
     """Raises TypeError, which names it, for what is neither None nor a callable."""
     if given is not None and not callable(given):
         raise TypeError(f"{name}: expected a callable, found {type(given).__name__}")
+
+
+# Moments as people write them, and as records have them: milliseconds since 1970.
+#
+# A moment is a `datetime` (also a subclass, as `pandas.Timestamp`), a `date`, which is its midnight, or a text as of
+# ISO 8601. One without a time zone is local time, as everywhere in Python.
+
+
+# An int is in milliseconds.
+Moment = datetime | date | str | int
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MS = timedelta(milliseconds=1)
+
+
+def given_timestamp_ms(given: Any, what: str) -> int:
+    """A moment, or a timestamp in ms, as a caller gave it: the first whole millisecond at or after it. Raises
+    TypeError, and InvalidArgument for a text that is no moment, for a missing one (NaT), and for one before 1970.
+    """
+    if isinstance(given, (date, str)):
+        timestamp_ms = _timestamp_ms_of(given, what)
+    else:
+        try:
+            timestamp_ms = int_of(given, what)
+        except TypeError:
+            found = type(given).__name__
+            raise TypeError(f"{what}: expected a datetime, a date, a text or int, found {found}") from None
+    if not 0 <= timestamp_ms < 2**63:
+        raise InvalidArgument(f"{what}: expected a time since 1970, found {given}")
+    return timestamp_ms
+
+
+def moment_of(timestamp_ms: int) -> datetime:
+    """The moment in UTC. Raises InvalidArgument for one that lies beyond the calendar."""
+    try:
+        return _EPOCH + timestamp_ms * _MS
+    except OverflowError:
+        raise InvalidArgument(
+            f"timestamp: {timestamp_ms} ms since 1970 lie beyond the calendar; use timestamp_ms"
+        ) from None
+
+
+def _timestamp_ms_of(given: date | str, what: str) -> int:
+    if isinstance(given, str):
+        try:
+            moment = datetime.fromisoformat(given.strip())
+        except ValueError:
+            raise InvalidArgument(
+                f"{what}: expected a moment as '2026-01-31' or '2026-01-31T12:00+01:00', found {given!r}"
+            ) from None
+    elif isinstance(given, datetime):
+        # The year of pandas.NaT is NaN.
+        if not isinstance(given.year, int):
+            raise InvalidArgument(f"{what}: expected a time since 1970, found {given}, which is none")
+        moment = _plain(given)
+    else:
+        moment = datetime.combine(given, time())
+    left = _in_zone(moment) - _EPOCH
+    # A Timestamp of pandas has nanoseconds, which a datetime cannot hold: round up.
+    if getattr(given, "nanosecond", 0):
+        left += timedelta(microseconds=1)
+    return -(-left // _MS)
+
+
+def _plain(given: datetime) -> datetime:
+    """The moment as a plain datetime: subclasses refuse some of its operations."""
+    moment = datetime.combine(date(given.year, given.month, given.day), time())
+    return moment.replace(
+        hour=given.hour,
+        minute=given.minute,
+        second=given.second,
+        microsecond=given.microsecond,
+        tzinfo=given.tzinfo,
+        fold=given.fold,
+    )
+
+
+def _in_zone(moment: datetime) -> datetime:
+    """The moment in the local time zone, unless it has one. At the two ends of the calendar, where the zone cannot be
+    computed, UTC counts as the zone.
+    """
+    if moment.utcoffset() is not None:
+        return moment
+    try:
+        return moment.replace(tzinfo=None).astimezone()
+    except (OverflowError, ValueError, OSError):
+        return moment.replace(tzinfo=UTC)

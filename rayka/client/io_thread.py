@@ -16,11 +16,11 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from copy import copy
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, Self, TypeVar
 from weakref import ref
 
 from rayka import forks
-from rayka.errors import RaykaError
+from rayka.errors import RaykaError, UnavailableError
 from rayka.protocol.later import Later
 
 ResultT = TypeVar("ResultT")
@@ -385,3 +385,70 @@ def _loop_for(work: BlockingWork[Any]) -> asyncio.AbstractEventLoop:
     """The loop that is to run it."""
     refuse(name_of(work))
     return loop()
+
+
+# The wait of a call for its work on the IO thread, blocking or awaited. It ends within the bound that the call
+# documents, also when the work would not end by itself.
+
+
+SLACK_S = 1.0  # for coroutines that end by themselves at the bound, with a better message
+
+
+def wait_for(
+    work: BlockingWork[ResultT], timeout_ms: float, *, caller: object, slack_s: float = SLACK_S
+) -> ResultT:
+    """The work's result. Raises UnavailableError, which names it and the caller, when it takes longer; then, and
+    when Ctrl-C ends the wait, it is cancelled.
+    """
+    try:
+        return run(work, timeout_ms / 1000, slack_s)
+    except InterruptsAStep:
+        raise
+    except TimeoutError as error:
+        raise _late(work, timeout_ms, caller) from error
+
+
+async def await_for(work: Work[ResultT], timeout_ms: float, *, caller: object) -> ResultT:
+    """As `wait_for`, in the event loop of the caller, which goes on meanwhile; when its task is cancelled, so is the
+    work.
+    """
+    try:
+        async with asyncio.timeout(timeout_ms / 1000 + SLACK_S):
+            return await asyncio.wrap_future(submit(work))
+    except InterruptsAStep:
+        raise
+    except TimeoutError as error:
+        raise _late(work, timeout_ms, caller) from error
+
+
+def _late(work: BlockingWork[Any], timeout_ms: float, caller: object) -> UnavailableError:
+    return UnavailableError(
+        f"{caller}: {name_of(work)} did not end within {timeout_ms:g} ms; do the cluster's nodes answer? "
+        "see `rayka status`"
+    )
+
+
+# What belongs to its process: a client has threads and connections that no pickle takes along.
+
+
+class ProcessBound:
+    """Refuses to be pickled, and so to be passed to a Ray task or actor, with what to do instead."""
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{self!r} cannot be pickled, as it belongs to this process; make one where it is used, in the Ray task "
+            "or actor itself, from the name of the cluster"
+        )
+
+
+class SyncClient(ProcessBound):
+    """What all sync clients have: `with`, which closes them."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends."""

@@ -21,9 +21,20 @@ from uuid import UUID
 from rayka.client.call_watch import CallWatch, Patience
 from rayka.client.metadata import ClusterMetadata, no_such_partition, topic_recreated
 from rayka.client.retry import Retry
-from rayka.errors import ApiError, ErrorCode, LeaderNotAvailable, RaykaError, error_for
+from rayka.errors import (
+    ApiError,
+    BrokerNotAvailable,
+    ErrorCode,
+    LeaderNotAvailable,
+    NetworkException,
+    RaykaError,
+    RequestTimedOut,
+    UnavailableError,
+    error_for,
+)
 from rayka.ids import NO_NODE, TopicPartition
 from rayka.ports import Network, Request
+from rayka.protocol.fetch import ListOffsetsPartition, ListOffsetsPartitionResult, ListOffsetsRequest
 from rayka.protocol.membership import MetadataPartition, MetadataTopic
 
 _AT_ONCE_MAX = 1_000  # partitions: more would block the event loop for too long
@@ -255,3 +266,45 @@ class _Asking(Generic[WantedT, ResultT]):
     def _refuse(self, partitions: Iterable[TopicPartition], error: RaykaError) -> None:
         for tp in partitions:
             self._on_refused(tp, error)
+
+
+# What leaders are asked for offsets: earliest, latest, or the first at or after a time. Kafka: OffsetFetcher (G12).
+
+
+_NO_ANSWER = (BrokerNotAvailable, LeaderNotAvailable, NetworkException, RequestTimedOut)
+
+
+class ListOffsets(LeaderRequest[int, ListOffsetsPartitionResult]):
+    """Wanted are timestamps in ms, or -1 latest, -2 earliest. What no leader has answered in time is refused with
+    UnavailableError.
+    """
+
+    def part(self, topic: MetadataTopic, partition: MetadataPartition, wanted: int) -> ListOffsetsPartition:
+        return ListOffsetsPartition(topic.topic_id, partition.partition, wanted, partition.leader_epoch)
+
+    def request(self, parts: tuple[Any, ...], timeout_ms: int) -> ListOffsetsRequest:
+        return ListOffsetsRequest(parts)
+
+    def too_late(self, problem: ApiError, cluster_name: str) -> RaykaError:
+        if not isinstance(problem, _NO_ANSWER):
+            return problem
+        return UnavailableError(
+            f"cluster {cluster_name!r} did not say which offsets there are: {problem}; "
+            "are its brokers running? see `rayka status`"
+        )
+
+
+LIST_OFFSETS = ListOffsets()
+
+
+async def offsets_at(
+    leaders: LeaderCalls,
+    partitions: Iterable[TopicPartition],
+    timestamp_ms: int,
+    timeout_ms: int,
+    topic_ids: Mapping[str, UUID] | None = None,
+) -> dict[TopicPartition, int]:
+    """The offset of each partition at a time, in their order. Raises as `LeaderCalls.call`."""
+    wanted = dict.fromkeys(partitions, timestamp_ms)
+    found = await leaders.call(LIST_OFFSETS, wanted, timeout_ms, topic_ids=topic_ids)
+    return {tp: found[tp].offset for tp in wanted}

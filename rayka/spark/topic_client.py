@@ -13,8 +13,7 @@ from uuid import UUID
 
 from rayka.client.bootstrap import ClusterHandle
 from rayka.client.call_watch import Patience
-from rayka.client.leader_calls import LeaderCalls, LeaderRequest
-from rayka.client.list_offsets import offsets_at
+from rayka.client.leader_calls import LeaderCalls, LeaderRequest, offsets_at
 from rayka.client.metadata import ClusterMetadata
 from rayka.client.retry import Retry
 from rayka.config.client_config import AdminConfig

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rayka.aio.call_thread import CallThread
+from rayka.aio.aio_consumer import CallThread
 
 
 def called(callback: Callable[[], Any], timeout_s: float = 60) -> None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import rayka
-from rayka.client.bounded_wait import wait_for
+from rayka.client.io_thread import wait_for
 from rayka.client.producer import producer as producer_module
 from rayka.errors import UnavailableError
 from rayka.ids import TopicPartition
@@ -271,7 +271,7 @@ import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from rayka.client.bounded_wait import wait_for
+from rayka.client.io_thread import wait_for
 from rayka.client.producer import producer as producer_module
 nap = partial(asyncio.sleep, 0.5)
 with ThreadPoolExecutor(20) as pool:

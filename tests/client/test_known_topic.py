@@ -2,7 +2,7 @@
 
 from uuid import UUID
 
-from rayka.client.known_topic import KnownTopic
+from rayka.client.metadata import KnownTopic
 from rayka.errors import ErrorCode
 from rayka.ids import NO_NODE
 from rayka.protocol.membership import MetadataPartition, MetadataTopic

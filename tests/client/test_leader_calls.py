@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from rayka.client.admin.admin_partitions import AsyncPartitionAdmin
-from rayka.client.leader_calls import LeaderCalls
-from rayka.client.list_offsets import LIST_OFFSETS
+from rayka.client.leader_calls import LIST_OFFSETS, LeaderCalls
 from rayka.errors import (
     ErrorCode,
     InvalidRequest,

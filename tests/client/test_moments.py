@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rayka import Record
 from rayka.cli.output import parse_moment
-from rayka.client.timestamps import given_timestamp_ms, moment_of
+from rayka.client.arguments import given_timestamp_ms, moment_of
 from rayka.ids import TopicPartition
 from rayka.protocol.batch_decode import Header
 

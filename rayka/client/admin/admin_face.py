@@ -5,8 +5,7 @@ from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 from rayka.client.admin.admin_brain import AsyncAdmin
-from rayka.client.bounded_wait import wait_for
-from rayka.client.process_bound import SyncClient
+from rayka.client.io_thread import SyncClient, wait_for
 from rayka.errors import ClosedError
 
 P = ParamSpec("P")

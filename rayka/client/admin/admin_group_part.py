@@ -7,8 +7,7 @@ from rayka.client.admin.admin_arguments import names_of
 from rayka.client.admin.admin_face import AdminFace
 from rayka.client.admin.admin_group_results import GroupDescription, GroupListing, GroupOffset, OffsetReset
 from rayka.client.admin.reset_target import target_of
-from rayka.client.arguments import partition_of, text_of
-from rayka.client.timestamps import Moment
+from rayka.client.arguments import Moment, partition_of, text_of
 from rayka.errors import InvalidArgument
 from rayka.ids import TopicPartition
 from rayka.protocol.groups import GroupState

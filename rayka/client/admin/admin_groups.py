@@ -15,8 +15,7 @@ from rayka.client.admin.reset_target import ResetTarget
 from rayka.client.consumer.group_membership import GroupMetadata
 from rayka.client.consumer.offset_commits import GroupOffsets, OffsetAndMetadata
 from rayka.client.coordinator_calls import CoordinatorCalls
-from rayka.client.leader_calls import LeaderCalls
-from rayka.client.list_offsets import LIST_OFFSETS, offsets_at
+from rayka.client.leader_calls import LIST_OFFSETS, LeaderCalls, offsets_at
 from rayka.client.metadata import ClusterMetadata
 from rayka.client.retry import Retry
 from rayka.errors import (

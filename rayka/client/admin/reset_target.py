@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from rayka.client.admin.admin_arguments import offsets_of
-from rayka.client.arguments import int_of
-from rayka.client.timestamps import given_timestamp_ms
+from rayka.client.arguments import given_timestamp_ms, int_of
 from rayka.errors import InvalidArgument, InvalidRequest
 from rayka.ids import TopicPartition
 

@@ -12,16 +12,13 @@ from random import Random
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from rayka.client import io_thread
-from rayka.client.arguments import int_of, mapping_of, partition_of, text_of
+from rayka.client.arguments import Moment, given_timestamp_ms, int_of, mapping_of, partition_of, text_of
 from rayka.client.bootstrap import ClusterHandle, resolve
-from rayka.client.bounded_wait import wait_for
 from rayka.client.consumer.delivery import Delivery
 from rayka.client.consumer.fetcher import Fetcher
 from rayka.client.consumer.offset_commits import OffsetAndTimestamp
-from rayka.client.io_thread import BlockingWork
-from rayka.client.list_offsets import LIST_OFFSETS
-from rayka.client.process_bound import SyncClient
-from rayka.client.timestamps import Moment, given_timestamp_ms
+from rayka.client.io_thread import BlockingWork, SyncClient, wait_for
+from rayka.client.leader_calls import LIST_OFFSETS
 from rayka.config.client_config import ConsumerConfig
 from rayka.errors import ClosedError, InvalidArgument
 from rayka.ids import NO_OFFSET, TopicPartition

@@ -20,8 +20,7 @@ from rayka.client.consumer.fetch_exchange import FetchErrors, FetchExchange, Ref
 from rayka.client.consumer.fetch_plan import FetchPlanner, NodeFetches
 from rayka.client.consumer.fetch_state import FetchStart, FetchState, FetchTicket
 from rayka.client.consumer.offset_commits import GroupOffsets
-from rayka.client.leader_calls import LeaderCalls
-from rayka.client.list_offsets import LIST_OFFSETS
+from rayka.client.leader_calls import LIST_OFFSETS, LeaderCalls
 from rayka.client.retry import Backoff
 from rayka.config.client_config import ConsumerConfig
 from rayka.errors import ApiError, OffsetOutOfRange, RaykaError, needs_metadata

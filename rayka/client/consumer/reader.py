@@ -18,18 +18,16 @@ from weakref import ReferenceType, ref
 import pyarrow as pa
 
 from rayka.client import io_thread
-from rayka.client.arguments import int_of
+from rayka.client.arguments import Moment, given_timestamp_ms, int_of
 from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle, resolve
-from rayka.client.bounded_wait import wait_for
 from rayka.client.consumer.consumer_part import topic_names
 from rayka.client.consumer.delivery import Delivery
 from rayka.client.consumer.fetch_buffer import Fetched
 from rayka.client.consumer.fetcher import Fetcher
 from rayka.client.consumer.record import Record
-from rayka.client.leader_calls import LeaderCalls
-from rayka.client.list_offsets import offsets_at
+from rayka.client.io_thread import wait_for
+from rayka.client.leader_calls import LeaderCalls, offsets_at
 from rayka.client.metadata import ClusterMetadata
-from rayka.client.timestamps import Moment, given_timestamp_ms
 from rayka.config.client_config import ConsumerConfig
 from rayka.errors import (
     ConfigError,

@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from rayka.client.arguments import moment_of
 from rayka.client.serializers import Deserializer
-from rayka.client.timestamps import moment_of
 from rayka.errors import SerializationError
 from rayka.ids import TopicPartition
 from rayka.protocol.batch_columns import int64_array

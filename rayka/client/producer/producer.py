@@ -14,8 +14,7 @@ from typing import Any, TypeVar, Unpack
 
 from rayka.client import io_thread
 from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle, resolve
-from rayka.client.bounded_wait import wait_for
-from rayka.client.process_bound import SyncClient
+from rayka.client.io_thread import SyncClient, wait_for
 from rayka.client.producer import at_exit
 from rayka.client.producer.arrow_input import Data
 from rayka.client.producer.delivery_future import (
