@@ -26,7 +26,7 @@ from rayka.actors.cluster_actors import (
     wait_for,
 )
 from rayka.actors.cluster_description import ask_metadata, describe_nodes
-from rayka.actors.disk_search import Seen, learn, sift
+from rayka.actors.disk_search import Seen, learn, look_for_disks, search_notes, sift, sites_of
 from rayka.actors.formatting import (
     FormatPlan,
     Replacement,
@@ -37,7 +37,7 @@ from rayka.actors.formatting import (
     refuse_undeclared,
     replaced_directories,
 )
-from rayka.actors.found_directories import NOTHING, Found, FoundDirectory, look_around
+from rayka.actors.found_directories import NOTHING, Found, FoundDirectory
 from rayka.actors.names import (
     actor_name,
     await_gone,
@@ -45,10 +45,10 @@ from rayka.actors.names import (
     formatted_directories,
     running_node_ids,
 )
-from rayka.actors.node_placement import Placement, Site, able_ray_nodes, place
+from rayka.actors.node_placement import Placement, able_ray_nodes, place
 from rayka.actors.quorum_changes import look_at_quorum
 from rayka.actors.ray_network import RayNetwork
-from rayka.actors.ray_nodes import Answers, open_ray_nodes, run_on, run_on_all
+from rayka.actors.ray_nodes import open_ray_nodes, run_on
 from rayka.actors.ray_records import draining_ray_nodes, free_resources, has_process
 from rayka.actors.scaling import rooms
 from rayka.actors.scaling.found_brokers import with_found_brokers
@@ -65,7 +65,6 @@ if TYPE_CHECKING:
     from rayka.cluster import Cluster
 
 
-_LOOK_TIMEOUT_S = 60.0
 _logger = logging.getLogger(__name__)
 
 
@@ -95,7 +94,12 @@ def plan_start(
     no node runs, `refuse_undeclared` raise; StorageError where a path is taken by a disk that is not the cluster's.
     """
     ray_nodes = open_ray_nodes()
-    answers = _look(spec, ray_nodes)
+    able, parents = able_ray_nodes(spec, spec.roles, ray_nodes), cluster_directories(spec)
+    answers = look_for_disks(spec, spec.roles, able, parents)
+    if not any(answers.results.values()):
+        # The spec may have asked for other resources once: a cluster that is there must not be made a second time.
+        others = [each for each in ray_nodes if each not in able]
+        answers.results.update(look_for_disks(spec, spec.roles, others, parents).results)
     answers.failures.update(dict.fromkeys(draining_ray_nodes(), "Ray drains it, so no node is made there"))
     seen = answers.results
     identities = learn(spec, seen, known, homes)
@@ -107,7 +111,7 @@ def plan_start(
         awaited = [each for each in spec.roles if each not in node_ids]
         empty = [each for each in new if not _is_formatted(spec, each, found)]
         formats = plan_formatting(spec, found, (*replace, *empty), SystemRandom(), awaited)
-        placements = place(spec, _sites(ray_nodes, seen, kept), node_ids, homes)
+        placements = place(spec, sites_of(ray_nodes, seen, kept, free_resources()), node_ids, homes)
         _refuse_taken(spec, formats, placements, seen, refused)
     return StartPlan(placements, formats, _identities_after(spec, formats, placements, seen, identities))
 
@@ -139,22 +143,6 @@ def _by_ray_node(node_ids: Collection[int], placements: Mapping[int, Placement])
 # ---- Looking -------------------------------------------------------------------------------------------------------
 
 
-def _look(
-    spec: ClusterSpec, ray_nodes: Mapping[str, Mapping[str, float]]
-) -> Answers[dict[str, FoundDirectory]]:
-    node_ids = spec.roles
-    directories = [path for each in node_ids for path in formatted_directories(spec, each)]
-    parents = cluster_directories(spec)
-    able = able_ray_nodes(spec, node_ids, ray_nodes)
-    answers = run_on_all(able, _LOOK_TIMEOUT_S, look_around, directories, parents)
-    if not any(answers.results.values()):
-        # The spec may have asked for other resources once: a cluster that is there must not be made a second time.
-        others = [each for each in ray_nodes if each not in able]
-        there = run_on_all(others, _LOOK_TIMEOUT_S, look_around, directories, parents)
-        answers.results.update(there.results)
-    return answers
-
-
 def _merged(seen: Seen) -> dict[str, FoundDirectory]:
     """The directories wherever they are; a formatted one counts before one of the same path that is not."""
     found: dict[str, FoundDirectory] = {}
@@ -169,19 +157,6 @@ def _is_formatted(spec: ClusterSpec, node_id: int, found: Found) -> bool:
     return any(found.get(path, NOTHING).is_formatted for path in formatted_directories(spec, node_id))
 
 
-def _sites(ray_nodes: Mapping[str, Mapping[str, float]], seen: Seen, kept: Seen) -> dict[str, Site]:
-    free = free_resources()
-    return {
-        ray_node_id: Site(
-            ray_nodes[ray_node_id],
-            free=free.get(ray_node_id),
-            own=[path for path, each in kept[ray_node_id].items() if each.is_begun],
-            foreign=[path for path in found if path not in kept[ray_node_id]],
-        )
-        for ray_node_id, found in seen.items()
-    }
-
-
 # ---- Refusals and records ------------------------------------------------------------------------------------------
 
 
@@ -190,8 +165,7 @@ def _naming(refused: Collection[str], skipped: Mapping[str, str]) -> Iterator[No
     """An error of the block says which disks were refused and which Ray nodes were not looked at, and why; without an
     error they are logged.
     """
-    notes = [f"refused: {each}" for each in refused]
-    notes += [f"Ray node {ray_node_id} was skipped: {reason}" for ray_node_id, reason in skipped.items()]
+    notes = search_notes(refused, skipped)
     try:
         yield
     except RaykaError as error:

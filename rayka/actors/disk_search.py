@@ -1,28 +1,90 @@
-"""Which disks are the cluster's: by the ids in their `meta.properties`, not by where they are. Pure.
+"""The search for a cluster's disks on Ray nodes, and the places of nodes on Ray nodes that have their disks.
 
-A path says nothing: where a node's directory is to be, a machine that comes back may have that of an older cluster of
-the same name, or what the node had before it was replaced. Such a disk is refused, with the reason. The supervisor has
-on record which ones are right, and a disk that replaces another is on record before it is formatted. Where a cluster is
-started that has no supervisor, the disks themselves say it, as far as they agree.
+A start and the supervisor look at directories on all Ray nodes that can have a node, at the same time. A disk belongs
+to the cluster by the ids in its `meta.properties`, not by its path. At the path of a node's directory, a machine that
+comes back may have the disk of an older cluster of the same name, or the disk that the node had before it was replaced.
+Such a disk is refused, with the reason.
+
+The supervisor has the right ids on record. A disk that replaces another one is on record before it is formatted. A
+start without a supervisor learns the ids from the disks, as far as they agree.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from types import MappingProxyType
 from uuid import UUID
 
-from rayka.actors.found_directories import Found, FoundDirectory
+from rayka.actors.found_directories import Found, FoundDirectory, look_around
 from rayka.actors.names import formatted_directories, nodes_with
+from rayka.actors.node_placement import Placement, Site, place
+from rayka.actors.ray_nodes import Answers, run_on_all
 from rayka.actors.supervisor_handle import Identities
 from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import StorageError
 from rayka.ids import NO_NODE, Role, node_name
 
-Seen = Mapping[str, Found]  # by Ray node
+# A Ray node that is slow has a quarter of it, when others have answered: a skipped one may have the only free place.
+_LOOK_TIMEOUT_S = 60.0
+# By Ray node.
+Seen = Mapping[str, Found]
+Resources = Mapping[str, Mapping[str, float]]
+_UNKNOWN: Resources = MappingProxyType({})
+
+
+def look_for_disks(
+    spec: ClusterSpec, node_ids: Collection[int], ray_node_ids: Collection[str], parents: Collection[str] = ()
+) -> Answers[dict[str, FoundDirectory]]:
+    """Looks on these Ray nodes for the directories of these nodes, and for formatted ones directly below `parents`."""
+    directories = [path for each in node_ids for path in formatted_directories(spec, each)]
+    return run_on_all(ray_node_ids, _LOOK_TIMEOUT_S, look_around, directories, parents)
+
+
+def search_notes(refused: Collection[str], skipped: Mapping[str, str]) -> list[str]:
+    """Names the disks that were refused and the Ray nodes that were not looked at, with the reasons."""
+    notes = [f"refused: {each}" for each in refused]
+    return notes + [f"Ray node {each} was skipped: {reason}" for each, reason in skipped.items()]
+
+
+def sites_of(ray_nodes: Resources, seen: Seen, kept: Seen, free: Resources) -> dict[str, Site]:
+    """The Ray nodes that were looked at, as places for nodes. `kept` is the cluster's part of `seen`, `free` the
+    resources that are free, as far as that is known.
+    """
+    return {
+        ray_node_id: Site(
+            ray_nodes[ray_node_id],
+            free=free.get(ray_node_id),
+            own=[path for path, each in kept[ray_node_id].items() if each.is_begun],
+            foreign=[path for path in found if path not in kept[ray_node_id]],
+        )
+        for ray_node_id, found in seen.items()
+    }
+
+
+def place_found(
+    spec: ClusterSpec,
+    missing: Collection[int],
+    kept: Seen,
+    ray_nodes: Resources,
+    homes: Mapping[int, str],
+    *,
+    free: Resources = _UNKNOWN,
+) -> dict[int, Placement]:
+    """Places the missing nodes that have a formatted directory on a Ray node with the resources that they ask for.
+
+    `homes` are the Ray nodes of the other nodes, `free` the resources that are free, as far as that is known.
+    """
+    formatted = {
+        ray_node_id: {path: each for path, each in found.items() if each.is_formatted}
+        for ray_node_id, found in kept.items()
+    }
+    return place(spec, sites_of(ray_nodes, formatted, formatted, free), missing, homes, only_on_disks=True)
 
 
 def sift(
     spec: ClusterSpec, seen: Seen, known: Identities
 ) -> tuple[dict[str, dict[str, FoundDirectory]], list[str]]:
-    """What was found without the disks that are not the cluster's; these, each with the Ray node and the reason."""
+    """Splits the findings into the cluster's disks and the refused ones, each of these with its Ray node and the
+    reason.
+    """
     owners = {path: each for each in spec.roles for path in formatted_directories(spec, each)}
     kept: dict[str, dict[str, FoundDirectory]] = {}
     refused = []
@@ -38,7 +100,7 @@ def sift(
 
 
 def _objection(found: FoundDirectory, node_id: int, known: Identities) -> str:
-    """Why the directory is not the node's; empty where it is, and where there is nothing yet."""
+    """Says why the directory does not belong to the node; empty if it does, and if nothing is there yet."""
     if found.problem:
         return f"cannot be read: {found.problem}"
     if not found.is_formatted:
@@ -57,8 +119,8 @@ def _objection(found: FoundDirectory, node_id: int, known: Identities) -> str:
 
 
 def learn(spec: ClusterSpec, seen: Seen, known: Identities, homes: Mapping[int, str]) -> Identities:
-    """What is known already; for every other node, what the disks say. For a node that runs those on its own Ray node
-    count, which `homes` names.
+    """Completes `known` by the ids that disks have. For a running node only the disks on its own Ray node count, which
+    `homes` names.
 
     Raises StorageError that names two disks of which only one can be the cluster's.
     """
@@ -76,7 +138,9 @@ def learn(spec: ClusterSpec, seen: Seen, known: Identities, homes: Mapping[int, 
 
 
 def _cluster_id(spec: ClusterSpec, seen: Seen) -> str:
-    """The id that the controllers' disks agree on, or most of them; empty where there are none."""
+    """The id on all controllers' disks, or on most of them; empty if there are none. Raises StorageError if no id has
+    most.
+    """
     controllers = nodes_with(spec, Role.CONTROLLER)
     claims: dict[str, dict[int, str]] = {}
     for node_id, path, ray_node_id, each in _formatted(spec, seen):
@@ -94,7 +158,9 @@ def _cluster_id(spec: ClusterSpec, seen: Seen) -> str:
 
 
 def _directory_id(seen: Seen, path: str) -> UUID | None:
-    """The id that the directory has on every Ray node that has it; None where none has."""
+    """The id that the directory has on every Ray node that has it; None if none has. Raises StorageError for several
+    ids.
+    """
     found = {ray_node: there[path] for ray_node, there in seen.items() if path in there}
     ids = {each.directory_id: ray_node for ray_node, each in found.items() if each.is_formatted}
     if len(ids) > 1:
@@ -107,7 +173,9 @@ def _directory_id(seen: Seen, path: str) -> UUID | None:
 
 
 def _formatted(spec: ClusterSpec, seen: Seen) -> Iterator[tuple[int, str, str, FoundDirectory]]:
-    """Node, path, Ray node and content of each directory that is formatted for the node that it is to be of."""
+    """Yields node, path, Ray node and content of each directory that is formatted for the node to which the path
+    belongs.
+    """
     for node_id in spec.roles:
         for path in formatted_directories(spec, node_id):
             for ray_node_id, found in seen.items():

@@ -149,19 +149,37 @@ def shortage(spec: ClusterSpec, node_id: int, free: Mapping[str, float]) -> str:
 
 
 def place(
-    spec: ClusterSpec, sites: Mapping[str, Site], node_ids: Collection[int], homes: Mapping[int, str]
+    spec: ClusterSpec,
+    sites: Mapping[str, Site],
+    node_ids: Collection[int],
+    homes: Mapping[int, str],
+    *,
+    only_on_disks: bool = False,
 ) -> dict[int, Placement]:
-    """Each of these nodes on the Ray node that has its directories; a new one where the fewest of its role are.
+    """Places each of these nodes on the Ray node that has its directories, a new one where the fewest of its role are.
 
-    `homes` are the Ray nodes of nodes that run. Raises UnavailableError when no Ray node has what the spec asks for.
+    `homes` are the Ray nodes of nodes that run. With `only_on_disks`, leaves out a node if no Ray node has a directory
+    of the node and the resources. Else raises UnavailableError if no Ray node has the resources.
     """
     settled, sites = dict(homes), dict(sites)
+    placements: dict[int, Placement] = {}
     for node_id in node_ids:
+        candidates = sites
+        if only_on_disks:
+            directories = set(formatted_directories(spec, node_id))
+            candidates = {
+                ray_node_id: each
+                for ray_node_id, each in sites.items()
+                if not directories.isdisjoint(each.own) and is_able(spec, node_id, each.resources)
+            }
+            if not candidates:
+                continue
         others = (id for id in settled if not set(spec.roles[node_id]).isdisjoint(spec.roles.get(id, ())))
         beside = Counter(settled[each] for each in others)
-        settled[node_id] = home = _home(spec, node_id, sites, beside)
+        settled[node_id] = home = _home(spec, node_id, candidates, beside)
         sites[home] = sites[home].with_node(spec, node_id)
-    return {each: Placement(spec, each, settled[each]) for each in node_ids}
+        placements[node_id] = Placement(spec, node_id, home)
+    return placements
 
 
 def _home(spec: ClusterSpec, node_id: int, sites: Mapping[str, Site], beside: Mapping[str, int]) -> str:

@@ -20,21 +20,18 @@ import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
 
 import ray
 
 from rayka.actors import node_handles
 from rayka.actors.controller_ask import ControllerAsk
-from rayka.actors.disk_search import Seen, sift
+from rayka.actors.disk_search import look_for_disks, place_found, search_notes, sift
 from rayka.actors.draining.drained_cluster import DrainedCluster
 from rayka.actors.draining.drainer import Drainer
 from rayka.actors.exit_watch import ExitWatch
-from rayka.actors.found_directories import FoundDirectory, look_at
 from rayka.actors.names import (
     NAMESPACE,
     actor_name,
-    formatted_directories,
     running_node_ids,
     supervisor_name,
 )
@@ -42,16 +39,13 @@ from rayka.actors.node_handles import is_starting
 from rayka.actors.node_logs import begin_log
 from rayka.actors.node_placement import (
     Placement,
-    Site,
     able_ray_nodes,
-    is_able,
     needs,
-    place,
     shortage,
     wall_clock_ms,
 )
 from rayka.actors.ray_network import RayNetwork
-from rayka.actors.ray_nodes import Answers, open_ray_nodes, run_on_all
+from rayka.actors.ray_nodes import open_ray_nodes
 from rayka.actors.ray_records import (
     PendingActor,
     PendingTimes,
@@ -77,9 +71,6 @@ from rayka.node.tasks import Repeats
 _LOOK_S = 1.0
 _SEARCH_AGAIN_S = 10.0  # while the same Ray nodes live; at once when another one comes
 _ANSWER_TIMEOUT_S = 2.0
-# A Ray node that is slow has a quarter of it, when others have answered: a skipped one may have the only free place.
-_LOOK_TIMEOUT_S = 60.0
-_UNKNOWN: Mapping[str, Mapping[str, float]] = MappingProxyType({})
 _logger = logging.getLogger(__name__)
 
 
@@ -274,12 +265,11 @@ class Supervisor:
         processes = await node_handles.processes(handles, _ANSWER_TIMEOUT_S)
         homes = {node_id: process.ray_node_id for node_id, process in processes.items()}
         able = able_ray_nodes(self._spec, node_ids, ray_nodes)
-        answers = await asyncio.to_thread(_find_disks, self._spec, node_ids, able)
+        answers = await asyncio.to_thread(look_for_disks, self._spec, node_ids, able)
         kept, refused = sift(self._spec, answers.results, self._identities)
-        skipped = [f"Ray node {each} was skipped: {why}" for each, why in answers.failures.items()]
+        notes = search_notes(refused, answers.failures)
         drained = await asyncio.to_thread(draining_ray_nodes)
-        closed = [f"Ray node {each} takes no node: Ray drains it" for each in drained]
-        notes = [*(f"refused: {each}" for each in refused), *skipped, *closed]
+        notes += [f"Ray node {each} takes no node: Ray drains it" for each in drained]
         for each in notes:
             self._repeats.failed(each, f"{self!r}: {each}")
         free = await asyncio.to_thread(free_resources)
@@ -343,44 +333,6 @@ async def _remove_leftover_marks(looks: ClusterLooks, spec: ClusterSpec, tell: T
         tell("scale-in-stopped", marked, "the specification lets none go by the load")
 
 
-def place_found(
-    spec: ClusterSpec,
-    missing: Collection[int],
-    found: Seen,
-    ray_nodes: Mapping[str, Mapping[str, float]],
-    homes: Mapping[int, str],
-    *,
-    free: Mapping[str, Mapping[str, float]] = _UNKNOWN,
-) -> dict[int, Placement]:
-    """Those of the missing nodes whose disk was found where there are the resources that they ask for.
-
-    `found` is what was found on each Ray node of the cluster's disks, `homes` where the other nodes live, `free` what
-    Ray nodes have free, as far as that is known.
-    """
-    sites = {
-        ray_node_id: Site(
-            ray_nodes[ray_node_id],
-            [path for path, each in there.items() if each.is_formatted],
-            free=free.get(ray_node_id),
-        )
-        for ray_node_id, there in found.items()
-    }
-    placements: dict[int, Placement] = {}
-    for node_id in missing:
-        able = {k: each for k, each in sites.items() if _can_have(spec, node_id, each)}
-        if able:
-            settled = {**homes, **{id: each.ray_node_id for id, each in placements.items()}}
-            placements |= place(spec, able, [node_id], settled)
-            home = placements[node_id].ray_node_id
-            sites[home] = sites[home].with_node(spec, node_id)
-    return placements
-
-
-def _can_have(spec: ClusterSpec, node_id: int, site: Site) -> bool:
-    has_disk = not set(formatted_directories(spec, node_id)).isdisjoint(site.own)
-    return has_disk and is_able(spec, node_id, site.resources)
-
-
 def _missing(spec: ClusterSpec) -> tuple[int, ...]:
     running = running_node_ids(spec.name)
     return tuple(each for each in spec.roles if each not in running)
@@ -399,10 +351,3 @@ def _reason(before: str | None, ray_nodes: Collection[str]) -> str:
     if before in ray_nodes:
         return f"its actor, which was on Ray node {before}, was ended"
     return f"Ray node {before}, where it was, is gone, or Ray drains it"
-
-
-def _find_disks(
-    spec: ClusterSpec, node_ids: Collection[int], ray_nodes: Collection[str]
-) -> Answers[dict[str, FoundDirectory]]:
-    directories = [path for each in node_ids for path in formatted_directories(spec, each)]
-    return run_on_all(ray_nodes, _LOOK_TIMEOUT_S, look_at, directories)

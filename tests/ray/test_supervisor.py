@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from rayka.actors.disk_search import place_found
 from rayka.actors.found_directories import FoundDirectory
 from rayka.actors.names import formatted_directories, node_directories
 from rayka.actors.node_placement import Site, able_ray_nodes, place, shortage
 from rayka.actors.ray_records import PendingActor, PendingTimes
-from rayka.actors.supervisor import place_found
 from rayka.config.cluster_config import ClusterSpec
 
 CPUS = {"CPU": 1.0}
