@@ -16,7 +16,7 @@ import msgspec
 
 from rayka.actors.names import NAMESPACE, actor_name
 from rayka.actors.node_actor import NodeActor
-from rayka.actors.node_placement import Placement
+from rayka.actors.node_placement import NodePlacement
 from rayka.actors.ray_connection import connect_or_start
 from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import NotController
@@ -104,7 +104,7 @@ def start(data_dir: str, *, replicas: int = 3) -> list[Any]:
     """Starts the replicas, on empty disks."""
     connect_or_start()
     spec = ClusterSpec(name="kv", controllers=replicas, data_dir=data_dir)
-    places = [Placement(spec, each, "here") for each in tuple(spec.roles)[spec.brokers :]]
+    places = [NodePlacement(spec, each, "here") for each in tuple(spec.roles)[spec.brokers :]]
     asyncio.run(format_first_voters([each.settings(LocalDisk(), print) for each in places]))
     make = partial(ray.remote(Kv).options, namespace=NAMESPACE, max_restarts=-1, max_concurrency=1000)
     return [make(name=actor_name("kv", each.node_id)).remote(each) for each in places]

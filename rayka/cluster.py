@@ -112,14 +112,14 @@ class Cluster:
         (directories are missing) and UnavailableError (no Ray at the address given; a node that did not start, or did
         not come back, with its reason).
         """
-        from rayka.actors.cluster_start import Starting
+        from rayka.actors.cluster_start import ClusterStart
         from rayka.actors.node_placement import cpus_of_nodes
 
         declared = _spec_of(spec, fields)
         address = connect_or_start(declared.ray.address, cpus_of_nodes=cpus_of_nodes(declared))
         cluster = cls(declared.name, address)
         with only_start(declared.name, START_TIMEOUT_S):
-            starting = Starting(cluster, declared, replace)
+            starting = ClusterStart(cluster, declared, replace)
             starting.execute()
             cluster._is_started_here = not starting.is_running
             if starting.is_running or replace:
@@ -209,17 +209,17 @@ class Cluster:
         """What `start` would change of this cluster, which runs: settings, nodes that come, votes, and the restarts in
         their order. Raises what it raises before anything is changed.
         """
-        from rayka.actors.cluster_start import Starting
-        from rayka.actors.spec_changes import SpecApplying
+        from rayka.actors.cluster_start import ClusterStart
+        from rayka.actors.spec_changes import SpecUpdate
 
-        starting = Starting(self, _spec_of(spec, fields), ())
-        return SpecApplying(self, starting.record, starting.processes, starting.spec).plan()
+        starting = ClusterStart(self, _spec_of(spec, fields), ())
+        return SpecUpdate(self, starting.record, starting.processes, starting.spec).plan()
 
     def plan_restart(self, *node_ids: int) -> "tuple[RestartStep, ...]":
         """What `restart` would do, in its order. Raises what that raises before the first node is stopped."""
-        from rayka.actors.rolling_restart import Restarting
+        from rayka.actors.rolling_restart import RollingRestart
 
-        return Restarting(self, RESTART_TIMEOUT_S).plan(_ids_of(node_ids))
+        return RollingRestart(self, RESTART_TIMEOUT_S).plan(_ids_of(node_ids))
 
     def restart(
         self,
@@ -238,11 +238,11 @@ class Cluster:
         `min.insync.replicas`; and when a node has not caught up `timeout_s` after its stop: then the rest is left as it
         is. A node is made again by the spec in force.
         """
-        from rayka.actors.rolling_restart import Restarting, refuse_below_min_isr
+        from rayka.actors.rolling_restart import RollingRestart, refuse_below_min_isr
 
         with only_start(self._name, START_TIMEOUT_S):
             record = kept_record(self._name)
-            restarting = Restarting(self, timeout_s, record.spec if record else None)
+            restarting = RollingRestart(self, timeout_s, record.spec if record else None)
             steps = restarting.plan(_ids_of(node_ids))
             if not force:
                 refuse_below_min_isr(steps)
@@ -324,10 +324,10 @@ class Cluster:
         on_restarted: "Callable[[RestartStep], object]",
     ) -> "SpecChange":
         """Brings into force what of the spec is not yet; the nodes that were `added` are there."""
-        from rayka.actors.spec_changes import SpecApplying
+        from rayka.actors.spec_changes import SpecUpdate
 
         _, processes = processes_of(self._name)
-        applying = SpecApplying(self, kept_record(self._name), processes, spec)
+        applying = SpecUpdate(self, kept_record(self._name), processes, spec)
         change = applying.plan(added)
         applying.execute(change, force=force, on_restarted=on_restarted)
         return change

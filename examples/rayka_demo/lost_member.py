@@ -130,7 +130,7 @@ class Group:
         make: Any = ray.remote(Member).options(
             num_cpus=0,
             scheduling_strategy=NodeAffinitySchedulingStrategy(own, soft=False),
-            runtime_env=ray_nodes.environment([own]),
+            runtime_env=ray_nodes.actor_environment([own]),
         )
         self._members = {
             f"member-{number}": make.remote(cluster.name, topic) for number in range(1, MEMBER_COUNT + 1)

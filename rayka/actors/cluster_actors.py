@@ -14,7 +14,7 @@ from rayka.actors import node_handles, supervisor_handle
 from rayka.actors.cluster_description import UNREACHABLE, NodeDescription, describe_nodes
 from rayka.actors.names import running_node_ids
 from rayka.actors.node_logs import keep_logs
-from rayka.actors.node_placement import Placement, log_places
+from rayka.actors.node_placement import NodePlacement, log_places
 from rayka.actors.ray_network import RayNetwork
 from rayka.actors.ray_nodes import run_on
 from rayka.actors.supervisor_handle import ClusterRecord
@@ -53,7 +53,7 @@ def ask_ray(question: Callable[..., ResultT], *arguments: Any) -> ResultT:
     return wait_for(answer, ANSWER_TIMEOUT_S)
 
 
-def bring_up(record: ClusterRecord, placements: Collection[Placement]) -> None:
+def bring_up(record: ClusterRecord, placements: Collection[NodePlacement]) -> None:
     """Makes the actors, the supervisor last, and waits until all nodes of the cluster run; ends what it made when
     one does not.
     """
@@ -84,9 +84,9 @@ def kept_record(cluster_name: str) -> ClusterRecord | None:
     return wait_for(partial(supervisor_handle.kept_record, cluster_name, ANSWER_TIMEOUT_S), ANSWER_TIMEOUT_S)
 
 
-def keep(record: ClusterRecord) -> None:
+def replace_supervisor(record: ClusterRecord) -> None:
     """Puts a supervisor that keeps this in the place of the one there is."""
-    wait_for(partial(supervisor_handle.keep, record, MAKE_TIMEOUT_S), MAKE_TIMEOUT_S)
+    wait_for(partial(supervisor_handle.replace_supervisor, record, MAKE_TIMEOUT_S), MAKE_TIMEOUT_S)
 
 
 def process_of(handle: Any) -> "NodeProcess | None":
@@ -117,7 +117,7 @@ def _handles(cluster_name: str, besides: Collection[int]) -> dict[int, Any]:
     )
 
 
-def add_nodes(record: ClusterRecord, placements: Collection[Placement], added: Collection[int]) -> None:
+def add_nodes(record: ClusterRecord, placements: Collection[NodePlacement], added: Collection[int]) -> None:
     """Makes the actors that the running cluster lacks and, once the nodes that it gets run, a supervisor that keeps
     them too; ends what it made when one does not run.
 
@@ -131,7 +131,7 @@ def add_nodes(record: ClusterRecord, placements: Collection[Placement], added: C
     except BaseException:
         _end(handles)
         raise
-    keep(record)
+    replace_supervisor(record)
 
 
 def _end(handles: Mapping[int, Any]) -> None:

@@ -19,14 +19,21 @@ from rayka.actors.cluster_actors import (
     add_nodes,
     ask_ray,
     bring_up,
-    keep,
     kept_record,
     processes_of,
+    replace_supervisor,
     stop_nodes,
     wait_for,
 )
 from rayka.actors.cluster_description import ask_metadata, describe_nodes
-from rayka.actors.disk_search import Seen, learn, look_for_disks, search_notes, sift, sites_of
+from rayka.actors.disk_search import (
+    FoundByRayNode,
+    learn,
+    look_for_disks,
+    search_notes,
+    sites_of,
+    split_by_identity,
+)
 from rayka.actors.formatting import (
     FormatPlan,
     Replacement,
@@ -45,7 +52,7 @@ from rayka.actors.names import (
     formatted_directories,
     running_node_ids,
 )
-from rayka.actors.node_placement import Placement, able_ray_nodes, place
+from rayka.actors.node_placement import NodePlacement, able_ray_nodes, place
 from rayka.actors.quorum_changes import look_at_quorum
 from rayka.actors.ray_network import RayNetwork
 from rayka.actors.ray_nodes import open_ray_nodes, run_on
@@ -72,7 +79,7 @@ _logger = logging.getLogger(__name__)
 class StartPlan:
     """The nodes in their places, what is to be formatted, and which disks are the cluster's once it is."""
 
-    placements: Mapping[int, Placement]
+    placements: Mapping[int, NodePlacement]
     formats: FormatPlan
     identities: Identities
 
@@ -103,7 +110,7 @@ def plan_start(
     answers.failures.update(dict.fromkeys(draining_ray_nodes(), "Ray drains it, so no node is made there"))
     seen = answers.results
     identities = learn(spec, seen, known, homes)
-    kept, refused = sift(spec, seen, identities)
+    kept, refused = split_by_identity(spec, seen, identities)
     with _naming(refused, answers.failures):
         found = _merged(kept)
         if not homes:
@@ -133,7 +140,7 @@ def execute(plan: StartPlan) -> None:
         run_on(ray_node_id, format_controllers, given)
 
 
-def _by_ray_node(node_ids: Collection[int], placements: Mapping[int, Placement]) -> dict[str, list[int]]:
+def _by_ray_node(node_ids: Collection[int], placements: Mapping[int, NodePlacement]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for each in node_ids:
         found.setdefault(placements[each].ray_node_id, []).append(each)
@@ -143,7 +150,7 @@ def _by_ray_node(node_ids: Collection[int], placements: Mapping[int, Placement])
 # ---- Looking -------------------------------------------------------------------------------------------------------
 
 
-def _merged(seen: Seen) -> dict[str, FoundDirectory]:
+def _merged(seen: FoundByRayNode) -> dict[str, FoundDirectory]:
     """The directories wherever they are; a formatted one counts before one of the same path that is not."""
     found: dict[str, FoundDirectory] = {}
     for there in seen.values():
@@ -179,8 +186,8 @@ def _naming(refused: Collection[str], skipped: Mapping[str, str]) -> Iterator[No
 def _refuse_taken(
     spec: ClusterSpec,
     formats: FormatPlan,
-    placements: Mapping[int, Placement],
-    seen: Seen,
+    placements: Mapping[int, NodePlacement],
+    seen: FoundByRayNode,
     refused: Collection[str],
 ) -> None:
     """Raises StorageError where what is there would be formatted over, and where a cluster would be made beside
@@ -207,8 +214,8 @@ def _refuse_taken(
 def _identities_after(
     spec: ClusterSpec,
     formats: FormatPlan,
-    placements: Mapping[int, Placement],
-    seen: Seen,
+    placements: Mapping[int, NodePlacement],
+    seen: FoundByRayNode,
     before: Identities,
 ) -> Identities:
     """With the nodes that are formatted; a directory that an interrupted start has formatted keeps its id."""
@@ -232,7 +239,7 @@ def _identities_after(
 # that lives, are ended first.
 
 
-class Starting:
+class ClusterStart:
     """One start of a cluster that may run already, whole or in part; `spec` has the brokers that came by the load."""
 
     def __init__(self, cluster: "Cluster", spec: ClusterSpec, replace: Collection[Replacement]) -> None:
@@ -247,7 +254,7 @@ class Starting:
         self._refuse_other_spec()
 
     def __repr__(self) -> str:
-        return f"<Starting {self._cluster!r}>"
+        return f"<ClusterStart {self._cluster!r}>"
 
     @property
     def is_running(self) -> bool:
@@ -283,7 +290,7 @@ class Starting:
             known=record.identities if record else Identities(),
         )
         if record and self._replace:  # before a disk has an identity that the supervisor would refuse
-            keep(ClusterRecord(record.spec, plan.identities))
+            replace_supervisor(ClusterRecord(record.spec, plan.identities))
         _end(name, {each: self.handles[each] for each in lost}, self.processes)
         execute(plan)
         whole, placements = (

@@ -15,8 +15,8 @@ from uuid import UUID
 
 from rayka.actors.found_directories import Found, FoundDirectory, look_around
 from rayka.actors.names import formatted_directories, nodes_with
-from rayka.actors.node_placement import Placement, Site, place
-from rayka.actors.ray_nodes import Answers, run_on_all
+from rayka.actors.node_placement import NodePlacement, Site, place
+from rayka.actors.ray_nodes import JobAnswers, run_on_all
 from rayka.actors.supervisor_handle import Identities
 from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import StorageError
@@ -25,14 +25,14 @@ from rayka.ids import NO_NODE, Role, node_name
 # A Ray node that is slow has a quarter of it, when others have answered: a skipped one may have the only free place.
 _LOOK_TIMEOUT_S = 60.0
 # By Ray node.
-Seen = Mapping[str, Found]
+FoundByRayNode = Mapping[str, Found]
 Resources = Mapping[str, Mapping[str, float]]
 _UNKNOWN: Resources = MappingProxyType({})
 
 
 def look_for_disks(
     spec: ClusterSpec, node_ids: Collection[int], ray_node_ids: Collection[str], parents: Collection[str] = ()
-) -> Answers[dict[str, FoundDirectory]]:
+) -> JobAnswers[dict[str, FoundDirectory]]:
     """Looks on these Ray nodes for the directories of these nodes, and for formatted ones directly below `parents`."""
     directories = [path for each in node_ids for path in formatted_directories(spec, each)]
     return run_on_all(ray_node_ids, _LOOK_TIMEOUT_S, look_around, directories, parents)
@@ -44,7 +44,9 @@ def search_notes(refused: Collection[str], skipped: Mapping[str, str]) -> list[s
     return notes + [f"Ray node {each} was skipped: {reason}" for each, reason in skipped.items()]
 
 
-def sites_of(ray_nodes: Resources, seen: Seen, kept: Seen, free: Resources) -> dict[str, Site]:
+def sites_of(
+    ray_nodes: Resources, seen: FoundByRayNode, kept: FoundByRayNode, free: Resources
+) -> dict[str, Site]:
     """The Ray nodes that were looked at, as places for nodes. `kept` is the cluster's part of `seen`, `free` the
     resources that are free, as far as that is known.
     """
@@ -62,12 +64,12 @@ def sites_of(ray_nodes: Resources, seen: Seen, kept: Seen, free: Resources) -> d
 def place_found(
     spec: ClusterSpec,
     missing: Collection[int],
-    kept: Seen,
+    kept: FoundByRayNode,
     ray_nodes: Resources,
     homes: Mapping[int, str],
     *,
     free: Resources = _UNKNOWN,
-) -> dict[int, Placement]:
+) -> dict[int, NodePlacement]:
     """Places the missing nodes that have a formatted directory on a Ray node with the resources that they ask for.
 
     `homes` are the Ray nodes of the other nodes, `free` the resources that are free, as far as that is known.
@@ -79,8 +81,8 @@ def place_found(
     return place(spec, sites_of(ray_nodes, formatted, formatted, free), missing, homes, only_on_disks=True)
 
 
-def sift(
-    spec: ClusterSpec, seen: Seen, known: Identities
+def split_by_identity(
+    spec: ClusterSpec, seen: FoundByRayNode, known: Identities
 ) -> tuple[dict[str, dict[str, FoundDirectory]], list[str]]:
     """Splits the findings into the cluster's disks and the refused ones, each of these with its Ray node and the
     reason.
@@ -118,14 +120,14 @@ def _objection(found: FoundDirectory, node_id: int, known: Identities) -> str:
     return ""
 
 
-def learn(spec: ClusterSpec, seen: Seen, known: Identities, homes: Mapping[int, str]) -> Identities:
+def learn(spec: ClusterSpec, seen: FoundByRayNode, known: Identities, homes: Mapping[int, str]) -> Identities:
     """Completes `known` by the ids that disks have. For a running node only the disks on its own Ray node count, which
     `homes` names.
 
     Raises StorageError that names two disks of which only one can be the cluster's.
     """
     cluster_id = known.cluster_id or _cluster_id(spec, seen)
-    kept, _ = sift(spec, seen, Identities(cluster_id, known.directory_ids))
+    kept, _ = split_by_identity(spec, seen, Identities(cluster_id, known.directory_ids))
     learned = {}
     for node_id in spec.roles:
         if node_id not in known.directory_ids:
@@ -137,7 +139,7 @@ def learn(spec: ClusterSpec, seen: Seen, known: Identities, homes: Mapping[int, 
     return Identities(cluster_id, {**learned, **known.directory_ids})
 
 
-def _cluster_id(spec: ClusterSpec, seen: Seen) -> str:
+def _cluster_id(spec: ClusterSpec, seen: FoundByRayNode) -> str:
     """The id on all controllers' disks, or on most of them; empty if there are none. Raises StorageError if no id has
     most.
     """
@@ -157,7 +159,7 @@ def _cluster_id(spec: ClusterSpec, seen: Seen) -> str:
     return chosen[0] if chosen else ""
 
 
-def _directory_id(seen: Seen, path: str) -> UUID | None:
+def _directory_id(seen: FoundByRayNode, path: str) -> UUID | None:
     """The id that the directory has on every Ray node that has it; None if none has. Raises StorageError for several
     ids.
     """
@@ -172,7 +174,7 @@ def _directory_id(seen: Seen, path: str) -> UUID | None:
     return next(iter(ids), None)
 
 
-def _formatted(spec: ClusterSpec, seen: Seen) -> Iterator[tuple[int, str, str, FoundDirectory]]:
+def _formatted(spec: ClusterSpec, seen: FoundByRayNode) -> Iterator[tuple[int, str, str, FoundDirectory]]:
     """Yields node, path, Ray node and content of each directory that is formatted for the node to which the path
     belongs.
     """

@@ -18,7 +18,7 @@ from uuid import UUID
 from rayka.actors.names import actor_name
 from rayka.actors.node_handles import find, process_of
 from rayka.actors.ray_network import RayNetwork
-from rayka.actors.ray_records import exit_words, has_exited, has_left, lost_machines
+from rayka.actors.ray_records import exit_detail, has_exited, has_left, lost_machines
 from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import ApiError
 from rayka.ids import Role, node_name, role_of
@@ -162,7 +162,7 @@ class ExitWatch:
             before = found
             await self._until_left(node_id, found)
             if await asyncio.to_thread(has_exited, process.worker_id, process.ray_node_id):
-                words = await asyncio.to_thread(exit_words, process.worker_id)
+                words = await asyncio.to_thread(exit_detail, process.worker_id)
                 self._tell("process-ended", (node_id,), _ended(name, process.pid, words))
                 if role_of(node_id) is not Role.CONTROLLER:
                     await self._report(node_id, found)

@@ -34,7 +34,7 @@ from rayka.actors.names import (
     partition_nodes,
 )
 from rayka.actors.node_logs import remove_kept_logs
-from rayka.actors.node_placement import Placement
+from rayka.actors.node_placement import NodePlacement
 from rayka.client import io_thread
 from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import ConfigError, StorageError
@@ -66,17 +66,17 @@ class ControllerFormat:
     voters: VoterSet | None
 
 
-def format_brokers(formats: Sequence[tuple[Placement, Mapping[str, UUID]]]) -> None:
+def format_brokers(formats: Sequence[tuple[NodePlacement, Mapping[str, UUID]]]) -> None:
     """Makes directories of brokers theirs, by path with these ids; one that is formatted stays as it is."""
     io_thread.run(partial(_format_brokers, formats), _TIMEOUT_S)
 
 
-def prepare_controllers(placements: Sequence[Placement], voters: VoterSet) -> None:
+def prepare_controllers(placements: Sequence[NodePlacement], voters: VoterSet) -> None:
     """Gives the directories of controllers the checkpoint that names all voters, and nothing else."""
     io_thread.run(partial(_prepare_controllers, placements, voters), _TIMEOUT_S)
 
 
-def format_controllers(formats: Sequence[tuple[Placement, ControllerFormat]]) -> None:
+def format_controllers(formats: Sequence[tuple[NodePlacement, ControllerFormat]]) -> None:
     """Makes the directories of controllers theirs. Refused where one is formatted already."""
     io_thread.run(partial(_format_controllers, formats), _TIMEOUT_S)
 
@@ -97,7 +97,7 @@ def remove_directories(directories: Collection[str]) -> None:
                 raise StorageError(f"cannot remove {each}: {error.strerror}") from error
 
 
-async def _format_brokers(formats: Sequence[tuple[Placement, Mapping[str, UUID]]]) -> None:
+async def _format_brokers(formats: Sequence[tuple[NodePlacement, Mapping[str, UUID]]]) -> None:
     with closing(LocalDisk()) as disk:
         for placement, directory_ids in formats:
             for path, directory_id in directory_ids.items():
@@ -107,13 +107,13 @@ async def _format_brokers(formats: Sequence[tuple[Placement, Mapping[str, UUID]]
                     )
 
 
-async def _prepare_controllers(placements: Sequence[Placement], voters: VoterSet) -> None:
+async def _prepare_controllers(placements: Sequence[NodePlacement], voters: VoterSet) -> None:
     with closing(LocalDisk()) as disk:
         for placement in placements:
             await prepare_controller(placement.controller_settings(disk, _never), voters)
 
 
-async def _format_controllers(formats: Sequence[tuple[Placement, ControllerFormat]]) -> None:
+async def _format_controllers(formats: Sequence[tuple[NodePlacement, ControllerFormat]]) -> None:
     with closing(LocalDisk()) as disk:
         for placement, given in formats:
             settings = placement.controller_settings(disk, _never)

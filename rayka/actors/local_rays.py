@@ -1,5 +1,5 @@
-"""The Rays on this machine, as Ray's own `auto` finds them: by the arguments of their processes, and by the file in
-which `ray start` writes the address of the one that it started last.
+"""The Rays on this machine, found as Ray's own `auto` finds them: by the arguments of their processes, and by the file
+in which `ray start` writes the address of the Ray that it started last.
 """
 
 from collections.abc import Iterator
@@ -12,16 +12,17 @@ _FLAG = "--gcs-address="
 
 
 def raylets() -> Iterator[list[str]]:
-    """The arguments of the raylets on this machine; one with spaces counts as several."""
+    """Yields the arguments of the raylets on this machine. An argument with spaces counts as several."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):  # a process that ended meanwhile, or another user's
+        # The process may have ended, or belong to another user.
+        with suppress(OSError):
             program, *arguments = path.read_text(errors="replace").replace(" ", "\0").split("\0")
             if "raylet" in Path(program).name:
                 yield arguments
 
 
 def running() -> list[str]:
-    """The addresses of the Rays that have a process on this machine, sorted."""
+    """Returns the addresses of the Rays that have a process on this machine, sorted."""
     addresses = {each.removeprefix(_FLAG) for every in raylets() for each in every if each.startswith(_FLAG)}
     return sorted(addresses - {""})
 
@@ -32,7 +33,7 @@ def has_node(node_id: str) -> bool:
 
 
 def started_last() -> str | None:
-    """The address of the Ray that `ray start` or `rayka start` started last, whether it runs or not."""
+    """Returns the address of the Ray that `ray start` or `rayka start` started last, whether it runs or not."""
     try:
         return address_file().read_text().strip() or None
     except OSError:
@@ -42,12 +43,13 @@ def started_last() -> str | None:
 def record(address: str) -> None:
     """Makes a Ray the one that `ray.init("auto")`, `ray.init()` and `ray status` find, as `ray start` does."""
     file = address_file()
-    with suppress(OSError):  # another user's directory: then it is found by its address only
+    # In another user's directory the Ray is found by its address only.
+    with suppress(OSError):
         file.parent.mkdir(mode=0o777, parents=True, exist_ok=True)
         file.write_text(address)
 
 
 def forget(address: str) -> None:
-    """The Ray of that address has ended, so nothing is to find it; another one that started since is left alone."""
+    """Removes the record of a Ray that has ended. Leaves the record of another one that started since."""
     if started_last() == address:
         address_file().unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What the actors are called and where: `<cluster>/<role>-<node id>` in the Ray namespace `rayka`."""
+"""The names of actors, `<cluster>/<role>-<node id>` in the Ray namespace `rayka`, and the directories of nodes."""
 
 import os
 import time
@@ -18,22 +18,22 @@ _POLL_S = 0.02
 
 
 def actor_name(cluster_name: str, node_id: int) -> str:
-    """`rayka/broker-1`: one node's actor."""
+    """Returns the name of a node's actor, such as `rayka/broker-1`."""
     return f"{cluster_name}/{node_name(node_id)}"
 
 
 def supervisor_name(cluster_name: str) -> str:
-    """`rayka/supervisor`: the actor that keeps the others."""
+    """Returns the name of the supervisor's actor, such as `rayka/supervisor`."""
     return f"{cluster_name}/supervisor"
 
 
 def start_lock_name(cluster_name: str) -> str:
-    """`rayka/start`: its holder may start the cluster."""
+    """Returns the name of the lock, such as `rayka/start`. The holder of the lock may start the cluster."""
     return f"{cluster_name}/start"
 
 
 def named(name: str) -> Any | None:
-    """The handle of rayka's actor of that name; None when there is none."""
+    """Returns the handle of rayka's actor of that name; None if there is none."""
     try:
         return ray.get_actor(name, namespace=NAMESPACE)
     except ValueError:
@@ -41,7 +41,7 @@ def named(name: str) -> Any | None:
 
 
 def await_gone(name: str) -> None:
-    """Returns when Ray has no actor of that name any more, a moment after it was ended. Raises UnavailableError."""
+    """Waits until Ray has no actor of that name any more, a moment after the actor's end. Raises UnavailableError."""
     deadline_s = time.monotonic() + _GONE_TIMEOUT_S
     while named(name) is not None:
         if time.monotonic() > deadline_s:
@@ -52,18 +52,20 @@ def await_gone(name: str) -> None:
 
 
 def nodes_with(spec: ClusterSpec, role: Role) -> tuple[int, ...]:
-    """The nodes that have this role, ascending."""
+    """Returns the nodes that have this role, ascending."""
     return tuple(node_id for node_id, roles in spec.roles.items() if role in roles)
 
 
 def partition_nodes(spec: ClusterSpec) -> tuple[int, ...]:
-    """The nodes that hold partitions, so that the controller knows them as brokers: brokers and coordinators."""
+    """Returns the nodes that hold partitions, and that the controller registers as brokers: brokers and
+    coordinators.
+    """
     return tuple(node_id for node_id, roles in spec.roles.items() if holds_partitions(roles))
 
 
 def node_directories(spec: ClusterSpec, node_id: int) -> tuple[str, ...]:
-    """`<data_dir>/<cluster>/<role>-<id>` below each data directory; a controller has one log, so one directory. A node
-    that the spec does not have counts as what its id says.
+    """Returns `<data_dir>/<cluster>/<role>-<id>` below each data directory. A controller has one log, so one directory.
+    A node that the spec does not have gets the role of its id.
     """
     roles = spec.roles.get(node_id, (role_of(node_id),))
     data_dirs = spec.data_dirs if holds_partitions(roles) else spec.data_dirs[:1]
@@ -71,20 +73,20 @@ def node_directories(spec: ClusterSpec, node_id: int) -> tuple[str, ...]:
 
 
 def cluster_directories(spec: ClusterSpec) -> tuple[str, ...]:
-    """`<data_dir>/<cluster>` below each data directory: where all directories of nodes are."""
+    """Returns `<data_dir>/<cluster>` below each data directory: the parents of all directories of nodes."""
     return tuple(os.path.join(each, spec.name) for each in spec.data_dirs)
 
 
 def controller_directory(spec: ClusterSpec, node_id: int) -> str:
-    """Where a controller has its log: in its directory, or inside the first one of the broker or coordinator that it is
-    too.
+    """Returns the directory of a controller's log: its own one, or one inside the first directory of the broker or
+    coordinator in the same node.
     """
     first = node_directories(spec, node_id)[0]
     return combined_controller_directory(first) if holds_partitions(spec.roles[node_id]) else first
 
 
 def formatted_directories(spec: ClusterSpec, node_id: int) -> tuple[str, ...]:
-    """All directories of a node that have a `meta.properties`."""
+    """Returns all directories of a node that have a `meta.properties`."""
     directories = node_directories(spec, node_id)
     if Role.CONTROLLER not in spec.roles[node_id]:
         return directories
@@ -92,12 +94,12 @@ def formatted_directories(spec: ClusterSpec, node_id: int) -> tuple[str, ...]:
 
 
 def running_node_ids(cluster_name: str) -> tuple[int, ...]:
-    """The cluster's nodes that have an actor, ascending, whatever their state."""
+    """Returns the cluster's nodes that have an actor, ascending, whatever their state."""
     return _running().get(cluster_name, ())
 
 
 def running_clusters() -> tuple[str, ...]:
-    """Names of all clusters on this Ray."""
+    """Returns the names of all clusters on this Ray."""
     return tuple(_running())
 
 
@@ -114,7 +116,8 @@ def _running() -> dict[str, tuple[int, ...]]:
             raise UnavailableError(str(error)) from None
     clusters: dict[str, list[int]] = {}
     try:
-        named: Any = ray.util.list_named_actors(all_namespaces=True)  # dicts, though it is annotated as names
+        # Dicts, though annotated as names.
+        named: Any = ray.util.list_named_actors(all_namespaces=True)
     except ray.exceptions.RayError as error:
         raise UnavailableError(f"Ray did not say which actors run: {error}") from error
     for actor in named:

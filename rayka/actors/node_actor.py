@@ -1,10 +1,10 @@
-"""What the actors of all roles share: one remote method for each API of the table, handed to the shell.
+"""The actor classes of nodes: one remote method for each API of the table, handed to the node's shell.
 
-The arguments are what `rayka.actors.ray_network` makes of a call. An API that the node does not serve is refused by its
-inbox.
+The arguments of a method are a call packed by `rayka.actors.ray_network`. The node's inbox refuses an API that the node
+does not serve.
 
-Ray imports the class of an actor in every process that looks the actor up. So what only the actor's own process needs,
-the node above all, is imported when the actor is made: a command or a client would pay for it at its first call.
+Ray imports the class of an actor in every process that looks the actor up. So the node, and all that only the actor's
+own process needs, is imported when the actor is made: a command or a client would pay for the import at its first call.
 """
 
 from collections.abc import Awaitable, Callable
@@ -14,7 +14,7 @@ from rayka.ids import Role
 from rayka.protocol.apis import APIS
 
 if TYPE_CHECKING:
-    from rayka.actors.node_placement import Placement
+    from rayka.actors.node_placement import NodePlacement
     from rayka.actors.ray_network import PackedAnswer
     from rayka.actors.shell import NodeProcess, StartableNode
     from rayka.node.broker_node import BrokerNode
@@ -25,32 +25,32 @@ if TYPE_CHECKING:
 
 
 class NodeActor:
-    """One node as an actor; `ray.remote` is applied in `rayka.actors.node_handles`."""
+    """One node as an actor. `ray.remote` is applied in `rayka.actors.node_handles`."""
 
-    async def __init__(self, placement: "Placement") -> None:  # type: ignore[misc]
+    async def __init__(self, placement: "NodePlacement") -> None:  # type: ignore[misc]
         from rayka.actors.shell import NodeShell
 
         self.placement = placement
         self._shell = NodeShell(self.make_node, placement)
 
     def make_node(self, settings: "NodeSettings") -> "StartableNode":
-        """The node that this kind of actor runs."""
+        """Makes the node that this kind of actor runs."""
         raise AssertionError("made by a subclass")
 
     async def process(self) -> "NodeProcess":
-        """What this actor was made from and which process it is."""
+        """Returns the placement that this actor was made from, and the process that it is."""
         return self._shell.process()
 
     async def open_lane(self) -> bytes:
-        """Where this actor serves its direct lane, and a ticket for one connection to it: an encoded `LaneOffer`."""
+        """Returns an encoded `LaneOffer`: the address of the direct lane, and a ticket for one connection."""
         return self._shell.open_lane()
 
     async def stop(self) -> None:
-        """Stops the node under control. The actor is to be ended then."""
+        """Stops the node under control. The caller ends the actor afterwards."""
         await self._shell.stop()
 
     async def stop_broker(self) -> None:
-        """The broker's part of `stop`, where the node is a controller too, which goes on."""
+        """Stops the broker of a node that is a controller too. The controller goes on."""
         await self._shell.stop_broker()
 
 
@@ -66,11 +66,8 @@ for _api in APIS:
     setattr(NodeActor, _api.name, _remote_method(_api.name))
 
 
-# The `Controller` actor: a controller node on Ray. The node is imported late; see `node_actor`.
-
-
 class Controller(NodeActor):
-    """A controller voter as an actor."""
+    """The actor of a node that is a controller alone."""
 
     def make_node(self, settings: "NodeSettings") -> "ControllerNode":
         from rayka.node.controller_node import ControllerNode
@@ -78,13 +75,8 @@ class Controller(NodeActor):
         return ControllerNode(settings)
 
 
-# The `Broker` actor: a broker node on Ray, or one that is a coordinator or a controller too.
-#
-# The nodes are imported late; see `node_actor`.
-
-
 class Broker(NodeActor):
-    """A broker as an actor."""
+    """The actor of a broker, which may be a controller too."""
 
     def make_node(self, settings: "NodeSettings") -> "BrokerNode | CombinedNode":
         from rayka.node.broker_node import BrokerNode
@@ -94,8 +86,7 @@ class Broker(NodeActor):
         return CombinedNode(settings) if is_controller else BrokerNode(settings)
 
 
-# The `Coordinator` actor: a broker node for internal partitions, or one that is a controller too.
-
-
 class Coordinator(Broker):
-    """A coordinator as an actor; its node learns from its settings what it is."""
+    """The actor of a coordinator, which may be a controller too. The node knows from its settings that it is a
+    coordinator.
+    """

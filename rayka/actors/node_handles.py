@@ -1,9 +1,14 @@
-"""Actors made and ended: the one place where `ray.remote` is applied to the node classes.
+"""The actors of nodes: made, found and ended. The one place where `ray.remote` is applied to the node classes.
 
-Every node is a detached actor with a name, pinned to the Ray node that holds its disk, restarted by Ray without end,
-its calls never repeated by Ray (retries belong to the protocol: sequences and epochs). No concurrency groups: those
-use other threads. When its Ray node is gone, an actor is gone too, and the supervisor brings the node back; one that is
-pinned by a label waits for a Ray node with that label.
+Every node is a detached actor with a name, pinned to the Ray node that holds its disk. Ray restarts the actor without
+end and never repeats its calls: retries belong to the protocol (sequences and epochs). There are no concurrency groups,
+because those use other threads. When its Ray node is gone, an actor is gone too, and the supervisor makes it again. An
+actor that is pinned by a label waits for a Ray node with that label.
+
+A lock lets one process at a time start a cluster, on the whole Ray: two starts that look at the same directories and
+format missing ones would destroy each other's files. The lock is a name that an actor holds, and Ray's head gives a
+name to one actor, wherever the starts run. The actor is not detached: Ray ends it with the process that made it, so a
+start that was killed blocks no other one.
 """
 
 import asyncio
@@ -23,7 +28,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rayka.actors import ray_nodes
 from rayka.actors.names import NAMESPACE, actor_name, named, running_node_ids, start_lock_name
 from rayka.actors.node_actor import Broker, Controller, Coordinator
-from rayka.actors.node_placement import Placement
+from rayka.actors.node_placement import NodePlacement
 from rayka.actors.ray_nodes import HOST_LABEL, host_label
 from rayka.actors.ray_records import last_places, pending_actors
 from rayka.errors import UnavailableError
@@ -33,16 +38,20 @@ if TYPE_CHECKING:
     from rayka.actors.shell import NodeProcess
 
 
-MAX_CONCURRENCY = 10_000  # long polls count; the node bounds them per API
+# Long polls count; the node bounds them per API.
+MAX_CONCURRENCY = 10_000
 STOP_TIMEOUT_S = 60.0
+_LOCK_POLL_S = 0.1
 _EXIT_TIMEOUT_MS = 15_000
 _CLASSES = {Role.BROKER: Broker, Role.COORDINATOR: Coordinator, Role.CONTROLLER: Controller}
 
 _logger = logging.getLogger(__name__)
 
 
-def create(placement: Placement) -> Any:
-    """The node's actor; one that has the name already is left as it is. Returns at once: construction goes on."""
+def create(placement: NodePlacement) -> Any:
+    """Makes the node's actor; leaves an actor that has the name already as it is. Returns at once: construction goes
+    on.
+    """
     role = role_of(placement.node_id)
     resources = getattr(placement.spec.resources, role)
     return (
@@ -55,7 +64,8 @@ def create(placement: Placement) -> Any:
             max_restarts=-1,
             max_task_retries=0,
             max_concurrency=MAX_CONCURRENCY,
-            enable_task_events=False,  # else Ray's state API is told of every fetch, a tenth of a call's cost
+            # Else Ray's state API is told of every fetch, a tenth of a call's cost.
+            enable_task_events=False,
             num_cpus=resources.num_cpus,
             memory=resources.memory,
             resources=resources.resources,
@@ -66,38 +76,40 @@ def create(placement: Placement) -> Any:
 
 
 def _pin(ray_node_id: str) -> dict[str, Any]:
-    """To this Ray node, and to our Python there; by its label where it has one of its own, which it keeps when it comes
-    back with another id, and perhaps with another Python.
+    """The options that pin an actor to this Ray node, and to our Python there.
+
+    An actor is pinned by the Ray node's label if the label is unique: the Ray node keeps it when it comes back with
+    another id, and perhaps with another Python.
     """
     label = host_label(ray_node_id)
     if label is not None:
         return {"label_selector": {HOST_LABEL: label}, "runtime_env": {"py_executable": sys.executable}}
     return {
         "scheduling_strategy": NodeAffinitySchedulingStrategy(ray_node_id, soft=False),
-        "runtime_env": ray_nodes.environment([ray_node_id]),
+        "runtime_env": ray_nodes.actor_environment([ray_node_id]),
     }
 
 
 def find(cluster_name: str, node_id: int) -> Any | None:
-    """The handle of a node's actor; None when there is none of that name."""
+    """Returns the handle of a node's actor; None if there is none of that name."""
     return named(actor_name(cluster_name, node_id))
 
 
 def find_all(cluster_name: str, node_ids: Iterable[int]) -> dict[int, Any]:
-    """The handles of those of these nodes' actors that there are."""
+    """Returns the handles of the actors that exist for these nodes."""
     found = {each: find(cluster_name, each) for each in node_ids}
     return {each: handle for each, handle in found.items() if handle is not None}
 
 
 def last_homes(cluster_name: str, node_ids: Iterable[int]) -> dict[int, str]:
-    """On which Ray node the last process of each node was, of those of which Ray remembers one."""
+    """Returns the Ray node of each node's last process, as far as Ray remembers one."""
     names = {actor_name(cluster_name, each): each for each in node_ids}
     places = last_places(NAMESPACE, names)
     return {names[name]: each.processes[-1].ray_node_id for name, each in places.items() if each.processes}
 
 
 async def await_made(cluster_name: str, handles: Mapping[int, Any], timeout_s: float) -> None:
-    """Waits until the actors live. Raises UnavailableError for one that Ray could not make, or not in time."""
+    """Waits until the actors live. Raises UnavailableError for an actor that Ray could not make, or not in time."""
     for node_id, handle in handles.items():
         name = actor_name(cluster_name, node_id)
         try:
@@ -113,18 +125,18 @@ async def await_made(cluster_name: str, handles: Mapping[int, Any], timeout_s: f
 
 
 async def processes(handles: Mapping[int, Any], timeout_s: float) -> "dict[int, NodeProcess]":
-    """What each actor was made from and which process it is; those that do not say so in time are left out."""
+    """Returns the process and placement of each actor that answers in time."""
     answers = await asyncio.gather(*(process_of(handle, timeout_s) for handle in handles.values()))
     return {node_id: answer for node_id, answer in zip(handles, answers, strict=True) if answer}
 
 
 async def stop_brokers(cluster_name: str, handles: Mapping[int, Any]) -> None:
-    """Stops the brokers in nodes that are controllers too: while these go on, all brokers can end well."""
+    """Stops the brokers in nodes that are controllers too. The controllers go on, so that all brokers can end well."""
     await asyncio.gather(*(_finish(cluster_name, each, handles[each].stop_broker.remote) for each in handles))
 
 
 async def stop(cluster_name: str, handles: Mapping[int, Any]) -> None:
-    """Stops the nodes under control, then ends their actors for good; one that does not answer is ended too."""
+    """Stops the nodes under control, then ends their actors for good. An actor that does not answer is ended too."""
     await asyncio.gather(*(_finish(cluster_name, each, handles[each].stop.remote) for each in handles))
     for handle in handles.values():
         await asyncio.to_thread(end, handle)
@@ -136,7 +148,7 @@ def end(handle: Any) -> None:
 
 
 def end_unplaced(cluster_name: str) -> list[int]:
-    """Ends at once the actors for which Ray has no room, so that nothing of them runs; which nodes these were."""
+    """Ends the actors for which Ray has no room, so that no process of them runs. Returns their nodes."""
     pending = pending_actors(NAMESPACE)
     ended = []
     for node_id in running_node_ids(cluster_name):
@@ -149,7 +161,7 @@ def end_unplaced(cluster_name: str) -> list[int]:
 
 
 def await_exit(pid: int) -> None:
-    """Waits until the process has gone, and its locks with it. Runs on its machine."""
+    """Waits until the process and its locks have gone. Runs on the process's machine. Raises UnavailableError."""
     with suppress(ProcessLookupError):
         watched = os.pidfd_open(pid)
         try:
@@ -164,7 +176,7 @@ def await_exit(pid: int) -> None:
 
 
 async def process_of(handle: Any, timeout_s: float) -> "NodeProcess | None":
-    """What the actor was made from and which process it is; None when it does not say so in time."""
+    """Returns the actor's process and placement; None if the actor does not answer in time."""
     try:
         async with asyncio.timeout(timeout_s):
             process: NodeProcess = await handle.process.remote()
@@ -184,29 +196,33 @@ async def _finish(cluster_name: str, node_id: int, stop: Callable[[], Awaitable[
         )
 
 
-# One start of a cluster at a time, on the whole Ray: two that look at its directories and format what is missing
-# would take the files from under each other.
-#
-# The lock is a name that an actor holds: the head of Ray gives it to one, wherever the starters run. The actor does
-# nothing, and is not detached: Ray ends it with the process that made it, so a start that was killed locks no other
-# out.
-
-
-_POLL_S = 0.1
+# ---- The lock of a start -------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def only_start(cluster_name: str, timeout_s: float) -> Iterator[None]:
-    """Waits until no other process starts this cluster. Raises UnavailableError when that takes too long."""
+    """Holds the lock for this cluster in the block, and waits until the lock is free. Raises UnavailableError when that
+    takes too long.
+    """
     deadline = time.monotonic() + timeout_s
-    lock = _holder(cluster_name)
+
+    # Ray sends a local class as it is, so that a worker without rayka can hold the lock, too.
+    class StartLock:
+        """Does nothing: its name is the lock."""
+
+    lock: Any = ray.remote(StartLock).options(
+        name=start_lock_name(cluster_name),
+        namespace=NAMESPACE,
+        num_cpus=0,
+        runtime_env=ray_nodes.actor_environment(()),
+    )
     while (holder := _taken(lock)) is None:
         if time.monotonic() > deadline:
             raise UnavailableError(
                 f"cluster {cluster_name!r} is being started by another process for more than {timeout_s:g} s; "
                 "wait until that start ends, or end it, and start again"
             )
-        time.sleep(_POLL_S)
+        time.sleep(_LOCK_POLL_S)
     try:
         yield
     finally:
@@ -218,22 +234,8 @@ def is_starting(cluster_name: str) -> bool:
     return named(start_lock_name(cluster_name)) is not None
 
 
-def _holder(cluster_name: str) -> Any:
-    """What makes the actor. Ray sends a local class as it is, so that a worker without rayka can hold the lock, too."""
-
-    class Holder:
-        """The actor."""
-
-    return ray.remote(Holder).options(
-        name=start_lock_name(cluster_name),
-        namespace=NAMESPACE,
-        num_cpus=0,
-        runtime_env=ray_nodes.environment(()),
-    )
-
-
 def _taken(lock: Any) -> Any | None:
-    """The holder of the name; None while another has it."""
+    """Returns the holder of the lock; None while another process has it."""
     try:
         return lock.remote()
     except ray.exceptions.ActorAlreadyExistsError:

@@ -1,10 +1,13 @@
-"""What the process of an actor logs, and where: each line and the process's title name the actor.
+"""The logs of actors' processes: where they are, and how they are read and kept. Each line and the process's title name
+the actor.
 
-Ray gives each process two files for its output, on the machine of its Ray node; the one of the standard error stream is
-the log. They stay when the process ends, as long as that Ray runs, so a node's last words are found after its restart.
+Ray gives each process two files for its output, on the machine of its Ray node. The file of the standard error stream
+is the log. It stays when the process ends, as long as that Ray runs, so a node's last lines are found after its
+restart.
+
 At the end of a cluster, or of a start that failed, the logs of the last runs are copied to `logs` beside the nodes'
-directories, because the Ray of `rayka start` ends with its files. They are not written there in the first place: a disk
-that hangs would hold up the node at its next message.
+directories, because the Ray of `rayka start` ends with its files. Nodes do not write them there in the first place: a
+disk that hangs would hold up the node at its next message.
 """
 
 import logging
@@ -24,15 +27,18 @@ from rayka.actors.names import NAMESPACE
 from rayka.actors.ray_nodes import live_ray_nodes, run_on
 from rayka.errors import RaykaError, UnavailableError
 
-_RAYS_OWN = (b":job_id:", b":actor_name:", b":task_name:")  # lines by which Ray knows whose output follows
-_PROCESSES_MAX = 2  # the one that runs, and the one before it
+# Lines by which Ray knows whose output follows.
+_RAYS_OWN = (b":job_id:", b":actor_name:", b":task_name:")
+# The process that runs, and the one before it.
+_PROCESSES_MAX = 2
 _CHUNK_BYTES = 1 << 20
 _POLL_S = 0.5
-_NEXT_PROCESS_POLL_S = 2.0  # all actors that Ray knows are read for it
+# Longer, because all actors that Ray knows are read for it.
+_NEXT_PROCESS_POLL_S = 2.0
 # Bounds of the kept logs: runs of each node, bytes of each process.
 _KEPT_RUNS_MAX = 5
 _KEPT_BYTES_MAX = 16 << 20
-# The actor's name in a line of a node or supervisor: `begin_log` has it written behind time and level.
+# The actor's name in a line of a node or supervisor, as `begin_log` puts it behind time and level.
 _OWNER = re.compile(
     rb"^\S+ \S+ [A-Z]+ (\S+/(?:(?:broker|controller|coordinator)-\d+|supervisor)) rayka\.", re.MULTILINE
 )
@@ -48,13 +54,13 @@ class LogFile(NamedTuple):
 
 
 def begin_log(name: str) -> None:
-    """To be called once, in the process of the actor of that name."""
+    """Sets up the log of this process, for the actor of that name. Called once."""
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s %(levelname)s {name} %(name)s: %(message)s")
     ray_internals.keep_title(f"ray::{name}")
 
 
 def own_log_path() -> str:
-    """The file that this process's standard error stream goes to; empty where that is no file."""
+    """Returns the file of this process's standard error stream; empty if the stream is no file."""
     try:
         path = os.readlink("/proc/self/fd/2")
     except OSError:
@@ -63,7 +69,7 @@ def own_log_path() -> str:
 
 
 def find_logs(name: str) -> list[LogFile]:
-    """The logs of the last processes of the actor of that name, the newest last, on machines that Ray reaches.
+    """Returns the logs of the actor's last processes, the newest last, on machines that Ray reaches.
 
     Raises UnavailableError when none is found.
     """
@@ -86,8 +92,9 @@ def find_logs(name: str) -> list[LogFile]:
 
 
 def keep_logs(directories: Mapping[str, str]) -> None:
-    """Copies what the last processes of these actors logged to `logs` on their machines, beside the directory of each
-    actor. Removes the oldest runs beyond five. A failure is logged and not raised: the cluster ends all the same.
+    """Copies the logs of the last processes of these actors to `logs` on their machines, beside the directory of each
+    actor. Removes the oldest runs beyond five. Logs a failure and does not raise it, so that the cluster ends all the
+    same.
     """
     try:
         _keep_logs(directories)
@@ -98,7 +105,7 @@ def keep_logs(directories: Mapping[str, str]) -> None:
 def _keep_logs(directories: Mapping[str, str]) -> None:
     places = ray_records.last_places(NAMESPACE, directories)
     sources, live = ray_records.log_directories(), live_ray_nodes()
-    # By Ray node and target file: the workers whose logs the file gets.
+    # By Ray node and target file, the workers whose logs the file gets.
     wanted: dict[str, dict[str, list[str]]] = {}
     for name, directory in directories.items():
         target = os.path.join(kept_logs(directory), name.rpartition("/")[2])
@@ -116,7 +123,7 @@ def _keep_logs(directories: Mapping[str, str]) -> None:
 
 
 def kept_logs(directory: str) -> str:
-    """The directory with the logs of earlier runs of the node that has this data directory."""
+    """Returns the directory with the logs of earlier runs of the node that has this data directory."""
     return os.path.join(os.path.dirname(directory), "logs")
 
 
@@ -129,7 +136,7 @@ def remove_kept_logs(directory: str) -> None:
     if all(each.name.startswith("supervisor-") for each in kept.glob("*")):
         for each in kept.glob("*"):
             each.unlink(missing_ok=True)
-    # Missing, or not empty: logs of other nodes stay.
+    # The directory may be missing, or have logs of other nodes.
     with suppress(OSError):
         kept.rmdir()
 
@@ -141,8 +148,8 @@ def _keep(source: str, targets: Mapping[str, Sequence[str]]) -> None:
 
 
 def keep_logs_of_ended_ray(temp_dir: str, root: str) -> None:
-    """Copies the logs of the last node processes of a Ray that was killed on this machine, to `<root>/<cluster>/logs`:
-    their data directories are not known any more. The caller removes `temp_dir` afterwards.
+    """Copies the logs of the last node processes of a Ray that was killed on this machine to `<root>/<cluster>/logs`,
+    because their data directories are no longer known. The caller removes `temp_dir` afterwards.
     """
     found: dict[str, list[str]] = {}
     logs = Path(temp_dir).glob("session_[0-9]*/logs/worker-*.err")
@@ -174,7 +181,9 @@ def _keep_files(paths: Sequence[str], target: str) -> None:
 
 
 def last_lines(files: Sequence[LogFile], count: int) -> tuple[list[tuple[LogFile, str]], int]:
-    """The last lines of these logs, read as one, each with its file; and how far the newest was read."""
+    """Returns the last lines of these logs, read as one, each with its file; and the position up to which the newest
+    was read.
+    """
     lines: list[tuple[LogFile, str]] = []
     position = 0
     for each in files:
@@ -184,13 +193,13 @@ def last_lines(files: Sequence[LogFile], count: int) -> tuple[list[tuple[LogFile
 
 
 def follow(name: str, file: LogFile, position: int) -> Iterator[str]:
-    """The lines that are written from now on, for ever, by this process and those that come after it.
-
-    Between two looks it sleeps in the caller's thread.
+    """Yields the lines that are written from now on, for ever, by this process and its successors. Sleeps in the
+    caller's thread between two looks.
     """
     rest = b""
     while True:
-        has_ended = ray_records.has_left(file.worker_id)  # first: then what it wrote last is in what is read
+        # Asked before reading: so the last lines of a process that has ended are read.
+        has_ended = ray_records.has_left(file.worker_id)
         data, position = run_on(file.ray_node_id, _read_from, file.path, position)
         *lines, rest = (rest + data).split(b"\n")
         if has_ended and rest and not data:
@@ -198,17 +207,14 @@ def follow(name: str, file: LogFile, position: int) -> Iterator[str]:
         yield from (each.decode(errors="replace") for each in lines if not each.startswith(_RAYS_OWN))
         if data:
             continue
-        successor = _after(file, find_logs(name)) if has_ended else None
-        if successor is not None:
-            file, position = successor, 0
-        else:
-            time.sleep(_NEXT_PROCESS_POLL_S if has_ended else _POLL_S)
-
-
-def _after(file: LogFile, files: Sequence[LogFile]) -> LogFile | None:
-    """The log of the process that came next, or of the oldest that is remembered; None while there is none."""
-    later = files[files.index(file) + 1 :] if file in files else files
-    return next(iter(later), None)
+        if has_ended:
+            found = find_logs(name)
+            # The process that came next, or the oldest that is remembered.
+            later = found[found.index(file) + 1 :] if file in found else found
+            if later:
+                file, position = later[0], 0
+                continue
+        time.sleep(_NEXT_PROCESS_POLL_S if has_ended else _POLL_S)
 
 
 def _paths_of(directory: str, worker_id: str) -> list[str]:

@@ -1,6 +1,6 @@
-"""Which node lives on which Ray node.
+"""The placement of nodes on Ray nodes.
 
-A node belongs where its directories are. New ones of one role are spread, so that the end of one machine is not the
+A node belongs where its directories are. New nodes of one role are spread, so that the end of one machine is not the
 end of a quorum.
 """
 
@@ -23,12 +23,13 @@ from rayka.ids import Role, is_combined, role_of
 from rayka.node.settings import NodeSettings, controller_settings
 from rayka.ports import Disk
 
+# Ray's label for the zone of a machine.
 ZONE_LABEL = "ray.io/availability-zone"
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
-    """One node: whose, which, and where."""
+class NodePlacement:
+    """One node of a cluster, and the Ray node that it runs on."""
 
     spec: ClusterSpec
     node_id: int
@@ -36,7 +37,7 @@ class Placement:
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """What the node does."""
+        """The roles of the node."""
         return self.spec.roles[self.node_id]
 
     @property
@@ -45,7 +46,7 @@ class Placement:
         return node_directories(self.spec, self.node_id)
 
     def settings(self, disk: Disk, crash: Callable[[BaseException], None]) -> NodeSettings:
-        """What the node is told, in the process that it runs in."""
+        """Returns the settings of the node, made in the process that it runs in."""
         return NodeSettings(
             node_id=self.node_id,
             cluster_name=self.spec.name,
@@ -65,7 +66,9 @@ class Placement:
         )
 
     def controller_settings(self, disk: Disk, crash: Callable[[BaseException], None]) -> NodeSettings:
-        """What the controller in the node is told, which may be one of two there."""
+        """Returns the settings of the node's controller, which shares the node with a broker or coordinator, or has it
+        alone.
+        """
         settings = self.settings(disk, crash)
         return controller_settings(settings) if is_combined(self.roles) else settings
 
@@ -76,8 +79,8 @@ def wall_clock_ms() -> int:
 
 
 def own_rack() -> str:
-    """Where this machine is, for the spread of replicas and for readers nearby: the zone that the Ray node is labelled
-    with, or the machine's own name, without a zone.
+    """Returns the rack of this machine, by which replicas are spread and readers find a near one: the zone in the Ray
+    node's labels, else the machine's own name.
     """
     zone = ray.get_runtime_context().get_node_labels().get(ZONE_LABEL) if ray.is_initialized() else None
     return str(zone or socket.gethostname())
@@ -85,14 +88,14 @@ def own_rack() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A Ray node as a place for nodes: what it has, and which directories there are on it, of the cluster and not.
-
-    `free` is what is free of its resources; None where that is not known.
-    """
+    """A Ray node as a place for nodes, with the directories found on it."""
 
     resources: Mapping[str, float]
+    # Directories of the cluster.
     own: Collection[str] = ()
+    # Paths of the cluster's directories that are taken by disks of others.
     foreign: Collection[str] = ()
+    # The part of `resources` that is free; None: not known.
     free: Mapping[str, float] | None = None
 
     def has_free(self, spec: ClusterSpec, node_id: int) -> bool:
@@ -100,26 +103,28 @@ class Site:
         return is_able(spec, node_id, self.resources if self.free is None else self.free)
 
     def with_node(self, spec: ClusterSpec, node_id: int) -> "Site":
-        """The same once it has that node, too."""
+        """Returns the site with the node's resources taken."""
         asked, free = needs(spec, node_id), self.resources if self.free is None else self.free
         return replace(self, free={name: amount - asked.get(name, 0) for name, amount in free.items()})
 
 
 def needs(spec: ClusterSpec, node_id: int) -> dict[str, float]:
-    """The resources that the spec asks for a node."""
+    """Returns the resources that the spec asks for a node."""
     asked: RoleResources = getattr(spec.resources, role_of(node_id))
     return {"CPU": asked.num_cpus, "memory": asked.memory or 0, **asked.resources}
 
 
-def log_places(cluster_name: str, placements: Collection[Placement]) -> dict[str, str]:
-    """By actor, the directory beside which its log is kept. The supervisor has no directory: that of a node counts."""
+def log_places(cluster_name: str, placements: Collection[NodePlacement]) -> dict[str, str]:
+    """Returns for each actor the directory beside which its log is kept. The supervisor has no directory: it gets the
+    first node's.
+    """
     places = {actor_name(cluster_name, each.node_id): each.directories[0] for each in placements}
     first = next(iter(places.values()), None)
     return places if first is None else {**places, supervisor_name(cluster_name): first}
 
 
 def cpus_of_nodes(spec: ClusterSpec) -> float:
-    """The CPUs that the spec asks for all nodes that it may have."""
+    """Returns the CPUs that the spec asks for all nodes that it may have."""
     counts = {Role.BROKER: spec.brokers, Role.COORDINATOR: spec.coordinators}
     growth = {role: count.max - count.min for role, count in counts.items() if isinstance(count, CountRange)}
     asked: dict[Role, float] = {role: getattr(spec.resources, role).num_cpus for role in Role}
@@ -136,12 +141,12 @@ def is_able(spec: ClusterSpec, node_id: int, resources: Mapping[str, float]) -> 
 def able_ray_nodes(
     spec: ClusterSpec, node_ids: Collection[int], ray_nodes: Mapping[str, Mapping[str, float]]
 ) -> list[str]:
-    """Those that have what the spec asks for one of these nodes."""
+    """Returns the Ray nodes that have the resources for at least one of these nodes."""
     return [each for each, has in ray_nodes.items() if any(is_able(spec, id, has) for id in node_ids)]
 
 
 def shortage(spec: ClusterSpec, node_id: int, free: Mapping[str, float]) -> str:
-    """What a Ray node of which this is free lacks for the node; empty where it lacks nothing."""
+    """Names the resources that a Ray node with these free ones lacks for the node; empty if it lacks none."""
     lacking = {name: asked for name, asked in needs(spec, node_id).items() if free.get(name, 0) < asked}
     return ", ".join(
         f"{name} {free.get(name, 0):g} free of {asked:g} asked" for name, asked in lacking.items()
@@ -155,14 +160,14 @@ def place(
     homes: Mapping[int, str],
     *,
     only_on_disks: bool = False,
-) -> dict[int, Placement]:
+) -> dict[int, NodePlacement]:
     """Places each of these nodes on the Ray node that has its directories, a new one where the fewest of its role are.
 
     `homes` are the Ray nodes of nodes that run. With `only_on_disks`, leaves out a node if no Ray node has a directory
     of the node and the resources. Else raises UnavailableError if no Ray node has the resources.
     """
     settled, sites = dict(homes), dict(sites)
-    placements: dict[int, Placement] = {}
+    placements: dict[int, NodePlacement] = {}
     for node_id in node_ids:
         candidates = sites
         if only_on_disks:
@@ -178,15 +183,14 @@ def place(
         beside = Counter(settled[each] for each in others)
         settled[node_id] = home = _home(spec, node_id, candidates, beside)
         sites[home] = sites[home].with_node(spec, node_id)
-        placements[node_id] = Placement(spec, node_id, home)
+        placements[node_id] = NodePlacement(spec, node_id, home)
     return placements
 
 
 def _home(spec: ClusterSpec, node_id: int, sites: Mapping[str, Site], beside: Mapping[str, int]) -> str:
-    """The Ray node that has most of the node's directories; of several one that has the resources, and has them free,
-    with the fewest nodes of this role already, and of those the first. A new node is not put where its path is taken.
-
-    Where no Ray node has them free, Ray makes the actor as soon as the one that is chosen has.
+    """Chooses a Ray node for the node, by these criteria in their order: has most of the node's directories, has the
+    resources, has nothing else at the node's paths, has the resources free, has the fewest nodes of this role, comes
+    first. If no Ray node has them free, Ray makes the actor as soon as the chosen one has.
     """
     directories = formatted_directories(spec, node_id)
 

@@ -93,7 +93,9 @@ def next_step(info: QuorumInfo, to_add: Collection[int], to_remove: Collection[i
     return VoterStep(chosen.node_id, chosen.directory_id, is_added=False, waits_for=_minority(info, left))
 
 
-def unvoted(info: QuorumInfo, controllers: Collection[int], added: Collection[int] = ()) -> tuple[int, ...]:
+def controllers_without_vote(
+    info: QuorumInfo, controllers: Collection[int], added: Collection[int] = ()
+) -> tuple[int, ...]:
     """The controllers that have no vote and follow, or were just added. One that only votes as its former self, on a
     disk that it lost, is none of these.
     """

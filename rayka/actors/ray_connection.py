@@ -1,13 +1,19 @@
-"""This process's connection to Ray: to the running one, or for `Cluster.start`, to a local one that dies with the
-process.
+"""This process's connection to Ray: to a running one, or for `Cluster.start` to a local one that ends with the process.
 
-A process has one connection, made once however many threads ask for it; one that the user made is used as it is. `auto`
-is, in this order: the connection there is, RAY_ADDRESS, the Ray that `rayka start` left running, the one that `ray
-start` started last on this machine, the only one that runs here. RAY_ADDRESS=local keeps away from Rays that others
-started: it ends the search after the second, and a start without a connection makes a local one. A start passes over a
-Ray that was only found and asks for a token which this process does not have: it is another user's.
-Which one it was, and why, is logged once: at INFO, but at WARNING, which a program shows that has not set up its logs,
-where `auto` found a Ray that neither the user named nor rayka started. Clients never start a Ray.
+A process has one connection, made once however many threads ask for it. A connection that the user made is used as it
+is. The address `auto` means, in this order:
+1. the connection there is;
+2. RAY_ADDRESS;
+3. the Ray that `rayka start` left running;
+4. the Ray that `ray start` started last on this machine;
+5. the only Ray that runs on this machine.
+
+RAY_ADDRESS=local keeps away from Rays that others started: it ends the search after 3, and a start without a connection
+makes a local Ray. A start passes over a Ray that was only found and asks for a token which this process does not have:
+it is another user's.
+
+The Ray in use, and the reason, is logged once. The level is INFO, but WARNING where `auto` found a Ray that neither the
+user named nor rayka started: a program that has not set up its logs shows warnings. Clients never start a Ray.
 """
 
 import logging
@@ -31,7 +37,8 @@ from rayka.errors import ConfigError, UnavailableError
 
 AUTO = "auto"
 _ADDRESS_VARIABLE = "RAY_ADDRESS"
-_LOCAL = "local"  # Ray's word for: none that others started
+# Ray's word for: none that others started.
+_LOCAL = "local"
 _LOCAL_HINT = (
     "RAY_ADDRESS=local keeps away from Rays of others: with it, `rayka start` starts one of your own"
 )
@@ -44,29 +51,34 @@ _QUIET: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False
 logger = logging.getLogger(__name__)
 
 
-class Candidate(NamedTuple):
-    """A Ray that may be meant, and why. `is_found`: it was not named by the user, nor started by rayka."""
+class RayCandidate(NamedTuple):
+    """A Ray that an address may mean, and why."""
 
     address: str
     why: str
+    # Whether the Ray was neither named by the user nor started by rayka.
     is_found: bool = False
 
 
 class TokenRefused(UnavailableError):
-    """The Ray asks for another token than this process has. `is_found`: as in `Candidate`."""
+    """The Ray asks for another token than this process has."""
 
+    # As in `RayCandidate`.
     is_found = False
 
 
 class _Process:
-    """What this process knows of its connection. `lock` is held by the thread that makes one."""
+    """The state of this process's connection."""
 
+    # Held by the thread that makes a connection.
     lock = threading.RLock()
-    logged: ConnectionId | None = None  # the one whose Ray was named in the log
-    made: ConnectionId | None = None  # the one that was made here, not by the user
+    # The connection whose Ray was named in the log.
+    logged: ConnectionId | None = None
+    # The connection that was made here, not by the user.
+    made: ConnectionId | None = None
     # The address that `made` was asked for, and the candidate that was found for it.
     asked_for = AUTO
-    joined: Candidate | None = None
+    joined: RayCandidate | None = None
     # Whether the raylet of `made` is a process that can be seen here; another container's is not.
     has_seen_node = False
     suppresses_messages = False
@@ -79,26 +91,26 @@ def connect(address: str = AUTO) -> str:
     """Connects to a running Ray and returns its address; starts none.
 
     Raises UnavailableError when none can be reached and in a forked child, ConfigError when this process is connected
-    to another one.
+    to another Ray.
     """
     forks.refuse()
     with _Process.lock:
-        found = Candidate(address, "this process is connected to it")
+        found = RayCandidate(address, "this process is connected to it")
         if not ray.is_initialized():
             found_here = candidates(address)
-            candidate = _only(found_here if len(found_here) == 1 else usable(address) or found_here)
+            candidate = _single(found_here if len(found_here) == 1 else usable(address) or found_here)
             _Process.asked_for = address
             found = candidate if _join(candidate) else found
-        current = _same(address)
+        current = _expected_address(address)
         _log(current, found.why, logging.WARNING if found.is_found else logging.INFO)
         return current
 
 
 def connect_or_start(address: str = AUTO, *, temp_dir: str | None = None, cpus_of_nodes: float = 0) -> str:
-    """As `connect`; with `auto` and no Ray running, or none to prefer, starts a local one that ends with this process,
-    with so many CPUs beside those of the machine.
+    """Connects as `connect`. With `auto` and no Ray running, or none to prefer, starts a local one that ends with this
+    process, and declares the CPUs of the machine plus `cpus_of_nodes`.
 
-    `temp_dir` is where that one keeps its files (see `ray_process.make_temp_dir`); Ray's own choice without.
+    `temp_dir` is the directory of that Ray's files (see `ray_process.make_temp_dir`); None: Ray's own choice.
     """
     forks.refuse()
     with _Process.lock:
@@ -114,32 +126,34 @@ def connect_or_start(address: str = AUTO, *, temp_dir: str | None = None, cpus_o
 
 
 def silence() -> None:
-    """Keeps all messages of Ray about its nodes off this process's standard output, for commands that have an output of
+    """Keeps all messages of Ray about its nodes off this process's standard output, for commands with an output of
     their own.
     """
     ray_internals.suppress_messages(lambda _: True)
 
 
-def candidates(address: str = AUTO) -> list[Candidate]:
-    """The Rays that `address` may mean for a process that has no connection yet; `connect` takes one that is alone."""
+def candidates(address: str = AUTO) -> list[RayCandidate]:
+    """Returns the Rays that `address` may mean for a process that has no connection yet. `connect` takes a
+    single one.
+    """
     named = os.environ.get(_ADDRESS_VARIABLE, "")
     if address != AUTO:
-        return [Candidate(address, "the address given")]
+        return [RayCandidate(address, "the address given")]
     if named not in ("", AUTO, _LOCAL):
-        return [Candidate(named, "RAY_ADDRESS")]
+        return [RayCandidate(named, "RAY_ADDRESS")]
     left_running = remembered()
     if left_running is not None:
-        return [Candidate(left_running.address, "the one that `rayka start` left running")]
+        return [RayCandidate(left_running.address, "the one that `rayka start` left running")]
     running = [] if named == _LOCAL else local_rays.running()
     started_last = local_rays.started_last()
     if started_last in running:
-        return [Candidate(started_last, "the one that `ray start` started last", is_found=True)]
-    return [Candidate(each, "the only one that runs on this machine", is_found=True) for each in running]
+        return [RayCandidate(started_last, "the one that `ray start` started last", is_found=True)]
+    return [RayCandidate(each, "the only one that runs on this machine", is_found=True) for each in running]
 
 
-def usable(address: str = AUTO) -> list[Candidate]:
-    """The candidates that a start may use: without a Ray that was only found and asks for a token which this process
-    does not have.
+def usable(address: str = AUTO) -> list[RayCandidate]:
+    """Returns the candidates that a start may use: all but a Ray that was only found and asks for a token which this
+    process does not have.
     """
     found = candidates(address)
     others = [each for each in found if each.is_found and _is_refused_by(each.address)]
@@ -151,7 +165,7 @@ def usable(address: str = AUTO) -> list[Candidate]:
 
 
 def _is_refused_by(address: str) -> bool:
-    if not ray_head.answers(address, _PROBE_TIMEOUT_S):
+    if not ray_head.is_listening(address, _PROBE_TIMEOUT_S):
         # `_join` asks about the token.
         return False
     ray_internals.use_token_at_hand()
@@ -163,19 +177,20 @@ def _is_refused_by(address: str) -> bool:
 
 
 def current_address() -> str:
-    """The address of the Ray that this process is connected to."""
+    """Returns the address of the Ray that this process is connected to."""
     return head_address()
 
 
-def _join(candidate: Candidate) -> bool:
-    """Connects to that Ray; False when another thread has connected this process meanwhile.
+def _join(candidate: RayCandidate) -> bool:
+    """Connects to that Ray; False when another thread has connected this process in the same moment.
 
-    Ray ends a process whose Ray has ended; with a connection made here the process lives on, and its clients raise
+    Ray ends a process whose Ray has ended. With a connection made here the process lives on, and its clients raise
     RayEnded.
     """
     address = candidate.address
     _probe(address)
-    logging.getLogger("ray").setLevel(logging.ERROR)  # a warning that the token is used, at every command
+    # Else every command warns that the token is used.
+    logging.getLogger("ray").setLevel(logging.ERROR)
     ray_internals.use_token_at_hand()
     try:
         with _reconnecting_for_ever() as is_for_ever:
@@ -194,11 +209,11 @@ def _join(candidate: Candidate) -> bool:
 
 def _reconnect() -> bool:
     """Connects this process to the Ray that took the place of one that has ended. True also if another thread has
-    connected it; False where there is no such Ray, or where the user made the connection, which is the user's to end.
+    connected it. False if there is no such Ray, or if the user made the connection, and so has to end it.
 
     The new Ray has to be found in the same way as the former one: by the address given, by RAY_ADDRESS, as the one of
     `rayka start`, or of `ray start`. A connection ends with the raylet that it was made through, whatever the head
-    does. So the end of that process is the evidence; a raylet that was never seen gives none.
+    does. So the end of the raylet's process is the evidence; a raylet that was never seen gives none.
     """
     with _Process.lock:
         made, joined = _Process.made, _Process.joined
@@ -209,7 +224,7 @@ def _reconnect() -> bool:
         there = [each for each in candidates(_Process.asked_for) if each.why == joined.why]
         if len(there) != 1 or there[0].address not in local_rays.running():
             return False
-        if not ray_head.answers(there[0].address, _PROBE_TIMEOUT_S):
+        if not ray_head.is_listening(there[0].address, _PROBE_TIMEOUT_S):
             return False
         logger.warning(
             "the Ray at %s has ended: connecting to the one at %s", joined.address, there[0].address
@@ -225,9 +240,9 @@ def _reconnect() -> bool:
 
 
 def _initialize(**options: Any) -> None:
-    """`ray.init`, after which the program's own signal handlers are in force, whatever is on its command line.
+    """Calls `ray.init` and keeps the program's own signal handlers in force, whatever is on its command line.
 
-    Raises UnavailableError, too, where Ray cannot take the path of the program or of its working directory.
+    Raises UnavailableError, too, if Ray cannot take the path of the program or of its working directory.
     """
     ray_internals.name_driver_in_utf8()
     try:
@@ -243,12 +258,12 @@ def _initialize(**options: Any) -> None:
 
 @contextmanager
 def kept_signal_handlers() -> Iterator[None]:
-    """Restores the program's own signal handlers behind the block. `ray.init` replaces the one of SIGTERM and those of
-    fatal signals, a session of Spark the one of SIGINT.
+    """Restores the program's own signal handlers behind the block. `ray.init` replaces the handlers of SIGTERM and of
+    fatal signals, a session of Spark that of SIGINT.
 
     A signal for which the program has no handler of its own keeps the new one: Ray's SIGTERM handler ends the process
-    in order, so that exit handlers flush producers. Only the main thread can set handlers; in others Ray leaves
-    SIGTERM alone.
+    in order, so that exit handlers flush producers. Only the main thread can set handlers; in others Ray leaves SIGTERM
+    alone.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -259,20 +274,16 @@ def kept_signal_handlers() -> Iterator[None]:
     finally:
         for each, handler in before.items():
             if handler not in (None, signal.SIG_DFL, signal.default_int_handler):
-                _restore(each, handler)
-
-
-def _restore(number: int, handler: Any) -> None:
-    """Also where `signal.getsignal` still names it: native code of Ray replaces handlers behind Python's back."""
-    # Some signals cannot be handled.
-    with suppress(OSError):
-        signal.signal(number, handler)
+                # Also if `signal.getsignal` still names it: native code of Ray replaces handlers behind Python's back.
+                # Some signals cannot be handled.
+                with suppress(OSError):
+                    signal.signal(each, handler)
 
 
 @contextmanager
 def _reconnecting_for_ever() -> Iterator[bool]:
-    """Makes Ray wait for ever for a lost head; False where the environment names a time, which stays. Ray reads it when
-    it connects.
+    """Makes Ray wait for ever for a lost head; False if the environment names a time, which stays in force. Ray reads
+    the time when it connects.
     """
     if ray_head.RECONNECT_VARIABLE in os.environ:
         yield False
@@ -293,8 +304,8 @@ def _have_others_connected() -> bool:
 
 
 def _log(address: str, why: str, level: int) -> None:
-    """Names the Ray of a connection, once. From then on Ray does not print messages that rayka's nodes cause, and does
-    not compute while its head is away.
+    """Names the Ray of a connection in the log, once. From then on Ray does not print messages that rayka's nodes
+    cause, and does not compute while its head is away.
     """
     if not _Process.suppresses_messages:
         _Process.suppresses_messages = True
@@ -307,20 +318,21 @@ def _log(address: str, why: str, level: int) -> None:
 
 
 def _is_of_rayka(message: str) -> bool:
-    """Whether a message that Ray is about to print concerns rayka only: all do where rayka made the connection, else
-    those about the death of a node's process, which Ray restarts and `rayka status` shows.
+    """Whether a message that Ray is about to print concerns rayka only. All do if rayka made the connection. Else those
+    do about the death of a node's process, which Ray restarts and `rayka status` shows.
     """
     try:
         if connection_id() == _Process.made:
             return True
         dead = _DEAD_WORKER.match(message)
         return dead is not None and ray_records.was_actor_of(NAMESPACE, dead["worker_id"])
-    except Exception as error:  # it would end Ray's thread, which then prints nothing more
+    except Exception as error:
+        # An error would end Ray's thread, which then prints nothing more.
         logger.debug("not known which actor's process died: %r", error)
         return False
 
 
-def _same(address: str) -> str:
+def _expected_address(address: str) -> str:
     current = current_address()
     if address not in (AUTO, current):
         raise ConfigError(
@@ -330,7 +342,7 @@ def _same(address: str) -> str:
     return current
 
 
-def _only(found: list[Candidate]) -> Candidate:
+def _single(found: list[RayCandidate]) -> RayCandidate:
     if not found:
         raise UnavailableError(
             "no Ray runs on this machine; start one with `rayka start` or `ray start --head`"
@@ -344,14 +356,14 @@ def _only(found: list[Candidate]) -> Candidate:
 
 
 def _probe(address: str) -> None:
-    """Raises at once where `ray.init` would try for minutes: the address of a Ray that has gone."""
+    """Raises at once for the address of a Ray that has gone, where `ray.init` would try for minutes."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or "/" in host:
         raise ConfigError(
             f"Ray address {address!r}: expected HOST:PORT of a Ray whose machines this process runs on"
         )
     try:
-        ray_head.knock(address, _PROBE_TIMEOUT_S)
+        ray_head.try_connection(address, _PROBE_TIMEOUT_S)
     except OSError as error:
         raise UnavailableError(
             f"no Ray answers at {address} ({error.strerror or error}): it has ended, or is just starting or ending; "
@@ -359,7 +371,7 @@ def _probe(address: str) -> None:
         ) from error
 
 
-def _refusal(candidate: Candidate, error: BaseException) -> UnavailableError:
+def _refusal(candidate: RayCandidate, error: BaseException) -> UnavailableError:
     if not _is_about_token(error):
         return UnavailableError(f"cannot connect to the Ray at {candidate.address}: {error}")
     refused = TokenRefused(

@@ -1,10 +1,13 @@
-"""The head of the Ray that this process is connected to: which connection it is, and whether the head still answers.
+"""The head of the Ray that this process is connected to: identifies the connection, and finds out whether the head
+answers.
 
-Ray waits for a head that has gone: a look-up of a name for a minute, and after 60 s without its head it ends the whole
-process with a line of its own. So everything that asks the head first tries whether anything listens at its address,
-and a client raises RayEnded well before Ray ends the process. A head that comes back before that has not ended: calls
-to nodes need it only where a name is looked up. Where another Ray has taken the place of one that ended, perhaps at the
-same address, a process that rayka connected is connected to the new one, and its clients go on.
+Ray waits for a head that has gone: a look-up of a name takes a minute, and 60 s after it lost its head Ray ends the
+whole process. So all code that asks the head first tries whether anything listens at the head's address, and a client
+raises RayEnded well before Ray ends the process. A head that comes back in time has not ended: calls to nodes need the
+head only to look up names.
+
+Another Ray may take the place of an ended one, perhaps at the same address. A process that rayka connected is then
+connected to the new one, and its clients go on.
 """
 
 import asyncio
@@ -19,13 +22,17 @@ import ray
 from rayka.errors import NetworkException, RayEnded
 
 ConnectionId = tuple[str, str]
-RECONNECT_VARIABLE = "RAY_gcs_rpc_server_reconnect_timeout_s"  # when Ray ends a process that lost its head
+# How long Ray waits for a lost head before it ends the process.
+RECONNECT_VARIABLE = "RAY_gcs_rpc_server_reconnect_timeout_s"
 _RECONNECT_DEFAULT_S = 60.0
-_SHARE_OF_IT = 4  # a client waits a quarter of it
+# A client waits a quarter of that time.
+_SHARE_OF_IT = 4
 _PATIENCE_MAX_S = 15.0
 _PROBE_TIMEOUT_S = 2.0
-_LOOK_EVERY_S = 1.0  # while Ray owes an answer
-_CONNECTION_KNOWN_S = 0.01  # to make another one takes longer
+# How often the head is looked at while Ray owes an answer.
+_LOOK_EVERY_S = 1.0
+# Another connection takes longer to make.
+_CONNECTION_KNOWN_S = 0.01
 ResultT = TypeVar("ResultT")
 
 
@@ -35,22 +42,23 @@ class _Loss(NamedTuple):
 
 
 class _Known:
-    """What all clients of this process share: `lost` since the head first did not answer, and the connection that rayka
-    made so that the process `outlives` its Ray; `reconnect` replaces that connection.
-    """
+    """The state that all clients of this process share."""
 
+    # The connection as it was found out last, and how long that counts.
     connection: ConnectionId = ("", "")
     connection_until_s = 0.0
+    # Since when the head does not answer; None while it does.
     lost: _Loss | None = None
+    # The connection that rayka made so that the process outlives its Ray, and the function that replaces it.
     outlives: ConnectionId | None = None
     reconnect: Callable[[], bool] | None = None
 
 
 def connection_id() -> ConnectionId:
-    """What distinguishes this process's present connection to Ray from those before it: a driver's worker id counts the
-    drivers of one Ray, the id of a Ray node is random. Raises NetworkException without a connection.
+    """Identifies this process's present connection to Ray. A driver's worker id counts the drivers of one Ray, and the
+    id of a Ray node is random, so both together differ from those of earlier connections.
 
-    Ray would start a new Ray by itself when a process that has none asks it for something.
+    Raises NetworkException without a connection: Ray would start a new Ray by itself when asked for something.
     """
     if not ray.is_initialized():
         raise NetworkException(
@@ -61,8 +69,8 @@ def connection_id() -> ConnectionId:
 
 
 def recent_connection_id() -> ConnectionId:
-    """As `connection_id`, found out at most 10 ms ago: for one call of one of many clients that takes as long as the
-    call itself. Raises as that, at once.
+    """Returns the `connection_id` of at most 10 ms ago: with many clients, finding it out takes as long as a call.
+    Raises NetworkException, at once.
     """
     now_s = time.monotonic()
     if now_s >= _Known.connection_until_s or not ray.is_initialized():
@@ -72,34 +80,35 @@ def recent_connection_id() -> ConnectionId:
 
 
 def head_address() -> str:
-    """Where the head of the Ray is that this process is connected to."""
+    """Returns the address of the head of the Ray that this process is connected to."""
     address: str = ray.get_runtime_context().gcs_address
     return address
 
 
 def outlive(reconnect: Callable[[], bool]) -> None:
-    """Notes that this process lives on when the Ray of its present connection ends. `reconnect` connects the process to
-    the Ray in the place of the ended one; False if there is none.
+    """Notes that this process outlives the Ray of its present connection. `reconnect` connects the process to the Ray
+    that took the place of the ended one, and returns False if there is none.
     """
     _Known.outlives, _Known.reconnect = connection_id(), reconnect
 
 
 def check_head(*, for_client: bool) -> None:
-    """Raises NetworkException when this process has no connection, or nothing listens where the head should; with
-    `for_client` RayEnded when that has lasted for `patience_s`. Nodes end with their Ray, so they need no such error.
-    Raises NetworkException, too, where the process was connected to another Ray: the call is repeated there.
+    """Checks that this process has a connection, and that its head is reachable.
 
-    Takes some milliseconds where the head runs; blocks for up to two seconds, and for some more to connect again.
+    Raises NetworkException if not, and after connecting the process to another Ray, where the caller repeats the call.
+    With `for_client`, raises RayEnded when the head has been away for `patience_s`; nodes end with their Ray, so they
+    need no such error. Takes some milliseconds if the head runs, up to two seconds if not, and some more to connect
+    again.
     """
     connection, address = connection_id(), head_address()
     if for_client:
         _connect_again(connection)
-    _judge(connection, address, has_answered=answers(address, _PROBE_TIMEOUT_S), for_client=for_client)
+    _judge(connection, address, has_answered=is_listening(address, _PROBE_TIMEOUT_S), for_client=for_client)
 
 
 async def while_head_answers(asked: "asyncio.Future[ResultT]", *, for_client: bool) -> ResultT:
-    """What Ray was asked for, off the event loop. Raises as `check_head` as soon as the head is gone meanwhile, for
-    which Ray itself waits a minute. What was asked goes on until it ends by itself.
+    """Awaits an answer that Ray owes, off the event loop. Raises as `check_head` as soon as the head is gone; Ray
+    itself would wait a minute. The question to Ray goes on until it ends by itself.
     """
     asked.add_done_callback(_take_note)
     while not (await asyncio.wait([asked], timeout=_LOOK_EVERY_S))[0]:
@@ -113,8 +122,8 @@ async def while_head_answers(asked: "asyncio.Future[ResultT]", *, for_client: bo
 
 
 def _connect_again(connection: ConnectionId) -> None:
-    """Raises NetworkException, upon which a call is repeated, if the Ray of the connection has ended and the process is
-    connected to another one now.
+    """Connects the process to another Ray if the Ray of the connection has ended. Raises NetworkException then, upon
+    which the caller repeats the call.
     """
     if connection != _Known.outlives or _Known.reconnect is None:
         return
@@ -123,18 +132,19 @@ def _connect_again(connection: ConnectionId) -> None:
 
 
 def _take_note(asked: "asyncio.Future[ResultT]") -> None:
-    """Else Python complains of an exception that was never retrieved."""
+    """Retrieves the exception: else Python complains that it was never retrieved."""
     if not asked.cancelled():
         asked.exception()
 
 
 async def _has_answered(address: str) -> bool:
-    """As `answers`, without a thread: those of the loop may all wait for the head."""
+    """As `is_listening`, without a thread: all threads of the loop may be waiting for the head."""
     host, _, port = address.rpartition(":")
     try:
         async with asyncio.timeout(_PROBE_TIMEOUT_S):
             _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
-    except OSError:  # TimeoutError is one
+    except OSError:
+        # A TimeoutError is an OSError.
         return False
     writer.close()
     return True
@@ -156,16 +166,16 @@ def _judge(connection: ConnectionId, address: str, *, has_answered: bool, for_cl
     )
 
 
-def answers(address: str, timeout_s: float) -> bool:
-    """Whether anything accepts connections there."""
+def is_listening(address: str, timeout_s: float) -> bool:
+    """Whether anything accepts connections at the address."""
     try:
-        knock(address, timeout_s)
+        try_connection(address, timeout_s)
     except OSError:
         return False
     return True
 
 
-def knock(address: str, timeout_s: float) -> None:
+def try_connection(address: str, timeout_s: float) -> None:
     """Makes a connection and closes it. Raises OSError."""
     host, _, port = address.rpartition(":")
     socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s).close()

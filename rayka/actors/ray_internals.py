@@ -1,4 +1,6 @@
-"""What rayka needs of Ray beyond its public interface, each piece with what happens in a version that lacks it."""
+"""The parts of Ray beyond its public interface that rayka needs, each with the consequence in a version that
+lacks it.
+"""
 
 import importlib
 import logging
@@ -14,7 +16,7 @@ _logger = logging.getLogger(__name__)
 
 
 def part(module: str, name: str) -> Any | None:
-    """That name in that module of Ray; None where this version has none."""
+    """Returns that name in that module of Ray; None in a version without it."""
     try:
         return getattr(importlib.import_module(module), name, None)
     except ImportError:
@@ -22,9 +24,10 @@ def part(module: str, name: str) -> Any | None:
 
 
 def use_token_at_hand() -> None:
-    """Makes Ray use a token that is at hand, as it does when it searches for a Ray itself, but not for a given address.
+    """Makes Ray use a token that is at hand. Ray does so when it searches for a Ray itself, but not for a given
+    address.
 
-    Without it: RAY_AUTH_MODE=token has to be set where a token is asked for.
+    Without the part: RAY_AUTH_MODE=token has to be set where a token is asked for.
     """
     enable = part(_TOKENS, "maybe_enable_token_auth_if_token_available")
     if enable is not None:
@@ -32,8 +35,9 @@ def use_token_at_hand() -> None:
 
 
 def make_token() -> None:
-    """Makes a token under token authentication where there is none, which `ray start` refuses to do. Without it: the
-    user makes one with `ray get-auth-token --generate`, as `ray start` says.
+    """Makes a token under token authentication if there is none, because `ray start` refuses to start without one.
+
+    Without the part: the user makes one with `ray get-auth-token --generate`, as `ray start` says.
     """
     ensure = part(_TOKENS, "ensure_token_if_auth_enabled")
     if ensure is not None:
@@ -41,8 +45,9 @@ def make_token() -> None:
 
 
 def try_token(address: str) -> None:
-    """Asks the head of a Ray once whether this process may talk to it. Raises Ray's AuthenticationError. Without it:
-    `ray.init` asks twenty times in as many seconds, and prints a line about each.
+    """Asks the head of a Ray once whether this process may talk to it. Raises Ray's AuthenticationError.
+
+    Without the part: `ray.init` asks twenty times in as many seconds, and prints a line about each.
     """
     ensure, client = part(_TOKENS, "ensure_token_if_auth_enabled"), part("ray._raylet", "GcsClient")
     refusal: type[Exception] | None = part("ray.exceptions", "AuthenticationError")
@@ -59,8 +64,10 @@ def try_token(address: str) -> None:
 
 
 def name_driver_in_utf8() -> None:
-    """Escapes bytes that are no UTF-8 in the name that Ray gives a driver. Ray takes the command line for the name, and
-    its table of jobs holds text only. Without it: Ray raises UnicodeEncodeError for such a command line.
+    """Escapes bytes that are no UTF-8 in the name that Ray gives a driver. Ray takes the command line as the name, and
+    Ray's table of jobs holds text only.
+
+    Without the part: Ray raises UnicodeEncodeError for such a command line.
     """
     naming: Callable[[], str] | None = part("ray._private.utils", "get_entrypoint_name")
     if naming is None:
@@ -70,8 +77,10 @@ def name_driver_in_utf8() -> None:
 
 
 def address_file() -> Path:
-    """Where `ray start` writes the address of the Ray that it started last, and `ray.init("auto")` reads it. Without
-    Ray's own answer: its default.
+    """Returns the file to which `ray start` writes the address of the Ray that it started, and that `ray.init("auto")`
+    reads.
+
+    Without the part: Ray's default.
     """
     find: Callable[[None], str] | None = part("ray._common.utils", "get_ray_address_file")
     if find is not None:
@@ -80,8 +89,9 @@ def address_file() -> Path:
 
 
 def keep_title(title: str) -> None:
-    """Gives this process a title that stays: Ray sets one at the begin and end of each call, by the method's name.
-    Without it: Ray's titles.
+    """Gives this process a lasting title. Ray sets one at the begin and end of each call, by the method's name.
+
+    Without the part: Ray's titles.
     """
     setting: Callable[[str], None] | None = part("ray._raylet", "setproctitle")
     if setting is not None:
@@ -90,9 +100,10 @@ def keep_title(title: str) -> None:
 
 
 class PacedSubscriber:
-    """What a process asks for Ray's messages about its nodes and workers. A question waits until there is a message; a
-    head that is gone leaves it without one at once, and Ray's thread asks again and again, which takes a processor for
-    as long as the head is away. So after an empty answer this waits, but not when the connection ends.
+    """The subscription of a process to Ray's messages about nodes and workers, with a pause after an empty answer.
+
+    A question waits until there is a message. A head that is gone answers at once without one, and Ray's thread asks
+    again and again, which takes a processor for as long as the head is away. The end of the connection ends the pause.
     """
 
     def __init__(self, subscriber: Any, has_ended: Any) -> None:
@@ -109,7 +120,7 @@ class PacedSubscriber:
 
 
 def pace_messages() -> None:
-    """Makes the present connection ask for messages as PacedSubscriber does. Without it: as Ray does."""
+    """Makes the present connection ask for messages through a PacedSubscriber. Without the part: as Ray does."""
     worker = part("ray._private.worker", "global_worker")
     subscriber, has_ended = (
         getattr(worker, each, None) for each in ("gcs_error_subscriber", "threads_stopped")
@@ -119,8 +130,10 @@ def pace_messages() -> None:
 
 
 def suppress_messages(is_suppressed: Callable[[str], bool]) -> None:
-    """Keeps messages of Ray about its nodes and workers, those that `is_suppressed` picks, off this process's standard
-    output; `log_to_driver` leaves out only what workers print. Without it: they are printed.
+    """Keeps Ray's messages about nodes and workers, if `is_suppressed` picks them, off this process's standard output.
+    Ray's option `log_to_driver` leaves out only the output of workers.
+
+    Without the part: they are printed.
     """
     printing: Callable[..., None] | None = part("ray._private.worker", "print_to_stdstream")
     if printing is None:

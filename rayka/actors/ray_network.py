@@ -1,14 +1,14 @@
-"""The network port: hot calls by the direct lane to a node where there is one, all else by Ray's remote methods.
+"""The network port: hot calls by the direct lane to a node that has one, all others by Ray's remote methods.
 
-A direct lane is opened beside the calls, which go by Ray meanwhile, and again when it breaks. Both lanes carry the same
-numbered calls of one caller, so their order is the inbox's, whichever of them a call took; a lane that breaks fails
-its calls, and the caller opens a new connection epoch as after any failure.
+A direct lane is opened beside the calls, which go by Ray until then, and again when it breaks. Both ways carry the same
+numbered calls of one caller. So the inbox puts them in order, whichever way a call took. A lane that breaks fails its
+calls, and the caller opens a new connection epoch as after any failure.
 
-Actors are found by name and kept until a call to one fails otherwise than by the answer of a live process; then the
-name is looked up again. An actor that Ray restarts keeps its handle; one that was made anew, on a machine that came
-back or after `ray.shutdown()` and another connection, has another one. What goes wrong in Ray becomes NetworkException:
-the call may or may not have been executed, and the caller's connection opens a new epoch. A call is sent before
-anything is awaited, but for those that need a look-up: they wait for the same one and are sent in their order.
+An actor is found by name and kept until a call to it fails otherwise than by the answer of a live process. Then the
+name is looked up again. An actor that Ray restarts keeps its handle. An actor that was made anew has another one: on a
+machine that came back, or after `ray.shutdown()` and another connection. An error of Ray becomes NetworkException: the
+call may or may not have been executed, and the caller's connection opens a new epoch. A call is sent before anything is
+awaited. Only calls that need a look-up wait: they share the same one and are sent in their order.
 """
 
 import asyncio
@@ -39,36 +39,42 @@ from rayka.protocol.wire import Encoded, Failure, Payload, decode, encode, frame
 from rayka.transport.greeting import LaneOffer
 from rayka.transport.lane import Lanes, NodeKey, lanes_of_this_loop, takes
 
-# The actors that one caller has looked up by name, for as long as this process keeps one connection to Ray.
-#
-# Invariants: a handle is used with the connection that it came from, because another one answers it with exceptions of
-# every kind, or not at all; a call that waits when its connection ends fails at once, not at its timeout; there is one
-# look-up of a name at a time, which all callers share, and one that fails leaves nothing behind.
-
-
+PackedCall = tuple[Payload, ...]
+PackedAnswer = bytes | Answer
 AnswerT = TypeVar("AnswerT")
+ResponseT = TypeVar("ResponseT")
+PIECE_BYTES = 90 * 1024
+INLINE_MAX_BYTES = 6 * PIECE_BYTES
+_OFFER_TIMEOUT_S = 10.0
 
 
 class NamedActors:
-    """See the module. Made and used on one event loop; look-ups block, so each has a thread."""
+    """The actors that one caller has looked up by name, for as long as this process keeps one connection to Ray.
+
+    Made and used on one event loop; each look-up blocks, so it has a thread. Invariants:
+    - A handle is used with the connection that it came from. With another one, it raises exceptions of every kind, or
+      never answers.
+    - A call that waits when its connection ends fails at once, not at its timeout.
+    - There is at most one look-up of a name at a time, which all callers share. A failed one leaves nothing behind.
+    """
 
     def __init__(self, connection: ConnectionId | None, *, for_client: bool) -> None:
         self.connection = connection
         self._for_client = for_client
+        # By name, the actors that were found and have not failed since.
         self._handles: dict[str, Any] = {}
+        # By name, the look-ups under way: at most one of a name.
         self._look_ups: dict[str, asyncio.Future[Any]] = {}
+        # The calls that wait for an answer.
         self._open_calls: dict[asyncio.Timeout, None] = {}
 
-    def __repr__(self) -> str:
-        return f"<NamedActors {sorted(self._handles)} open={len(self._open_calls)}>"
-
     def known(self, name: str) -> Any | None:
-        """The handle of the actor, if it was looked up and has not failed since."""
+        """Returns the handle of the actor if it was looked up and has not failed since."""
         return self._handles.get(name)
 
     async def look_up(self, name: str) -> Any:
-        """The handle of the actor that has this name now. Raises NetworkException, ValueError when there is none, and
-        what Ray raises. It raises, too, when the head goes meanwhile; the look-up then ends by itself.
+        """Returns the handle of the actor that has this name now. Raises NetworkException, also when the head goes
+        during the look-up, ValueError if there is no such actor, and Ray's errors. The look-up ends by itself.
         """
         waiting = self._look_ups.get(name)
         if waiting is None:
@@ -78,12 +84,14 @@ class NamedActors:
         return await while_head_answers(waiting, for_client=self._for_client)
 
     def forget(self, name: str, handle: Any) -> None:
-        """The actor did not answer: its name is looked up again, unless that has been done since."""
+        """Drops the handle of an actor that did not answer, unless the name has been looked up since."""
         if self._handles.get(name) is handle:
             del self._handles[name]
 
     async def until_closed(self, answer: Awaitable[AnswerT]) -> AnswerT:
-        """The answer of a call that was sent just now. Raises NetworkException when the connection ends before it."""
+        """Awaits the answer of a call that was sent just now. Raises NetworkException when the connection ends
+        first.
+        """
         scope = asyncio.timeout(None)
         self._open_calls[scope] = None
         try:
@@ -97,7 +105,7 @@ class NamedActors:
             self._open_calls.pop(scope, None)
 
     def close(self) -> None:
-        """The connection has ended: what waits for an answer fails."""
+        """Drops all handles after the end of the connection, and fails the calls that wait for an answer."""
         self._handles.clear()
         now_s = asyncio.get_running_loop().time()
         while self._open_calls:
@@ -113,76 +121,11 @@ class NamedActors:
             self._handles[name] = looked_up.result()
 
 
-# How a call and its answer cross Ray, which is slow in different ways at different sizes (decision 030).
-#
-# Each argument costs, and an answer that is not just `bytes` costs three times as much to unpack. So what is small is
-# one `bytes`, a frame (`rayka.protocol.wire`): a call's header, its request and its records; an answer's response and
-# its records. Arguments up to 100 KiB travel inside the call; a larger one goes through shared memory, for about 1 ms
-# more, and arrives there without a copy if it is a numpy array, or a list of them. So middling records follow the
-# frame in several pieces of `bytes`, large ones as a single object. An answer is one object and has no middle way:
-# what does not fit into a frame is a tuple. What is in files is read here.
-
-
-PIECE_BYTES = 90 * 1024
-INLINE_MAX_BYTES = 6 * PIECE_BYTES
-
-PackedCall = tuple[Payload, ...]
-PackedAnswer = bytes | Answer
-
-
-def pack_call(header: bytes, request: Encoded) -> PackedCall:
-    """The arguments of a remote method."""
-    payload = request.payload()
-    if not isinstance(payload, np.ndarray) or payload.size > INLINE_MAX_BYTES:
-        return frame(header, request.body), payload
-    if payload.size <= PIECE_BYTES:
-        return (frame(header, request.body, payload),)
-    starts = range(0, payload.size, PIECE_BYTES)
-    return frame(header, request.body), *(payload[at : at + PIECE_BYTES].tobytes() for at in starts)
-
-
-def unpack_call(packed: PackedCall) -> tuple[bytes, bytes, Payload]:
-    """The header, the request and its records. Raises InvalidRequest for what `pack_call` does not make."""
-    first, *pieces = packed or (b"",)
-    header, body, payload = unframe(first)
-    if not pieces:
-        return header, body, payload
-    if len(pieces) == 1:
-        return header, body, pieces[0]
-    if not all(isinstance(each, bytes) for each in pieces):
-        raise InvalidRequest("payload: expected pieces of bytes")
-    return header, body, b"".join(pieces)  # type: ignore[arg-type]
-
-
-def pack_answer(answer: Answer) -> PackedAnswer:
-    """The result of a remote method."""
-    body, payload = answer
-    try:
-        payload = in_memory(payload)
-    except StorageError as error:
-        return encode(Failure.of(KafkaStorageError(str(error)))).body, None
-    if isinstance(payload, np.ndarray) and payload.size <= PIECE_BYTES:
-        return frame(b"", body, payload)
-    return body, payload
-
-
-def unpack_answer(packed: PackedAnswer) -> Answer:
-    """The answer that was packed."""
-    if not isinstance(packed, bytes):
-        return packed
-    _, body, payload = unframe(packed)
-    return body, payload
-
-
-ResponseT = TypeVar("ResponseT")
-_OFFER_TIMEOUT_S = 10.0
-
-
 class RayNetwork:
-    """Calls of one client or node to the nodes of one cluster, on the event loop it is first used on.
+    """Calls of one client or node to the nodes of one cluster, on the event loop of the first call.
 
-    With the transport `ray` no direct lane is used. With `for_client`, calls that need a Ray which has ended raise
-    RayEnded, so that no client retries them.
+    The transport `ray` uses no direct lane. With `for_client`, calls that need a Ray which has ended raise RayEnded, so
+    that no client retries them.
     """
 
     def __init__(self, cluster_name: str, *, for_client: bool = False, transport: Transport = "auto") -> None:
@@ -190,11 +133,9 @@ class RayNetwork:
         self._caller = Caller(random_uuid(SystemRandom()))
         self._for_client = for_client
         self._is_direct = transport == "auto"
-        self._lanes: Lanes | None = None  # of its loop, looked up once
+        # The lanes of the event loop; None before the first call.
+        self._lanes: Lanes | None = None
         self._actors = self._of(None)
-
-    def __repr__(self) -> str:
-        return f"<RayNetwork {self._cluster_name} {self._actors!r}>"
 
     @property
     def cluster_name(self) -> str:
@@ -202,11 +143,11 @@ class RayNetwork:
         return self._cluster_name
 
     def call(self, node_id: int, request: Request[ResponseT], timeout_ms: int) -> Later[ResponseT]:
-        """The node's answer; see `rayka.ports.Network`."""
+        """Sends the request and returns the node's answer to come, as `rayka.ports.Network` says."""
         return self._caller.call(node_id, request, timeout_ms, self._send)
 
     async def node_ids(self) -> Sequence[int]:
-        """The nodes that have an actor, ascending."""
+        """Returns the nodes that have an actor, ascending."""
         self._current_actors()
         asked = asyncio.get_running_loop().run_in_executor(None, self._running_node_ids)
         return await while_head_answers(asked, for_client=self._for_client)
@@ -232,7 +173,7 @@ class RayNetwork:
         return _answer(_sent(call, name, actors, handle), name, actors, handle)
 
     def _current_actors(self) -> NamedActors:
-        """Those of this process's present connection to Ray. Raises NetworkException without one."""
+        """Returns the actors of this process's present connection to Ray. Raises NetworkException without one."""
         try:
             connection = recent_connection_id()
         except NetworkException:
@@ -253,7 +194,7 @@ async def _send_when_found(call: Call, name: str, actors: NamedActors) -> Answer
 
 
 def _sent(call: Call, name: str, actors: NamedActors, handle: Any) -> Any:
-    """The call leaves now. Raises NetworkException."""
+    """Sends the call now. Raises NetworkException."""
     arguments = pack_call(call.header, call.request)
     try:
         return getattr(handle, call.api.name).remote(*arguments)
@@ -280,7 +221,7 @@ async def _answer(sent: Any, name: str, actors: NamedActors, handle: Any) -> Ans
 
 
 async def _ask_for_lane(actors: NamedActors, node: NodeKey) -> LaneOffer:
-    """Where the node serves its lane. Raises NetworkException."""
+    """Asks the node for the address of its lane. Raises NetworkException."""
     name = actor_name(*node)
     handle = actors.known(name) or await _look_up(actors, name)
     try:
@@ -303,7 +244,9 @@ async def _look_up(actors: NamedActors, name: str) -> Any:
 
 
 def _absence(name: str) -> str:
-    """Why a node may have no actor: a lost one if others of its cluster have actors, else a stopped cluster."""
+    """Explains why a node may have no actor: it is lost if other nodes of its cluster have actors, else the cluster was
+    stopped.
+    """
     try:
         has_others = bool(running_node_ids(name.rpartition("/")[0]))
     except RaykaError:
@@ -312,7 +255,7 @@ def _absence(name: str) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """What Ray's error means to a caller; Ray's own words are its cause."""
+    """Translates Ray's error for a caller. Ray's own words are the error's cause."""
     if isinstance(error, NetworkException):
         return f"did not answer: {error}"
     if isinstance(error, ray.exceptions.ActorDiedError):
@@ -320,3 +263,58 @@ def _reason(error: Exception) -> str:
     if isinstance(error, (ray.exceptions.ActorUnavailableError, ray.exceptions.RpcError)):
         return "cannot be reached just now"
     return f"cannot be reached: {type(error).__name__}"
+
+
+# ---- Packing -------------------------------------------------------------------------------------------------------
+
+
+def pack_call(header: bytes, request: Encoded) -> PackedCall:
+    """Packs a call into the arguments of a remote method (decision 030).
+
+    Each argument costs, and an answer that is not just `bytes` costs three times as much to unpack. So a small call or
+    answer is one `bytes`, a frame (`rayka.protocol.wire`): header, request and records, or response and records.
+    Arguments up to 100 KiB travel inside the call. A larger one goes through shared memory, for about 1 ms more, and
+    arrives without a copy if it is a numpy array, or a list of arrays. So middling records follow the frame in several
+    pieces of `bytes`, and large ones as a single object. An answer is one object: if it does not fit into a frame, it
+    is a tuple.
+    """
+    payload = request.payload()
+    if not isinstance(payload, np.ndarray) or payload.size > INLINE_MAX_BYTES:
+        return frame(header, request.body), payload
+    if payload.size <= PIECE_BYTES:
+        return (frame(header, request.body, payload),)
+    starts = range(0, payload.size, PIECE_BYTES)
+    return frame(header, request.body), *(payload[at : at + PIECE_BYTES].tobytes() for at in starts)
+
+
+def unpack_call(packed: PackedCall) -> tuple[bytes, bytes, Payload]:
+    """Returns header, request and records. Raises InvalidRequest for arguments that `pack_call` does not make."""
+    first, *pieces = packed or (b"",)
+    header, body, payload = unframe(first)
+    if not pieces:
+        return header, body, payload
+    if len(pieces) == 1:
+        return header, body, pieces[0]
+    if not all(isinstance(each, bytes) for each in pieces):
+        raise InvalidRequest("payload: expected pieces of bytes")
+    return header, body, b"".join(pieces)  # type: ignore[arg-type]
+
+
+def pack_answer(answer: Answer) -> PackedAnswer:
+    """Packs an answer into the result of a remote method. Reads records that are still in files."""
+    body, payload = answer
+    try:
+        payload = in_memory(payload)
+    except StorageError as error:
+        return encode(Failure.of(KafkaStorageError(str(error)))).body, None
+    if isinstance(payload, np.ndarray) and payload.size <= PIECE_BYTES:
+        return frame(b"", body, payload)
+    return body, payload
+
+
+def unpack_answer(packed: PackedAnswer) -> Answer:
+    """Returns the answer that was packed."""
+    if not isinstance(packed, bytes):
+        return packed
+    _, body, payload = unframe(packed)
+    return body, payload

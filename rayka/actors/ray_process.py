@@ -1,8 +1,8 @@
-"""A Ray that outlives the command that starts it: started, remembered, and ended by its process id, no other Ray with
-it.
+"""A Ray that outlives the command that starts it: started, remembered, and ended by its process id, which ends no other
+Ray.
 
-Invariants: the process leads a session of its own, so Ctrl-C at the terminal does not reach it; what is remembered
-names the process by id and start time, so an id that the kernel gave away again is never signalled. One Ray is
+Invariants: the process leads a session of its own, so that Ctrl-C at the terminal does not reach it. The record names
+the process by id and start time, so that a process which got the same id later is never signalled. One Ray is
 remembered per home directory, in `~/.rayka/ray.json`.
 """
 
@@ -28,19 +28,24 @@ from rayka.actors.node_logs import keep_logs_of_ended_ray
 from rayka.errors import UnavailableError
 
 START_TIMEOUT_S = 90.0
-STOP_TIMEOUT_S = 45.0  # Ray itself gives its processes 30 s
+# Ray itself gives its processes 30 s.
+STOP_TIMEOUT_S = 45.0
 _POLL_S = 0.05
 _LEFT_TIMEOUT_S = 5.0
-_TEMP_DIR_MAX = 42  # Ray puts sockets below it, whose paths the kernel limits
+# Ray puts sockets below the directory, and the kernel limits their paths.
+_TEMP_DIR_MAX = 42
+# Fields of /proc/<pid>/stat: the session of the process, and its start time.
+_SESSION, _START_TIME = 6, 22
 _MEMORY_FILE = Path("~/.rayka/ray.json")
 logger = logging.getLogger(__name__)
 _RAY = (sys.executable, "-m", "ray.scripts.scripts")
 
 
 class RayProcess(msgspec.Struct, frozen=True):
-    """One Ray head started by rayka. `started` is the kernel's start time of the process, in clock ticks since boot."""
+    """One Ray head started by rayka."""
 
     pid: int
+    # The kernel's start time of the process, in clock ticks since boot.
     started: int
     address: str
     temp_dir: str
@@ -49,9 +54,10 @@ class RayProcess(msgspec.Struct, frozen=True):
         return _started(self.pid) == self.started
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Ends this Ray with all its actors and removes its temporary directory; nothing when it is gone already.
+        """Ends this Ray with all its actors and removes its temporary directory. Does nothing if it has gone already.
 
-        Raises UnavailableError when it does not end in time; it is not killed, so that nothing of it is orphaned.
+        Raises UnavailableError when it does not end in time. It is not killed then, so that no process of it is
+        orphaned.
         """
         with suppress(ProcessLookupError):
             watched = os.pidfd_open(self.pid)
@@ -64,7 +70,7 @@ class RayProcess(msgspec.Struct, frozen=True):
         self.remove_traces()
 
     def remove_traces(self) -> None:
-        """What is left of a Ray that has ended: its temporary directory, and its address where `auto` looks."""
+        """Removes the remains of a Ray that has ended: its temporary directory, and its address where `auto` looks."""
         local_rays.forget(self.address)
         shutil.rmtree(self.temp_dir, ignore_errors=True)
 
@@ -81,17 +87,20 @@ class RayProcess(msgspec.Struct, frozen=True):
 
 
 def cpus(of_nodes: float) -> int:
-    """The CPUs that a Ray started by rayka declares: those of the machine, which the user's own tasks may take whole,
-    plus those that the nodes of a cluster ask for.
+    """Returns the CPUs that a Ray started by rayka declares: those of the machine, which the user's own tasks may take
+    whole, plus those that the nodes of a cluster ask for.
     """
     return (os.cpu_count() or 1) + math.ceil(of_nodes)
 
 
 def start(cpus_of_nodes: float = 0) -> RayProcess:
-    """Starts a Ray head that outlives this process, and that `ray.init("auto")` and `ray status` find as the one that
-    was started last. Takes about 5 s. Raises UnavailableError with Ray's own last words.
+    """Starts a Ray head that outlives this process, and that `ray.init("auto")` and `ray status` find as the one
+    started last. Takes about 5 s. Raises UnavailableError with Ray's own last words.
     """
-    _ensure_auth_token()
+    if os.environ.get("RAY_AUTH_MODE", "").lower() == "token":
+        # `ray start` refuses to start with token authentication but no token; `ray.init` would make one.
+        logging.getLogger("ray").setLevel(logging.ERROR)
+        ray_internals.make_token()
     logger.info("no Ray runs on this machine: starting one")
     temp_dir = make_temp_dir()
     log = Path(temp_dir, "ray-start.log")
@@ -124,10 +133,14 @@ def start(cpus_of_nodes: float = 0) -> RayProcess:
 
 
 def _remove_after(session: int, temp_dir: str) -> None:
-    """Removes the directory once the processes of the session have ended, which write into it as long as they live."""
+    """Ends the processes of the session, which write into the directory as long as they live, then removes the
+    directory.
+    """
     for _ in range(int(_LEFT_TIMEOUT_S / _POLL_S)):
         left = [
-            each for each in map(int, filter(str.isdigit, os.listdir("/proc"))) if _session(each) == session
+            each
+            for each in map(int, filter(str.isdigit, os.listdir("/proc")))
+            if _stat(each, _SESSION) == session
         ]
         for each in left:
             with suppress(ProcessLookupError):
@@ -139,14 +152,14 @@ def _remove_after(session: int, temp_dir: str) -> None:
 
 
 def make_temp_dir() -> str:
-    """A new directory that is short enough for Ray's sockets."""
+    """Makes a directory with a path that is short enough for Ray's sockets."""
     directory = tempfile.gettempdir()
     fits = len(directory) + len("/rayka-12345678") <= _TEMP_DIR_MAX
     return tempfile.mkdtemp(prefix="rayka-", dir=directory if fits else "/tmp")
 
 
 def remember(process: RayProcess) -> None:
-    """Keeps the process in mind for later commands."""
+    """Records the process for later commands."""
     path = _MEMORY_FILE.expanduser()
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_suffix(f".{os.getpid()}.tmp")
@@ -155,19 +168,19 @@ def remember(process: RayProcess) -> None:
 
 
 def remembered() -> RayProcess | None:
-    """The Ray that an earlier command left running; None when there is none, or it has ended."""
-    process = _memory()
+    """Returns the Ray that an earlier command left running; None if there is none, or it has ended."""
+    process = _recorded()
     return process if process is not None and process.is_alive() else None
 
 
 def forget() -> None:
-    """Forgets the remembered process; does not end it."""
+    """Removes the record of the process; does not end it."""
     _MEMORY_FILE.expanduser().unlink(missing_ok=True)
 
 
 def sweep() -> None:
-    """Removes what is left of a remembered process that has ended without `stop`: killed, or `stop` was interrupted."""
-    process = _memory()
+    """Removes the remains of a recorded process that was killed, or whose `stop` was interrupted."""
+    process = _recorded()
     if process is not None and not process.is_alive():
         try:
             keep_logs_of_ended_ray(process.temp_dir, str(_MEMORY_FILE.expanduser().parent))
@@ -179,29 +192,23 @@ def sweep() -> None:
 
 @contextmanager
 def locked() -> Iterator[None]:
-    """One process of this home directory at a time may start a Ray that is remembered; the others wait for it."""
+    """Lets one process of this home directory at a time start a Ray that is remembered; others wait."""
     path = _MEMORY_FILE.expanduser().parent
     path.mkdir(parents=True, exist_ok=True)
     directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(directory, fcntl.LOCK_EX)  # until it is closed
+        # Held until the directory is closed.
+        fcntl.flock(directory, fcntl.LOCK_EX)
         yield
     finally:
         os.close(directory)
 
 
-def _memory() -> RayProcess | None:
+def _recorded() -> RayProcess | None:
     try:
         return msgspec.json.decode(_MEMORY_FILE.expanduser().read_bytes(), type=RayProcess)
     except (FileNotFoundError, msgspec.MsgspecError):
         return None
-
-
-def _ensure_auth_token() -> None:
-    """`ray start` refuses to start with token authentication but no token; `ray.init` would make one."""
-    if os.environ.get("RAY_AUTH_MODE", "").lower() == "token":
-        logging.getLogger("ray").setLevel(logging.ERROR)
-        ray_internals.make_token()
 
 
 def _await_address(process: subprocess.Popen[bytes], address_file: Path, log: Path) -> str:
@@ -210,7 +217,8 @@ def _await_address(process: subprocess.Popen[bytes], address_file: Path, log: Pa
             process.wait(_POLL_S)
             raise UnavailableError(f"`ray start` ended with code {process.returncode}: {_last_words(log)}")
         if "Ray runtime started" in log.read_text(errors="replace"):
-            with suppress(FileNotFoundError):  # Ray says so shortly before it writes the file
+            # Ray says so shortly before it writes the file.
+            with suppress(FileNotFoundError):
                 return address_file.read_text().strip()
     raise UnavailableError(f"`ray start` was not ready within {START_TIMEOUT_S:g} s: {_last_words(log)}")
 
@@ -221,13 +229,8 @@ def _last_words(log: Path) -> str:
 
 
 def _started(pid: int) -> int:
-    """Field 22 of /proc/<pid>/stat; -1 when there is no such process, or only its remains."""
-    return _stat(pid, 22)
-
-
-def _session(pid: int) -> int:
-    """Field 6: the session that it belongs to."""
-    return _stat(pid, 6)
+    """Returns the start time of the process; -1 if there is no such process, or only its remains."""
+    return _stat(pid, _START_TIME)
 
 
 def _stat(pid: int, field: int) -> int:

@@ -1,10 +1,10 @@
-"""What Ray itself has on record of a process: the only place that reads the tables of its head.
+"""Ray's records of actors, processes and Ray nodes. The only module that reads the tables of Ray's head.
 
-Ray's raylet watches the sockets of its workers. When the kernel closes them, because the process was killed or ended
+A raylet watches the sockets of its workers. When the kernel closes them, because the process was killed or ended
 itself, the exit is on record some 12 ms later (measured), long before a caller gets an error (1 to 2 s).
 
-Ray's public interface shows that through its dashboard only, which need not run. In a version of Ray whose tables are
-others, no exit is known: a broker that died is fenced when its session ends.
+Ray's public interface shows these records only through its dashboard, which need not run. In a version of Ray with
+other tables no exit is known: a broker that died is fenced when its session ends.
 """
 
 import os
@@ -19,43 +19,69 @@ _STATE = part("ray._private.state", "state")
 _ACTOR = part("ray.core.generated.gcs_pb2", "ActorTableData")
 _WORKER = part("ray.core.generated.gcs_pb2", "WorkerTableData")
 _NODES_TIMEOUT_S = 2.0
-_WAITING = ("PENDING_CREATION", "RESTARTING")  # states of an actor
-# Of these exits the raylet has seen the end. A worker that is told to end says goodbye while it still runs.
+# States of an actor.
+_WAITING = ("PENDING_CREATION", "RESTARTING")
+# A busy machine takes some 10 s for a process.
+OVERDUE_S = 30.0
+# Kinds of exits of which the raylet has seen the end. A worker that is told to end says goodbye while it still runs.
 _SEEN = tuple(part("ray.core.generated.common_pb2", each) for each in ("SYSTEM_ERROR", "NODE_OUT_OF_MEMORY"))
 
 
 class LastProcess(NamedTuple):
-    """One process that an actor is or was."""
+    """One process of an actor, present or past."""
 
     worker_id: str
     ray_node_id: str
 
 
 class PendingActor(NamedTuple):
-    """An actor that Ray has not made yet, and the Ray node that it is pinned to, empty where there is none.
-
-    `is_placed`: Ray has begun to make it, or makes again what ran on that Ray node.
-    """
+    """An actor that Ray has not made yet."""
 
     actor_id: str
+    # The Ray node that the actor is pinned to; empty if there is none.
     ray_node_id: str
+    # Whether Ray has begun to make the actor, or makes again what ran on that Ray node.
     is_placed: bool
 
 
 class LastPlace(NamedTuple):
-    """Where an actor lives, or lived last. `gone_since_ms` is the wall clock when Ray noticed that its machine or its
-    process had gone for good; 0 while it lives, and where that is not known.
-    """
+    """The place where an actor lives, or lived last."""
 
     host: str
+    # The wall clock when Ray noticed that the machine or process had gone for good; 0: it lives, or that is not known.
     gone_since_ms: int
-    processes: tuple[LastProcess, ...]  # oldest first
+    # Oldest first.
+    processes: tuple[LastProcess, ...]
+
+
+class PendingTimes:
+    """How long node actors have waited for a process.
+
+    Ray makes an actor only on the Ray node that it is pinned to, and waits for ever if something else has the
+    resources. An actor's time begins anew when Ray nodes come or go, because Ray may make the actor then.
+    """
+
+    def __init__(self) -> None:
+        # By node, the actor with the open Ray nodes, and since when both are the same.
+        self._since: dict[int, tuple[Hashable, float]] = {}
+
+    def overdue(
+        self, pending: Mapping[int, PendingActor], ray_node_ids: Collection[str], now_s: float
+    ) -> dict[int, float]:
+        """Returns the actors that have waited for too long, with the seconds."""
+        before, self._since = self._since, {}
+        for node_id, actor in pending.items():
+            situation = (actor.actor_id, tuple(sorted(ray_node_ids)))
+            known, since_s = before.get(node_id, (None, now_s))
+            self._since[node_id] = (situation, since_s if known == situation else now_s)
+        waits = {node_id: now_s - since_s for node_id, (_, since_s) in self._since.items()}
+        return {node_id: wait_s for node_id, wait_s in waits.items() if wait_s >= OVERDUE_S}
 
 
 def has_process(handle: Any) -> bool:
-    """Whether Ray counts the actor as alive: not while it restarts it, nor while its Ray node is gone.
+    """Whether Ray counts the actor as alive: not while Ray restarts it, nor while its Ray node is gone.
 
-    Where that cannot be known it counts as alive, so that it is not taken for lost.
+    True if that cannot be known, so that the actor is not taken for lost.
     """
     accessor = _accessor()
     if accessor is None or _ACTOR is None:
@@ -65,8 +91,8 @@ def has_process(handle: Any) -> bool:
 
 
 def pending_actors(namespace: str) -> dict[str, PendingActor]:
-    """The actors of a Ray namespace, by name, that have no process and wait for one, be it the first or the next; none
-    in a version of Ray whose tables are others.
+    """Returns the actors of a Ray namespace, by name, that wait for their first or next process. Empty in a version of
+    Ray with other tables.
     """
     found = _actors(namespace, *_WAITING)
     nodes = ray.nodes() if found else []
@@ -74,14 +100,14 @@ def pending_actors(namespace: str) -> dict[str, PendingActor]:
 
 
 def free_resources() -> dict[str, dict[str, float]]:
-    """What is free of the resources of each Ray node; without an answer where that is not known."""
+    """Returns the free resources of each Ray node; empty in a version of Ray that does not tell."""
     ask = part("ray._private.state", "available_resources_per_node")
     return {} if ask is None else cast("dict[str, dict[str, float]]", ask())
 
 
 def draining_ray_nodes() -> dict[str, int]:
-    """The live Ray nodes of which Ray has announced that they go, as for a machine that is preempted, and when: a wall
-    clock in ms, 0 where it names none. None in a version of Ray that does not tell.
+    """Returns the live Ray nodes that Ray has announced to go, as for a preempted machine, and when: a wall clock in
+    ms, 0 if Ray names none. Empty in a version of Ray that does not tell.
     """
     ask = getattr(_STATE, "get_draining_nodes", None)
     found: dict[str, int] = {} if ask is None else ask()
@@ -92,7 +118,7 @@ def draining_ray_nodes() -> dict[str, int]:
 
 
 def has_left(worker_id: str) -> bool:
-    """Whether Ray counts this worker, by its id in hexadecimal, among the living no more, for whatever reason."""
+    """Whether Ray no longer counts this worker, by its id in hexadecimal, among the living, for whatever reason."""
     if _accessor() is None or _WORKER is None:
         return False
     record = _record(worker_id)
@@ -101,7 +127,9 @@ def has_left(worker_id: str) -> bool:
 
 def has_exited(worker_id: str, ray_node_id: str) -> bool:
     """Whether Ray has recorded the end of this worker's process while its raylet lives: the evidence of death (design
-    §4). The end of a raylet, or of the connection to it, is none: its processes may live on.
+    §4).
+
+    The end of a raylet, or of the connection to it, is no evidence: its processes may live on.
     """
     record = _record(worker_id)
     if record is None or record.is_alive or record.exit_type not in _SEEN:
@@ -109,40 +137,41 @@ def has_exited(worker_id: str, ray_node_id: str) -> bool:
     return any(node["NodeID"] == ray_node_id and node["Alive"] for node in ray.nodes())
 
 
-def exit_words(worker_id: str) -> str:
-    """The first sentence of Ray's record about the end of this worker's process; empty where Ray has none."""
+def exit_detail(worker_id: str) -> str:
+    """Returns the first sentence of Ray's record about the end of this worker's process; empty if Ray has none."""
     record = _record(worker_id)
     return "" if record is None else str(getattr(record, "exit_detail", "")).split(". ")[0].strip()
 
 
 def lost_machines() -> dict[str, str]:
-    """The addresses of the Ray nodes that Ray counts as lost. Ray may count their workers as alive for ever."""
+    """Returns the addresses of the Ray nodes that Ray counts as lost. Ray may count their workers as alive for ever."""
     return {each["NodeID"]: str(each["NodeManagerAddress"]) for each in ray.nodes() if not each["Alive"]}
 
 
 def was_actor_of(namespace: str, worker_id: str) -> bool:
-    """Whether this worker, which may have ended, is or was the process of an actor in that Ray namespace; False where
-    that cannot be known.
+    """Whether this worker, which may have ended, is or was the process of an actor in that Ray namespace. False if that
+    cannot be known.
     """
     wanted = bytes.fromhex(worker_id)
     return any(each.worker_id == wanted for actor in _actors(namespace) for each in _addresses(actor))
 
 
 def last_places(namespace: str, names: Collection[str]) -> dict[str, LastPlace]:
-    """What Ray remembers of the actors of these names; of several that had one name, one after the other, of all.
-
-    Empty in a version of Ray whose tables are others.
+    """Returns the places of the actors of these names, as Ray remembers them. Includes the processes of earlier actors
+    of the same name. Empty in a version of Ray with other tables.
     """
     found: dict[str, list[Any]] = {}
     for each in _actors(namespace):
         if each.name in names:
             found.setdefault(each.name, []).append(each)
     nodes = {node["NodeID"]: node for node in ray.nodes()} if found else {}
-    return {name: _last_place(sorted(found[name], key=_made_ms), nodes) for name in found}
+    return {
+        name: _last_place(sorted(found[name], key=lambda each: int(each.start_time)), nodes) for name in found
+    }
 
 
 def log_directories() -> dict[str, str]:
-    """Where Ray keeps the logs of the processes of each Ray node that it remembers, on that node's machine."""
+    """Returns the directory of the processes' logs on each Ray node that Ray remembers, on that node's machine."""
     sockets = {node["NodeID"]: node["RayletSocketName"] for node in ray.nodes()}
     return {
         each: os.path.join(os.path.dirname(os.path.dirname(sockets[each])), "logs")
@@ -151,7 +180,7 @@ def log_directories() -> dict[str, str]:
 
 
 def _actors(namespace: str, *states: str) -> list[Any]:
-    """The records of the actors of a Ray namespace, of all or in these states."""
+    """Returns the records of the actors of a Ray namespace, in any state or in these."""
     accessor = _accessor()
     if accessor is None or _ACTOR is None:
         return []
@@ -160,7 +189,7 @@ def _actors(namespace: str, *states: str) -> list[Any]:
 
 
 def _addresses(actor: Any) -> tuple[Any, ...]:
-    """Of its processes, oldest first."""
+    """Returns the addresses of the actor's processes, oldest first."""
     return (*getattr(actor, "previous_incarnations", ()), actor.address)
 
 
@@ -171,16 +200,14 @@ def _pending(actor: Any, nodes: Collection[Mapping[str, Any]]) -> PendingActor:
 
 
 def _pinned_to(actor: Any, nodes: Collection[Mapping[str, Any]]) -> str:
-    """By its label, where it has one, else where Ray asked for a worker. Empty while no Ray node has the label."""
+    """Returns the Ray node that the actor is pinned to: by its label if it has one, else where Ray asked for a worker.
+    Empty while no Ray node has the label.
+    """
     wanted = dict(getattr(actor, "label_selector", {}))
     if not wanted:
         return str(actor.address.node_id.hex())
     having = (each for each in nodes if each["Alive"] and wanted.items() <= each["Labels"].items())
     return next((str(each["NodeID"]) for each in having), "")
-
-
-def _made_ms(actor: Any) -> int:
-    return int(actor.start_time)
 
 
 def _last_place(actors: list[Any], nodes: Mapping[str, Mapping[str, Any]]) -> LastPlace:
@@ -198,7 +225,7 @@ def _last_place(actors: list[Any], nodes: Mapping[str, Mapping[str, Any]]) -> La
 
 
 def _node_ends_ms() -> dict[str, int]:
-    """When Ray noticed the end of each Ray node that has gone. Ray's own list of nodes leaves that out."""
+    """Returns when Ray noticed the end of each Ray node that has gone. Ray's own list of nodes leaves that out."""
     client = getattr(part("ray._private.worker", "global_worker"), "gcs_client", None)
     if client is None:
         return {}
@@ -219,32 +246,3 @@ def _record(worker_id: str) -> Any | None:
 def _accessor() -> Any | None:
     connect = getattr(_STATE, "_connect_and_get_accessor", None)
     return None if connect is None else connect()
-
-
-# How long node actors have waited for a process: Ray makes an actor only where it is pinned to, and waits for ever
-# where something else has the resources.
-
-
-OVERDUE_S = 30.0  # a machine that is busy takes some 10 s for a process
-
-
-class PendingTimes:
-    """Since when each actor waits, on the same Ray nodes: Ray has its time with one that has come."""
-
-    def __init__(self) -> None:
-        self._since: dict[int, tuple[Hashable, float]] = {}
-
-    def __repr__(self) -> str:
-        return f"<PendingTimes {self._since}>"
-
-    def overdue(
-        self, pending: Mapping[int, PendingActor], ray_node_ids: Collection[str], now_s: float
-    ) -> dict[int, float]:
-        """Those that wait for too long, and for how many seconds."""
-        before, self._since = self._since, {}
-        for node_id, actor in pending.items():
-            situation = (actor.actor_id, tuple(sorted(ray_node_ids)))
-            known, since_s = before.get(node_id, (None, now_s))
-            self._since[node_id] = (situation, since_s if known == situation else now_s)
-        waits = {node_id: now_s - since_s for node_id, (_, since_s) in self._since.items()}
-        return {node_id: wait_s for node_id, wait_s in waits.items() if wait_s >= OVERDUE_S}

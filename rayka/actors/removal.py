@@ -14,10 +14,10 @@ from contextlib import suppress
 from typing import Any
 
 from rayka.actors import node_handles
-from rayka.actors.cluster_actors import keep, process_of, stop_nodes
+from rayka.actors.cluster_actors import process_of, replace_supervisor, stop_nodes
 from rayka.actors.formatting import remove_directories
 from rayka.actors.names import node_directories, nodes_with
-from rayka.actors.quorum_changes import change_votes, unvoted
+from rayka.actors.quorum_changes import change_votes, controllers_without_vote
 from rayka.actors.ray_nodes import JOB_TIMEOUT_S, live_ray_nodes, run_on_all
 from rayka.actors.ray_records import has_process
 from rayka.actors.spec_changes import with_broker, without_broker, without_nodes
@@ -46,12 +46,12 @@ def remove_broker(cluster: ClusterHandle, record: ClusterRecord, broker_id: int)
         rest = ClusterRecord(without_broker(whole, broker_id), record.identities.without(broker_id))
         _refuse_in_use(broker)
         try:
-            keep(rest)
+            replace_supervisor(rest)
             if handle is not None:
                 stop_node(spec.name, broker_id, handle)
             _forget(admin, broker_id, spec.config.broker_session_timeout_ms / 1000 + _SLACK_S)
         except BaseException:
-            keep(ClusterRecord(whole, record.identities))
+            replace_supervisor(ClusterRecord(whole, record.identities))
             raise
     remove_everywhere(node_directories(whole, broker_id))
 
@@ -130,9 +130,9 @@ def remove_controllers(cluster: ClusterHandle, record: ClusterRecord, node_ids: 
     controllers = nodes_with(spec, Role.CONTROLLER)
     with Admin(cluster=cluster) as admin:
         info = admin.describe_quorum()
-    change_votes(cluster, unvoted(info, controllers), node_ids)
+    change_votes(cluster, controllers_without_vote(info, controllers), node_ids)
     if any(each in record.spec.roles for each in node_ids):
-        keep(ClusterRecord(spec, record.identities))
+        replace_supervisor(ClusterRecord(spec, record.identities))
     for each, handle in node_handles.find_all(spec.name, node_ids).items():
         stop_node(spec.name, each, handle)
     remove_everywhere([path for each in node_ids for path in node_directories(spec, each)])

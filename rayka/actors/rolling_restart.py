@@ -169,7 +169,7 @@ _LAG_MAX = 10  # a leader adds a record twice a second
 OnRestarted = Callable[[RestartStep], object]
 
 
-class Restarting:
+class RollingRestart:
     """The restart of some nodes of a cluster."""
 
     def __init__(self, cluster: "Cluster", timeout_s: float, spec: ClusterSpec | None = None) -> None:
@@ -180,7 +180,7 @@ class Restarting:
         self._timeout_s = timeout_s
 
     def __repr__(self) -> str:
-        return f"<Restarting {self._cluster!r}>"
+        return f"<RollingRestart {self._cluster!r}>"
 
     def plan(self, node_ids: Collection[int]) -> tuple[RestartStep, ...]:
         """Raises as `plan_restart`, and UnavailableError while no controller is active."""

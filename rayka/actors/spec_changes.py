@@ -6,12 +6,12 @@ from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rayka.actors.cluster_actors import START_TIMEOUT_S, keep
+from rayka.actors.cluster_actors import START_TIMEOUT_S, replace_supervisor
 from rayka.actors.names import nodes_with
-from rayka.actors.node_placement import Placement, needs, shortage
-from rayka.actors.quorum_changes import change_votes, look_at_quorum, unvoted
+from rayka.actors.node_placement import NodePlacement, needs, shortage
+from rayka.actors.quorum_changes import change_votes, controllers_without_vote, look_at_quorum
 from rayka.actors.ray_records import free_resources
-from rayka.actors.rolling_restart import OnRestarted, Restarting, RestartStep, refuse_below_min_isr
+from rayka.actors.rolling_restart import OnRestarted, RestartStep, RollingRestart, refuse_below_min_isr
 from rayka.actors.supervisor_handle import ClusterRecord
 from rayka.client.admin.admin import Admin
 from rayka.config.broker_config import BROKER_KEYS, CONTROLLER_KEYS, BrokerConfig
@@ -219,7 +219,7 @@ class SpecChange:
         return bool(self.settings or self.added or self.new_voters or self.restarts)
 
 
-class SpecApplying:
+class SpecUpdate:
     """One spec, and the cluster that is to have it."""
 
     def __init__(
@@ -234,7 +234,7 @@ class SpecApplying:
         self._record = record
         self._processes = processes
         self._spec = spec
-        self._restarting = Restarting(cluster, START_TIMEOUT_S, spec)
+        self._restarting = RollingRestart(cluster, START_TIMEOUT_S, spec)
 
     def plan(self, added: Collection[int] = ()) -> SpecChange:
         """What is left to do, and the nodes that were `added` before. Raises what `Cluster.plan_restart` raises where
@@ -257,7 +257,7 @@ class SpecApplying:
 
     def execute(self, change: SpecChange, *, force: bool, on_restarted: OnRestarted) -> None:
         """Raises UnavailableError before anything is changed where a partition would fall below `min.insync.replicas`
-        without `force`, or Ray has no room for what the spec asks; later as `Restarting.execute` and `change_voters`.
+        without `force`, or Ray has no room for the resources that the spec asks for; later as `RollingRestart.execute`.
         """
         if not force:
             refuse_below_min_isr(change.restarts)
@@ -274,7 +274,7 @@ class SpecApplying:
         if any(each.key == MIN_ISR for each in settings):
             with Admin(cluster=self._cluster) as admin:
                 admin.alter_configs({MIN_ISR: self._spec.config.min_insync_replicas}, broker="all")
-        keep(ClusterRecord(self._spec, record.identities))
+        replace_supervisor(ClusterRecord(self._spec, record.identities))
 
     def _outdated(self) -> dict[int, tuple[SettingChange, ...]]:
         """What changes for each node that has to restart."""
@@ -290,7 +290,7 @@ class SpecApplying:
         info = look_at_quorum(self._cluster)
         if info is None:
             return tuple(each for each in controllers if each in added)
-        return unvoted(info, controllers, added)
+        return controllers_without_vote(info, controllers, added)
 
     def _refuse_shortage(self, node_ids: Iterable[int]) -> None:
         made = {each: self._processes[each].placement for each in node_ids if each in self._processes}
@@ -300,7 +300,7 @@ class SpecApplying:
 
 
 def lacking_resources(
-    spec: ClusterSpec, made: Mapping[int, Placement], free: Mapping[str, Mapping[str, float]]
+    spec: ClusterSpec, made: Mapping[int, NodePlacement], free: Mapping[str, Mapping[str, float]]
 ) -> str:
     """Which of these nodes, made anew from the spec one after another where they are, would find too little, and of
     what; empty where each has room. `free` is what Ray nodes have free now.

@@ -25,7 +25,7 @@ import ray
 
 from rayka.actors import node_handles
 from rayka.actors.controller_ask import ControllerAsk
-from rayka.actors.disk_search import look_for_disks, place_found, search_notes, sift
+from rayka.actors.disk_search import look_for_disks, place_found, search_notes, split_by_identity
 from rayka.actors.draining.drained_cluster import DrainedCluster
 from rayka.actors.draining.drainer import Drainer
 from rayka.actors.exit_watch import ExitWatch
@@ -38,7 +38,7 @@ from rayka.actors.names import (
 from rayka.actors.node_handles import is_starting
 from rayka.actors.node_logs import begin_log
 from rayka.actors.node_placement import (
-    Placement,
+    NodePlacement,
     able_ray_nodes,
     needs,
     shortage,
@@ -78,7 +78,7 @@ _logger = logging.getLogger(__name__)
 class _Search:
     """What came of looking for disks: places for nodes, how many Ray nodes were asked, and what is wrong with some."""
 
-    placements: Mapping[int, Placement]
+    placements: Mapping[int, NodePlacement]
     asked_count: int
     notes: Collection[str]
 
@@ -266,7 +266,7 @@ class Supervisor:
         homes = {node_id: process.ray_node_id for node_id, process in processes.items()}
         able = able_ray_nodes(self._spec, node_ids, ray_nodes)
         answers = await asyncio.to_thread(look_for_disks, self._spec, node_ids, able)
-        kept, refused = sift(self._spec, answers.results, self._identities)
+        kept, refused = split_by_identity(self._spec, answers.results, self._identities)
         notes = search_notes(refused, answers.failures)
         drained = await asyncio.to_thread(draining_ray_nodes)
         notes += [f"Ray node {each} takes no node: Ray drains it" for each in drained]

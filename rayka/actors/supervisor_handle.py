@@ -125,7 +125,7 @@ async def _answer(method: Any) -> Any:
         await asyncio.sleep(_POLL_S)
 
 
-class Report(NamedTuple):
+class SupervisorReport(NamedTuple):
     """What a supervisor says of its cluster, as far as it says so.
 
     `problems`: why it could not bring nodes back, by node. `scaling`: how many brokers there should be and are, None
@@ -139,13 +139,13 @@ class Report(NamedTuple):
     draining: Mapping[int, int]
 
 
-async def report(cluster_name: str, timeout_s: float) -> Report:
+async def report(cluster_name: str, timeout_s: float) -> SupervisorReport:
     """What the supervisor of the running cluster says in that time; empty where there is none."""
     handle = await asyncio.to_thread(find, cluster_name)
     # The names that the actor's methods have in every version.
     methods = ("troubles", "scaling", "coordinator_scaling", "draining")
     told = await asyncio.gather(*(_told(handle, each, timeout_s) for each in methods))
-    return Report(told[0] or {}, told[1], told[2], told[3] or {})
+    return SupervisorReport(told[0] or {}, told[1], told[2], told[3] or {})
 
 
 async def _told(handle: Any | None, method: str, timeout_s: float) -> Any:
@@ -161,7 +161,7 @@ async def _told(handle: Any | None, method: str, timeout_s: float) -> Any:
         return None
 
 
-async def keep(record: ClusterRecord, timeout_s: float) -> None:
+async def replace_supervisor(record: ClusterRecord, timeout_s: float) -> None:
     """Puts a supervisor that keeps this in the place of the one there is."""
     await stop(record.spec.name)
     await await_made(await asyncio.to_thread(create, record), timeout_s)

@@ -6,7 +6,7 @@ import pytest
 import ray
 
 from rayka.actors import ray_connection
-from rayka.actors.ray_connection import Candidate, candidates, connect
+from rayka.actors.ray_connection import RayCandidate, candidates, connect
 from rayka.actors.ray_process import RayProcess
 from rayka.errors import UnavailableError
 
@@ -34,30 +34,30 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 def test_an_address_that_is_given_is_the_one(machine: Machine) -> None:
     machine(ONE, started_last=ONE, left=LEFT, named=OTHER)
-    assert candidates(NAMED) == [Candidate(NAMED, "the address given")]
+    assert candidates(NAMED) == [RayCandidate(NAMED, "the address given")]
 
 
 def test_then_the_environment_counts(machine: Machine) -> None:
     machine(ONE, started_last=ONE, left=LEFT, named=NAMED)
-    assert candidates() == [Candidate(NAMED, "RAY_ADDRESS")]
+    assert candidates() == [RayCandidate(NAMED, "RAY_ADDRESS")]
 
 
 @pytest.mark.parametrize("named", ["", "auto", "local"])
 def test_then_what_rayka_left_running(machine: Machine, named: str) -> None:
     machine(ONE, OTHER, started_last=ONE, left=LEFT, named=named)
-    assert candidates() == [Candidate(OTHER, "the one that `rayka start` left running")]
+    assert candidates() == [RayCandidate(OTHER, "the one that `rayka start` left running")]
 
 
 @pytest.mark.parametrize("named", ["", "auto"])
 def test_then_what_was_started_last_if_it_runs(machine: Machine, named: str) -> None:
     machine(ONE, OTHER, started_last=OTHER, named=named)
-    assert candidates() == [Candidate(OTHER, "the one that `ray start` started last", is_found=True)]
+    assert candidates() == [RayCandidate(OTHER, "the one that `ray start` started last", is_found=True)]
 
 
 @pytest.mark.parametrize("started_last", [None, NAMED])
 def test_then_the_only_one(machine: Machine, started_last: str | None) -> None:
     machine(ONE, started_last=started_last)
-    assert candidates() == [Candidate(ONE, "the only one that runs on this machine", is_found=True)]
+    assert candidates() == [RayCandidate(ONE, "the only one that runs on this machine", is_found=True)]
 
 
 def test_of_several_none_is_chosen_and_the_error_names_them(machine: Machine) -> None:

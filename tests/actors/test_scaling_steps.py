@@ -8,7 +8,7 @@ import pytest
 
 from rayka.actors.found_directories import look_at
 from rayka.actors.names import node_directories
-from rayka.actors.node_placement import Placement
+from rayka.actors.node_placement import NodePlacement
 from rayka.actors.scaling import rooms
 from rayka.actors.scaling.cluster_looks import factor_max
 from rayka.actors.scaling.grown_spec import grown
@@ -41,11 +41,11 @@ def spec(data_dir: Path) -> ClusterSpec:
     )
 
 
-def placed(data_dir: Path) -> Placement:
-    return Placement(grown(spec(data_dir), [2]), 2, "here")
+def placed(data_dir: Path) -> NodePlacement:
+    return NodePlacement(grown(spec(data_dir), [2]), 2, "here")
 
 
-def leave_disk(placement: Placement, node_id: int, cluster_id: str) -> Path:
+def leave_disk(placement: NodePlacement, node_id: int, cluster_id: str) -> Path:
     path = Path(placement.directories[0])
     path.mkdir(parents=True)
     owner = MetaProperties(node_id, UUID(int=5), cluster_id)

@@ -39,7 +39,7 @@ def record_in_force() -> ClusterRecord:
 
 def forget(record: ClusterRecord) -> None:
     """The supervisor knows no more than that, as when a start died before it told it more."""
-    io_thread.run(partial(supervisor_handle.keep, record, 90), 90)
+    io_thread.run(partial(supervisor_handle.replace_supervisor, record, 90), 90)
 
 
 def voters(admin: rayka.Admin) -> list[int]:

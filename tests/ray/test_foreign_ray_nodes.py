@@ -210,7 +210,7 @@ import ray, sys
 from rayka.actors import ray_nodes
 for own in (None, {"py_executable": "another"}, {"env_vars": {"A": "a"}}):
     ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR", runtime_env=own)
-    print(ray_nodes.environment([ray.get_runtime_context().get_node_id()]))
+    print(ray_nodes.actor_environment([ray.get_runtime_context().get_node_id()]))
     ray.shutdown()
     ray_nodes._matching.clear()
 """

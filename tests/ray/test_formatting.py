@@ -15,7 +15,7 @@ from rayka.actors import formatting
 from rayka.actors.formatting import FormatPlan, plan_formatting
 from rayka.actors.found_directories import look_at
 from rayka.actors.names import node_directories
-from rayka.actors.node_placement import Placement, Site, place
+from rayka.actors.node_placement import NodePlacement, Site, place
 from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import ConfigError, StorageError, UnavailableError
 from rayka.ids import METADATA_TOPIC
@@ -43,7 +43,7 @@ def plan(spec: ClusterSpec, replace: Collection[int | str] = (), seed: int = 7) 
 
 def execute(spec: ClusterSpec, planned: FormatPlan, *, steps: int = 99) -> None:
     """Formats as planned, and breaks off after so many directories were touched."""
-    placed = {each: Placement(spec, each, "here") for each in spec.roles}
+    placed = {each: NodePlacement(spec, each, "here") for each in spec.roles}
     jobs = [(formatting.format_brokers, [(placed[each], ids)]) for each, ids in planned.brokers.items()]
     if planned.voters:
         jobs += [

@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from rayka.actors import node_handles
-from rayka.actors.disk_search import learn, sift
+from rayka.actors.disk_search import learn, split_by_identity
 from rayka.actors.found_directories import FoundDirectory, look_around
 from rayka.actors.names import formatted_directories, node_directories
 from rayka.actors.supervisor_handle import Identities
@@ -68,14 +68,14 @@ KNOWN = learn(SPEC, {"here": disks(*SPEC.roles)}, NOTHING_KNOWN, {})
 def test_a_disk_that_is_not_the_nodes_is_refused_with_the_ray_node_and_the_reason(
     found: dict[str, FoundDirectory], reason: str
 ) -> None:
-    kept, refused = sift(SPEC, {"a": found, "b": disks(2)}, KNOWN)
+    kept, refused = split_by_identity(SPEC, {"a": found, "b": disks(2)}, KNOWN)
     assert kept == {"a": {}, "b": disks(2)}
     assert [each for each in refused if "/a/kept/broker-2 on Ray node a " in each and reason in each]
 
 
 def test_a_disk_that_never_registered_has_no_cluster_and_is_the_nodes_by_its_directory_id() -> None:
     for generation, count in ((0, 2), (1, 0)):
-        kept, _ = sift(SPEC, {"a": disks(2, cluster_id="", generation=generation)}, KNOWN)
+        kept, _ = split_by_identity(SPEC, {"a": disks(2, cluster_id="", generation=generation)}, KNOWN)
         assert len(kept["a"]) == count
 
 

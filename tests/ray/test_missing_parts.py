@@ -36,7 +36,7 @@ RECORDS: dict[str, tuple[tuple[Any, ...], object]] = {
     "has_left": ((NONE,), False),
     "has_exited": ((NONE, NONE), False),
     "was_actor_of": (("rayka", NONE), False),
-    "exit_words": ((NONE,), ""),
+    "exit_detail": ((NONE,), ""),
     "last_places": (("rayka", ["broker-1"]), {}),
 }
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rayka.actors.node_placement import Placement, wall_clock_ms
+from rayka.actors.node_placement import NodePlacement, wall_clock_ms
 from rayka.actors.ray_network import pack_call, unpack_answer
 from rayka.actors.shell import CRASHES_MAX, FILE_NAME, WINDOW_MS, NodeShell, recent_crashes, record_crash
 from rayka.config.cluster_config import ClusterSpec
@@ -53,7 +53,7 @@ def no_object_stays_frozen() -> Iterator[None]:
 
 def in_shell(directory: Path, refusals: list[Exception], check: Callable[[NodeShell], Awaitable[Any]]) -> Any:
     """What `check` gives for a shell whose node refuses to start so often."""
-    placement = Placement(ClusterSpec(data_dir=str(directory)), 1, "here")
+    placement = NodePlacement(ClusterSpec(data_dir=str(directory)), 1, "here")
 
     async def run() -> Any:
         shell = NodeShell(lambda settings: Node(settings, refusals), placement)

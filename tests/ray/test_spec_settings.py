@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rayka.actors.node_placement import Placement
+from rayka.actors.node_placement import NodePlacement
 from rayka.actors.spec_changes import changed_settings, lacking_resources, outdated_settings
 from rayka.config.broker_config import BROKER_KEYS, CONTROLLER_KEYS, BrokerConfig
 from rayka.config.cluster_config import ClusterSpec
@@ -89,8 +89,8 @@ def test_no_broker_reads_a_key_of_controllers() -> None:
     assert set(CONTROLLER_KEYS) <= set(type(spec().config).model_fields)
 
 
-def made(running: ClusterSpec, **ray_nodes: str) -> dict[int, Placement]:
-    return {int(name[1:]): Placement(running, int(name[1:]), where) for name, where in ray_nodes.items()}
+def made(running: ClusterSpec, **ray_nodes: str) -> dict[int, NodePlacement]:
+    return {int(name[1:]): NodePlacement(running, int(name[1:]), where) for name, where in ray_nodes.items()}
 
 
 def test_nodes_that_ask_for_more_need_room_where_they_are_beside_what_they_give_back() -> None:

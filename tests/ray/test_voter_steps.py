@@ -5,7 +5,7 @@ from uuid import UUID
 
 import pytest
 
-from rayka.actors.quorum_changes import ALIVE_MS, VoterStep, next_step, unvoted
+from rayka.actors.quorum_changes import ALIVE_MS, VoterStep, controllers_without_vote, next_step
 from rayka.client.admin.admin_results import QuorumInfo, ReplicaState
 from rayka.ids import ZERO_ID, ReplicaKey
 from rayka.raft.voters import VoterSet
@@ -93,5 +93,5 @@ def test_a_leader_without_a_vote_of_its_own_is_counted_with_none() -> None:
 
 def test_only_controllers_that_follow_lack_a_vote_or_those_that_were_just_added() -> None:
     info = quorum([3001, 3003], [3002, 3004, 1], dead=[3004])
-    assert unvoted(info, [3001, 3002, 3003, 3004, 3005]) == (3002,)
-    assert unvoted(info, [3001, 3002, 3005], added=[3005]) == (3002, 3005)
+    assert controllers_without_vote(info, [3001, 3002, 3003, 3004, 3005]) == (3002,)
+    assert controllers_without_vote(info, [3001, 3002, 3005], added=[3005]) == (3002, 3005)

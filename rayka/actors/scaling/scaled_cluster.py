@@ -13,7 +13,7 @@ from rayka.actors.formatting import format_brokers, remove_directories
 from rayka.actors.found_directories import look_at
 from rayka.actors.names import actor_name, node_directories
 from rayka.actors.node_handles import is_starting
-from rayka.actors.node_placement import Placement, wall_clock_ms
+from rayka.actors.node_placement import NodePlacement, wall_clock_ms
 from rayka.actors.ray_nodes import live_ray_nodes, run_on
 from rayka.actors.scaling import rooms
 from rayka.actors.scaling.cluster_looks import ClusterLooks
@@ -96,7 +96,7 @@ class ScaledCluster:
         room = (await asyncio.to_thread(rooms.find, self._spec.name)).get(broker_id)
         if room is None or not room.ray_node_id:
             return "its room has gone"
-        placement = Placement(grown(self._spec, [broker_id]), broker_id, room.ray_node_id)
+        placement = NodePlacement(grown(self._spec, [broker_id]), broker_id, room.ray_node_id)
         await asyncio.to_thread(run_on, room.ray_node_id, make_directories, placement, self._looks.cluster_id)
         await asyncio.to_thread(node_handles.create, placement)
         return await self._drop_room(broker_id)
@@ -197,7 +197,7 @@ def remove_after(pid: int, directories: Collection[str]) -> None:
     remove_directories(directories)
 
 
-def make_directories(placement: Placement, cluster_id: str) -> None:
+def make_directories(placement: NodePlacement, cluster_id: str) -> None:
     """Makes the directories of a node that comes, on the machine; those that an interrupted step made stay. Raises
     StorageError where another disk is there.
     """
