@@ -25,10 +25,11 @@ import pyarrow as pa
 from rayka import forks
 from rayka.aio.opening import AioClient, Reports
 from rayka.client import io_thread
+from rayka.client.arguments import topic_names
 from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle
 from rayka.client.consumer import consumer
-from rayka.client.consumer.consumer_membership import OnCommit
-from rayka.client.consumer.consumer_part import Turn
+from rayka.client.consumer.call_guard import MethodCall
+from rayka.client.consumer.consumer_core import COMMIT_LATE_S, ConsumerCore, OnCommit
 from rayka.client.consumer.delivery import ConsumerInterceptors, Delivery
 from rayka.client.consumer.offset_commits import CommittableOffsets
 from rayka.client.consumer.record import Record, ValueT
@@ -137,62 +138,68 @@ class _Wait:
 
     is_given_up = False
 
+    def check(self) -> None:
+        """Raises where the wait is given up."""
+        if self.is_given_up:
+            raise _GivenUpError
+
 
 class _GivenUpError(Exception):
     """Ends a wait that no task waits for any more."""
 
 
-class _Core(consumer.Consumer):
-    """Waits for records apart from taking them, and until the wait is given up. `thread` makes its calls that wait."""
+class _OpenConsumer:
+    """A sync consumer that waits for records apart from taking them, and until the wait is given up. `thread` makes the
+    calls that wait.
+    """
 
-    _wait: _Wait | None = None
-    warn_unclosed = consumer.Consumer._warn_unclosed
-
-    def __init__(self, topics: tuple[Any, ...], options: Mapping[str, Any]) -> None:
-        super().__init__(*topics, **options)
-        self.thread = CallThread("rayka-aio-consumer", self._config.max_poll_interval_ms / 1000)
+    def __init__(self, topics: tuple[Any, ...], cluster: str | ClusterHandle, config: ConsumerConfig) -> None:
+        names = topic_names(*topics)
+        # The thread makes one call at a time, and the loop calls for no longer than it takes records.
+        self.core = ConsumerCore("aio.Consumer", cluster, config, waits_for_calls=True)
+        self.methods = consumer.methods_of(self.core, names)
+        self.thread = CallThread("rayka-aio-consumer", config.max_poll_interval_ms / 1000)
+        # The wait that is under way.
+        self._wait: _Wait | None = None
         finalize(self, self.thread.end)
 
     def __repr__(self) -> str:
-        return super().__repr__().replace("<_Core", "<aio.Consumer", 1)
+        return repr(self.core)
 
     def is_at_hand(self, has_some: HasSome) -> bool:
         """Whether there is something to take, and nothing to wait for before: no other call, no change of the group."""
-        is_settled = self._group is None or self._group.member.core.failure is None
-        if not is_settled or self._has_handover:
+        core = self.core
+        if core.is_closing or core.has_changes:
             return False
-        turn = Turn()
+        call = MethodCall()
         try:
-            return self._in_use.begin(turn) is None and has_some(self._delivery)
+            return core.guard.begin(call) is None and has_some(core.delivery)
         finally:
-            turn.end()
+            call.end()
 
     def poll_at_hand(self) -> None:
-        """What a poll does that waits for nothing, before it takes anything."""
+        """Does as much of a poll as waits for nothing, before anything is taken."""
         io_thread.refuse("aio.Consumer")
-        self._check_open()
-        self._maybe_auto_commit(late_s=consumer.COMMIT_LATE_S)
-        if self._group is not None:
-            self._group.polled()
+        core = self.core
+        core.check_open()
+        core.maybe_auto_commit(late_s=COMMIT_LATE_S)
+        if core.group is not None:
+            core.group.polled()
 
     def wait(self, wait: _Wait, timeout_ms: float, has_some: HasSome) -> bool:
         """Whether there is something to take within timeout_ms."""
         self._wait = wait
         try:
-            return bool(self._poll(timeout_ms, partial(has_some, self._delivery)))
+            return bool(self.core.poll(timeout_ms, partial(has_some, self.core.delivery), wait.check))
         except _GivenUpError:
             return False
         finally:
             self._wait = None
 
-    def report_commits(self, on_commit: Callable[[Any], None]) -> None:
-        """Calls it instead of the interceptors after each commit."""
-        self._on_commit = on_commit
-
     def give_up(self, wait: _Wait) -> None:
         """Ends the wait, whether it has begun or not; from any thread."""
         wait.is_given_up = True
-        io_thread.call_soon(self._fetcher.interrupt)
+        io_thread.call_soon(self.core.fetcher.interrupt)
 
     def end_wait(self) -> None:
         """Ends the wait that is under way, if there is one."""
@@ -200,63 +207,37 @@ class _Core(consumer.Consumer):
         if wait is not None:
             self.give_up(wait)
 
-    def end(self, *, is_processed: bool) -> None:
-        """As `close`, knowing whether the application has processed what it was given last."""
-        self._close(is_processed=is_processed)
-
-    def leave(self, *, is_processed: bool) -> None:
-        """As `unsubscribe`, likewise."""
-        self._unsubscribe(is_processed=is_processed)
-
-    def take(self, count_max: int) -> list[Record] | None:
-        self._check_open()
-        return self._asked(lambda: self._delivery.next_records(count_max))
-
-    def take_arrow(self, count_max: int) -> pa.RecordBatch | None:
-        self._check_open()
-        return self._asked(lambda: self._delivery.next_arrow(count_max))
-
     def iterator(self) -> Iterator[Record]:
         """The records that are here, one after another; none is taken before it is asked for."""
-        found = self._asked(self._bounded)
-        return iter(()) if found is None else found
+        found = self._take(Delivery.iterator)
+        if found is None:
+            return iter(())
+        return found if self.core.group is None else islice(found, self.core.config.max_poll_records)
 
-    def _bounded(self) -> Iterator[Record] | None:
-        found = self._delivery.iterator()
-        if found is None or self._group is None:
-            return found
-        return islice(found, self._config.max_poll_records)
-
-    def _asked(self, take: Callable[[], ResultT]) -> ResultT | None:
+    def take(self, take: Callable[[Delivery], ResultT]) -> ResultT | None:
         """The result of `take`, called in the loop; None while the thread makes a call, which may move positions."""
-        turn, attempt = Turn(), None
+        self.core.check_open()
+        return self._take(take)
+
+    def _take(self, take: Callable[[Delivery], ResultT]) -> ResultT | None:
+        delivery = self.core.delivery
+        call, attempt = MethodCall(), None
         try:
             try:
-                if self._in_use.begin(turn) is not None:
+                if self.core.guard.begin(call) is not None:
                     return None
-                self._delivery.begin()
-                attempt = self._delivery.attempt
-                taken = take()
-                # Before the turn ends: a call of the thread may follow at once.
+                delivery.begin()
+                attempt = delivery.attempt
+                taken = take(delivery)
+                # Before the call ends: one of the thread may follow at once.
                 attempt.is_handed = True
                 return taken
             finally:
-                turn.end()
+                call.end()
         except BaseException:
             if attempt is not None:
                 attempt.is_handed = False
             raise
-
-    def _turn_before(self, turn: Turn) -> Turn | None:
-        """The thread makes one call at a time, and the loop has its turn for no longer than it takes records. A call
-        within another one, as of a callback, has the turn already.
-        """
-        return self._in_use.wait_and_begin(turn)
-
-    def _hand_over(self) -> None:
-        if self._wait is not None and self._wait.is_given_up:
-            raise _GivenUpError
-        super()._hand_over()
 
 
 def _awaited(
@@ -270,12 +251,14 @@ def _awaited(
         named: Any = {
             name: core.thread.in_loop(each) if callable(each) else each for name, each in options.items()
         }
-        return await asyncio.wrap_future(core.thread.submit(partial(method, core, *arguments, **named)))
+        return await asyncio.wrap_future(
+            core.thread.submit(partial(method, core.methods, *arguments, **named))
+        )
 
     return call
 
 
-class Consumer(AioClient[_Core], Generic[ValueT]):
+class Consumer(AioClient[_OpenConsumer], Generic[ValueT]):
     """Reads records of topics in order per partition, from an event loop. `async with` closes it.
 
     Arguments, options, guarantees and errors are those of `rayka.Consumer`. It looks for its cluster when it is first
@@ -299,8 +282,7 @@ class Consumer(AioClient[_Core], Generic[ValueT]):
         **options: Unpack[ConsumerOptions],
     ) -> None:
         self._config = ConsumerConfig.given(config, options, what="consumer")
-        given = {"cluster": cluster, "config": config, **options}
-        super().__init__(partial(_Core, topics, given), "aio.Consumer")
+        super().__init__(partial(_OpenConsumer, topics, cluster, self._config), "aio.Consumer")
         self._reports = Reports()
         # The task that was given records last.
         self._reader: ref[asyncio.Task[Any]] | None = None
@@ -311,7 +293,7 @@ class Consumer(AioClient[_Core], Generic[ValueT]):
         cancelled.
         """
         if self._core is not None and not self._is_closed:
-            self._core.warn_unclosed()
+            self._core.core.warn_unclosed()
 
     # ---- Reading ---------------------------------------------------------------------------------------------------
 
@@ -321,7 +303,7 @@ class Consumer(AioClient[_Core], Generic[ValueT]):
         Raises as `rayka.Consumer.poll`.
         """
         count_max = consumer.record_count(max_records, self._config.max_poll_records)
-        return await self._taken(timeout_ms, lambda core: core.take(count_max)) or []
+        return await self._taken(timeout_ms, lambda delivery: delivery.next_records(count_max)) or []
 
     async def poll_arrow(
         self, timeout_ms: float = 1000, max_records: int | None = None
@@ -330,7 +312,9 @@ class Consumer(AioClient[_Core], Generic[ValueT]):
         `rayka.Consumer.poll_arrow`.
         """
         count_max = consumer.record_count(max_records, sys.maxsize)
-        return await self._taken(timeout_ms, lambda core: core.take_arrow(count_max), Delivery.has_rows)
+        return await self._taken(
+            timeout_ms, lambda delivery: delivery.next_arrow(count_max), Delivery.has_rows
+        )
 
     async def __aiter__(self) -> AsyncIterator[Record[ValueT]]:
         """Records one after another, until the consumer is closed. As a loop over a `rayka.Consumer`."""
@@ -372,7 +356,9 @@ class Consumer(AioClient[_Core], Generic[ValueT]):
         """
         is_processed = sys.exc_info()[0] is None and self._is_processed()
         core = await self._open()
-        await asyncio.wrap_future(core.thread.submit(partial(core.leave, is_processed=is_processed)))
+        await asyncio.wrap_future(
+            core.thread.submit(partial(core.core.unsubscribe, is_processed=is_processed))
+        )
 
     async def commit_async(
         self, offsets: CommittableOffsets | None = None, callback: OnCommit | None = None
@@ -382,7 +368,7 @@ class Consumer(AioClient[_Core], Generic[ValueT]):
         """
         core = await self._open()
         told: Any = None if callback is None else self._reports.to_loop(callback, "callback")
-        await asyncio.wrap_future(core.thread.submit(partial(core.commit_async, offsets, told)))
+        await asyncio.wrap_future(core.thread.submit(partial(core.methods.commit_async, offsets, told)))
 
     # ---- The end ---------------------------------------------------------------------------------------------------
 
@@ -403,7 +389,7 @@ class Consumer(AioClient[_Core], Generic[ValueT]):
         if core is None:
             return
         core.end_wait()
-        end = partial(core.end, is_processed=is_processed and self._is_processed())
+        end = partial(core.core.close, is_processed=is_processed and self._is_processed())
         try:
             await asyncio.shield(asyncio.wrap_future(core.thread.submit(end)))
             await self._reports.join()
@@ -412,17 +398,17 @@ class Consumer(AioClient[_Core], Generic[ValueT]):
 
     # ---- Within ----------------------------------------------------------------------------------------------------
 
-    async def _open(self) -> _Core:
+    async def _open(self) -> _OpenConsumer:
         was_open = self._core is not None
         core = await super()._open()
         if not was_open and self._interceptors is not None:
-            core.report_commits(self._reports.to_loop(self._interceptors.await_tell, "interceptors"))
+            core.core.on_commit = self._reports.to_loop(self._interceptors.await_tell, "interceptors")
         return core
 
     async def _taken(
         self,
         timeout_ms: float,
-        take: Callable[[_Core], ResultT | None],
+        take: Callable[[Delivery], ResultT | None],
         has_some: HasSome = Delivery.has_records,
     ) -> ResultT | None:
         """What `take` gives, once it gives something; what it has given last, after timeout_ms."""
@@ -430,7 +416,7 @@ class Consumer(AioClient[_Core], Generic[ValueT]):
         while True:
             core = await self._until_there_are_records(left_ms, has_some)
             self._note_reader()
-            taken = take(core)
+            taken = core.take(take)
             # Nothing is called before the return: an interruption here would lose the records.
             if taken:
                 return taken
@@ -459,7 +445,7 @@ class Consumer(AioClient[_Core], Generic[ValueT]):
             )
         return error is None
 
-    async def _until_there_are_records(self, timeout_ms: float, has_some: HasSome) -> _Core:
+    async def _until_there_are_records(self, timeout_ms: float, has_some: HasSome) -> _OpenConsumer:
         """Returns, too, when there are none after timeout_ms."""
         core = self._core
         if core is None or self._is_closed:

@@ -2,7 +2,7 @@
 or a text that no request can carry a ValueError.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Any, TypeGuard
 
@@ -53,6 +53,24 @@ def partition_of(value: Any) -> TopicPartition:
     text_of(value.topic, "topic")
     int_of(value.partition, "partition")
     return value
+
+
+def partitions_of(given: Iterable[TopicPartition]) -> tuple[TopicPartition, ...]:
+    """Partitions, each once."""
+    if isinstance(given, TopicPartition) or not isinstance(given, Iterable):
+        raise TypeError(f"partitions: expected a list of rayka.TopicPartition, found {type(given).__name__}")
+    return tuple(dict.fromkeys(partition_of(each) for each in given))
+
+
+def topic_names(*topics: str | Iterable[str]) -> list[str]:
+    """Names of topics, given one by one or in lists, each once."""
+    names: dict[str, None] = {}
+    for each in topics:
+        for name in [each] if isinstance(each, str) or not isinstance(each, Iterable) else each:
+            if not isinstance(name, str):
+                raise TypeError(f"topics: expected names, found {type(name).__name__}")
+            names[text_of(name, "topics")] = None
+    return list(names)
 
 
 def mapping_of(value: Any, what: str) -> Mapping[Any, Any]:

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, NamedTuple, Self, Unpack
 
+from rayka.client.arguments import topic_names
 from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle, resolve
-from rayka.client.consumer.consumer_part import topic_names
 from rayka.cluster import Cluster
 from rayka.config.client_config import WorkersConfig
 from rayka.errors import ApiError, ConfigError, RaykaError, UnavailableError, WorkFailed

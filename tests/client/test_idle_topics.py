@@ -86,7 +86,7 @@ def test_a_consumer_forgets_topics_that_it_reads_no_more(cluster: InProcessClust
 
         def are_forgotten() -> bool:
             consumer.poll(10)
-            return list(consumer._fetcher.metadata._topics) == names[-1:]
+            return list(consumer._core.fetcher.metadata._topics) == names[-1:]
 
         until(are_forgotten)
         consumer.assign([TopicPartition(names[0], 0)])

@@ -229,7 +229,7 @@ def test_a_loop_and_a_poll_that_wait_end_when_another_thread_closes_the_consumer
         consumer = Consumer(topic, cluster=cluster)
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(wait, consumer)
-            wait_until(consumer._in_use.locked)
+            wait_until(consumer._core.guard.locked)
             consumer.close()
             error = waiting.exception(WAIT_S)
             assert error is None or isinstance(error, ClosedError)
@@ -574,7 +574,7 @@ def test_a_topic_made_anew_with_fewer_partitions_loses_only_those(cluster, topic
 def test_what_was_fetched_for_a_poll_that_was_interrupted_comes_with_the_next(cluster, topic):
     send(cluster, topic, [b"kept"])
     with Consumer(topic, cluster=cluster, auto_offset_reset="earliest") as consumer:
-        poll = partial(consumer._fetcher.poll, 5_000, consumer._delivery.add)
+        poll = partial(consumer._core.fetcher.poll, 5_000, consumer._core.delivery.add)
         io_thread.run(poll, None)  # Ctrl-C: what it returns is not used
         assert [record.value for record in consumer.poll(timeout_ms=0)] == [b"kept"]
 

@@ -374,9 +374,9 @@ class _Member:
 
 
 def _commit_as(consumer: Consumer, group: GroupMetadata, offsets: dict[TopicPartition, int]) -> None:
-    assert consumer._fetcher.group_offsets is not None
+    assert consumer._core.fetcher.group_offsets is not None
     given = {tp: OffsetAndMetadata(offset) for tp, offset in offsets.items()}
-    io_thread.run(partial(consumer._fetcher.group_offsets.commit, given, group), WAIT_S)
+    io_thread.run(partial(consumer._core.fetcher.group_offsets.commit, given, group), WAIT_S)
 
 
 def test_a_coordinator_that_is_killed_costs_a_commit_no_more_than_its_succession():

@@ -136,7 +136,7 @@ _LEAVE_TIMEOUT_MS = 5_000
 _TELL_PARKED_AFTER_S = 10.0
 
 
-class GroupMember:
+class ConsumerCoordinator:
     """See the module. On the loop, but for what is for the face: `ready`, `metadata`, and `topics` and `failure` of the
     core, which it may read, and `polled_s` and `is_waiting`, which it sets.
     """
@@ -167,7 +167,7 @@ class GroupMember:
             fetcher.group_offsets.successor = self.core.successor
 
     def __repr__(self) -> str:
-        return f"<GroupMember {self.core!r} ready={self.ready is not None}>"
+        return f"<ConsumerCoordinator {self.core!r} ready={self.ready is not None}>"
 
     # ---- For the face, from any thread -------------------------------------------------------------------------------
 

@@ -449,8 +449,8 @@ class Membership:
         """As the leader. One that took a static member's place is told that all stays as it was (E7); it assigns anew
         when there are partitions by now that the former process had not shared out.
         """
-        assert self._subscribers is not None, self
-        assert self._sync is not None, self
+        assert self._subscribers is not None
+        assert self._sync is not None
         subscribers, self._subscribers, self.leader_topics = self._subscribers, None, topics
         if self._former_counts is None:
             name = self._sync.protocol_name

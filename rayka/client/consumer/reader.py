@@ -18,9 +18,8 @@ from weakref import ReferenceType, ref
 import pyarrow as pa
 
 from rayka.client import io_thread
-from rayka.client.arguments import Moment, given_timestamp_ms, int_of
+from rayka.client.arguments import Moment, given_timestamp_ms, int_of, topic_names
 from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle, resolve
-from rayka.client.consumer.consumer_part import topic_names
 from rayka.client.consumer.delivery import Delivery
 from rayka.client.consumer.fetch_buffer import Fetched
 from rayka.client.consumer.fetcher import Fetcher

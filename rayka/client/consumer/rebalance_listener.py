@@ -1,9 +1,13 @@
-"""A sync consumer's side of its group: what changes is done in the thread that polls, callbacks included.
+"""The side of a group that is in the thread that polls: changes of the assignment are applied there, with callbacks.
+
+A change (`Handover`) is applied in stages. The order is Kafka's: commit; tell what is revoked or lost; read the new
+assignment; tell what was added. A poll may be interrupted at any stage, by Ctrl-C or by its end: the next one goes on
+with the stage that is left. A callback that was begun counts as told, so no callback is told twice.
 
 Invariants: no record is handed out between the first stage of a handover and its last; a callback that raises ends
-nothing, its error is raised from a poll once the member is settled, or at the end of that poll. A face does not refer
-to its consumer: one that is dropped is gone at once, and leaves its group. Kafka: ConsumerCoordinator.poll,
-ConsumerRebalanceListener.
+nothing, its error is raised by a poll once the member is settled, or at the end of that poll; nothing here refers to
+the consumer, so one that is dropped is gone at once, and leaves its group. Kafka: ConsumerRebalanceListenerInvoker,
+ConsumerCoordinator.poll.
 """
 
 import logging
@@ -14,17 +18,10 @@ from contextlib import contextmanager
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
-from rayka.client.consumer.consumer_coordinator import GroupMember
+from rayka.client.consumer.consumer_coordinator import ConsumerCoordinator
 from rayka.client.consumer.delivery import Delivery
 from rayka.client.consumer.group_membership import Handover
 from rayka.ids import TopicPartition
-
-# What a face does for one handover, stage by stage, and the callbacks that it tells.
-#
-# A face, sync or async, takes the stages one after another and may be interrupted at any of them, by Ctrl-C or the end
-# of a poll; it goes on with the stage that is left. A callback that was begun counts as told, so no callback is told
-# twice. The order is Kafka's: commit, tell what is revoked or lost, read otherwise, tell what was added. Kafka:
-# ConsumerRebalanceListenerInvoker.
 
 
 class Stage(Enum):
@@ -37,7 +34,7 @@ class Stage(Enum):
     TELL_ADDED = auto()
 
 
-class Listener(NamedTuple):
+class RebalanceListener(NamedTuple):
     """The application's callbacks; each gets a list of partitions. Without `on_lost`, `on_revoke` is told."""
 
     on_assign: Callable[[list[TopicPartition]], Any] | None = None
@@ -66,7 +63,7 @@ class HandoverStages:
     def __bool__(self) -> bool:
         return bool(self.left)
 
-    def callback(self, listener: Listener) -> Callable[[], Any] | None:
+    def callback(self, listener: RebalanceListener) -> Callable[[], Any] | None:
         """The callback of a telling stage, which is done with that; None where the application has none."""
         stage, handover = self.left.popleft(), self.handover
         if stage is Stage.TELL_ADDED:
@@ -82,24 +79,22 @@ logger = logging.getLogger(__name__)
 Run = Callable[..., Any]
 
 
-class GroupFace:
-    """What a member does in the application's thread when it polls."""
+class RebalanceListenerInvoker:
+    """Applies the changes of a member's assignment in the thread that polls, and calls the application's callbacks."""
 
-    def __init__(self, member: GroupMember, delivery: Delivery) -> None:
+    def __init__(self, member: ConsumerCoordinator, delivery: Delivery) -> None:
         self.member = member
-        self.listener = Listener()
+        self.listener = RebalanceListener()
+        # A callback runs.
         self.is_telling = False
         self._delivery = delivery
+        # The handover that is under way.
         self._stages: HandoverStages | None = None
+        # The first error of a callback, until a poll raises it.
         self._error: Exception | None = None
 
     def __repr__(self) -> str:
-        return f"<GroupFace {self._stages} of {self.member!r}>"
-
-    def check_poll(self) -> None:
-        """Raises RuntimeError in a callback of the group."""
-        if self.is_telling:
-            raise RuntimeError("poll was called in a callback of the group; return from it, and poll then")
+        return f"<RebalanceListenerInvoker {self._stages} of {self.member!r}>"
 
     def polled(self) -> None:
         """Begins `max_poll_interval_ms` anew: the application has polled, or a poll that waits goes on (E6)."""
@@ -116,17 +111,17 @@ class GroupFace:
             self.member.is_waiting = False
 
     @property
-    def is_waiting(self) -> bool:
-        """Whether `hand_over` has something to do, or to raise."""
+    def has_changes(self) -> bool:
+        """Whether `apply` has something to do, or to raise."""
         return self._has_handover or self.member.core.failure is not None
 
     @property
     def _has_handover(self) -> bool:
         return bool(self._stages) or self.member.ready is not None
 
-    def hand_over(self, run: Run, commit: Callable[[], object]) -> None:
-        """Does all stages of handovers that are due, and raises what the member has failed with. `run` waits for a
-        coroutine on the loop; `commit` commits the records that were handed out, if commits are automatic.
+    def apply(self, run: Run, commit: Callable[[], object]) -> None:
+        """Does all stages of handovers that are due, and raises the failure of the member. `run` waits for a coroutine
+        on the loop; `commit` commits the records that were handed out, if commits are automatic.
         """
         while self._has_handover:
             ready = self.member.ready
@@ -145,13 +140,13 @@ class GroupFace:
             self.raise_error()
 
     def raise_error(self) -> None:
-        """What a callback has raised."""
+        """Raises the error of a callback, if there is one."""
         error, self._error = self._error, None
         try:
             if error is not None:
                 raise error
         finally:
-            # As in `hand_over`.
+            # As in `apply`.
             del error
 
     def _go_on(self, run: Run, commit: Callable[[], object]) -> None:

@@ -1,9 +1,10 @@
 """The consumers of a group in a simulation.
 
-A member is the real `GroupMember` with its `Fetcher` and `Delivery`; the loop here stands for the sync consumer, which
-waits in a thread. Members come and go: one leaves, one dies and its session ends, one does not poll for too long. In
-some runs members stand still for longer than a session, and the last commit of a member comes after its death. What
-must hold is in `group_history`; when the faults are over, the group settles, reads everything and commits it.
+A member is the real `ConsumerCoordinator` with its `Fetcher` and `Delivery`; the loop here stands for the sync
+consumer, which waits in a thread. Members come and go: one leaves, one dies and its session ends, one does not poll for
+too long. In some runs members stand still for longer than a session, and the last commit of a member comes after its
+death. What must hold is in `group_history`; when the faults are over, the group settles, reads everything and commits
+it.
 """
 
 import asyncio
@@ -11,12 +12,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import Context
 
-from rayka.client.consumer.consumer_coordinator import GroupMember
+from rayka.client.consumer.consumer_coordinator import ConsumerCoordinator
 from rayka.client.consumer.delivery import Delivery
 from rayka.client.consumer.fetcher import Fetcher
 from rayka.client.consumer.group_membership import GroupMetadata
 from rayka.client.consumer.offset_commits import OffsetAndMetadata, Problems, first_problem
-from rayka.client.consumer.rebalance_listener import HandoverStages, Listener, Stage
+from rayka.client.consumer.rebalance_listener import HandoverStages, RebalanceListener, Stage
 from rayka.client.retry import now_s
 from rayka.config.client_config import ConsumerConfig
 from rayka.coordinator.group_records import OffsetValue
@@ -137,7 +138,7 @@ class _Member(DataClient):
         self._group = group
         self._plan = self.options.group
         self.life = Life(client_id, 0, instance_id)
-        self._member: GroupMember | None = None
+        self._member: ConsumerCoordinator | None = None
         self.owned: tuple[TopicPartition, ...] = ()
         # By partition without a record yet: the generation that added it, and what was committed then.
         self._added: dict[TopicPartition, tuple[int, int]] = {}
@@ -158,7 +159,7 @@ class _Member(DataClient):
             self.life = Life(self.life.node_id, self.life.number + 1, self.life.instance_id)
             config = ConsumerConfig.parse(self._options(), what="simulated member")
             fetcher = Fetcher(SimHandle(self.cluster.network, self.process), config, self.random)
-            member = self._member = GroupMember(config, fetcher)
+            member = self._member = ConsumerCoordinator(config, fetcher)
             reading = _Reading(fetcher, member)
             try:
                 await self._live(reading)
@@ -279,7 +280,7 @@ class _Member(DataClient):
                 elif stage is Stage.READ:
                     await self._read(reading, stages, is_committed=is_committed)
                 else:
-                    stages.callback(Listener())
+                    stages.callback(RebalanceListener())
         failure = await reading.member.take_failure()
         if failure is not None:
             raise failure
@@ -356,7 +357,7 @@ class _Member(DataClient):
 class _Reading:
     """What one life of a member reads with."""
 
-    def __init__(self, fetcher: Fetcher, member: GroupMember) -> None:
+    def __init__(self, fetcher: Fetcher, member: ConsumerCoordinator) -> None:
         self.fetcher = fetcher
         self.member = member
         self.delivery = Delivery()

@@ -546,7 +546,7 @@ def test_a_loop_in_another_thread_ends_when_the_consumer_is_closed_and_the_membe
     poll_until(lambda: len(made.owned) == len(other.owned) == 2, made, other)
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(list, made.consumer)
-        wait_until(made.consumer._in_use.locked)
+        wait_until(made.consumer._core.guard.locked)
         made.consumer.close()
         assert reading.result(WAIT_S) == []
     poll_until(lambda: len(other.owned) == 4, other)

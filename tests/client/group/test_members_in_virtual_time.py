@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rayka.client.consumer.consumer_coordinator import GroupMember
+from rayka.client.consumer.consumer_coordinator import ConsumerCoordinator
 from rayka.client.consumer.fetcher import Fetcher
 from rayka.config.client_config import ConsumerConfig
 from rayka.coordinator.group_shard import OFFSETS_TOPIC, partition_of_group
@@ -26,7 +26,7 @@ class VirtualMember:
         self.is_idle = False
         self.is_dead = False
         self._cluster = cluster
-        self.member: GroupMember | None = None
+        self.member: ConsumerCoordinator | None = None
         self.task = cluster.start(self._run())
 
     async def _run(self) -> None:
@@ -40,7 +40,7 @@ class VirtualMember:
         }
         config = ConsumerConfig.parse(options, what="consumer")
         fetcher = Fetcher(self._cluster, config, Random(1))
-        member = self.member = GroupMember(config, fetcher)
+        member = self.member = ConsumerCoordinator(config, fetcher)
         await member.subscribe((TOPIC,))
         while not self.is_dead:
             if not self.is_idle:
