@@ -6,7 +6,7 @@ transactions, and expiry times that a commit brings.
 
 from uuid import UUID
 
-from rayka.coordinator.group import COMPLETING, EMPTY, Group, KnownGroups
+from rayka.coordinator.group import COMPLETING, EMPTY, Group, GroupStore
 from rayka.coordinator.group_members import GroupMembers
 from rayka.coordinator.group_records import (
     NO_TOPIC_ID,
@@ -48,19 +48,19 @@ _MS_PER_MINUTE = 60_000
 class CommittedOffsets:
     """The offsets of all groups of a shard."""
 
-    def __init__(self, known: KnownGroups, members: GroupMembers) -> None:
-        self._known = known
+    def __init__(self, store: GroupStore, members: GroupMembers) -> None:
+        self._store = store
         self._members = members
 
     def __repr__(self) -> str:
-        return f"<CommittedOffsets of {self._known!r}>"
+        return f"<CommittedOffsets of {self._store!r}>"
 
     # ---- Commit ------------------------------------------------------------------------------------------------------
 
     def commit(self, request: OffsetCommitRequest, effects: Effects) -> OffsetCommitResponse:
         """One result for each partition; one whose metadata is too large does not stop the others."""
         self._check_commit(request, effects)
-        timestamp_ms = self._known.wall_clock_ms()
+        timestamp_ms = self._store.wall_clock_ms()
         return OffsetCommitResponse(
             tuple(self._commit(request.group_id, each, timestamp_ms, effects) for each in request.partitions)
         )
@@ -84,7 +84,7 @@ class CommittedOffsets:
 
     def _check_commit(self, request: OffsetCommitRequest, effects: Effects) -> None:
         """Whether this caller may commit; a member that may is alive (E10)."""
-        group = self._known.groups.get(request.group_id)
+        group = self._store.groups.get(request.group_id)
         if group is None:
             if request.generation_id >= 0:
                 raise IllegalGeneration(
@@ -107,7 +107,7 @@ class CommittedOffsets:
     def _commit(
         self, group_id: str, committed: CommittedOffset, timestamp_ms: int, effects: Effects
     ) -> PartitionResult:
-        most, found = self._known.config.offset_metadata_max_bytes, len(committed.metadata)
+        most, found = self._store.config.offset_metadata_max_bytes, len(committed.metadata)
         if found > most:
             message = f"metadata: expected at most {most} characters, found {found}"
             code = ErrorCode.OFFSET_METADATA_TOO_LARGE
@@ -122,13 +122,13 @@ class CommittedOffsets:
 
     def fetch(self, request: OffsetFetchRequest, effects: Effects) -> OffsetFetchResponse:
         """What is committed; of a group that is not known, nothing."""
-        offsets = self._known.offsets.get(request.group_id, {})
+        offsets = self._store.offsets.get(request.group_id, {})
         wanted = sorted(offsets) if request.partitions is None else request.partitions
         return OffsetFetchResponse(tuple(_fetched(each, offsets.get(each)) for each in wanted))
 
     def delete(self, request: OffsetDeleteRequest, effects: Effects) -> OffsetDeleteResponse:
         """One result for each partition; offsets of topics that members read stay."""
-        group = self._known.groups.get(request.group_id)
+        group = self._store.groups.get(request.group_id)
         if group is None:
             raise GroupIdNotFound(f"group {request.group_id!r} is not known")
         topics = group.subscribed_topics()
@@ -145,7 +145,7 @@ class CommittedOffsets:
             message = f"group {group.group_id!r} reads {partition.topic!r}; stop its members first"
             code = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
             return PartitionResult(partition.topic, partition.partition, code, message)
-        if partition in self._known.offsets.get(group.group_id, {}):
+        if partition in self._store.offsets.get(group.group_id, {}):
             effects.records.append(tombstone(group.group_id, partition))
         return PartitionResult(partition.topic, partition.partition)
 
@@ -155,7 +155,7 @@ class CommittedOffsets:
         """Forgets what all groups have committed of topics that were deleted. A group that has nothing else is
         forgotten with the last of it, between two steps.
         """
-        for group_id, offsets in list(self._known.offsets.items()):
+        for group_id, offsets in list(self._store.offsets.items()):
             yield None
             for partition, value in list(offsets.items()):
                 topic_id = request.topic_ids.get(partition.topic)
@@ -167,7 +167,7 @@ class CommittedOffsets:
 
     def expire(self, effects: Effects) -> Steps[GroupRecord, None]:
         """Forgets offsets that were kept for long enough, and groups that have nothing left (E17)."""
-        for group in list(self._known.groups.values()):
+        for group in list(self._store.groups.values()):
             expired = [tombstone(group.group_id, each) for each in self._expired(group)]
             yield None
             is_over = group.is_recorded and self._has_nothing(group, len(expired))
@@ -175,15 +175,15 @@ class CommittedOffsets:
                 yield tombstone_of_offset
             if is_over:
                 yield GroupRecord(GroupKey(group.group_id), None)
-        effects.after(self._known.config.offsets_retention_check_interval_ms, ExpireOffsets())
+        effects.after(self._store.config.offsets_retention_check_interval_ms, ExpireOffsets())
         return effects.result(None)
 
     def _expired(self, group: Group) -> list[TopicPartition]:
-        offsets = self._known.offsets.get(group.group_id)
+        offsets = self._store.offsets.get(group.group_id)
         if not offsets:
             return []
-        retention_ms = self._known.config.offsets_retention_minutes * _MS_PER_MINUTE
-        before_ms = self._known.wall_clock_ms() - retention_ms
+        retention_ms = self._store.config.offsets_retention_minutes * _MS_PER_MINUTE
+        before_ms = self._store.wall_clock_ms() - retention_ms
         topics = group.subscribed_topics()
         is_kept = group.state is EMPTY and group.protocol_type and group.state_timestamp_ms > before_ms
         if topics is None or is_kept:
@@ -195,8 +195,8 @@ class CommittedOffsets:
         ]
 
     def _has_nothing(self, group: Group, expired_count: int) -> bool:
-        offset_count = len(self._known.offsets.get(group.group_id, {}))
-        return group.state is EMPTY and not group.pending and expired_count == offset_count
+        offset_count = len(self._store.offsets.get(group.group_id, {}))
+        return group.state is EMPTY and not group.pending_join_members and expired_count == offset_count
 
 
 def tombstone(group_id: str, partition: TopicPartition) -> GroupRecord:

@@ -110,9 +110,9 @@ class Group:
     state_timestamp_ms: int = NO_TIMESTAMP
     is_recorded: bool = False
     members: dict[str, Member] = field(default_factory=dict)
-    statics: dict[str, str] = field(default_factory=dict)
-    pending: dict[str, None] = field(default_factory=dict)
-    pending_sync: dict[str, None] = field(default_factory=dict)
+    static_members: dict[str, str] = field(default_factory=dict)
+    pending_join_members: dict[str, None] = field(default_factory=dict)
+    pending_sync_members: dict[str, None] = field(default_factory=dict)
     initial_delay: InitialDelay | None = None
 
     def __repr__(self) -> str:
@@ -130,10 +130,10 @@ class Group:
             each.member_id: Member(*(getattr(each, name) for name in MemberValue.__struct_fields__))
             for each in value.members
         }
-        self.statics = {
+        self.static_members = {
             each.group_instance_id: each.member_id for each in value.members if each.group_instance_id
         }
-        self.pending_sync = {each: None for each in self.pending_sync if each in self.members}
+        self.pending_sync_members = {each: None for each in self.pending_sync_members if each in self.members}
         self.initial_delay = None
 
     def value(self, members: Iterable[MemberValue], *, leader_id: str, timestamp_ms: int) -> GroupValue:
@@ -162,13 +162,13 @@ class Group:
             self.protocol_type = protocol_type
         self.members[member.member_id] = member
         if member.group_instance_id:
-            self.statics[member.group_instance_id] = member.member_id
+            self.static_members[member.group_instance_id] = member.member_id
 
     def remove(self, member_id: str) -> Member:
         member = self.members.pop(member_id)
-        if self.statics.get(member.group_instance_id) == member_id:
-            del self.statics[member.group_instance_id]
-        self.pending_sync.pop(member_id, None)
+        if self.static_members.get(member.group_instance_id) == member_id:
+            del self.static_members[member.group_instance_id]
+        self.pending_sync_members.pop(member_id, None)
         return member
 
     def replaced(self, old_member_id: str, member: Member) -> "Group":
@@ -177,15 +177,17 @@ class Group:
         return replace(
             self,
             members={each.member_id: each for each in members},
-            statics={**self.statics, member.group_instance_id: member.member_id},
+            static_members={**self.static_members, member.group_instance_id: member.member_id},
             leader_id=member.member_id if self.leader_id == old_member_id else self.leader_id,
-            pending_sync={each: None for each in self.pending_sync if each != old_member_id},
+            pending_sync_members={each: None for each in self.pending_sync_members if each != old_member_id},
         )
 
     @property
     def have_all_joined(self) -> bool:
         """Whether all known members wait for the next generation, and none that was given an id is yet to come."""
-        return not self.pending and all(each.join_token is not None for each in self.members.values())
+        return not self.pending_join_members and all(
+            each.join_token is not None for each in self.members.values()
+        )
 
     @property
     def joining_count(self) -> int:
@@ -267,7 +269,7 @@ def _common_names(members: list[Member]) -> set[str]:
 
 
 @dataclass(slots=True)
-class KnownGroups:
+class GroupStore:
     """By group id. `wall_clock_ms` is for timestamps in records, which outlive the process."""
 
     config: BrokerConfig
@@ -278,7 +280,7 @@ class KnownGroups:
     _tokens: "count[int]" = field(default_factory=count)
 
     def __repr__(self) -> str:
-        return f"<KnownGroups {len(self.groups)}>"
+        return f"<GroupStore {len(self.groups)}>"
 
     def new_token(self) -> int:
         """What a request waits under."""
@@ -287,16 +289,21 @@ class KnownGroups:
     def new_member_id(self, prefix: str) -> str:
         return f"{prefix or 'member'}-{random_uuid(self.random)}"
 
-    def make(self, group_id: str) -> Group:
+    def get_or_create(self, group_id: str) -> Group:
         """The group, also if it was not known; it is forgotten when nothing becomes of it."""
         group = self.groups.get(group_id)
         if group is None:
             group = self.groups[group_id] = Group(group_id)
         return group
 
-    def forget_if_nothing(self, group: Group) -> None:
+    def maybe_forget(self, group: Group) -> None:
         """A group without members, offsets or a record does not exist."""
-        if not (group.members or group.pending or group.is_recorded or self.offsets.get(group.group_id)):
+        if not (
+            group.members
+            or group.pending_join_members
+            or group.is_recorded
+            or self.offsets.get(group.group_id)
+        ):
             self.groups.pop(group.group_id, None)
 
     def member(self, group_id: str, member_id: str, group_instance_id: str) -> tuple[Group, Member]:
@@ -307,7 +314,7 @@ class KnownGroups:
         if group is None:
             raise UnknownMemberId(f"group {group_id!r} has no members; join it")
         if group_instance_id:
-            known = group.statics.get(group_instance_id)
+            known = group.static_members.get(group_instance_id)
             if known is not None and known != member_id:
                 raise FencedInstanceId(
                     f"group {group_id!r}: {group_instance_id!r} is {known!r} by now, found {member_id!r}; give each"

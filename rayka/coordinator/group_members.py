@@ -15,7 +15,7 @@ from rayka.coordinator.group import (
     PREPARING,
     STABLE,
     Group,
-    KnownGroups,
+    GroupStore,
     Member,
     member_of,
 )
@@ -57,27 +57,27 @@ from rayka.protocol.groups import (
     SyncGroupResponse,
     decode_member_data,
 )
-from rayka.shard.shard import Later
+from rayka.shard.shard import Deferred
 
-Joining = JoinGroupResponse | Later
+Joining = JoinGroupResponse | Deferred
 PENDING_MAX = 10_000  # of one group: ids that were given out, and that no member has joined with yet
 
 
 class GroupMembers:
     """The members of all groups of a shard."""
 
-    def __init__(self, known: KnownGroups, rebalances: Rebalances) -> None:
-        self._known = known
+    def __init__(self, store: GroupStore, rebalances: Rebalances) -> None:
+        self._store = store
         self._rebalances = rebalances
 
     def __repr__(self) -> str:
-        return f"<GroupMembers of {self._known!r}>"
+        return f"<GroupMembers of {self._store!r}>"
 
     def member_of_generation(
         self, group_id: str, generation_id: int, member_id: str, group_instance_id: str
     ) -> tuple[Group, Member]:
         """The group and its member. Raises UnknownMemberId, FencedInstanceId, IllegalGeneration."""
-        group, member = self._known.member(group_id, member_id, group_instance_id)
+        group, member = self._store.member(group_id, member_id, group_instance_id)
         if generation_id != group.generation_id:
             raise IllegalGeneration(
                 f"group {group_id!r} has generation {group.generation_id}, found {generation_id}; join again"
@@ -89,11 +89,11 @@ class GroupMembers:
     def join(self, request: JoinGroupRequest, effects: Effects) -> Joining:
         """The generation, or the wait for it."""
         self._check_session_timeout(request)
-        group = self._known.groups.get(request.group_id)
+        group = self._store.groups.get(request.group_id)
         if group is None and request.member_id:
             raise UnknownMemberId(f"group {request.group_id!r} has no members; join it without a member id")
-        group = group or self._known.make(request.group_id)
-        known_id = request.member_id or group.statics.get(request.group_instance_id, "")
+        group = group or self._store.get_or_create(request.group_id)
+        known_id = request.member_id or group.static_members.get(request.group_instance_id, "")
         self._check_size(group, known_id)
         if not group.supports(request.protocol_type, request.protocols, without=known_id):
             raise InconsistentGroupProtocol(
@@ -106,7 +106,7 @@ class GroupMembers:
         return self._join_first(group, request, effects)
 
     def _check_session_timeout(self, request: JoinGroupRequest) -> None:
-        config = self._known.config
+        config = self._store.config
         least, most = config.group_min_session_timeout_ms, config.group_max_session_timeout_ms
         if not least <= request.session_timeout_ms <= most:
             raise InvalidSessionTimeout(
@@ -114,7 +114,7 @@ class GroupMembers:
             )
 
     def _check_size(self, group: Group, known_id: str) -> None:
-        most, known = self._known.config.group_max_size, group.members.get(known_id)
+        most, known = self._store.config.group_max_size, group.members.get(known_id)
         if group.state is EMPTY:
             return
         if group.state is PREPARING:
@@ -127,35 +127,35 @@ class GroupMembers:
     # ---- Without a member id -----------------------------------------------------------------------------------------
 
     def _join_first(self, group: Group, request: JoinGroupRequest, effects: Effects) -> Joining:
-        member_id = self._known.new_member_id(request.group_instance_id or request.client_id)
-        if request.group_instance_id in group.statics:
+        member_id = self._store.new_member_id(request.group_instance_id or request.client_id)
+        if request.group_instance_id in group.static_members:
             return self._replace(group, member_of(request, member_id), request, effects)
         if request.group_instance_id:
             return self._add(group, member_of(request, member_id), request, effects)
-        if len(group.pending) >= PENDING_MAX:
+        if len(group.pending_join_members) >= PENDING_MAX:
             raise GroupMaxSizeReached(
                 f"group {group.group_id!r} has given out {PENDING_MAX:,} member ids that no member has joined with;"
                 " try again when the session timeout of some is over"
             )
-        group.pending[member_id] = None
+        group.pending_join_members[member_id] = None
         effects.after(request.session_timeout_ms, EndPending(group.group_id, member_id))
         return JoinGroupResponse(member_id, error_code=ErrorCode.MEMBER_ID_REQUIRED)
 
-    def _add(self, group: Group, member: Member, request: JoinGroupRequest, effects: Effects) -> Later:
+    def _add(self, group: Group, member: Member, request: JoinGroupRequest, effects: Effects) -> Deferred:
         parked = self._wait(member)
         group.add(member, request.protocol_type)
         if group.initial_delay is not None:
             group.initial_delay.has_new_members = True
-        self._rebalances.go_on(group, effects)
+        self._rebalances.prepare_or_complete_join(group, effects)
         return parked
 
-    def _wait(self, member: Member) -> Later:
-        member.join_token = self._known.new_token()
-        return Later(member.join_token)
+    def _wait(self, member: Member) -> Deferred:
+        member.join_token = self._store.new_token()
+        return Deferred(member.join_token)
 
     def _replace(self, group: Group, member: Member, request: JoinGroupRequest, effects: Effects) -> Joining:
         """Another process takes a static member's place (E7)."""
-        old = group.members[group.statics[member.group_instance_id]]
+        old = group.members[group.static_members[member.group_instance_id]]
         member.assignment = old.assignment
         following = group.replaced(old.member_id, member)
         if len(following.members) == 1:
@@ -170,19 +170,19 @@ class GroupMembers:
             return join_response(following, member, skip_assignment=True)
         end_requests(old, effects, _fenced(group, member))
         effects.cancel(EndSession(group.group_id, old.member_id))
-        self._known.groups[group.group_id] = following
+        self._store.groups[group.group_id] = following
         parked = self._wait(member)
-        self._rebalances.go_on(following, effects)
+        self._rebalances.prepare_or_complete_join(following, effects)
         return parked
 
     # ---- With a member id --------------------------------------------------------------------------------------------
 
     def _join_again(self, group: Group, request: JoinGroupRequest, effects: Effects) -> Joining:
-        if request.member_id in group.pending and not request.group_instance_id:
-            del group.pending[request.member_id]
+        if request.member_id in group.pending_join_members and not request.group_instance_id:
+            del group.pending_join_members[request.member_id]
             effects.cancel(EndPending(group.group_id, request.member_id))
             return self._add(group, member_of(request, request.member_id), request, effects)
-        group, member = self._known.member(request.group_id, request.member_id, request.group_instance_id)
+        group, member = self._store.member(request.group_id, request.member_id, request.group_instance_id)
         has_changed = member.protocols != request.protocols
         is_leader = member.member_id == group.leader_id
         if not has_changed and (group.state is COMPLETING or (group.state is STABLE and not is_leader)):
@@ -190,7 +190,7 @@ class GroupMembers:
             return join_response(group, member)
         return self._rejoin(group, member, request, effects)
 
-    def _rejoin(self, group: Group, member: Member, request: JoinGroupRequest, effects: Effects) -> Later:
+    def _rejoin(self, group: Group, member: Member, request: JoinGroupRequest, effects: Effects) -> Deferred:
         error = RebalanceInProgress(f"{member.member_id!r} has joined again with a later request")
         effects.answer_join(member, error=error)
         member.protocols = request.protocols
@@ -200,12 +200,12 @@ class GroupMembers:
             group.protocol_type = request.protocol_type
         effects.cancel(EndSession(group.group_id, member.member_id))
         parked = self._wait(member)
-        self._rebalances.go_on(group, effects)
+        self._rebalances.prepare_or_complete_join(group, effects)
         return parked
 
     # ---- Sync --------------------------------------------------------------------------------------------------------
 
-    def sync(self, request: SyncGroupRequest, effects: Effects) -> SyncGroupResponse | Later:
+    def sync(self, request: SyncGroupRequest, effects: Effects) -> SyncGroupResponse | Deferred:
         """The member's assignment, or the wait for it."""
         group, member = self.member_of_generation(
             request.group_id, request.generation_id, request.member_id, request.group_instance_id
@@ -222,8 +222,8 @@ class GroupMembers:
         error = RebalanceInProgress(f"{member.member_id!r} has asked again with a later request")
         effects.answer_sync(member.sync_token, error=error)
         effects.cancel(EndSession(group.group_id, member.member_id))
-        member.sync_token = self._known.new_token()
-        return Later(member.sync_token)
+        member.sync_token = self._store.new_token()
+        return Deferred(member.sync_token)
 
     def _assign(
         self, group: Group, leader: Member, request: SyncGroupRequest, effects: Effects
@@ -231,7 +231,7 @@ class GroupMembers:
         """The leader's assignments; a member that it has left out gets nothing."""
         assigned = {each.member_id: each.assignment for each in request.assignments}
         members = [each.value(assigned.get(each.member_id, b"")) for each in group.members.values()]
-        value = group.value(members, leader_id=group.leader_id, timestamp_ms=self._known.wall_clock_ms())
+        value = group.value(members, leader_id=group.leader_id, timestamp_ms=self._store.wall_clock_ms())
         effects.records.append(GroupRecord(GroupKey(group.group_id), value))
         self._on_synced(group, leader, effects)
         for member in group.members.values():
@@ -242,8 +242,8 @@ class GroupMembers:
         return _sync_response(group, assigned.get(leader.member_id, b""))
 
     def _on_synced(self, group: Group, member: Member, effects: Effects) -> None:
-        group.pending_sync.pop(member.member_id, None)
-        if not group.pending_sync:
+        group.pending_sync_members.pop(member.member_id, None)
+        if not group.pending_sync_members:
             effects.cancel(EndSyncs(group.group_id, group.generation_id))
 
     # ---- Heartbeat ---------------------------------------------------------------------------------------------------
@@ -275,7 +275,7 @@ class GroupMembers:
             group, member_id = self._leaving(group_id, leaving)
         except ApiError as error:
             return LeftMember(leaving.member_id, leaving.group_instance_id, error.code, str(error))
-        if member_id in group.pending:
+        if member_id in group.pending_join_members:
             self._rebalances.remove_pending(group, member_id, effects)
         else:
             self._rebalances.remove(group, member_id, effects)
@@ -283,16 +283,16 @@ class GroupMembers:
 
     def _leaving(self, group_id: str, leaving: LeavingMember) -> tuple[Group, str]:
         """An operator names a static member by its instance alone."""
-        group, member_id = self._known.groups.get(group_id), leaving.member_id
-        if group is not None and member_id in group.pending and not leaving.group_instance_id:
+        group, member_id = self._store.groups.get(group_id), leaving.member_id
+        if group is not None and member_id in group.pending_join_members and not leaving.group_instance_id:
             return group, member_id
         if group is not None and leaving.group_instance_id and not member_id:
-            member_id = group.statics.get(leaving.group_instance_id, "")
+            member_id = group.static_members.get(leaving.group_instance_id, "")
             if not member_id:
                 raise UnknownMemberId(f"group {group_id!r} has no member {leaving.group_instance_id!r}")
         known = group.members.get(member_id) if group is not None else None
         instance_id = leaving.group_instance_id or (known.group_instance_id if known is not None else "")
-        group, member = self._known.member(group_id, member_id, instance_id)
+        group, member = self._store.member(group_id, member_id, instance_id)
         return group, member.member_id
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from rayka.config.broker_config import BrokerConfig
 from rayka.coordinator.committed_offsets import CommittedOffsets, tombstone
-from rayka.coordinator.group import EMPTY, STABLE, Group, KnownGroups, Member
+from rayka.coordinator.group import EMPTY, STABLE, Group, GroupStore, Member
 from rayka.coordinator.group_members import GroupMembers
 from rayka.coordinator.group_records import (
     GROUP_CODEC,
@@ -65,20 +65,20 @@ from rayka.shard.shard_records import ShardType
 # `GroupCoordinatorShard.deleteGroups`.
 
 
-class GroupAdmin:
+class GroupAdminRequests:
     """What operators ask about the groups of a shard."""
 
-    def __init__(self, known: KnownGroups) -> None:
-        self._known = known
+    def __init__(self, store: GroupStore) -> None:
+        self._store = store
 
     def __repr__(self) -> str:
-        return f"<GroupAdmin of {self._known!r}>"
+        return f"<GroupAdminRequests of {self._store!r}>"
 
     def list_groups(self, request: ListGroupsRequest, effects: Effects) -> ListGroupsResponse:
         """In the order of ids."""
         listed = [
             ListedGroup(each.group_id, each.protocol_type, each.state)
-            for each in self._known.groups.values()
+            for each in self._store.groups.values()
             if request.states is None or each.state in request.states
         ]
         return ListGroupsResponse(tuple(sorted(listed, key=lambda each: each.group_id)))
@@ -88,7 +88,7 @@ class GroupAdmin:
         return DescribeGroupsResponse(tuple(self._describe(each) for each in request.group_ids))
 
     def _describe(self, group_id: str) -> DescribedGroup:
-        group = self._known.groups.get(group_id)
+        group = self._store.groups.get(group_id)
         if group is None:
             message = f"group {group_id!r} is not known"
             return DescribedGroup(group_id, error_code=ErrorCode.GROUP_ID_NOT_FOUND, error_message=message)
@@ -115,18 +115,18 @@ class GroupAdmin:
         return effects.result(DeleteGroupsResponse(tuple(results)))
 
     def _refusal(self, group_id: str) -> GroupResult | None:
-        group = self._known.groups.get(group_id)
+        group = self._store.groups.get(group_id)
         if group is None:
             return GroupResult(group_id, ErrorCode.GROUP_ID_NOT_FOUND, f"group {group_id!r} is not known")
-        if group.state is not EMPTY or group.pending:
+        if group.state is not EMPTY or group.pending_join_members:
             message = f"group {group_id!r} has members; stop them first"
             return GroupResult(group_id, ErrorCode.NON_EMPTY_GROUP, message)
         return None
 
     def _tombstones(self, group_id: str) -> list[GroupRecord]:
         """The group's own comes last, so that what is left after a failover is a group that can be deleted again."""
-        offsets = [tombstone(group_id, each) for each in self._known.offsets.get(group_id, {})]
-        is_recorded = self._known.groups[group_id].is_recorded
+        offsets = [tombstone(group_id, each) for each in self._store.offsets.get(group_id, {})]
+        is_recorded = self._store.groups[group_id].is_recorded
         return [*offsets, *([GroupRecord(GroupKey(group_id), None)] if is_recorded else [])]
 
 
@@ -152,11 +152,11 @@ class GroupShard:
     """The state machine."""
 
     def __init__(self, config: BrokerConfig, random: Random, wall_clock_ms: Callable[[], int]) -> None:
-        self.known = known = KnownGroups(config, random, wall_clock_ms)
-        rebalances = Rebalances(known)
-        members = GroupMembers(known, rebalances)
-        offsets = self._offsets = CommittedOffsets(known, members)
-        admin = self._admin = GroupAdmin(known)
+        self.store = store = GroupStore(config, random, wall_clock_ms)
+        rebalances = Rebalances(store)
+        members = GroupMembers(store, rebalances)
+        offsets = self._offsets = CommittedOffsets(store, members)
+        admin = self._admin = GroupAdminRequests(store)
         self._handlers: Mapping[type[Any], _Handler] = {
             JoinGroupRequest: members.join,
             SyncGroupRequest: members.sync,
@@ -175,7 +175,7 @@ class GroupShard:
         }
 
     def __repr__(self) -> str:
-        return f"<GroupShard {len(self.known.groups)} groups>"
+        return f"<GroupShard {len(self.store.groups)} groups>"
 
     def handle(
         self, request: Any, *, now_ms: int, next_offset: int
@@ -195,41 +195,41 @@ class GroupShard:
         key, value = record.key, record.value
         if isinstance(key, GroupKey):
             if isinstance(value, GroupValue):
-                self.known.make(key.group_id).take(value)
+                self.store.get_or_create(key.group_id).take(value)
             else:
                 self._forget(key)
             return
-        offsets = self.known.offsets.get(key.group_id)
+        offsets = self.store.offsets.get(key.group_id)
         if not isinstance(value, OffsetValue):
             self._forget_offset(key, offsets or {})
             return
         if offsets is None:
-            self.known.make(key.group_id)
-            offsets = self.known.offsets[key.group_id] = {}
+            self.store.get_or_create(key.group_id)
+            offsets = self.store.offsets[key.group_id] = {}
         offsets[TopicPartition(key.topic, key.partition)] = value
 
     def _forget_offset(self, key: OffsetKey, offsets: dict[TopicPartition, OffsetValue]) -> None:
         offsets.pop(TopicPartition(key.topic, key.partition), None)
         if not offsets:
-            self.known.offsets.pop(key.group_id, None)
-        if (group := self.known.groups.get(key.group_id)) is not None:
-            self.known.forget_if_nothing(group)
+            self.store.offsets.pop(key.group_id, None)
+        if (group := self.store.groups.get(key.group_id)) is not None:
+            self.store.maybe_forget(group)
 
     def _forget(self, key: GroupKey) -> None:
-        group = self.known.groups.get(key.group_id)
+        group = self.store.groups.get(key.group_id)
         if group is not None:
             group.is_recorded = False
-            self.known.forget_if_nothing(group)
+            self.store.maybe_forget(group)
 
     # ---- Leading -----------------------------------------------------------------------------------------------------
 
     def on_active(self, *, now_ms: int, next_offset: int) -> Iterator[Timer]:
         """Every member gets a whole session to find this coordinator."""
         effects = Effects(now_ms)
-        for group in self.known.groups.values():
+        for group in self.store.groups.values():
             for member in group.members.values():
                 effects.begin_session(group.group_id, member)
-        effects.after(self.known.config.offsets_retention_check_interval_ms, ExpireOffsets())
+        effects.after(self.store.config.offsets_retention_check_interval_ms, ExpireOffsets())
         return iter(effects.result(None).timers)
 
     def not_here(self, why: NotHere) -> ApiError:

@@ -16,8 +16,8 @@ from rayka.coordinator.group import (
     PREPARING,
     STABLE,
     Group,
+    GroupStore,
     InitialDelay,
-    KnownGroups,
     Member,
 )
 from rayka.coordinator.group_records import VERSION, GroupKey, GroupRecord, GroupValue
@@ -123,15 +123,15 @@ def _key(request: NamedTuple) -> tuple[Any, ...]:
 class Rebalances:
     """Those of all groups of a shard."""
 
-    def __init__(self, known: KnownGroups) -> None:
-        self._known = known
+    def __init__(self, store: GroupStore) -> None:
+        self._store = store
 
     def __repr__(self) -> str:
-        return f"<Rebalances of {self._known!r}>"
+        return f"<Rebalances of {self._store!r}>"
 
     # ---- Joining -----------------------------------------------------------------------------------------------------
 
-    def go_on(self, group: Group, effects: Effects) -> None:
+    def prepare_or_complete_join(self, group: Group, effects: Effects) -> None:
         """Something has changed: a rebalance begins, unless one does, and its first phase ends if all have joined."""
         if group.state is not PREPARING:
             self._begin(group, effects)
@@ -143,7 +143,7 @@ class Rebalances:
 
     def _begin(self, group: Group, effects: Effects) -> None:
         if group.state is EMPTY:
-            delay_ms = self._known.config.group_initial_rebalance_delay_ms
+            delay_ms = self._store.config.group_initial_rebalance_delay_ms
             group.initial_delay = InitialDelay(max(0, group.rebalance_timeout_ms - delay_ms))
         else:
             delay_ms = group.rebalance_timeout_ms
@@ -158,17 +158,17 @@ class Rebalances:
                 effects.answer_sync(member.sync_token, error=error)
                 effects.begin_session(group.group_id, member)
                 member.sync_token = None
-        group.pending_sync = {}
+        group.pending_sync_members = {}
         effects.cancel(EndSyncs(group.group_id, group.generation_id))
 
     def end_joins(self, request: EndJoins, effects: Effects) -> None:
         """The time to join is up, or has been waited for long enough by a group that was empty (E4)."""
-        group = self._known.groups.get(request.group_id)
+        group = self._store.groups.get(request.group_id)
         if group is None or group.state is not PREPARING:
             return
         delay = group.initial_delay
         if delay is not None and delay.has_new_members and delay.left_ms > 0:
-            more_ms = min(self._known.config.group_initial_rebalance_delay_ms, delay.left_ms)
+            more_ms = min(self._store.config.group_initial_rebalance_delay_ms, delay.left_ms)
             group.initial_delay = InitialDelay(delay.left_ms - more_ms)
             effects.after(more_ms, request)
         else:
@@ -195,7 +195,7 @@ class Rebalances:
             group.generation_id + 1,
             protocol_name="",
             leader_id="",
-            state_timestamp_ms=self._known.wall_clock_ms(),
+            state_timestamp_ms=self._store.wall_clock_ms(),
         )
         effects.records.append(GroupRecord(GroupKey(group.group_id), value))
 
@@ -203,7 +203,7 @@ class Rebalances:
         group.generation_id += 1
         group.protocol_name = group.select_protocol()
         group.become(COMPLETING)
-        group.pending_sync = dict.fromkeys(group.members)
+        group.pending_sync_members = dict.fromkeys(group.members)
         for member in group.members.values():
             effects.begin_session(group.group_id, member)
             effects.answer_join(member, join_response(group, member))
@@ -213,37 +213,37 @@ class Rebalances:
 
     def end_syncs(self, request: EndSyncs, effects: Effects) -> None:
         """Members of the generation that have not asked for their assignment are gone (E5)."""
-        group = self._known.groups.get(request.group_id)
-        if group is None or group.generation_id != request.generation_id or not group.pending_sync:
+        group = self._store.groups.get(request.group_id)
+        if group is None or group.generation_id != request.generation_id or not group.pending_sync_members:
             return
         if group.state in (COMPLETING, STABLE):
-            for member_id in list(group.pending_sync):
+            for member_id in list(group.pending_sync_members):
                 self._take_out(group, member_id, effects)
-            self.go_on(group, effects)
+            self.prepare_or_complete_join(group, effects)
 
     def end_session(self, request: EndSession, effects: Effects) -> None:
         """A member has been silent for too long (E6)."""
-        group = self._known.groups.get(request.group_id)
+        group = self._store.groups.get(request.group_id)
         if group is not None and request.member_id in group.members:
             self.remove(group, request.member_id, effects)
 
     def end_pending(self, request: EndPending, effects: Effects) -> None:
         """An id that was given out is not waited for any more (E3)."""
-        group = self._known.groups.get(request.group_id)
-        if group is not None and request.member_id in group.pending:
+        group = self._store.groups.get(request.group_id)
+        if group is not None and request.member_id in group.pending_join_members:
             self.remove_pending(group, request.member_id, effects)
 
     def remove_pending(self, group: Group, member_id: str, effects: Effects) -> None:
-        del group.pending[member_id]
+        del group.pending_join_members[member_id]
         effects.cancel(EndPending(group.group_id, member_id))
         if group.state is PREPARING:
-            self.go_on(group, effects)
-        self._known.forget_if_nothing(group)
+            self.prepare_or_complete_join(group, effects)
+        self._store.maybe_forget(group)
 
     def remove(self, group: Group, member_id: str, effects: Effects) -> None:
         """A member is none any more, and the others share its work."""
         self._take_out(group, member_id, effects)
-        self.go_on(group, effects)
+        self.prepare_or_complete_join(group, effects)
 
     def _take_out(self, group: Group, member_id: str, effects: Effects) -> None:
         error = UnknownMemberId(f"group {group.group_id!r}: {member_id!r} is no member any more; join again")

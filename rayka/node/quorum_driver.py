@@ -161,7 +161,7 @@ class Peers:
 
     def _not_fetching(self, now_ms: int) -> Sequence[int]:
         """Voters that have not fetched from this leader for a while."""
-        described = self._quorum.leading.handle_describe_quorum(now_ms)
+        described = self._quorum.leader_log.handle_describe_quorum(now_ms)
         return [
             each.replica.node_id
             for each in described.voters
@@ -270,12 +270,12 @@ class QuorumDriver:
 
     async def _flush(self) -> None:
         log = self.directory.log
-        self.quorum.leading.drain(now_ms=now_ms(), timestamp_ms=self._settings.wall_clock_ms())
+        self.quorum.leader_log.drain(now_ms=now_ms(), timestamp_ms=self._settings.wall_clock_ms())
         if log.unsynced().is_empty:
             return
         self._tell()
         await self.directory.sync()
-        self.quorum.leading.on_flushed(log.flushed_offset, now_ms())
+        self.quorum.leader_log.on_flushed(log.flushed_offset, now_ms())
         self._set_due()
 
     async def _freeze(self) -> None:
@@ -286,20 +286,20 @@ class QuorumDriver:
             await self.directory.snapshots.freeze(download)
         except CorruptRecord as error:
             _logger.warning("%r: %s; it is fetched again", self, error)
-            self.quorum.following.on_snapshot_damaged(now_ms())
+            self.quorum.fetcher.on_snapshot_damaged(now_ms())
         else:
-            self.quorum.following.on_snapshot_frozen()
+            self.quorum.fetcher.on_snapshot_frozen()
         self._set_due()
 
     def _maybe_search(self) -> None:
         """An observer that finds no leader looks which nodes there are: it may have begun before the controllers."""
-        if self.quorum.following.is_searching(now_ms()) and (self._search is None or self._search.done()):
+        if self.quorum.fetcher.is_searching(now_ms()) and (self._search is None or self._search.done()):
             self._search = self._tasks.start("look for controllers", self._look_for_nodes())
 
     async def _look_for_nodes(self) -> None:
         await asyncio.sleep(_SEARCH_S)
         with suppress(RaykaError):  # it looks again
-            self.quorum.following.learn_nodes(possible_controllers(await self._settings.network.node_ids()))
+            self.quorum.fetcher.learn_nodes(possible_controllers(await self._settings.network.node_ids()))
         self._set_due()
 
     def _maybe_copy(self) -> None:
@@ -313,7 +313,7 @@ class QuorumDriver:
         disk = self._settings.disk
         with suppress(StorageError), self.failing():
             await disk.copy_prefix(copy.source, copy.target, copy.size_bytes)
-            self.quorum.following.on_copied(copy, now_ms())
+            self.quorum.fetcher.on_copied(copy, now_ms())
             if disk.exists(copy.target):  # the truncation was not wanted any more
                 disk.unlink(copy.target)
         self._is_copying = False

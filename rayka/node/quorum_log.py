@@ -76,7 +76,7 @@ class QuorumLog(Generic[RecordT]):
 
     def append(self, records: Sequence[RecordT]) -> int:
         """Appends the records atomically, without waiting; the offset of the first. Raises what the core refuses."""
-        first_offset = self._quorum.leading.append(*self._codec.columns(records))
+        first_offset = self._quorum.leader_log.append(*self._codec.columns(records))
         self._driver.wake()
         return first_offset
 

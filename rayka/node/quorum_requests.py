@@ -78,11 +78,11 @@ class QuorumRequests:
 
     async def fetch_snapshot(self, request: FetchSnapshotRequest) -> FetchSnapshotResponse:
         with self._driver.failing():
-            response = self._quorum.leading.handle_fetch_snapshot(request, now_ms())
+            response = self._quorum.leader_log.handle_fetch_snapshot(request, now_ms())
         return await self._when_durable(response)
 
     async def describe_quorum(self, request: DescribeQuorumRequest) -> DescribeQuorumResponse:
-        return await self._when_durable(self._quorum.leading.handle_describe_quorum(now_ms()))
+        return await self._when_durable(self._quorum.leader_log.handle_describe_quorum(now_ms()))
 
     async def fetch(self, request: FetchRequest) -> FetchResponse:
         """The answer to a replica that follows the log: at once when there is news for it, else when there is, or when
@@ -102,7 +102,7 @@ class QuorumRequests:
             self._driver.check_open()
             may_wait = now_s() < deadline_s
             with self._driver.failing():
-                result = self._quorum.leading.handle_fetch(request, now_ms=now_ms(), may_wait=may_wait)
+                result = self._quorum.leader_log.handle_fetch(request, now_ms=now_ms(), may_wait=may_wait)
             if result is not None:
                 return await self._when_durable(FetchResponse((result,)))
             self._driver.wake()

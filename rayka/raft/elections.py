@@ -21,7 +21,7 @@ from rayka.raft.quorum_state import QuorumState
 from rayka.raft.roles import Candidate, Follower, Prospective, Resigned
 
 
-class Elections:
+class QuorumElections:
     """The part of a quorum core that elects."""
 
     def __init__(self, state: QuorumState) -> None:
@@ -171,7 +171,7 @@ class Elections:
             role.tally.record(request.voter, is_granted=response.is_granted)
             self._on_tally(now_ms)
         else:
-            self._state.book.back_off(request.voter.node_id, now_ms)
+            self._state.request_manager.back_off(request.voter.node_id, now_ms)
 
     def _on_tally(self, now_ms: int) -> None:
         """A candidate that has lost waits out its election timeout (A2)."""
@@ -232,7 +232,7 @@ class Elections:
         if isinstance(role, Resigned) and response.error_code is ErrorCode.NONE:
             role.on_acknowledged(node_id)
         else:
-            self._state.book.back_off(node_id, now_ms)
+            self._state.request_manager.back_off(node_id, now_ms)
 
 
 def end_epoch_backoff_ms(successors: tuple[ReplicaKey, ...], local: ReplicaKey, max_ms: int) -> int:

@@ -149,7 +149,7 @@ CAUGHT_UP_WITHIN_MS = 3_600_000  # A56
 
 
 @dataclass(slots=True, eq=False)
-class Progress:
+class ReplicaProgress:
     """How far one replica is. Times are -1 while it never fetched."""
 
     end_offset: int = NO_OFFSET
@@ -186,8 +186,8 @@ class Leader:
     ) -> None:  # fmt: skip
         self._local = local
         self._config = config
-        self._replicas: dict[ReplicaKey, Progress] = {}
-        self._others: list[tuple[ReplicaKey, Progress]] = []  # that vote
+        self._replicas: dict[ReplicaKey, ReplicaProgress] = {}
+        self._others: list[tuple[ReplicaKey, ReplicaProgress]] = []  # that vote
         self._others_needed = 0  # for a majority
         # Voters that fetched since the check quorum timer began.
         self._fetched_voters: dict[ReplicaKey, None] = {}
@@ -211,7 +211,7 @@ class Leader:
         """
         former, self.voters = self.voters, voters
         for voter in voters.voters:
-            progress = self._replicas.setdefault(voter, Progress())
+            progress = self._replicas.setdefault(voter, ReplicaProgress())
             if voter not in former:
                 progress.end_offset = NO_OFFSET
         self._others = [(each, self._replicas[each]) for each in voters.voters if each != self._local]
@@ -241,11 +241,11 @@ class Leader:
     def _end_offset(self, voter: ReplicaKey) -> int:
         return self._local_end_offset if voter == self._local else self._replicas[voter].end_offset
 
-    def _progress(self, replica: ReplicaKey, now_ms: int) -> Progress:
+    def _progress(self, replica: ReplicaKey, now_ms: int) -> ReplicaProgress:
         found = self._replicas.get(replica)
         if found is None:
             self._drop_observers(now_ms)
-            found = self._replicas[replica] = Progress()
+            found = self._replicas[replica] = ReplicaProgress()
         return found
 
     # ---- The replicas ------------------------------------------------------------------------------------------------
@@ -308,7 +308,7 @@ class Leader:
 
     # ---- Described ---------------------------------------------------------------------------------------------------
 
-    def replicas(self, now_ms: int) -> dict[ReplicaKey, Progress]:
+    def replicas(self, now_ms: int) -> dict[ReplicaKey, ReplicaProgress]:
         """All that are known, voters or not, by key."""
         self._drop_observers(now_ms)
         return dict(sorted(self._replicas.items()))

@@ -23,7 +23,7 @@ from rayka.raft.quorum_state import QuorumState
 from rayka.raft.voter_changes import VoterChanges
 
 
-class Leading:
+class LeaderLog:
     """The part of a quorum core that appends and is fetched from."""
 
     def __init__(self, state: QuorumState, changes: VoterChanges) -> None:
@@ -83,10 +83,10 @@ class Leading:
         if error is not ErrorCode.NONE:
             return self._result(error)
         partition = request.partitions[0]
-        standing = self._state.log.standing(partition.fetch_offset, partition.last_fetched_epoch)
-        self._record(request, now_ms, is_valid=standing.is_valid)
-        if not standing.is_valid:
-            return self._result(diverging_epoch=standing.diverging_epoch, snapshot_id=standing.snapshot_id)
+        position = self._state.log.validate_position(partition.fetch_offset, partition.last_fetched_epoch)
+        self._record(request, now_ms, is_valid=position.is_valid)
+        if not position.is_valid:
+            return self._result(diverging_epoch=position.diverging_epoch, snapshot_id=position.snapshot_id)
         is_replica = request.replica_directory_id != ZERO_ID
         end_offset = self._state.log.log_end_offset if is_replica else self._state.known_high_watermark
         return self._read(partition, min(request.max_bytes, partition.max_bytes), end_offset, may_wait)

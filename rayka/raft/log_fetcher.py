@@ -19,7 +19,7 @@ from rayka.raft.quorum_state import QuorumState
 from rayka.raft.roles import Follower, Truncation, Unattached
 
 
-class Following:
+class LogFetcher:
     """The part of a quorum core that fetches."""
 
     def __init__(self, state: QuorumState, bootstrap_ids: Sequence[int]) -> None:
@@ -125,7 +125,7 @@ class Following:
         state, role = self._state, self._state.role
         is_leader = isinstance(role, Follower) and role.leader_id == node_id
         if not is_leader or result.error_code is not ErrorCode.NONE:
-            state.book.back_off(node_id, now_ms)
+            state.request_manager.back_off(node_id, now_ms)
             return
         assert isinstance(role, Follower)
         if request.partitions[0].fetch_offset != state.log.log_end_offset:
@@ -133,7 +133,7 @@ class Following:
         if self._take(role, result, now_ms):
             role.on_fetched(now_ms + state.config.fetch_timeout_ms)
         else:
-            state.book.back_off(node_id, now_ms)
+            state.request_manager.back_off(node_id, now_ms)
 
     def _take(self, follower: Follower, result: FetchPartitionResult, now_ms: int) -> bool:
         """Whether the answer is of use: one whose first batch is damaged is not, and is asked for again. A leader with
@@ -189,7 +189,7 @@ class Following:
         is_asked = (response.snapshot_id, response.position) == (download.snapshot_id, download.size_bytes)
         if response.error_code is not ErrorCode.NONE or not is_asked or not response.data.size:
             role.drop_download()
-            state.book.back_off(role.leader_id, now_ms)
+            state.request_manager.back_off(role.leader_id, now_ms)
             return
         download.append(response.data)
         role.on_fetched(now_ms + state.config.fetch_timeout_ms)
@@ -213,4 +213,4 @@ class Following:
         state = self._state
         state.finished_download = None
         if isinstance(state.role, Follower):
-            state.book.back_off(state.role.leader_id, now_ms)
+            state.request_manager.back_off(state.role.leader_id, now_ms)

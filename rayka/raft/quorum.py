@@ -24,10 +24,10 @@ from rayka.protocol.quorum_messages import (
     VoteRequest,
 )
 from rayka.raft.election_state import ElectionState
-from rayka.raft.elections import Elections
+from rayka.raft.elections import QuorumElections
 from rayka.raft.leader import Leader
-from rayka.raft.leader_log import Leading
-from rayka.raft.log_fetcher import Following
+from rayka.raft.leader_log import LeaderLog
+from rayka.raft.log_fetcher import LogFetcher
 from rayka.raft.quorum_config import QuorumConfig
 from rayka.raft.quorum_state import QuorumState
 from rayka.raft.raft_log import RaftLog
@@ -37,8 +37,10 @@ from rayka.raft.voter_changes import VoterChanges
 
 
 class Quorum(QuorumState):
-    """This node's replica: the state, which drivers and checkers read, and the parts that change it. What other nodes
-    ask, and what the driver reports, goes to the part that it concerns: `elections`, `leading`, `following`, `changes`.
+    """This node's replica: the state, which drivers and checkers read, and the four parts that change it.
+
+    Requests of other nodes and reports of the driver go to one of the parts: `elections`, `leader_log`, `fetcher`,
+    `changes`.
     """
 
     def __init__(  # noqa: PLR0913 - what a replica is made of
@@ -55,10 +57,10 @@ class Quorum(QuorumState):
             stored=stored, now_ms=now_ms,
         )  # fmt: skip
         self.changes = VoterChanges(self)
-        self.elections = Elections(self)
-        self.leading = Leading(self, self.changes)
-        self.following = Following(self, bootstrap_ids)
-        self._senders = (self.changes, self.elections, self.following)
+        self.elections = QuorumElections(self)
+        self.leader_log = LeaderLog(self, self.changes)
+        self.fetcher = LogFetcher(self, bootstrap_ids)
+        self._senders = (self.changes, self.elections, self.fetcher)
 
     # ---- State -------------------------------------------------------------------------------------------------------
 
@@ -86,14 +88,14 @@ class Quorum(QuorumState):
     def next_poll_ms(self, now_ms: int) -> int:
         """When to call `poll` and `requests` again at the latest, if nothing happens before."""
         role = self.role
-        wakings_ms = [self.following.deadline_ms(), self.changes.deadline_ms()]
+        wakings_ms = [self.fetcher.deadline_ms(), self.changes.deadline_ms()]
         if isinstance(role, Leader):
             wakings_ms.append(role.next_reminder_ms(now_ms))
         times_ms = [each for each in wakings_ms if each > now_ms]  # what is due already has a target
         times_ms.append(self.elections.deadline_ms())
         if self.is_persisted:
             for sender in self._senders:
-                times_ms.extend(self.book.ready_ms(node_id) for node_id in sender.targets(now_ms))
+                times_ms.extend(self.request_manager.ready_ms(node_id) for node_id in sender.targets(now_ms))
         return max(now_ms, min(times_ms))
 
     # ---- To other nodes ----------------------------------------------------------------------------------------------
@@ -105,20 +107,20 @@ class Quorum(QuorumState):
         sent: list[tuple[int, Request[Any]]] = []
         for sender in self._senders:
             for node_id in sender.targets(now_ms):
-                if self.book.ready_ms(node_id) <= now_ms:
+                if self.request_manager.ready_ms(node_id) <= now_ms:
                     request = sender.request_to(node_id, now_ms)
-                    self.book.on_sent(node_id, request, now_ms)
+                    self.request_manager.on_sent(node_id, request, now_ms)
                     sent.append((node_id, request))
         return sent
 
     def on_response(self, node_id: int, request: Request[Any], response: Any, now_ms: int) -> None:
         """A node has answered. Whatever else it says, a later epoch or a leader not known here counts (A28, A36)."""
-        is_awaited = self.book.on_answered(node_id, request)
-        self.following.on_ended(node_id)
+        is_awaited = self.request_manager.on_answered(node_id, request)
+        self.fetcher.on_ended(node_id)
         header = response.partitions[0] if isinstance(response, FetchResponse) else response
         if header.leader_epoch < self.epoch:
             if is_awaited:  # an answer of an earlier epoch says nothing of this one
-                self.book.back_off(node_id, now_ms)
+                self.request_manager.back_off(node_id, now_ms)
             return
         role = self.role
         self.learn(header.leader_id, header.leader_epoch, now_ms)
@@ -127,9 +129,9 @@ class Quorum(QuorumState):
 
     def _dispatch(self, node_id: int, request: Request[Any], response: Any, now_ms: int) -> None:
         if isinstance(request, FetchRequest):
-            self.following.on_fetch(node_id, request, response, now_ms)
+            self.fetcher.on_fetch(node_id, request, response, now_ms)
         elif isinstance(request, FetchSnapshotRequest):
-            self.following.on_fetch_snapshot(response, now_ms)
+            self.fetcher.on_fetch_snapshot(response, now_ms)
         elif isinstance(request, VoteRequest):
             self.elections.on_vote(request, response, now_ms)
         elif isinstance(request, EndQuorumEpochRequest):
@@ -137,9 +139,9 @@ class Quorum(QuorumState):
 
     def on_no_response(self, node_id: int, request: Request[Any], now_ms: int) -> None:
         """The request failed, or was not answered in time."""
-        self.following.on_ended(node_id)
-        if self.book.on_answered(node_id, request):
-            self.book.back_off(node_id, now_ms)
+        self.fetcher.on_ended(node_id)
+        if self.request_manager.on_answered(node_id, request):
+            self.request_manager.back_off(node_id, now_ms)
 
     def on_persisted(self, election: ElectionState) -> None:
         """`quorum-state` holds the election durably (A8)."""
@@ -149,7 +151,7 @@ class Quorum(QuorumState):
 
     @property
     def needed_copy(self) -> PrefixCopy | None:
-        """What a truncation waits for: the driver copies it and tells `following` (A33)."""
+        """What a truncation waits for: the driver copies it and tells `fetcher` (A33)."""
         role = self.role
         truncation = role.truncation if isinstance(role, Follower) else None
         return None if truncation is None else truncation.copy

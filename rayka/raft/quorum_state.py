@@ -39,7 +39,7 @@ class _Sent(NamedTuple):
     deadline_ms: int
 
 
-class RequestBook:
+class RequestManager:
     """In-flight requests and back-offs by node id."""
 
     def __init__(self, *, request_timeout_ms: int, retry_backoff_ms: int) -> None:
@@ -50,7 +50,7 @@ class RequestBook:
         self._failures: dict[int, int] = {}  # one after another
 
     def __repr__(self) -> str:
-        return f"<RequestBook under_way={list(self._sent)} backing_off={self._backing_off_until_ms}>"
+        return f"<RequestManager under_way={list(self._sent)} backing_off={self._backing_off_until_ms}>"
 
     def ready_ms(self, node_id: int) -> int:
         """From when on the node may be sent something, as far as is known now; 0 or the past: at once."""
@@ -88,7 +88,7 @@ class RequestBook:
 class QuorumState:
     """Shared by all parts of one quorum core; only the parts change it, others read it. `election` is to be made
     durable whenever `election_count` has risen, which is above 0 from the start when what was stored is not up to date.
-    `finished_download` is a snapshot fetched whole: the driver freezes it and tells `following` (A49).
+    `finished_download` is a snapshot fetched whole: the driver freezes it and tells `fetcher` (A49).
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class QuorumState:
         self.local = local
         self.config = config
         self.log = log
-        self.book = RequestBook(
+        self.request_manager = RequestManager(
             request_timeout_ms=config.request_timeout_ms, retry_backoff_ms=config.retry_backoff_ms
         )
         self.is_shutting_down = False
@@ -312,7 +312,7 @@ class QuorumState:
         if isinstance(self.role, Follower):
             self.role.drop_download()
         former, self.role = self.role, role
-        self.book.reset()
+        self.request_manager.reset()
         if election != before:
             self.election = election
             self.election_count += 1

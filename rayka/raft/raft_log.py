@@ -21,7 +21,7 @@ from rayka.raft.voters import VoterSetHistory
 _SCAN_BYTES = 1 << 20
 
 
-class Standing(NamedTuple):
+class ValidatedPosition(NamedTuple):
     """How a replica's position stands to this log: valid when neither is set (A30)."""
 
     diverging_epoch: OffsetAndEpoch | None = None
@@ -32,7 +32,7 @@ class Standing(NamedTuple):
         return self.diverging_epoch is None and self.snapshot_id is None
 
 
-VALID = Standing()
+VALID = ValidatedPosition()
 
 
 class RaftLog:
@@ -87,15 +87,17 @@ class RaftLog:
 
     # ---- Positions ---------------------------------------------------------------------------------------------------
 
-    def standing(self, offset: int, epoch: int) -> Standing:
+    def validate_position(self, offset: int, epoch: int) -> ValidatedPosition:
         """Whether a replica whose log ends at the offset, with this epoch last, has a prefix of this log."""
         latest = self.snapshots.latest
         if offset == 0:
-            return VALID if latest is None else Standing(snapshot_id=latest)  # A29
+            return VALID if latest is None else ValidatedPosition(snapshot_id=latest)  # A29
         if latest is not None and self._is_before_log(offset, epoch):
-            return Standing(snapshot_id=latest)
+            return ValidatedPosition(snapshot_id=latest)
         end = self.end_offset_for_epoch(epoch)
-        return VALID if end.epoch == epoch and offset <= end.offset else Standing(diverging_epoch=end)
+        return (
+            VALID if end.epoch == epoch and offset <= end.offset else ValidatedPosition(diverging_epoch=end)
+        )
 
     def _is_before_log(self, offset: int, epoch: int) -> bool:
         earliest, start = self.snapshots.earliest, self._log.log_start_offset

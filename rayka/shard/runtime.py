@@ -7,8 +7,8 @@ failover could take back, and no request waits for the disk before the next one 
 
 Timers belong to the runtime: one that is due is a request without a caller, whose records are written like any other's.
 
-A request may wait for another one (`Later`), as a member does for the rest of its group. The result that ends its wait
-names it, and its answer is kept back as if it were that request's. No deadline of the caller ends such a wait.
+A request may wait for another one (`Deferred`), as a member waits for the rest of its group. The result that ends the
+wait names the request, and holds back its answer like its own. No deadline of the caller ends such a wait.
 
 A request that is too much for one turn of the event loop runs step by step (`Steps`), and records that are committed
 together are replayed part by part: each call of `advance` does as much as fits a turn. The requests that come meanwhile
@@ -33,7 +33,7 @@ from rayka.shard.shard import (
     RECORDS_PER_BATCH_MAX,
     Answer,
     AppendLog,
-    Later,
+    Deferred,
     RecordT,
     Result,
     Shard,
@@ -45,19 +45,19 @@ from rayka.shard.shard import (
 # Requests of a replicated state machine whose answers are not out yet, and the order in which they are released.
 #
 # An answer is kept back until the high watermark has passed the records that were in the log when its request ran. A
-# request that waits for another one (`Later`) is parked; the result that ends its wait names it. Invariant: answers are
-# released in the order in which their requests ran, or in which their waits ended. Kafka: `DeferredEventQueue`.
+# request that waits for another one (`Deferred`) is parked; the result that ends its wait names it. Invariant: answers
+# are released in the order in which their requests ran, or in which their waits ended. Kafka: `DeferredEventQueue`.
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Pending:
     """A response on its way: once `is_done`, `error` or else `response` is the answer. `has_run`: the request has, and
-    its answer waits to be committed, for as long as `patience_ms` from then on.
+    its answer waits to be committed, for as long as `timeout_ms` from then on.
     """
 
     deadline_ms: int
     timer: Timer | None = None
-    patience_ms: int = 0
+    timeout_ms: int = 0
     required_offset: int = -1
     response: Any = None
     error: ApiError | None = None
@@ -69,7 +69,7 @@ class Pending:
         return f"<Pending {'done' if self.is_done else waits} {self.error or self.response!r}>"
 
 
-class KeptBack:
+class PendingResponses:
     """The requests that have run: those whose answers wait to be committed, and those that are parked."""
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class KeptBack:
         self._parked: dict[Hashable, Pending] = {}
 
     def __repr__(self) -> str:
-        return f"<KeptBack uncommitted={len(self._uncommitted)} parked={len(self._parked)}>"
+        return f"<PendingResponses uncommitted={len(self._uncommitted)} parked={len(self._parked)}>"
 
     def __len__(self) -> int:
         return len(self._uncommitted)
@@ -111,7 +111,7 @@ class KeptBack:
             if pending is not None:
                 pending.response, pending.error = answer.response, answer.error
                 pending.required_offset = next_offset
-                pending.deadline_ms = now_ms + pending.patience_ms
+                pending.deadline_ms = now_ms + pending.timeout_ms
                 self._uncommitted.append(pending)
 
     def can_release(self, high_watermark: int) -> bool:
@@ -206,7 +206,7 @@ class ShardRuntime(Generic[ShardT, RecordT]):
         self._make_shard = make_shard
         self._log = log
         self._steps_per_turn = steps_per_turn
-        self._kept_back = KeptBack()
+        self._pending_responses = PendingResponses()
         self._operation: _Operation[RecordT] | None = None
         self._queue: deque[tuple[Any, Pending]] = deque()
         self._timers = Timers()
@@ -217,7 +217,9 @@ class ShardRuntime(Generic[ShardT, RecordT]):
 
     def __repr__(self) -> str:
         state = "active" if self.is_active else "standby"
-        return f"<ShardRuntime {state} replayed={self.replayed_offset} pending={len(self._kept_back)}>"
+        return (
+            f"<ShardRuntime {state} replayed={self.replayed_offset} pending={len(self._pending_responses)}>"
+        )
 
     # ---- Standing by -------------------------------------------------------------------------------------------------
 
@@ -268,7 +270,7 @@ class ShardRuntime(Generic[ShardT, RecordT]):
         """
         if not self.is_active:
             raise InvariantBroken(f"{self!r} does not lead")
-        pending = Pending(deadline_ms, patience_ms=deadline_ms - now_ms)
+        pending = Pending(deadline_ms, timeout_ms=deadline_ms - now_ms)
         if self.is_busy:
             self._queue.append((request, pending))
         else:
@@ -278,7 +280,7 @@ class ShardRuntime(Generic[ShardT, RecordT]):
     @property
     def can_release(self) -> bool:
         """Whether the first response that waits need wait no more: `on_high_watermark` is to be called."""
-        return bool(self._kept_back) and self._kept_back.can_release(self._log.high_watermark)
+        return bool(self._pending_responses) and self._pending_responses.can_release(self._log.high_watermark)
 
     @property
     def next_timer_ms(self) -> int | None:
@@ -346,11 +348,11 @@ class ShardRuntime(Generic[ShardT, RecordT]):
     def _conclude(self, pending: Pending, result: Result[RecordT, Any]) -> None:
         """Its records are in the log, and replayed."""
         self._timers.set_all(result.timers)
-        if isinstance(result.response, Later):
-            self._kept_back.park(result.response.key, pending)
+        if isinstance(result.response, Deferred):
+            self._pending_responses.park(result.response.key, pending)
         else:
             self._finish(pending, result.response, None)
-        self._kept_back.answer(result.answers, self._log.next_offset, self._now_ms)
+        self._pending_responses.answer(result.answers, self._log.next_offset, self._now_ms)
 
     def _result(self, operation: _Operation[RecordT]) -> Result[RecordT, Any] | None:
         """What comes of it, when this turn is the last. Raises what the shard or the log refuse it with: what was
@@ -377,11 +379,11 @@ class ShardRuntime(Generic[ShardT, RecordT]):
         if pending.is_done:  # its deadline came while it ran
             return
         pending.response, pending.error = response, error
-        self._kept_back.keep(pending, self._log.next_offset, self._log.high_watermark)
+        self._pending_responses.keep(pending, self._log.next_offset, self._log.high_watermark)
 
     def on_high_watermark(self) -> list[Pending]:
         """The log's high watermark moved: the answers that this released, in the order of their requests."""
-        return self._kept_back.release(self._log.high_watermark)
+        return self._pending_responses.release(self._log.high_watermark)
 
     def expire(self, now_ms: int, reason: str = "") -> list[Pending]:
         """Ends those whose deadline has come. Their records stay, and may yet be committed; what runs goes on, what
@@ -396,11 +398,11 @@ class ShardRuntime(Generic[ShardT, RecordT]):
 
     def fail(self, error: ApiError) -> list[Pending]:
         """Ends all that wait with an error: the node stops, leads no more, or its disk failed."""
-        return self._end([*self._waiting(), *self._kept_back.take_parked()], error)
+        return self._end([*self._waiting(), *self._pending_responses.take_parked()], error)
 
     def _waiting(self) -> list[Pending]:
         runs = [] if self._operation is None or self._operation.pending.is_done else [self._operation.pending]
-        return [*self._kept_back.uncommitted, *runs, *(pending for _, pending in self._queue)]
+        return [*self._pending_responses.uncommitted, *runs, *(pending for _, pending in self._queue)]
 
     def _append(self, records: Sequence[RecordT]) -> int:
         """The offset of the first, or of the next one to be written. Raises what the log refuses them with."""
@@ -420,6 +422,6 @@ class ShardRuntime(Generic[ShardT, RecordT]):
     def _end(self, ended: list[Pending], error: ApiError) -> list[Pending]:
         for pending in ended:
             pending.error, pending.is_done = error, True
-        self._kept_back.drop_done()
+        self._pending_responses.drop_done()
         self._queue = deque(each for each in self._queue if not each[1].is_done)
         return ended

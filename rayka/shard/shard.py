@@ -104,7 +104,7 @@ ResponseT = TypeVar("ResponseT")
 RECORDS_PER_BATCH_MAX = 10_000  # A68
 
 
-class Later(NamedTuple):
+class Deferred(NamedTuple):
     """The response of a request that waits for another one, or for a timer: `key` is the one with which the shard
     answers it, and no other request that waits has it. The shard's timers bound the wait.
     """

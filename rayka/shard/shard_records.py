@@ -26,7 +26,7 @@ class KeyValue(NamedTuple):
     value: bytes | None
 
 
-class Columns(NamedTuple):
+class BatchColumns(NamedTuple):
     """Several records as `encode_batch` takes them; `keys` is None when no record has one."""
 
     values: list[bytes | None]
@@ -46,11 +46,13 @@ class RecordCodec(Generic[RecordT]):
         Callable[[Sequence[bytes | None], Sequence[bytes | None]], Sequence[RecordT] | None] | None
     ) = None
 
-    def columns(self, records: Sequence[RecordT]) -> Columns:
+    def columns(self, records: Sequence[RecordT]) -> BatchColumns:
         """The records as the columns of a batch."""
         pairs = [self.encode(each) for each in records]
         has_keys = any(each.key is not None for each in pairs)
-        return Columns([each.value for each in pairs], [each.key for each in pairs] if has_keys else None)
+        return BatchColumns(
+            [each.value for each in pairs], [each.key for each in pairs] if has_keys else None
+        )
 
     def committed(self, records: Buffer, first_offset: int) -> Iterator[tuple[int, RecordT]]:
         """The records of these batches from an offset on, each with its offset; a batch may begin before it."""

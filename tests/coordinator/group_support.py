@@ -108,11 +108,11 @@ class Coordinator:
         self.now_ms = end_ms
 
     def group(self, group_id: str = "g") -> Group:
-        return self.runtime.shard.known.groups[group_id]
+        return self.runtime.shard.store.groups[group_id]
 
     @property
     def group_ids(self) -> list[str]:
-        return sorted(self.runtime.shard.known.groups)
+        return sorted(self.runtime.shard.store.groups)
 
     # ---- Members -----------------------------------------------------------------------------------------------------
 
@@ -154,7 +154,7 @@ class Coordinator:
 
     def sync_all(self, ids: Sequence[str], generation_id: int) -> list[SyncGroupResponse]:
         """The first is the leader, whose assignments are the ids."""
-        statics = {member_id: each for each, member_id in self.group().statics.items()}
+        statics = {member_id: each for each, member_id in self.group().static_members.items()}
         syncs = [self.sync(each, generation_id, instance=statics.get(each, "")) for each in ids[1:]]
         first = self.sync(
             ids[0],

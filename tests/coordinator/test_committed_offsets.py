@@ -192,7 +192,7 @@ def test_of_a_group_with_members_only_these_commit() -> None:  # E10
 def test_a_process_whose_instance_was_taken_over_commits_nothing() -> None:  # E7 E10
     coordinator = Coordinator()
     coordinator.stable(instances=["a", "b"])
-    old = coordinator.group().statics["a"]
+    old = coordinator.group().static_members["a"]
     coordinator.join(group_instance_id="a")
     offsets = (CommittedOffset("t", 0, 1),)
     refused = coordinator.ask(OffsetCommitRequest("g", offsets, 1, old, "a"))

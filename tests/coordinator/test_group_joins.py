@@ -239,7 +239,7 @@ def test_the_leader_leads_on_where_an_earlier_member_has_joined_again_too() -> N
     coordinator = Coordinator()
     long = {"session_timeout_ms": REBALANCE_MS * 3}
     leader, follower = coordinator.stable(instances=["a", "b"], **long)
-    names = {member_id: each for each, member_id in coordinator.group().statics.items()}
+    names = {member_id: each for each, member_id in coordinator.group().static_members.items()}
     alone = coordinator.join(
         follower, group_instance_id=names[follower], protocols=offers(topics=["u"]), **long
     )
@@ -260,9 +260,9 @@ def test_while_no_static_member_has_come_back_the_group_goes_on_waiting() -> Non
     coordinator.leave(dynamic)
     coordinator.wait(REBALANCE_MS)
     assert coordinator.group().state is PREPARING
-    coordinator.join(coordinator.group().statics["b"], group_instance_id="b", **long)
+    coordinator.join(coordinator.group().static_members["b"], group_instance_id="b", **long)
     coordinator.wait(REBALANCE_MS)
-    assert coordinator.group().leader_id == coordinator.group().statics["b"]
+    assert coordinator.group().leader_id == coordinator.group().static_members["b"]
     assert coordinator.group().state is COMPLETING
 
 
@@ -329,7 +329,7 @@ def test_a_member_that_is_alone_may_offer_something_else_altogether() -> None:
 def test_a_static_member_that_comes_back_takes_its_place_without_a_rebalance() -> None:  # E7
     coordinator = Coordinator()
     leader, follower = coordinator.stable(instances=["a", "b"])
-    instance = next(each for each in "ab" if coordinator.group().statics[each] == follower)
+    instance = next(each for each in "ab" if coordinator.group().static_members[each] == follower)
     response = answer(coordinator.join(group_instance_id=instance))
     assert (response.generation_id, response.leader_id, response.skip_assignment) == (1, leader, False)
     assert response.member_id != follower
@@ -353,7 +353,7 @@ def test_what_a_static_member_had_claimed_does_not_count_when_it_comes_back() ->
 def test_a_leader_that_comes_back_is_told_that_it_need_not_assign() -> None:  # E7
     coordinator = Coordinator()
     leader, follower = coordinator.stable(instances=["a", "b"])
-    instance = next(each for each in "ab" if coordinator.group().statics[each] == leader)
+    instance = next(each for each in "ab" if coordinator.group().static_members[each] == leader)
     response = answer(coordinator.join(group_instance_id=instance))
     assert (response.leader_id, response.skip_assignment) == (response.member_id, True)
     assert {each.member_id: each.assignment for each in response.members} == {
@@ -379,7 +379,7 @@ def test_a_static_member_that_comes_back_with_another_subscription_begins_a_reba
     pending = coordinator.join(group_instance_id="b", protocols=other)
     assert not pending.is_done
     assert coordinator.group().state is PREPARING
-    coordinator.join(coordinator.group().statics["a"], group_instance_id="a")
+    coordinator.join(coordinator.group().static_members["a"], group_instance_id="a")
     assert answer(pending).generation_id == 2
 
 

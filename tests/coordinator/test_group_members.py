@@ -196,7 +196,7 @@ def test_a_member_that_waits_for_the_others_needs_no_heartbeats() -> None:  # E6
 def test_a_process_that_took_a_static_members_place_is_removed_when_it_is_silent() -> None:  # E6 E7
     coordinator = Coordinator()
     leader, follower = coordinator.stable(instances=["a", "b"])
-    instances = {member_id: each for each, member_id in coordinator.group().statics.items()}
+    instances = {member_id: each for each, member_id in coordinator.group().static_members.items()}
     new = answer(coordinator.join(group_instance_id=instances[follower])).member_id
     for expected in (ErrorCode.NONE, ErrorCode.REBALANCE_IN_PROGRESS):
         assert coordinator.group().members.keys() == {leader, new}
@@ -317,7 +317,7 @@ def test_a_static_member_is_taken_out_by_its_instance() -> None:  # E6 E7
     coordinator.stable(instances=["a", "b"])
     assert coordinator.leave("", instance="c") == [ErrorCode.UNKNOWN_MEMBER_ID]
     assert coordinator.leave("", instance="a") == [ErrorCode.NONE]
-    assert list(coordinator.group().statics) == ["b"]
+    assert list(coordinator.group().static_members) == ["b"]
 
 
 def test_a_member_that_waits_and_is_removed_gets_an_error() -> None:  # E6

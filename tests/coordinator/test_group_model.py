@@ -164,7 +164,7 @@ class AnyHistory(RuleBasedStateMachine):
         name=st.sampled_from(("t-0", "t-1")),
     )
     def commit(self, number: int, offset: int, name: str) -> None:
-        member, group = self.members[number], self.coordinator.runtime.shard.known.groups.get("g")
+        member, group = self.members[number], self.coordinator.runtime.shard.store.groups.get("g")
         may = (
             group is not None
             and member.member_id in group.members
@@ -206,8 +206,10 @@ class AnyHistory(RuleBasedStateMachine):
     @invariant()
     def a_group_at_rest_is_what_the_log_says(self) -> None:
         group = self.coordinator.group()
-        assert len(set(group.statics.values())) == len(group.statics)
-        assert all(group.members[each].group_instance_id == name for name, each in group.statics.items())
+        assert len(set(group.static_members.values())) == len(group.static_members)
+        assert all(
+            group.members[each].group_instance_id == name for name, each in group.static_members.items()
+        )
         if group.is_recorded and group.state in (STABLE, EMPTY):
             found = Coordinator(self.coordinator.log).group()
             assert (found.state, found.generation_id) == (group.state, group.generation_id)

@@ -123,7 +123,7 @@ def test_fields_that_a_later_version_appends_are_ignored() -> None:
 
 def known(coordinator: Coordinator) -> tuple[object, object]:
     shard = coordinator.runtime.shard
-    return shard.known.groups, shard.known.offsets
+    return shard.store.groups, shard.store.offsets
 
 
 def some_history() -> Coordinator:
@@ -159,7 +159,7 @@ def test_a_standby_knows_what_the_active_coordinator_has_written() -> None:  # E
     for offset, record in enumerate(coordinator.log.records()):
         standby.replay(record, offset)
     coordinator.restart()
-    assert (standby.known.groups, standby.known.offsets) == known(coordinator)
+    assert (standby.store.groups, standby.store.offsets) == known(coordinator)
 
 
 @pytest.mark.parametrize(

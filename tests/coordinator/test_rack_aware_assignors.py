@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rayka.coordinator.assignors.assignor import PartitionRacks, Subscriber, minds_racks
+from rayka.coordinator.assignors.assignor import PartitionRacks, Subscriber, is_rack_aware
 from rayka.coordinator.assignors.assignor_table import ASSIGNORS
 from rayka.ids import TopicPartition
 from rayka.protocol.groups import ConsumerSubscription
@@ -106,9 +106,9 @@ def test_racks_matter_where_members_and_some_replicas_name_them() -> None:  # E9
         (NONE, some),
         (ABC, ((),) * 10),
     ]:
-        assert not minds_racks(members, (partitions,))
+        assert not is_rack_aware(members, (partitions,))
     for members in (ABC, ("a", "b"), ("a", "d"), ("a", "", "")):
-        assert minds_racks(members, (some,))
+        assert is_rack_aware(members, (some,))
 
 
 RANGE_ALL = (
@@ -540,7 +540,7 @@ def test_no_swap_of_two_partitions_brings_more_of_them_near(group: Group) -> Non
     members, racks = group
     assignment = ASSIGNORS["sticky"].assign(members, counts_of(racks), racks)
     rack_of = {each.member_id: each.subscription.rack for each in members}
-    has_racks = minds_racks(rack_of.values(), [racks[each] for each in members[0].subscription.topics])
+    has_racks = is_rack_aware(rack_of.values(), [racks[each] for each in members[0].subscription.topics])
     held = [(member_id, each) for member_id, partitions in assignment.items() for each in partitions]
 
     def is_far(member_id: str, tp: TopicPartition) -> bool:

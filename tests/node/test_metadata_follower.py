@@ -117,7 +117,7 @@ class Controller:
 
     async def _fetched(self, request: FetchRequest) -> Any:
         while True:
-            result = self.node.quorum.leading.handle_fetch(request, now_ms=0, may_wait=True)
+            result = self.node.quorum.leader_log.handle_fetch(request, now_ms=0, may_wait=True)
             if result is not None:
                 return result
             await self.news.wait(math.inf)
@@ -127,7 +127,7 @@ class Controller:
     async def _part(self, request: FetchSnapshotRequest) -> FetchSnapshotResponse:
         self.parts.append((request.snapshot_id, request.position))
         small = msgspec.structs.replace(request, max_bytes=PART_BYTES)
-        response = self.node.quorum.leading.handle_fetch_snapshot(small, 0)
+        response = self.node.quorum.leader_log.handle_fetch_snapshot(small, 0)
         if self.faults and request.position > 0:
             self.news.notify()
             return await self.faults.pop(0)(self, small, response)
@@ -227,13 +227,13 @@ async def _deleted(
     """Another snapshot took its place."""
     controller.commit([topic("more", UUID(int=400))])
     await controller.write_snapshot()
-    return controller.node.quorum.leading.handle_fetch_snapshot(request, 0)
+    return controller.node.quorum.leader_log.handle_fetch_snapshot(request, 0)
 
 
 async def _beyond(
     controller: Controller, request: FetchSnapshotRequest, response: Any
 ) -> FetchSnapshotResponse:
-    return controller.node.quorum.leading.handle_fetch_snapshot(
+    return controller.node.quorum.leader_log.handle_fetch_snapshot(
         msgspec.structs.replace(request, position=10**6), 0
     )
 
@@ -243,7 +243,7 @@ async def _other_leader(
 ) -> FetchSnapshotResponse:
     controller.node = controller.node.restarted()
     controller.node.settle(10_000)
-    return controller.node.quorum.leading.handle_fetch_snapshot(request, 0)
+    return controller.node.quorum.leader_log.handle_fetch_snapshot(request, 0)
 
 
 async def _other_id(

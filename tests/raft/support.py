@@ -100,7 +100,7 @@ class Node:
         self.quorum.on_persisted(self.stored)
 
     def drain(self) -> bool:
-        self.quorum.leading.drain(now_ms=0, timestamp_ms=5)
+        self.quorum.leader_log.drain(now_ms=0, timestamp_ms=5)
         return not self.log.unsynced().is_empty
 
     def sync(self, now_ms: int = 0) -> bool:
@@ -108,7 +108,7 @@ class Node:
         self.disk.sync_now(plan.files, plan.directories)
         self.log.on_synced(plan)
         before = self.quorum.high_watermark
-        self.quorum.leading.on_flushed(self.log.flushed_offset, now_ms)
+        self.quorum.leader_log.on_flushed(self.log.flushed_offset, now_ms)
         return self.quorum.high_watermark > before
 
     def flush(self, now_ms: int = 0) -> bool:
@@ -119,14 +119,14 @@ class Node:
         download = self.quorum.finished_download
         if download is not None:
             run(self.snapshots.freeze(download))
-            self.quorum.following.on_snapshot_frozen()
+            self.quorum.fetcher.on_snapshot_frozen()
 
     def copy(self, now_ms: int = 0) -> None:
         """What a truncation needs is copied, at once."""
         copy = self.quorum.needed_copy
         if copy is not None:
             self.disk.copy_prefix_now(copy.source, copy.target, copy.size_bytes)
-            self.quorum.following.on_copied(copy, now_ms)
+            self.quorum.fetcher.on_copied(copy, now_ms)
 
     def write_snapshot(self, snapshot_id: OffsetAndEpoch, *values: bytes) -> None:
         """What the driver does when the state is due for a snapshot."""
@@ -163,7 +163,7 @@ class Node:
         return node
 
     def commit(self, *values: bytes) -> int:
-        offset = self.quorum.leading.append(values)
+        offset = self.quorum.leader_log.append(values)
         self.flush()
         return offset
 
@@ -189,7 +189,7 @@ class Node:
     def fetch(self, offset: int, last_epoch: int = 1, **given: Any) -> FetchPartitionResult | None:
         may_wait, now_ms = given.pop("may_wait", True), given.pop("now_ms", 0)
         request = fetch_request(offset, last_epoch, **given)
-        return self.quorum.leading.handle_fetch(request, now_ms=now_ms, may_wait=may_wait)
+        return self.quorum.leader_log.handle_fetch(request, now_ms=now_ms, may_wait=may_wait)
 
     def fetched_by(self, replica: ReplicaKey, offset: int | None = None, *, now_ms: int = 0) -> bool:
         """A fetch from the end of this leader's log, or from the offset. Whether it moved the high watermark."""
@@ -425,7 +425,7 @@ class Cluster:
     def commit(self, *values: bytes) -> None:
         """Runs until a leader has committed the values; the next leader appends them again if it lost the lead."""
         leader = self.elected()
-        end, epoch = leader.quorum.leading.append(values) + len(values), leader.epoch
+        end, epoch = leader.quorum.leader_log.append(values) + len(values), leader.epoch
         self.run_until(lambda: leader.quorum.high_watermark >= end or leader.epoch != epoch)
         if leader.epoch != epoch:
             self.commit(*values)
@@ -443,7 +443,7 @@ def answer(node: Node, request: Any, now_ms: int, *, may_wait: bool = True) -> A
 
 def _answer(quorum: Quorum, request: Any, now_ms: int, may_wait: bool) -> Any:
     if isinstance(request, FetchRequest):
-        result = quorum.leading.handle_fetch(request, now_ms=now_ms, may_wait=may_wait)
+        result = quorum.leader_log.handle_fetch(request, now_ms=now_ms, may_wait=may_wait)
         return None if result is None else FetchResponse((result,))
     if isinstance(request, VoteRequest):
         return quorum.elections.handle_vote(request, now_ms)
@@ -452,7 +452,7 @@ def _answer(quorum: Quorum, request: Any, now_ms: int, may_wait: bool) -> Any:
     if isinstance(request, EndQuorumEpochRequest):
         return quorum.elections.handle_end_quorum_epoch(request, now_ms)
     if isinstance(request, FetchSnapshotRequest):
-        return quorum.leading.handle_fetch_snapshot(request, now_ms)
+        return quorum.leader_log.handle_fetch_snapshot(request, now_ms)
     return _changed(quorum, request, now_ms).response
 
 

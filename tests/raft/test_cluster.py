@@ -149,7 +149,7 @@ def test_a_quorum_without_majority_commits_nothing() -> None:  # A40
     leader = cluster.elected()
     for node in followers(cluster):
         cluster.kill(node.local.node_id)
-    leader.quorum.leading.append([b"a"])
+    leader.quorum.leader_log.append([b"a"])
     cluster.run_for(10_000)
     assert leader.committed() == []
     assert not leader.quorum.is_leader

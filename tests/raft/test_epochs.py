@@ -98,11 +98,11 @@ def test_a_beginning_restarts_the_fetch_timeout() -> None:  # A11
 def test_a_leader_begins_its_epoch_at_once_and_again_with_voters_that_do_not_fetch() -> None:  # A13
     node = leader()
     assert node.quorum.next_poll_ms(2_000) <= 4_000
-    node.quorum.book.reset()
+    node.quorum.request_manager.reset()
     node.fetched_by(OTHER, now_ms=2_500)
     assert [to for to, _ in node.quorum.requests(2_999)] == []
     assert [to for to, _ in node.quorum.requests(3_000)] == [3003]
-    node.quorum.book.reset()
+    node.quorum.request_manager.reset()
     assert [to for to, _ in node.quorum.requests(3_500)] == [3002]
 
 
@@ -174,7 +174,7 @@ def test_a_resigned_leader_tells_every_voter_until_it_acknowledges() -> None:  #
     node.quorum.on_response(3003, sent[0][1], EndQuorumEpochResponse(3001, 1), 2_001)
     node.quorum.on_no_response(3002, sent[1][1], 2_001)
     assert [to for to, _ in node.quorum.requests(2_021)] == [3002]
-    request = node.quorum.book._sent[3002].request
+    request = node.quorum.request_manager._sent[3002].request
     node.quorum.on_response(3002, request, EndQuorumEpochResponse(3001, 1), 2_022)
     assert node.quorum.requests(2_100) == []
 

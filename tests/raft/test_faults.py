@@ -100,7 +100,7 @@ def run_with_faults(seed: int, *, observers: int, has_changes: bool) -> Committe
             cluster.step()
             committed.check_all(cluster)
             if cluster.leader is not None and random.random() < 0.3:
-                cluster.leader.quorum.leading.append([b"%d" % number])
+                cluster.leader.quorum.leader_log.append([b"%d" % number])
             if has_changes and random.random() < 0.02:
                 change(cluster, random)
     cluster.heal()

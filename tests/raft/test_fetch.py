@@ -36,7 +36,7 @@ def test_a_newer_high_watermark_is_news(node: Node, known: int) -> None:  # A32
 
 
 def test_records_not_yet_committed_are_given_with_the_high_watermark(node: Node) -> None:  # A32
-    node.quorum.leading.append([b"d"])
+    node.quorum.leader_log.append([b"d"])
     node.drain()
     result = found(node.fetch(7, 2, high_watermark=7))
     assert (result.next_offset, result.high_watermark) == (8, 7)

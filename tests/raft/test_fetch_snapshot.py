@@ -52,10 +52,10 @@ def snapshot_request(
 def test_a_part_has_the_size_of_the_whole_and_the_bytes_asked_for() -> None:  # A49
     node = leader()
     size_bytes = node.snapshots.size(SNAPSHOT_ID)
-    response = node.quorum.leading.handle_fetch_snapshot(snapshot_request(7), 2_000)
+    response = node.quorum.leader_log.handle_fetch_snapshot(snapshot_request(7), 2_000)
     assert (response.size_bytes, response.position, len(response.data)) == (size_bytes, 7, 300)
     assert bytes(response.data) == node.snapshots.read(SNAPSHOT_ID, 7, 300)
-    last = node.quorum.leading.handle_fetch_snapshot(snapshot_request(size_bytes - 1), 2_000)
+    last = node.quorum.leader_log.handle_fetch_snapshot(snapshot_request(size_bytes - 1), 2_000)
     assert len(last.data) == 1
 
 
@@ -76,7 +76,7 @@ def test_a_part_has_the_size_of_the_whole_and_the_bytes_asked_for() -> None:  # 
 def test_a_request_for_a_snapshot_is_checked(
     request_: FetchSnapshotRequest, error: ErrorCode
 ) -> None:  # A28, A48, A49
-    response = leader().quorum.leading.handle_fetch_snapshot(request_, 2_000)
+    response = leader().quorum.leader_log.handle_fetch_snapshot(request_, 2_000)
     assert (response.error_code, response.leader_id, response.leader_epoch) == (error, 3001, 6)
 
 
@@ -87,13 +87,13 @@ def test_a_fetch_of_what_is_only_in_the_snapshot_is_told_so_and_where_the_log_st
 
 
 def test_a_node_that_does_not_lead_gives_no_snapshot() -> None:  # A28
-    response = follower().quorum.leading.handle_fetch_snapshot(snapshot_request(), 0)
+    response = follower().quorum.leader_log.handle_fetch_snapshot(snapshot_request(), 0)
     assert (response.error_code, response.leader_id) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, 3001)
 
 
 def test_a_voter_that_loads_a_snapshot_is_alive_but_holds_nothing_yet() -> None:  # A12, A50
     node = leader()
-    node.quorum.leading.handle_fetch_snapshot(snapshot_request(), 4_000)
+    node.quorum.leader_log.handle_fetch_snapshot(snapshot_request(), 4_000)
     assert node.quorum.high_watermark == -1
     node.quorum.poll(6_999)
     assert node.role == "Leader"
@@ -134,7 +134,7 @@ def test_a_follower_before_the_log_loads_the_snapshot_part_after_part_and_goes_o
     )
     assert bytes(node.snapshots.content(SNAPSHOT_ID)) == bytes(source.snapshots.content(SNAPSHOT_ID))
     assert node.quorum.log.snapshots.latest == SNAPSHOT_ID
-    node.quorum.on_no_response(3001, node.quorum.book._sent[3001].request, 0)
+    node.quorum.on_no_response(3001, node.quorum.request_manager._sent[3001].request, 0)
     exchange(node, source, 100)
     assert node.records() == source.records()
 
@@ -210,7 +210,7 @@ def test_a_snapshot_that_turns_out_damaged_is_asked_for_again() -> None:  # A49
     download = node.quorum.finished_download
     assert download is not None
     download.abandon()
-    node.quorum.following.on_snapshot_damaged(0)
+    node.quorum.fetcher.on_snapshot_damaged(0)
     node.persist()
     assert node.quorum.requests(19) == []
     ((_, request),) = node.quorum.requests(20)

@@ -63,7 +63,7 @@ def test_the_high_watermark_is_unknown_until_a_record_of_the_epoch_is_durable() 
 
 def test_the_high_watermark_moves_only_by_a_flush() -> None:  # A26
     node = Node.leading()
-    assert node.quorum.leading.append([b"a", b"b"]) == 3
+    assert node.quorum.leader_log.append([b"a", b"b"]) == 3
     assert node.drain()
     assert node.quorum.high_watermark == 3
     assert node.sync()
@@ -72,10 +72,10 @@ def test_the_high_watermark_moves_only_by_a_flush() -> None:  # A26
 
 def test_what_arrives_during_a_flush_is_the_next_batch() -> None:  # A25
     node = Node.leading()
-    node.quorum.leading.append([b"a"])
+    node.quorum.leader_log.append([b"a"])
     node.drain()
-    assert node.quorum.leading.append([b"b"]) == 4
-    assert node.quorum.leading.append([b"c", b"d"]) == 5
+    assert node.quorum.leader_log.append([b"b"]) == 4
+    assert node.quorum.leader_log.append([b"c", b"d"]) == 5
     assert (node.log.log_end_offset, node.quorum.next_offset) == (4, 7)
     assert node.sync()
     assert node.quorum.high_watermark == 4
@@ -92,7 +92,7 @@ def test_one_append_is_never_divided_and_batches_are_bounded() -> None:  # A25
     node = Node.leading()
     big = b"x" * (5 << 20)
     for values in ([big], [big], [b"a", b"b"]):
-        node.quorum.leading.append(values)
+        node.quorum.leader_log.append(values)
     node.flush()
     batches = split_batches(node.log.read(3, max_bytes=1 << 25, end_offset=7).records)
     assert [batch.record_count for batch in batches] == [1, 3]
@@ -100,27 +100,27 @@ def test_one_append_is_never_divided_and_batches_are_bounded() -> None:  # A25
 
 def test_an_append_that_does_not_fit_a_batch_is_refused() -> None:  # A25
     with pytest.raises(RecordBatchTooLarge, match="more than"):
-        Node.leading().quorum.leading.append([b"x" * (BATCH_BYTES_MAX + 1)])
+        Node.leading().quorum.leader_log.append([b"x" * (BATCH_BYTES_MAX + 1)])
 
 
 def test_what_waits_for_the_disk_is_bounded() -> None:  # A25
     node = Node.leading()
     for _ in range(ACCUMULATED_BYTES_MAX // BATCH_BYTES_MAX):
-        node.quorum.leading.append([b"x" * BATCH_BYTES_MAX])
+        node.quorum.leader_log.append([b"x" * BATCH_BYTES_MAX])
     with pytest.raises(TooManyRequests, match="wait for the disk"):
-        node.quorum.leading.append([b"x"])
+        node.quorum.leader_log.append([b"x"])
     node.flush()
-    node.quorum.leading.append([b"x"])
+    node.quorum.leader_log.append([b"x"])
 
 
 def test_only_the_leader_appends() -> None:  # A25
     with pytest.raises(NotLeaderOrFollower, match="does not lead"):
-        Node(voters=(ME, key(2))).quorum.leading.append([b"a"])
+        Node(voters=(ME, key(2))).quorum.leader_log.append([b"a"])
 
 
 def test_records_that_a_crash_left_unflushed_are_committed_by_the_next_leader() -> None:
     node = Node.leading()
-    node.quorum.leading.append([b"a"])
+    node.quorum.leader_log.append([b"a"])
     node.drain()
     again = node.restarted()
     again.settle()

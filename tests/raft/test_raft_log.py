@@ -6,7 +6,7 @@ import pytest
 
 from rayka.errors import StorageError
 from rayka.ids import OffsetAndEpoch
-from rayka.raft.raft_log import Standing
+from rayka.raft.raft_log import ValidatedPosition
 from rayka.raft.voters import VoterSet
 from rayka.testing.memory_disk import MemoryDisk
 from tests.raft.support import DIRECTORY, ME, OTHER, Node, write_snapshot
@@ -31,16 +31,16 @@ def two_epochs(*snapshots: tuple[int, int], seed: int = 0) -> Node:
     return last
 
 
-def standing(node: Node, offset: int, epoch: int) -> Standing:
-    return node.quorum.log.standing(offset, epoch)
+def validate_position(node: Node, offset: int, epoch: int) -> ValidatedPosition:
+    return node.quorum.log.validate_position(offset, epoch)
 
 
-def diverging(offset: int, epoch: int) -> Standing:
-    return Standing(diverging_epoch=OffsetAndEpoch(offset, epoch))
+def diverging(offset: int, epoch: int) -> ValidatedPosition:
+    return ValidatedPosition(diverging_epoch=OffsetAndEpoch(offset, epoch))
 
 
-def snapshot(offset: int, epoch: int) -> Standing:
-    return Standing(snapshot_id=OffsetAndEpoch(offset, epoch))
+def snapshot(offset: int, epoch: int) -> ValidatedPosition:
+    return ValidatedPosition(snapshot_id=OffsetAndEpoch(offset, epoch))
 
 
 # ---- Positions -------------------------------------------------------------------------------------------------------
@@ -49,34 +49,34 @@ def snapshot(offset: int, epoch: int) -> Standing:
 def test_an_empty_replica_gets_the_snapshot_even_if_the_log_goes_back_to_the_beginning() -> None:  # A29
     node = two_epochs((5, 1), (8, 2))
     assert node.log.log_start_offset == 0
-    assert standing(node, 0, 0) == snapshot(8, 2)
+    assert validate_position(node, 0, 0) == snapshot(8, 2)
 
 
 def test_the_checkpoint_of_the_formatting_is_given_to_no_replica() -> None:  # A29, A48
-    assert standing(two_epochs(), 0, 0) == Standing()
+    assert validate_position(two_epochs(), 0, 0) == ValidatedPosition()
 
 
 @pytest.mark.parametrize(
     ("offset", "epoch", "expected"),
     [
-        (5, 1, Standing()),  # where the log starts
+        (5, 1, ValidatedPosition()),  # where the log starts
         (5, 2, snapshot(8, 2)),  # where the log starts, of another epoch
         (4, 1, snapshot(8, 2)),  # before the log
         (6, 0, snapshot(8, 2)),  # of an epoch before the earliest snapshot's
         (6, 1, diverging(5, 1)),
-        (6, 2, Standing()),
-        (8, 2, Standing()),
+        (6, 2, ValidatedPosition()),
+        (8, 2, ValidatedPosition()),
         (9, 2, diverging(8, 2)),
-        (9, 3, Standing()),
+        (9, 3, ValidatedPosition()),
         (9, 7, diverging(9, 3)),
     ],
 )
 def test_a_position_is_valid_or_diverges_or_is_before_the_snapshot(
-    offset: int, epoch: int, expected: Standing
+    offset: int, epoch: int, expected: ValidatedPosition
 ) -> None:  # A30
     node = two_epochs((5, 1), (8, 2))
     node.log.increment_log_start_offset(5)
-    assert standing(node, offset, epoch) == expected
+    assert validate_position(node, offset, epoch) == expected
 
 
 def test_a_log_that_begins_with_a_snapshot_is_valid_from_its_end_on() -> None:  # A30, A49
@@ -85,9 +85,9 @@ def test_a_log_that_begins_with_a_snapshot_is_valid_from_its_end_on() -> None:  
     node = node.restarted()
     assert (node.log.log_start_offset, node.log.log_end_offset) == (100, 100)
     assert node.quorum.log.position == (5, 100)
-    assert standing(node, 100, 5) == Standing()
-    assert standing(node, 100, 4) == snapshot(100, 5)
-    assert standing(node, 101, 5) == diverging(100, 5)
+    assert validate_position(node, 100, 5) == ValidatedPosition()
+    assert validate_position(node, 100, 4) == snapshot(100, 5)
+    assert validate_position(node, 101, 5) == diverging(100, 5)
 
 
 # ---- Snapshot ids ----------------------------------------------------------------------------------------------------

@@ -219,7 +219,7 @@ def test_a_leader_that_removes_itself_leads_until_that_is_committed() -> None:  
 
 def test_what_is_committed_before_its_removal_does_not_end_a_leader() -> None:  # A57
     node = leader(ME, OTHER, THIRD)
-    node.quorum.leading.append([b"a"])
+    node.quorum.leader_log.append([b"a"])
     remove(node, ME)
     node.settle(2_000)
     for voter in (OTHER, THIRD):
@@ -276,7 +276,7 @@ def test_a_follower_whose_entry_is_out_of_date_updates_it() -> None:  # A58
     node = Node(voters=(ME, OTHER), stored=ElectionState(4, 3002), config=config)
     node.quorum.log.history.add_kraft_version(0, 1)
     assert all(not isinstance(request, UpdateRaftVoterRequest) for _, request in node.settle(0))
-    node.quorum.on_no_response(3002, node.quorum.book._sent[3002].request, 100)
+    node.quorum.on_no_response(3002, node.quorum.request_manager._sent[3002].request, 100)
     node.quorum.role.on_fetched(9_000)  # type: ignore[union-attr]
     assert node.settle(2_000) == [(3002, UpdateRaftVoterRequest(CLUSTER_ID, ME, 4, 0, 1))]
 

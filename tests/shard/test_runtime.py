@@ -17,7 +17,7 @@ from rayka.errors import (
     TooManyRequests,
 )
 from rayka.shard.runtime import STEPS_PER_TURN, Pending, ShardRuntime
-from rayka.shard.shard import RECORDS_PER_BATCH_MAX, Answer, Later, NotHere, Result, Steps, Timer
+from rayka.shard.shard import RECORDS_PER_BATCH_MAX, Answer, Deferred, NotHere, Result, Steps, Timer
 
 
 class Log:
@@ -56,7 +56,7 @@ class Counter:
     def handle(self, request: Any, *, now_ms: int, next_offset: int) -> Result[int, int] | Steps[int, int]:
         assert next_offset == len(self.replayed)
         self.asked_ms = now_ms
-        if isinstance(request, Later):
+        if isinstance(request, Deferred):
             return Result((), request)  # type: ignore[arg-type]
         if isinstance(request, Answer):
             return Result([1], self.total + 1, answers=[request])
@@ -396,7 +396,7 @@ def test_what_waits_to_run_is_told_the_time_at_which_it_begins() -> None:
 
 def test_a_request_waits_for_the_one_that_answers_it_and_then_for_what_that_one_wrote() -> None:
     running = Running()
-    first, second = running.handle(Later("first")), running.handle(Later("second"))
+    first, second = running.handle(Deferred("first")), running.handle(Deferred("second"))
     refusal = InvalidRequest("no")
     answering = running.handle(Answer("first", "yes"))
     refusing = running.handle(Answer("second", error=refusal))
@@ -413,13 +413,13 @@ def test_an_answer_waits_for_its_records_though_the_request_that_gives_it_waits_
             self, request: Any, *, now_ms: int, next_offset: int
         ) -> Result[int, int] | Steps[int, int]:
             if request == "join":
-                return Result([1], Later("second"), answers=[Answer("first", "yes")])  # type: ignore[arg-type]
+                return Result([1], Deferred("second"), answers=[Answer("first", "yes")])  # type: ignore[arg-type]
             return super().handle(request, now_ms=now_ms, next_offset=next_offset)
 
     running = Running()
     running.runtime = ShardRuntime(Joining, running.log)
     running.runtime.activate(0)
-    first, second = running.handle(Later("first")), running.handle("join")
+    first, second = running.handle(Deferred("first")), running.handle("join")
     assert (first.is_done, running.runtime.can_release) == (False, False)
     assert running.commit(1) == [first]
     assert not second.is_done
@@ -429,7 +429,7 @@ def test_a_request_whose_deadline_came_while_it_ran_does_not_wait_for_another_on
     class Parking(Counter):
         def _steps(self, request: tuple[Any, ...]) -> Steps[int, int]:
             yield from super()._steps(request)
-            return Result([], Later("late"))  # type: ignore[arg-type]
+            return Result([], Deferred("late"))  # type: ignore[arg-type]
 
     running = Running()
     running.runtime = ShardRuntime(Parking, running.log, steps_per_turn=1)
@@ -445,7 +445,7 @@ def test_a_request_whose_deadline_came_while_it_ran_does_not_wait_for_another_on
 
 def test_a_request_that_waits_for_another_one_has_its_time_to_be_committed_from_then_on() -> None:
     running = Running()
-    parked = running.handle(Later("first"), deadline_ms=100, now_ms=10)
+    parked = running.handle(Deferred("first"), deadline_ms=100, now_ms=10)
     assert running.runtime.expire(5_000) == []
     answering = running.handle(Answer("first", "yes"), deadline_ms=6_500, now_ms=6_000)
     assert running.runtime.expire(6_089) == []
@@ -456,7 +456,7 @@ def test_a_request_that_waits_for_another_one_has_its_time_to_be_committed_from_
 
 def test_requests_that_wait_for_others_end_when_the_shard_leads_no_more() -> None:  # A66
     running = Running()
-    parked = running.handle(Later("first"))
+    parked = running.handle(Deferred("first"))
     refusal = NotController("another leads")
     assert running.runtime.deactivate(refusal) == [parked]
     assert (parked.is_done, parked.error) == (True, refusal)
@@ -468,7 +468,7 @@ def test_requests_that_wait_for_others_end_when_the_shard_leads_no_more() -> Non
 
 def test_an_answer_of_a_request_that_was_refused_is_not_given() -> None:
     running = Running()
-    parked = running.handle(Later("first"))
+    parked = running.handle(Deferred("first"))
     running.log.refusal = KafkaStorageError("full")
     assert running.handle(Answer("first", "yes")).error is running.log.refusal
     assert not parked.is_done
@@ -476,9 +476,9 @@ def test_an_answer_of_a_request_that_was_refused_is_not_given() -> None:
 
 def test_two_requests_cannot_wait_under_one_key() -> None:
     running = Running()
-    running.handle(Later("first"))
+    running.handle(Deferred("first"))
     with pytest.raises(InvariantBroken, match="a request waits as 'first' already"):
-        running.handle(Later("first"))
+        running.handle(Deferred("first"))
 
 
 def test_a_runtime_that_is_used_against_its_rules_says_what_it_is() -> None:

@@ -25,8 +25,8 @@ from rayka.node.quorum_requests import QuorumRequests
 from rayka.raft import elections
 from rayka.raft.election_state import LogPosition, VoteTally
 from rayka.raft.leader import FAR_MS, Leader
-from rayka.raft.leader_log import Leading
-from rayka.raft.log_fetcher import Following
+from rayka.raft.leader_log import LeaderLog
+from rayka.raft.log_fetcher import LogFetcher
 from rayka.raft.quorum_state import QuorumState
 from rayka.raft.raft_log import RaftLog
 from rayka.raft.roles import Candidate
@@ -131,7 +131,7 @@ def truncates_committed_records(_: Any) -> Any:
 
 
 def accepts_any_epoch(original: Callable[..., ErrorCode]) -> Callable[..., ErrorCode]:
-    def epoch_error(self: Leading, current_leader_epoch: int) -> ErrorCode:
+    def epoch_error(self: LeaderLog, current_leader_epoch: int) -> ErrorCode:
         is_leader = isinstance(self._state.role, Leader)
         return ErrorCode.NONE if is_leader else original(self, current_leader_epoch)
 
@@ -139,7 +139,7 @@ def accepts_any_epoch(original: Callable[..., ErrorCode]) -> Callable[..., Error
 
 
 def takes_every_high_watermark(_: Any) -> Any:
-    def on_leader_high_watermark(self: Following, offset: int) -> None:
+    def on_leader_high_watermark(self: LogFetcher, offset: int) -> None:
         self._state.known_high_watermark = min(offset, self._state.log.log_end_offset)
 
     return on_leader_high_watermark
@@ -157,7 +157,7 @@ def ignores_the_change_under_way(original: Callable[..., Any]) -> Callable[..., 
 
 
 def serves_another_epoch(original: Callable[..., Any]) -> Callable[..., Any]:
-    def handle_fetch_snapshot(self: Leading, request: Any, now_ms: int) -> Any:
+    def handle_fetch_snapshot(self: LeaderLog, request: Any, now_ms: int) -> Any:
         response = original(self, request, now_ms)
         asked = response.snapshot_id
         return msgspec.structs.replace(response, snapshot_id=OffsetAndEpoch(asked.offset, asked.epoch + 1))
@@ -321,14 +321,14 @@ PLANTED_BUGS = [
     PlantedBug(
         "accepts a fetch of another epoch",
         "fetch-epoch",
-        planted(Leading, "epoch_error", accepts_any_epoch),
+        planted(LeaderLog, "epoch_error", accepts_any_epoch),
         10,
         PARTITIONS | BUSY,
     ),
     PlantedBug(
         "lets a follower's high watermark fall",
         "high-watermark",
-        planted(Following, "_on_leader_high_watermark", takes_every_high_watermark),
+        planted(LogFetcher, "_on_leader_high_watermark", takes_every_high_watermark),
         1,
         PARTITIONS | BUSY,
     ),
@@ -342,7 +342,7 @@ PLANTED_BUGS = [
     PlantedBug(
         "serves a snapshot of another epoch",
         "snapshot-id",
-        planted(Leading, "handle_fetch_snapshot", serves_another_epoch),
+        planted(LeaderLog, "handle_fetch_snapshot", serves_another_epoch),
         1,
         RESTARTS,
     ),

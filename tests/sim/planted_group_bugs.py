@@ -12,7 +12,7 @@ from rayka.client.consumer.fetcher import Fetcher
 from rayka.client.consumer.offset_commits import GroupOffsets, OffsetAndMetadata
 from rayka.coordinator import committed_offsets, group_members
 from rayka.coordinator.committed_offsets import CommittedOffsets
-from rayka.coordinator.group import Group, KnownGroups
+from rayka.coordinator.group import Group, GroupStore
 from rayka.coordinator.group_members import GroupMembers
 from rayka.coordinator.group_records import GroupRecord, OffsetKey
 from rayka.coordinator.group_shard import GroupShard
@@ -22,7 +22,7 @@ from rayka.ids import TopicPartition
 from rayka.protocol.fetch import LATEST_TIMESTAMP
 from rayka.protocol.groups import GroupHeartbeatResponse, GroupState, MemberAssignment
 from rayka.shard.runtime import ShardRuntime
-from rayka.shard.shard import Later
+from rayka.shard.shard import Deferred
 from rayka.sim.run_options import GroupPlan, LanePlan, TopicPlan
 from rayka.sim.world.faults import FaultKind
 from tests.sim.planting import SECONDS, SHORT, PlantedBug, planted
@@ -141,7 +141,7 @@ def keeps_the_generation(original: Any) -> Any:
 
 def keeps_the_first(original: Any) -> Any:
     def replay(self: GroupShard, record: GroupRecord, offset: int) -> None:
-        key, known = record.key, self.known.offsets.get(record.key.group_id, {})
+        key, known = record.key, self.store.offsets.get(record.key.group_id, {})
         if not isinstance(key, OffsetKey) or TopicPartition(key.topic, key.partition) not in known:
             original(self, record, offset)
 
@@ -150,7 +150,7 @@ def keeps_the_first(original: Any) -> Any:
 
 def forgets_its_offsets(original: Any) -> Any:
     def on_active(self: GroupShard, **moment: int) -> Any:
-        self.known.offsets.clear()
+        self.store.offsets.clear()
         return original(self, **moment)
 
     return on_active
@@ -170,9 +170,9 @@ def takes_any_commit(_: Any) -> Any:
 
 
 def takes_any_process_for_the_instance(original: Any) -> Any:
-    def member(self: KnownGroups, group_id: str, member_id: str, group_instance_id: str) -> Any:
+    def member(self: GroupStore, group_id: str, member_id: str, group_instance_id: str) -> Any:
         group = self.groups.get(group_id)
-        known_id = group.statics.get(group_instance_id) if group is not None else None
+        known_id = group.static_members.get(group_instance_id) if group is not None else None
         return original(self, group_id, known_id or member_id, group_instance_id)
 
     return member
@@ -205,7 +205,7 @@ def sends_no_commit(_: Any) -> Any:
 
 
 def expires_at_once(_: Any) -> Any:
-    return lambda self, group: list(self._known.offsets.get(group.group_id, {}))
+    return lambda self, group: list(self._store.offsets.get(group.group_id, {}))
 
 
 def tells_of_no_rebalance(original: Any) -> Any:
@@ -227,9 +227,9 @@ def gives_the_share_of_the_leader(original: Any) -> Any:
 def answers_an_early_sync(original: Any) -> Any:
     def sync(self: GroupMembers, request: Any, effects: Any) -> Any:
         result = original(self, request, effects)
-        group = self._known.groups[request.group_id]
+        group = self._store.groups[request.group_id]
         member = group.members[request.member_id]
-        if group.state is not GroupState.COMPLETING_REBALANCE or not isinstance(result, Later):
+        if group.state is not GroupState.COMPLETING_REBALANCE or not isinstance(result, Deferred):
             return result
         member.sync_token = None
         effects.begin_session(group.group_id, member)
@@ -292,7 +292,7 @@ GROUP_BUGS = [
     _bug("a rebalance waits for ever", "group-unsettled", Rebalances, "end_joins", does_nothing),
     _bug("any process commits", "group-fenced", CommittedOffsets, "_check_commit", takes_any_commit,
          chosen=with_plan(has_zombies=True)),
-    _bug("no process of an instance is fenced", "group-fenced", KnownGroups, "member",
+    _bug("no process of an instance is fenced", "group-fenced", GroupStore, "member",
          takes_any_process_for_the_instance, 4, chosen=STATIC),
     _bug("a member commits what was fetched", "group-skipped", Fetcher, "consumed", commits_what_was_fetched, 18),
     _bug("a member commits one record less than it was given", "group-redelivered", Fetcher, "consumed",

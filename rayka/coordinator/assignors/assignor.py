@@ -62,7 +62,7 @@ def partitions_of(topic: str, count: int) -> list[TopicPartition]:
     return [TopicPartition(topic, number) for number in range(count)]
 
 
-def minds_racks(member_racks: Iterable[str], topics: Iterable[PartitionRacks]) -> bool:
+def is_rack_aware(member_racks: Iterable[str], topics: Iterable[PartitionRacks]) -> bool:
     """Whether it makes a difference which member reads which of these topics' partitions: members and replicas name
     racks, and not every rack has a replica of everything. A reader in a rack of its partition's replicas need not read
     from another one (KIP-392). Kafka: `AbstractPartitionAssignor.useRackAwareAssignment`, KIP-881 (E9).

@@ -14,7 +14,7 @@ from rayka.coordinator.assignors.assignor import (
     PartitionRacks,
     RacksByTopic,
     Subscriber,
-    minds_racks,
+    is_rack_aware,
     partitions_of,
     ranked,
     subscribers_by_topic,
@@ -31,7 +31,7 @@ def assign_range(
         topic: _Topic(partition_counts[topic], subscribers, racks.get(topic, ()), rack_of)
         for topic, subscribers in subscribers_by_topic(order, partition_counts).items()
     }
-    if any(each.minds_racks for each in topics.values()):
+    if any(each.is_rack_aware for each in topics.values()):
         _match_racks(topics.values())
     assignment: Assignment = {each.member_id: [] for each in order}
     for name, topic in topics.items():
@@ -50,7 +50,7 @@ class _Topic:
     ) -> None:
         self.count = count
         self.given: dict[str, list[int]] = {each: [] for each in subscribers}
-        self.minds_racks = minds_racks((rack_of[each] for each in subscribers), (racks,))
+        self.is_rack_aware = is_rack_aware((rack_of[each] for each in subscribers), (racks,))
         self._racks = racks
         self._rack_of = rack_of
         self._free = dict.fromkeys(range(count))
@@ -88,7 +88,7 @@ def _match_racks(topics: Iterable[_Topic]) -> None:
     for group in aligned.values():
         if len(group) > 1:
             _match_aligned(group)
-        elif group[0].minds_racks:
+        elif group[0].is_rack_aware:
             group[0].assign(in_rack=True)
 
 

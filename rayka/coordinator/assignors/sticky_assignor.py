@@ -16,7 +16,7 @@ from rayka.coordinator.assignors.assignor import (
     Assignment,
     RacksByTopic,
     Subscriber,
-    minds_racks,
+    is_rack_aware,
     partitions_of,
     ranked,
     subscribers_by_topic,
@@ -93,7 +93,7 @@ def _assign(
     ]
     topics = [topic for each in topics_of_pools.values() for topic in each]
     member_racks = [each.subscription.rack for each in order]
-    if minds_racks(member_racks, [racks.get(each, ()) for each in topics]):
+    if is_rack_aware(member_racks, [racks.get(each, ()) for each in topics]):
         loads: EvenLoads = NearLoads(member_racks, pools, racks, is_cooperative=is_cooperative)
     else:
         loads = EvenLoads(len(order), pools)

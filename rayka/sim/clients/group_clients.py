@@ -120,7 +120,7 @@ class GroupClients:
             return None
         for (_, shard_number), hosted in broker.shards.shards.items():
             if shard_number == number and hosted.is_active and isinstance(hosted.shard, GroupShard):
-                return hosted.shard.known.offsets.get(GROUP_ID, {})
+                return hosted.shard.store.offsets.get(GROUP_ID, {})
         return None
 
     def close(self) -> None:

@@ -87,7 +87,7 @@ def test_an_observer_that_comes_to_vote_counts_from_its_next_fetch() -> None:  #
 
 def test_only_what_the_leader_has_flushed_counts() -> None:  # A26, A40
     found = node()
-    found.quorum.leading.append([b"a"])
+    found.quorum.leader_log.append([b"a"])
     found.drain()
     assert not found.fetched_by(OTHER, 3) or found.quorum.high_watermark == 3
     assert not found.fetched_by(OTHER, 3)
@@ -98,20 +98,20 @@ def test_only_what_the_leader_has_flushed_counts() -> None:  # A26, A40
 
 def test_what_was_written_during_a_sync_is_not_counted_with_it() -> None:  # A26
     found = Node.leading()
-    found.quorum.leading.append([b"a"])
+    found.quorum.leader_log.append([b"a"])
     found.drain()
     plan = found.log.unsynced()
-    found.quorum.leading.append([b"b"])
+    found.quorum.leader_log.append([b"b"])
     found.drain()
     found.disk.sync_now(plan.files, plan.directories)
     found.log.on_synced(plan)
-    found.quorum.leading.on_flushed(found.log.flushed_offset, 0)
+    found.quorum.leader_log.on_flushed(found.log.flushed_offset, 0)
     assert (found.quorum.high_watermark, found.log.log_end_offset) == (4, 5)
 
 
 def test_a_majority_of_the_others_commits_what_the_leader_has_not_flushed() -> None:  # A40
     found = node()
-    found.quorum.leading.append([b"a"])
+    found.quorum.leader_log.append([b"a"])
     found.drain()
     found.fetched_by(OTHER, 4)
     assert found.quorum.high_watermark == 3
@@ -146,7 +146,7 @@ def test_another_directory_of_a_voters_node_acknowledges_nothing() -> None:  # A
 def test_a_broker_gets_what_is_committed_and_nothing_else() -> None:  # A32
     found, broker = node(), ReplicaKey(1, ZERO_ID)
     found.fetched_by(OTHER, 3)
-    found.quorum.leading.append([b"a"])
+    found.quorum.leader_log.append([b"a"])
     found.drain()
     assert found.fetch(3, 1, epoch=-1, high_watermark=3, replica=broker) is None
     assert found.fetch(3, 1, epoch=1, high_watermark=3, replica=THIRD) is not None
@@ -168,7 +168,7 @@ def test_a_parked_fetch_is_ended_by_the_loss_of_leadership() -> None:  # A32
 
 def test_what_was_appended_and_not_drained_goes_with_the_lead() -> None:  # A25
     found = node()
-    found.quorum.leading.append([b"a"])
+    found.quorum.leader_log.append([b"a"])
     found.quorum.resign(2_100)
     found.drain()
     assert (found.log.log_end_offset, found.quorum.next_offset) == (3, 3)
@@ -242,7 +242,7 @@ def test_the_leader_describes_voters_and_observers() -> None:  # A15
     found = node()
     found.fetched_by(OTHER, now_ms=2_300)
     found.fetch(0, 0, epoch=1, replica=key(9), now_ms=2_400)
-    assert found.quorum.leading.handle_describe_quorum(2_500) == DescribeQuorumResponse(
+    assert found.quorum.leader_log.handle_describe_quorum(2_500) == DescribeQuorumResponse(
         3001,
         1,
         high_watermark=3,
@@ -258,7 +258,7 @@ def test_the_leader_describes_voters_and_observers() -> None:  # A15
 def test_what_happened_when_the_clock_began_is_as_long_ago_as_the_clock_says() -> None:  # A15
     found = Node.leading()
     found.fetched_by(OTHER, now_ms=0)
-    described = found.quorum.leading.handle_describe_quorum(100)
+    described = found.quorum.leader_log.handle_describe_quorum(100)
     assert described.observers == (QuorumReplica(OTHER, 3, 100, 100),)
 
 
@@ -281,6 +281,6 @@ def test_an_observer_that_is_silent_for_five_minutes_is_forgotten() -> None:  # 
 
 def test_a_node_that_does_not_lead_names_the_leader() -> None:
     follower = Node(voters=VOTERS, stored=ElectionState(4, 3002))
-    assert follower.quorum.leading.handle_describe_quorum(0) == DescribeQuorumResponse(
+    assert follower.quorum.leader_log.handle_describe_quorum(0) == DescribeQuorumResponse(
         3002, 4, ErrorCode.NOT_LEADER_OR_FOLLOWER
     )

@@ -213,7 +213,7 @@ def test_a_log_that_parted_from_the_leaders_is_cut_where_they_parted() -> None: 
     cluster.commit(b"a")
     former = cluster.elected()
     cluster.isolate(former.local.node_id)
-    former.quorum.leading.append([b"lost"])
+    former.quorum.leader_log.append([b"lost"])
     cluster.run_until(lambda: not former.quorum.is_leader)
     assert b"lost" in former.records()
     cluster.commit(b"b")
@@ -248,7 +248,7 @@ def test_while_what_stays_is_copied_nothing_is_fetched_and_no_election_begins() 
     node.quorum.poll(100_000)
     assert node.role == "Follower"
     node.disk.copy_prefix_now(copy.source, copy.target, copy.size_bytes)
-    node.quorum.following.on_copied(copy, 100_000)
+    node.quorum.fetcher.on_copied(copy, 100_000)
     assert (node.log.log_end_offset, node.quorum.needed_copy) == (6, None)
     node.flush()
     ((_, request),) = node.quorum.requests(100_000)
@@ -264,7 +264,7 @@ def test_a_copy_for_a_leader_that_was_followed_before_changes_nothing() -> None:
     request = VoteRequest(CLUSTER_ID, THIRD, 9, ME, last_epoch=3, end_offset=7, is_pre_vote=False)
     node.quorum.elections.handle_vote(request, 0)
     node.disk.copy_prefix_now(copy.source, copy.target, copy.size_bytes)
-    node.quorum.following.on_copied(copy, 0)
+    node.quorum.fetcher.on_copied(copy, 0)
     assert (node.role, node.log.log_end_offset, node.quorum.needed_copy) == ("Unattached", 7, None)
 
 
@@ -357,13 +357,13 @@ def test_an_observer_whose_leader_is_silent_asks_others() -> None:  # A36
 
 def test_an_observer_searches_while_it_knows_no_leader_or_its_leader_is_silent() -> None:  # A36
     observer = Node(THIRD, voters=(ME, OTHER), stored=ElectionState(1, 3001))
-    assert [observer.quorum.following.is_searching(now_ms) for now_ms in (0, 1_999, 2_000)] == [
+    assert [observer.quorum.fetcher.is_searching(now_ms) for now_ms in (0, 1_999, 2_000)] == [
         False,
         False,
         True,
     ]
-    assert Node(THIRD, voters=(ME, OTHER)).quorum.following.is_searching(0)
-    assert not follower().quorum.following.is_searching(90_000)  # a voter stands for election instead
+    assert Node(THIRD, voters=(ME, OTHER)).quorum.fetcher.is_searching(0)
+    assert not follower().quorum.fetcher.is_searching(90_000)  # a voter stands for election instead
 
 
 def test_an_observer_finds_the_leader_and_follows_it_and_the_next_one() -> None:  # A36

@@ -5,72 +5,74 @@ import pytest
 from rayka.config.broker_config import BrokerConfig
 from rayka.protocol.quorum_messages import DescribeQuorumRequest
 from rayka.raft.quorum_config import QuorumConfig
-from rayka.raft.quorum_state import RequestBook
+from rayka.raft.quorum_state import RequestManager
 
 
 @pytest.fixture
-def book() -> RequestBook:
-    return RequestBook(request_timeout_ms=2_000, retry_backoff_ms=20)
+def requests() -> RequestManager:
+    return RequestManager(request_timeout_ms=2_000, retry_backoff_ms=20)
 
 
-def test_a_node_gets_one_request_at_a_time_until_it_times_out(book: RequestBook) -> None:  # A11
-    assert book.ready_ms(1) == 0
-    book.on_sent(1, DescribeQuorumRequest(), 100)
-    assert (book.ready_ms(1), book.ready_ms(2)) == (2_100, 0)
+def test_a_node_gets_one_request_at_a_time_until_it_times_out(requests: RequestManager) -> None:  # A11
+    assert requests.ready_ms(1) == 0
+    requests.on_sent(1, DescribeQuorumRequest(), 100)
+    assert (requests.ready_ms(1), requests.ready_ms(2)) == (2_100, 0)
     with pytest.raises(AssertionError, match="not ready"):
-        book.on_sent(1, DescribeQuorumRequest(), 2_099)
-    book.on_sent(1, DescribeQuorumRequest(), 2_100)
+        requests.on_sent(1, DescribeQuorumRequest(), 2_099)
+    requests.on_sent(1, DescribeQuorumRequest(), 2_100)
 
 
-def test_an_answer_frees_the_node(book: RequestBook) -> None:  # A11
+def test_an_answer_frees_the_node(requests: RequestManager) -> None:  # A11
     request = DescribeQuorumRequest()
-    book.on_sent(1, request, 100)
-    assert book.on_answered(1, request)
-    assert book.ready_ms(1) == 0
-    assert not book.on_answered(1, request)
+    requests.on_sent(1, request, 100)
+    assert requests.on_answered(1, request)
+    assert requests.ready_ms(1) == 0
+    assert not requests.on_answered(1, request)
 
 
-def test_an_answer_to_a_request_that_timed_out_is_dropped(book: RequestBook) -> None:  # A36
+def test_an_answer_to_a_request_that_timed_out_is_dropped(requests: RequestManager) -> None:  # A36
     first, second = DescribeQuorumRequest(), DescribeQuorumRequest()
-    book.on_sent(1, first, 100)
-    book.on_sent(1, second, 2_100)
-    assert not book.on_answered(1, first)
-    assert book.on_answered(1, second)
+    requests.on_sent(1, first, 100)
+    requests.on_sent(1, second, 2_100)
+    assert not requests.on_answered(1, first)
+    assert requests.on_answered(1, second)
 
 
-def test_a_failure_leaves_the_node_alone_for_a_moment(book: RequestBook) -> None:  # A11
-    book.back_off(1, 500)
-    assert book.ready_ms(1) == 520
-    book.on_sent(1, DescribeQuorumRequest(), 520)
+def test_a_failure_leaves_the_node_alone_for_a_moment(requests: RequestManager) -> None:  # A11
+    requests.back_off(1, 500)
+    assert requests.ready_ms(1) == 520
+    requests.on_sent(1, DescribeQuorumRequest(), 520)
 
 
-def test_the_back_off_doubles_with_each_failure_until_an_answer_is_of_use(book: RequestBook) -> None:  # A11
+def test_the_back_off_doubles_with_each_failure_until_an_answer_is_of_use(
+    requests: RequestManager,
+) -> None:  # A11
     now_ms, pauses = 0, []
     for _ in range(7):
-        pauses.append(failed(book, now_ms))
+        pauses.append(failed(requests, now_ms))
         now_ms += 10_000
     assert pauses == [20, 40, 80, 160, 320, 320, 320]
     request = DescribeQuorumRequest()
-    book.on_sent(1, request, now_ms)
-    book.on_answered(1, request)
-    assert failed(book, now_ms) == 20
+    requests.on_sent(1, request, now_ms)
+    requests.on_answered(1, request)
+    assert failed(requests, now_ms) == 20
 
 
-def failed(book: RequestBook, now_ms: int) -> int:
+def failed(requests: RequestManager, now_ms: int) -> int:
     """How long node 1 is left alone after one more failure."""
     request = DescribeQuorumRequest()
-    book.on_sent(1, request, now_ms)
-    book.on_answered(1, request)
-    book.back_off(1, now_ms)
-    return book.ready_ms(1) - now_ms
+    requests.on_sent(1, request, now_ms)
+    requests.on_answered(1, request)
+    requests.back_off(1, now_ms)
+    return requests.ready_ms(1) - now_ms
 
 
-def test_another_role_starts_afresh(book: RequestBook) -> None:  # A20, A36
+def test_another_role_starts_afresh(requests: RequestManager) -> None:  # A20, A36
     request = DescribeQuorumRequest()
-    book.on_sent(1, request, 100)
-    book.back_off(2, 100)
-    book.reset()
-    assert (book.ready_ms(1), book.ready_ms(2), book.on_answered(1, request)) == (0, 0, False)
+    requests.on_sent(1, request, 100)
+    requests.back_off(2, 100)
+    requests.reset()
+    assert (requests.ready_ms(1), requests.ready_ms(2), requests.on_answered(1, request)) == (0, 0, False)
 
 
 def test_the_defaults_are_kafkas() -> None:  # A10, A11, A12, A13, A14
