@@ -1,9 +1,8 @@
-"""The records that the quorum writes for itself, in control batches: the leader, the voters, where a snapshot
-ends.
+"""The control records of the quorum: leader, voters, version, begin and end of a snapshot.
 
-A record's key is its version and type as two big-endian int16 (F3), its value MessagePack. Readers of
-metadata skip control batches. Kafka: `ControlRecordType`, `LeaderChangeMessage`, `KRaftVersionRecord`,
-`VotersRecord`, `SnapshotHeaderRecord`, `SnapshotFooterRecord` (A24, A45).
+A record's key is its version and type as two big-endian int16 (F3), its value MessagePack. Readers of metadata skip
+control batches. Kafka: `ControlRecordType`, `LeaderChangeMessage`, `KRaftVersionRecord`, `VotersRecord`,
+`SnapshotHeaderRecord`, `SnapshotFooterRecord` (A24, A45).
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +24,7 @@ _RECORD_VERSION = 0
 
 
 class LeaderChangeRecord(msgspec.Struct, frozen=True, array_like=True):
-    """The first record of every epoch: its leader, the voters, and which of them voted for it (A24)."""
+    """The first record of every epoch: the leader, the voters, and the voters that elected the leader (A24)."""
 
     leader_id: int
     voters: tuple[ReplicaKey, ...]
@@ -39,7 +38,7 @@ class SnapshotHeaderRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SnapshotFooterRecord(msgspec.Struct, frozen=True, array_like=True):
-    """The last record of a snapshot: without it the snapshot is not whole."""
+    """The last record of a snapshot. A snapshot without a footer is not whole."""
 
 
 class KRaftVersionRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -49,7 +48,7 @@ class KRaftVersionRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class VotersRecord(msgspec.Struct, frozen=True, array_like=True):
-    """The voters from this record on."""
+    """The voters, from this record on."""
 
     voters: VoterSet
 
@@ -68,7 +67,7 @@ _KEYS = {record: _KEY.pack(_RECORD_VERSION, number) for number, record in _TYPES
 
 
 def encode_control_batch(records: Sequence[ControlRecord], *, timestamp_ms: int) -> np.ndarray:
-    """The records as one control batch."""
+    """Encodes the records as one control batch."""
     return encode_batch(
         [msgspec.msgpack.encode(record) for record in records],
         keys=[_KEYS[type(record)] for record in records],
@@ -78,8 +77,9 @@ def encode_control_batch(records: Sequence[ControlRecord], *, timestamp_ms: int)
 
 
 def decode_control_batch(batch: RecordBatch) -> Iterator[ControlRecord]:
-    """The records of a control batch. Raises UnsupportedVersion for a type or version that this node does
-    not know, CorruptRecord for one that makes no sense.
+    """Decodes the records of a control batch.
+
+    Raises UnsupportedVersion for a type or version that this node does not know, CorruptRecord for damaged records.
     """
     decoded = decode(batch)
     for key, value in zip(decoded.keys_list(), decoded.values_list(), strict=True):

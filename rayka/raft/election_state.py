@@ -1,9 +1,10 @@
-"""What a voter must remember of elections, and the file `quorum-state` that holds it (A7, A8).
+"""The election that a voter remembers, the file `quorum-state` that holds it, and the decision on a vote (A7, A8,
+A16-A20).
 
-The file is one JSON object of `data_version` 1. It is replaced durably before the state is acted on: a voter that
-forgot its vote could vote twice in one epoch. A missing file is that of a new replica: nothing known, epoch 0 (A9). A
-damaged one is None: unlike Kafka's, the driver then does not start, for this replica may have voted. Kafka:
-`ElectionState`, `FileQuorumStateStore`.
+The file is one JSON object of `data_version` 1. The driver replaces the file durably before the replica acts on the
+state: a voter that forgot its vote could vote twice in one epoch. Without a file the replica is new, at epoch 0 (A9).
+With a damaged file the driver does not start, because this replica may have voted; Kafka would start at epoch 0. Kafka:
+`ElectionState`, `FileQuorumStateStore`, `QuorumState.canGrantVote`, `EpochElection`.
 """
 
 from typing import Literal, NamedTuple
@@ -21,12 +22,12 @@ _NO_VOTE = ReplicaKey(NO_NODE, ZERO_ID)
 
 
 class ElectionState(msgspec.Struct, frozen=True):
-    """The newest epoch known, its leader (-1: unknown), and the replica that this node gave its one vote in it
-    (None: no replica).
-    """
+    """The newest known epoch with its leader and the vote of this replica in it."""
 
     leader_epoch: int = 0
+    # NO_NODE while the leader is unknown.
     leader_id: int = NO_NODE
+    # None: this replica has not voted in the epoch.
     voted_key: ReplicaKey | None = None
 
     def __repr__(self) -> str:
@@ -50,7 +51,7 @@ def encode_election(election: ElectionState) -> bytes:
 
 
 def decode_election(content: bytes) -> ElectionState | None:
-    """The state in the file; None when the content is damaged."""
+    """The state in the content of the file; None for damaged content."""
     try:
         stored = msgspec.json.decode(content, type=_File)
     except msgspec.MsgspecError:
@@ -59,22 +60,18 @@ def decode_election(content: bytes) -> ElectionState | None:
     return ElectionState(stored.leader_epoch, stored.leader_id, None if vote == _NO_VOTE else vote)
 
 
-# Which candidate gets a vote, and which has enough of them (A17-A20). Pure.
-#
-# Kafka: `QuorumState.canGrantVote`, `EpochElection`.
-
-
 class LogPosition(NamedTuple):
-    """How far a log reaches, newest epoch first: the larger pair is the more up to date (A16)."""
+    """The last epoch and the end offset of a log. The larger pair is the more up to date (A16)."""
 
     last_epoch: int
     end_offset: int
 
 
 class Elector(NamedTuple):
-    """What an electing replica is, as far as it decides on a vote."""
+    """The state of a voting replica that decides on a vote."""
 
-    role: str  # the name of the role's class
+    # The name of the role's class.
+    role: str
     has_leader: bool
     has_fetched_from_leader: bool
     voted_key: ReplicaKey | None
@@ -88,25 +85,23 @@ _PRE_VOTERS = ("Unattached", "Prospective", "Candidate", "Resigned")
 def can_grant_vote(
     elector: Elector, candidate: ReplicaKey, position: LogPosition, *, is_pre_vote: bool
 ) -> bool:
-    """Whether the candidate, which asks in the elector's own epoch, gets the vote."""
+    """True if the candidate, which asks in the elector's epoch, gets the vote.
+
+    A follower that has fetched from its leader refuses a pre-vote (A18).
+    """
     if position < elector.position:
         return False
+    if is_pre_vote and elector.role == "Follower":
+        return not elector.has_fetched_from_leader
     if is_pre_vote:
-        return _can_grant_pre_vote(elector)
+        return elector.role in _PRE_VOTERS
     return (
         elector.role in _STANDARD_VOTERS and not elector.has_leader and elector.voted_key in (None, candidate)
     )
 
 
-def _can_grant_pre_vote(elector: Elector) -> bool:
-    """A18: a follower that has fetched from its leader keeps to it."""
-    if elector.role == "Follower":
-        return not elector.has_fetched_from_leader
-    return elector.role in _PRE_VOTERS
-
-
 class VoteTally:
-    """The answers of one election, one for each voter; the candidate has voted for itself (A20)."""
+    """The answers of one election by voter. The candidate has voted for itself (A20)."""
 
     def __init__(self, voters: VoterSet, candidate: ReplicaKey) -> None:
         self._voters = voters
@@ -116,7 +111,7 @@ class VoteTally:
         return f"<VoteTally granted={len(self.granting)} of {len(self._voters.voters)}>"
 
     def record(self, voter: ReplicaKey, *, is_granted: bool) -> None:
-        """The first answer of a voter counts; that of another node does not."""
+        """Counts the first answer of a voter; ignores later answers and other nodes."""
         if voter in self._voters:
             self._answers.setdefault(voter, is_granted)
 
@@ -134,5 +129,5 @@ class VoteTally:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the voters that have not said no are too few."""
+        """True if the voters that have not refused are no majority."""
         return len(self.granting) + len(self.unanswered) < self._voters.majority

@@ -1,7 +1,7 @@
-"""Elections: when a replica asks for votes, which gets them, and how a leader begins and ends (A10-A14, A16-A23).
+"""Elections: timers, votes, and the begin and end of a leadership (A10-A14, A16-A23).
 
-`poll` turns timers that are due into changes of role; `targets` says which replicas the role has to tell or ask
-something, `request_to` what. Kafka: the election half of `KafkaRaftClient`.
+`poll` turns timers that are due into changes of role. `targets` names the replicas that the role has a request for, and
+`request_to` makes the request. Kafka: the election half of `KafkaRaftClient`.
 """
 
 from rayka.errors import ErrorCode, InvariantBroken
@@ -30,13 +30,13 @@ class QuorumElections:
     # ---- Timers ------------------------------------------------------------------------------------------------------
 
     def deadline_ms(self) -> int:
-        """When `poll` has something to do next, if nothing else happens."""
+        """When the next timer is due, if nothing else happens."""
         state, role = self._state, self._state.role
         if isinstance(role, Leader):
             return role.check_quorum_deadline_ms
-        is_to_be_cut = isinstance(role, Follower) and role.truncation is not None
-        if state.is_shutting_down or state.finished_download is not None or is_to_be_cut:
-            # No replica stands for election with a log that is about to begin anew or to be cut.
+        # A log that is about to restart at a snapshot or to be truncated must not win an election.
+        is_truncating = isinstance(role, Follower) and role.truncation is not None
+        if state.is_shutting_down or state.finished_download is not None or is_truncating:
             return FAR_MS
         if isinstance(role, Resigned):
             return role.election_deadline_ms
@@ -45,23 +45,23 @@ class QuorumElections:
         return role.fetch_deadline_ms if isinstance(role, Follower) else role.election_deadline_ms
 
     def poll(self, now_ms: int) -> None:
-        """Runs what is due. A replica that shuts down stands for no election any more (A23)."""
+        """Runs the timers that are due. A replica that shuts down stands for no election (A23)."""
+        state = self._state
         while self.deadline_ms() <= now_ms:
-            self._on_deadline(now_ms)
-
-    def _on_deadline(self, now_ms: int) -> None:
-        state, role = self._state, self._state.role
-        if isinstance(role, Leader):
-            state.become_resigned(now_ms)  # A12
-        elif isinstance(role, Prospective):
-            self._on_election_lost(now_ms)
-        elif isinstance(role, Resigned) and not state.is_only_voter:
-            state.become_unattached(state.epoch + 1, now_ms)  # A22
-        else:
-            state.become_prospective(now_ms)
+            role = state.role
+            if isinstance(role, Leader):
+                # A12: no majority has fetched.
+                state.become_resigned(now_ms)
+            elif isinstance(role, Prospective):
+                self._on_election_lost(now_ms)
+            elif isinstance(role, Resigned) and not state.is_only_voter:
+                # A22
+                state.become_unattached(state.epoch + 1, now_ms)
+            else:
+                state.become_prospective(now_ms)
 
     def _on_election_lost(self, now_ms: int) -> None:
-        """A2: back to the last leader, if one is known; no other may have noticed that it was away."""
+        """A2. Returns to the last leader, if one is known: the others may still follow it."""
         state = self._state
         if state.leader_id == NO_NODE:
             state.become_unattached(state.epoch, now_ms)
@@ -71,7 +71,7 @@ class QuorumElections:
     # ---- Requests ----------------------------------------------------------------------------------------------------
 
     def targets(self, now_ms: int) -> list[int]:
-        """Node ids of the replicas that the role asks or tells something now."""
+        """The node ids of the replicas that the role has a request for now."""
         role = self._state.role
         if isinstance(role, Prospective | Candidate):
             return [voter.node_id for voter in role.tally.unanswered]
@@ -82,7 +82,7 @@ class QuorumElections:
         return []
 
     def request_to(self, node_id: int, now_ms: int) -> Request[Message]:
-        """What one of the targets is to get."""
+        """The request to one of the targets."""
         state, role = self._state, self._state.role
         if isinstance(role, Resigned):
             return EndQuorumEpochRequest(
@@ -95,25 +95,20 @@ class QuorumElections:
         if isinstance(role, Leader):
             role.on_reminded(voter, now_ms)
             return BeginQuorumEpochRequest(state.cluster_id, state.local.node_id, state.epoch, voter)
-        return self._vote_request(voter)
-
-    def _vote_request(self, voter: ReplicaKey) -> VoteRequest:
-        state = self._state
-        position = state.log.position
         return VoteRequest(
             cluster_id=state.cluster_id,
             replica=state.local,
             replica_epoch=state.epoch,
             voter=voter,
-            last_epoch=position.last_epoch,
-            end_offset=position.end_offset,
-            is_pre_vote=isinstance(state.role, Prospective),
+            last_epoch=state.log.position.last_epoch,
+            end_offset=state.log.position.end_offset,
+            is_pre_vote=isinstance(role, Prospective),
         )
 
     # ---- Votes -------------------------------------------------------------------------------------------------------
 
     def handle_vote(self, request: VoteRequest, now_ms: int) -> VoteResponse:
-        """Whether the candidate gets the vote. The vote given is durable before the response may be sent (A8)."""
+        """Decides on a vote. A vote that is given is durable before the response may be sent (A8)."""
         error = self._vote_error(request)
         if error is not ErrorCode.NONE:
             return self._vote_response(error_code=error)
@@ -122,8 +117,16 @@ class QuorumElections:
             state.become_unattached(request.replica_epoch, now_ms)
         if request.voter != state.local:
             return self._vote_response(error_code=ErrorCode.INVALID_VOTER_KEY)
+        role = state.role
+        elector = Elector(
+            role=type(role).__name__,
+            has_leader=state.leader_id != NO_NODE,
+            has_fetched_from_leader=isinstance(role, Follower) and role.has_fetched_from_leader,
+            voted_key=state.election.voted_key,
+            position=state.log.position,
+        )
         is_granted = can_grant_vote(
-            self._elector(),
+            elector,
             request.replica,
             LogPosition(request.last_epoch, request.end_offset),
             is_pre_vote=request.is_pre_vote,
@@ -133,7 +136,7 @@ class QuorumElections:
         return self._vote_response(is_granted=is_granted)
 
     def _vote_error(self, request: VoteRequest) -> ErrorCode:
-        """A17, in its order."""
+        """A17. Checks the request, in the order of the rule."""
         if request.cluster_id != self._state.cluster_id:
             return ErrorCode.INCONSISTENT_CLUSTER_ID
         newest_allowed = request.replica_epoch if request.is_pre_vote else request.replica_epoch - 1
@@ -144,16 +147,6 @@ class QuorumElections:
             return ErrorCode.FENCED_LEADER_EPOCH
         return ErrorCode.NONE
 
-    def _elector(self) -> Elector:
-        state, role = self._state, self._state.role
-        return Elector(
-            role=type(role).__name__,
-            has_leader=state.leader_id != NO_NODE,
-            has_fetched_from_leader=isinstance(role, Follower) and role.has_fetched_from_leader,
-            voted_key=state.election.voted_key,
-            position=state.log.position,
-        )
-
     def _vote_response(
         self, *, is_granted: bool = False, error_code: ErrorCode = ErrorCode.NONE
     ) -> VoteResponse:
@@ -161,7 +154,7 @@ class QuorumElections:
         return VoteResponse(state.leader_id, state.epoch, is_granted, error_code)
 
     def on_vote(self, request: VoteRequest, response: VoteResponse, now_ms: int) -> None:
-        """A voter has answered in this election (A20)."""
+        """Takes the answer of a voter in this election (A20)."""
         role = self._state.role
         if not isinstance(role, Prospective | Candidate):
             return
@@ -169,26 +162,22 @@ class QuorumElections:
             self._state.become_candidate(now_ms)
         elif response.error_code in (ErrorCode.NONE, ErrorCode.INVALID_VOTER_KEY):
             role.tally.record(request.voter, is_granted=response.is_granted)
-            self._on_tally(now_ms)
+            if isinstance(role, Candidate):
+                # A candidate that has lost waits for its election timeout (A2).
+                self._state.maybe_become_leader(now_ms)
+            elif role.tally.is_won:
+                self._state.become_candidate(now_ms)
+            elif role.tally.is_lost:
+                self._on_election_lost(now_ms)
         else:
             self._state.request_manager.back_off(request.voter.node_id, now_ms)
-
-    def _on_tally(self, now_ms: int) -> None:
-        """A candidate that has lost waits out its election timeout (A2)."""
-        role = self._state.role
-        if isinstance(role, Candidate):
-            self._state.maybe_become_leader(now_ms)
-        elif isinstance(role, Prospective) and role.tally.is_won:
-            self._state.become_candidate(now_ms)
-        elif isinstance(role, Prospective) and role.tally.is_lost:
-            self._on_election_lost(now_ms)
 
     # ---- Begin and end of an epoch -----------------------------------------------------------------------------------
 
     def handle_begin_quorum_epoch(
         self, request: BeginQuorumEpochRequest, now_ms: int
     ) -> BeginQuorumEpochResponse:
-        """A replica leads, and wants to be followed (A21)."""
+        """Follows a new leader that asks for it (A21)."""
         state = self._state
         error = self._leader_error(request.cluster_id, request.leader_id, request.leader_epoch)
         if error is ErrorCode.NONE:
@@ -196,11 +185,14 @@ class QuorumElections:
             if request.voter != state.local:
                 error = ErrorCode.INVALID_VOTER_KEY
             elif isinstance(state.role, Follower):
-                state.role.fetch_deadline_ms = now_ms + state.config.fetch_timeout_ms  # A11
+                # A11
+                state.role.fetch_deadline_ms = now_ms + state.config.fetch_timeout_ms
         return BeginQuorumEpochResponse(state.leader_id, state.epoch, error)
 
     def handle_end_quorum_epoch(self, request: EndQuorumEpochRequest, now_ms: int) -> EndQuorumEpochResponse:
-        """A leader has resigned: the successor that it prefers stands for election first (A14, A22)."""
+        """Shortens the fetch timeout after the resignation of a leader, so that its preferred successor becomes a
+        candidate first (A14, A22).
+        """
         state = self._state
         error = self._leader_error(request.cluster_id, request.leader_id, request.leader_epoch)
         if error is ErrorCode.NONE:
@@ -209,7 +201,7 @@ class QuorumElections:
                 backoff_ms = end_epoch_backoff_ms(
                     request.preferred_successors, state.local, state.config.election_backoff_max_ms
                 )
-                # It need not wait for the fetch timeout. Hearing it twice does not make it wait longer.
+                # min: a second EndQuorumEpoch must not put the election off.
                 state.role.fetch_deadline_ms = min(state.role.fetch_deadline_ms, now_ms + backoff_ms)
         return EndQuorumEpochResponse(state.leader_id, state.epoch, error)
 
@@ -222,12 +214,13 @@ class QuorumElections:
         if epoch < state.epoch:
             return ErrorCode.FENCED_LEADER_EPOCH
         is_another = epoch == state.epoch and state.leader_id not in (NO_NODE, leader_id)
+        # A21
         if leader_id == state.local.node_id or is_another:
-            return ErrorCode.INVALID_REQUEST  # A21
+            return ErrorCode.INVALID_REQUEST
         return ErrorCode.NONE
 
     def on_end_quorum_epoch(self, node_id: int, response: EndQuorumEpochResponse, now_ms: int) -> None:
-        """A voter knows that this node has resigned."""
+        """Takes the answer of a voter to this node's resignation."""
         role = self._state.role
         if isinstance(role, Resigned) and response.error_code is ErrorCode.NONE:
             role.on_acknowledged(node_id)
@@ -236,7 +229,7 @@ class QuorumElections:
 
 
 def end_epoch_backoff_ms(successors: tuple[ReplicaKey, ...], local: ReplicaKey, max_ms: int) -> int:
-    """How long a voter lets those before it in the leader's list try; each place doubles it (A14)."""
+    """The time that a voter leaves to the voters before it in the leader's list; each place doubles it (A14)."""
     if local not in successors:
         return max_ms
     place = successors.index(local)

@@ -1,7 +1,7 @@
-"""What the leader does with the log: appending, committing, and answering fetches (A24-A32, A40, A49, A50).
+"""The leader's use of the log: appends, commits, and answers to fetches (A24-A32, A40, A49, A50).
 
-Appending is three steps, so that any number of appends share one flush: `append` gives offsets, `drain` writes what was
-appended, and once the log is synced `on_flushed` counts it. Kafka: the leader's half of `KafkaRaftClient`.
+An append takes three steps, so that any number of appends share one flush: `append` gives offsets, `drain` writes the
+records, and `on_flushed` counts them once the log is synced. Kafka: the leader's half of `KafkaRaftClient`.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ import numpy as np
 
 from rayka.errors import ErrorCode, InvariantBroken, NotLeaderOrFollower
 from rayka.ids import METADATA_PARTITION, METADATA_TOPIC_ID, NO_EPOCH, ZERO_ID, OffsetAndEpoch, ReplicaKey
-from rayka.protocol.fetch import FetchPartition, FetchPartitionResult, FetchRequest
+from rayka.protocol.fetch import FetchPartitionResult, FetchRequest
 from rayka.protocol.quorum_messages import (
     DescribeQuorumResponse,
     FetchSnapshotRequest,
@@ -24,7 +24,7 @@ from rayka.raft.voter_changes import VoterChanges
 
 
 class LeaderLog:
-    """The part of a quorum core that appends and is fetched from."""
+    """The part of a quorum core that appends records and answers fetches."""
 
     def __init__(self, state: QuorumState, changes: VoterChanges) -> None:
         self._state = state
@@ -33,7 +33,7 @@ class LeaderLog:
     # ---- Appending ---------------------------------------------------------------------------------------------------
 
     def append(self, values: Sequence[bytes | None], keys: Sequence[bytes | None] | None = None) -> int:
-        """Takes records in, to be committed together; the offset of the first.
+        """Accepts records that are committed together and returns the offset of the first.
 
         Raises NotLeaderOrFollower, RecordBatchTooLarge, TooManyRequests.
         """
@@ -43,9 +43,9 @@ class LeaderLog:
         return role.accumulator.append(values, keys)
 
     def drain(self, *, now_ms: int, timestamp_ms: int) -> None:
-        """Writes what was appended since, its records with this timestamp; nothing before the election is durable (A8).
+        """Writes the accepted records to the log, with this timestamp; nothing before the election is durable (A8).
 
-        Raises StorageError when the disk fails; the log takes nothing more then.
+        Raises StorageError when the disk fails; the log accepts nothing more then.
         """
         state, role = self._state, self._state.role
         if not isinstance(role, Leader) or role.accumulator.is_empty or not state.is_persisted:
@@ -58,7 +58,7 @@ class LeaderLog:
             role.update_voters(state.voters)
 
     def on_flushed(self, flushed_offset: int, now_ms: int) -> None:
-        """The log was synced up to the offset: that may move the high watermark (A26, A40)."""
+        """Counts the leader's own records up to the synced offset; the high watermark may move (A26, A40)."""
         role = self._state.role
         if isinstance(role, Leader) and role.on_flushed(flushed_offset):
             self._on_high_watermark(role, now_ms)
@@ -67,15 +67,16 @@ class LeaderLog:
         self._state.advance_high_watermark(leader.high_watermark)
         self._changes.on_high_watermark(now_ms)
 
-    # ---- Fetched from ------------------------------------------------------------------------------------------------
+    # ---- Fetches -----------------------------------------------------------------------------------------------------
 
     def handle_fetch(
         self, request: FetchRequest, *, now_ms: int, may_wait: bool
     ) -> FetchPartitionResult | None:
-        """The answer to a replica that follows the log; None when it should wait for news (A27-A32).
+        """Answers a replica that follows the log; None if the fetch should wait for news (A27-A32).
 
-        Records not yet committed are among the answer; the high watermark in it says how far they are. A broker, which
-        names no directory, has no use for them: it gets what is committed, and so each record by one fetch, not two.
+        A voter gets records that are not committed yet, with the high watermark. A broker, which names no directory,
+        gets committed records only. So a broker needs one fetch for each record; uncommitted records would cost it a
+        second fetch for the high watermark.
         """
         error = self._request_error(request)
         if error is ErrorCode.NONE:
@@ -84,12 +85,18 @@ class LeaderLog:
             return self._result(error)
         partition = request.partitions[0]
         position = self._state.log.validate_position(partition.fetch_offset, partition.last_fetched_epoch)
-        self._record(request, now_ms, is_valid=position.is_valid)
+        self._record_fetch(request, now_ms, is_valid=position.is_valid)
         if not position.is_valid:
             return self._result(diverging_epoch=position.diverging_epoch, snapshot_id=position.snapshot_id)
         is_replica = request.replica_directory_id != ZERO_ID
         end_offset = self._state.log.log_end_offset if is_replica else self._state.known_high_watermark
-        return self._read(partition, min(request.max_bytes, partition.max_bytes), end_offset, may_wait)
+        has_news = partition.high_watermark < self._state.high_watermark
+        if may_wait and not has_news and partition.fetch_offset >= end_offset:
+            return None
+        max_bytes = min(request.max_bytes, partition.max_bytes)
+        read = self._state.log.read(partition.fetch_offset, max_bytes=max_bytes, end_offset=end_offset)
+        records = np.frombuffer(read.records, dtype=np.uint8)
+        return self._result(next_offset=read.next_offset, records=records)
 
     def _request_error(self, request: FetchRequest) -> ErrorCode:
         if request.cluster_id not in ("", self._state.cluster_id):
@@ -104,7 +111,10 @@ class LeaderLog:
         return ErrorCode.NONE
 
     def epoch_error(self, current_leader_epoch: int) -> ErrorCode:
-        """Whether the asker lives in the epoch that this node leads; -1 is not checked (A28)."""
+        """The error for a request of another epoch than this node's, or to a node that does not lead; NONE if neither.
+
+        An epoch of -1 is not compared (A28).
+        """
         state = self._state
         if current_leader_epoch not in (NO_EPOCH, state.epoch):
             is_behind = current_leader_epoch < state.epoch
@@ -114,9 +124,11 @@ class LeaderLog:
             return ErrorCode.BROKER_NOT_AVAILABLE if is_ending else ErrorCode.NOT_LEADER_OR_FOLLOWER
         return ErrorCode.NONE
 
-    def _record(self, request: FetchRequest, now_ms: int, *, is_valid: bool) -> None:
-        """What the fetch says of the replica: that it is there, and, from a valid position, that it holds everything
-        before (A31). A voter is believed only in the leader's own epoch; an observer counts for nothing.
+    def _record_fetch(self, request: FetchRequest, now_ms: int, *, is_valid: bool) -> None:
+        """Counts the replica for check quorum and, at a valid position, as holding everything before it (A31).
+
+        The fetch of a voter counts only if it names the leader's epoch. The progress of an observer is kept for its
+        description, and for the day when it asks to vote.
         """
         state, role = self._state, self._state.role
         assert isinstance(role, Leader)
@@ -131,18 +143,8 @@ class LeaderLog:
         if role.on_fetch(replica, partition.fetch_offset, state.log.log_end_offset, now_ms):
             self._on_high_watermark(role, now_ms)
 
-    def _read(
-        self, partition: FetchPartition, max_bytes: int, end_offset: int, may_wait: bool
-    ) -> FetchPartitionResult | None:
-        has_news = partition.high_watermark < self._state.high_watermark
-        if may_wait and not has_news and partition.fetch_offset >= end_offset:
-            return None
-        read = self._state.log.read(partition.fetch_offset, max_bytes=max_bytes, end_offset=end_offset)
-        records = np.frombuffer(read.records, dtype=np.uint8)
-        return self._result(next_offset=read.next_offset, records=records)
-
     def _result(self, error_code: ErrorCode = ErrorCode.NONE, **found: Any) -> FetchPartitionResult:
-        """Whatever the answer, it names the leader and the epoch (A28)."""
+        """Builds an answer; every answer names the leader and the epoch (A28)."""
         state = self._state
         return FetchPartitionResult(
             METADATA_TOPIC_ID,
@@ -158,7 +160,7 @@ class LeaderLog:
     # ---- Snapshots ---------------------------------------------------------------------------------------------------
 
     def handle_fetch_snapshot(self, request: FetchSnapshotRequest, now_ms: int) -> FetchSnapshotResponse:
-        """Part of a snapshot (A49). A voter that loads one is alive, but holds nothing yet (A50)."""
+        """Answers with a part of a snapshot (A49). A voter that loads one counts for check quorum only (A50)."""
         state = self._state
         if request.cluster_id not in ("", state.cluster_id):
             return self._snapshot_response(request, ErrorCode.INCONSISTENT_CLUSTER_ID)
@@ -190,11 +192,11 @@ class LeaderLog:
             **found,
         )
 
-    # ---- Described ---------------------------------------------------------------------------------------------------
+    # ---- Description -------------------------------------------------------------------------------------------------
 
     def handle_describe_quorum(self, now_ms: int) -> DescribeQuorumResponse:
-        """The voters, the observers, how far each is. NOT_LEADER_OR_FOLLOWER, with the leader known, from a node that
-        does not lead.
+        """Describes the progress of voters and observers. A node that does not lead answers NOT_LEADER_OR_FOLLOWER and
+        names the leader that it knows.
         """
         state, leader = self._state, self._state.role
         if not isinstance(leader, Leader):

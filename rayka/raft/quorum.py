@@ -1,13 +1,13 @@
-"""One replica of a quorum: its role, its log's tail, what is committed, and what it has to tell the others.
+"""One replica of a quorum: its role, its log, its high watermark, and its requests to the other replicas.
 
-A synchronous core: the driver brings the time, requests and responses, performs what the core says, and reports back.
-*Persist, then send*: `election_count` names the election that a response depends on, and `requests` gives nothing
-before the newest election is durable. After any event the driver's loop does poll, persist, requests, drain, flush, in
-that order, until nothing is left. `rayka/docs/raft.md` is the theory of operation.
+The core is synchronous. The driver brings the time, requests and responses, does the IO that the core asks for, and
+reports back. *Persist, then send*: a response depends on the election that `election_count` counts, and `requests`
+returns nothing before the newest election is durable. After any event the driver repeats poll, persist, requests,
+drain and flush, in this order, until nothing is left. `rayka/docs/raft.md` is the theory of operation.
 
 Invariants: epoch and known high watermark never fall; nothing is written or sent in an epoch before its election is
 durable; the first record of an epoch is its LeaderChange (A24). Kafka: `KafkaRaftClient`. Left out: listeners (the
-driver reads what is committed), endpoints (a node is reached by its id), and whatever is in the records.
+driver reads committed records), endpoints (a node is reached by its id), and the content of the records.
 """
 
 from collections.abc import Collection, Sequence
@@ -43,13 +43,13 @@ class Quorum(QuorumState):
     `changes`.
     """
 
-    def __init__(  # noqa: PLR0913 - what a replica is made of
+    def __init__(  # noqa: PLR0913 - the parts of a replica
         self, *, cluster_id: str, local: ReplicaKey, log: Log, snapshots: SnapshotStore,
         stored: ElectionState | None, config: QuorumConfig, random: Random, now_ms: int,
         bootstrap_ids: Sequence[int],
     ) -> None:  # fmt: skip
-        """`stored` is what `quorum-state` holds, None if there is none. The 0-0 checkpoint, if any, names the first
-        voters, later ones come from snapshot and log; a replica that knows no voters asks `bootstrap_ids` for the
+        """`stored` is the content of `quorum-state`, None without the file. The 0-0 checkpoint, if any, names the first
+        voters; snapshot and log name the later ones. A replica that knows no voters asks `bootstrap_ids` for the
         leader.
         """
         super().__init__(
@@ -70,12 +70,12 @@ class Quorum(QuorumState):
 
     @property
     def leading_epoch(self) -> int | None:
-        """The epoch that this node leads; None while it does not."""
+        """The epoch that this node leads; None while it does not lead."""
         return self.epoch if self.is_leader else None
 
     @property
     def next_offset(self) -> int:
-        """The offset that the next record appended gets."""
+        """The offset of the next record that is appended."""
         role = self.role
         return role.accumulator.next_offset if isinstance(role, Leader) else self.log.log_end_offset
 
@@ -91,17 +91,18 @@ class Quorum(QuorumState):
         wakings_ms = [self.fetcher.deadline_ms(), self.changes.deadline_ms()]
         if isinstance(role, Leader):
             wakings_ms.append(role.next_reminder_ms(now_ms))
-        times_ms = [each for each in wakings_ms if each > now_ms]  # what is due already has a target
+        # A time in the past has a target already, which the loop below looks at.
+        times_ms = [each for each in wakings_ms if each > now_ms]
         times_ms.append(self.elections.deadline_ms())
         if self.is_persisted:
             for sender in self._senders:
                 times_ms.extend(self.request_manager.ready_ms(node_id) for node_id in sender.targets(now_ms))
         return max(now_ms, min(times_ms))
 
-    # ---- To other nodes ----------------------------------------------------------------------------------------------
+    # ---- Requests to other nodes -------------------------------------------------------------------------------------
 
     def requests(self, now_ms: int) -> list[tuple[int, Request[Any]]]:
-        """What to send now, each to a node id. It is under way until it is reported to one of the next two methods."""
+        """The requests to send now, by node id. A request is under way until one of the next two methods ends it."""
         if not self.is_persisted:
             return []
         sent: list[tuple[int, Request[Any]]] = []
@@ -114,64 +115,63 @@ class Quorum(QuorumState):
         return sent
 
     def on_response(self, node_id: int, request: Request[Any], response: Any, now_ms: int) -> None:
-        """A node has answered. Whatever else it says, a later epoch or a leader not known here counts (A28, A36)."""
+        """Takes the response of a node. A later epoch or a new leader counts in any response (A28, A36)."""
         is_awaited = self.request_manager.on_answered(node_id, request)
         self.fetcher.on_ended(node_id)
-        header = response.partitions[0] if isinstance(response, FetchResponse) else response
+        header: Any = response.partitions[0] if isinstance(response, FetchResponse) else response
         if header.leader_epoch < self.epoch:
-            if is_awaited:  # an answer of an earlier epoch says nothing of this one
+            # A response of an earlier epoch says nothing about this one.
+            if is_awaited:
                 self.request_manager.back_off(node_id, now_ms)
             return
         role = self.role
         self.learn(header.leader_id, header.leader_epoch, now_ms)
-        if is_awaited and self.role is role:
-            self._dispatch(node_id, request, header, now_ms)
-
-    def _dispatch(self, node_id: int, request: Request[Any], response: Any, now_ms: int) -> None:
+        if not is_awaited or self.role is not role:
+            return
         if isinstance(request, FetchRequest):
-            self.fetcher.on_fetch(node_id, request, response, now_ms)
+            self.fetcher.on_fetch(node_id, request, header, now_ms)
         elif isinstance(request, FetchSnapshotRequest):
-            self.fetcher.on_fetch_snapshot(response, now_ms)
+            self.fetcher.on_fetch_snapshot(header, now_ms)
         elif isinstance(request, VoteRequest):
-            self.elections.on_vote(request, response, now_ms)
+            self.elections.on_vote(request, header, now_ms)
         elif isinstance(request, EndQuorumEpochRequest):
-            self.elections.on_end_quorum_epoch(node_id, response, now_ms)
+            self.elections.on_end_quorum_epoch(node_id, header, now_ms)
 
     def on_no_response(self, node_id: int, request: Request[Any], now_ms: int) -> None:
-        """The request failed, or was not answered in time."""
+        """Ends a request that failed or timed out."""
         self.fetcher.on_ended(node_id)
         if self.request_manager.on_answered(node_id, request):
             self.request_manager.back_off(node_id, now_ms)
 
     def on_persisted(self, election: ElectionState) -> None:
-        """`quorum-state` holds the election durably (A8)."""
+        """Records that `quorum-state` holds the election durably (A8)."""
         self.persisted = election
 
     # ---- The log -----------------------------------------------------------------------------------------------------
 
     @property
     def needed_copy(self) -> PrefixCopy | None:
-        """What a truncation waits for: the driver copies it and tells `fetcher` (A33)."""
+        """The copy that a truncation waits for: the driver makes it and tells `fetcher` (A33)."""
         role = self.role
         truncation = role.truncation if isinstance(role, Follower) else None
         return None if truncation is None else truncation.copy
 
     def read_committed(self, offset: int, *, max_bytes: int) -> LogRead:
-        """Batches below the high watermark from the one that contains the offset (A41)."""
+        """Reads batches below the high watermark, from the batch that contains the offset on (A41)."""
         return self.log.read(offset, max_bytes=max_bytes, end_offset=self.known_high_watermark)
 
     # ---- Snapshots ---------------------------------------------------------------------------------------------------
 
     def create_snapshot_allowed(self, snapshot_id: OffsetAndEpoch) -> bool:
-        """Whether to write this snapshot; False when it exists. Raises ValueError when it can be none (A46)."""
+        """True if the snapshot may be written, False if it exists. Raises ValueError for an impossible one (A46)."""
         return self.log.may_create_snapshot(
             snapshot_id, high_watermark=self.known_high_watermark, epoch=self.epoch
         )
 
     def clean_snapshots(self, *, retention_bytes: int, retention_ms: int, timestamp_ms: int) -> bool:
-        """Deletes snapshots, and the log before them, that are too many or too old; one stays (A51). Whether any.
+        """Deletes snapshots, and the log before them, beyond the limits; the newest stays (A51). True if any went.
 
-        -1 is no limit. The log is smaller only by whole segments: a snapshot's maker rolls the log.
+        -1 is no limit. The log shrinks by whole segments only, so the maker of a snapshot rolls the log.
         """
         keep = earliest_to_keep(
             self.log.snapshots,
@@ -187,13 +187,13 @@ class Quorum(QuorumState):
     # ---- End ---------------------------------------------------------------------------------------------------------
 
     def resign(self, now_ms: int, successors: Collection[int] = ()) -> None:
-        """A leader gives up its epoch and tells the voters, of which these nodes are to follow before others (A22).
-        Nothing happens on a node that does not lead.
+        """Ends the leadership of this node, if it leads, and tells the voters. `successors` are preferred as the next
+        leader (A22).
         """
         if isinstance(self.role, Leader):
             self.become_resigned(now_ms, successors)
 
     def shut_down(self, now_ms: int) -> None:
-        """Resigns, and stands for no election any more; it goes on answering until the driver ends it (A23)."""
+        """Resigns and stands for no further election. The core answers requests until the driver ends it (A23)."""
         self.is_shutting_down = True
         self.resign(now_ms)

@@ -11,7 +11,7 @@ _FETCH_MAX_WAIT_MS = 500
 
 @dataclass(frozen=True, slots=True)
 class QuorumConfig:
-    """Times in milliseconds."""
+    """The configuration of one replica."""
 
     election_timeout_ms: int = 1_000
     fetch_timeout_ms: int = 2_000
@@ -25,10 +25,10 @@ class QuorumConfig:
 
     @classmethod
     def of(cls, config: BrokerConfig) -> "QuorumConfig":
-        """What the node's configuration says, for a controller.
+        """Reads the configuration of a controller.
 
-        A fetch that waits for news at a quiet leader is back when half of the shorter timeout is over: one that waited
-        longer than the timeouts would depose a leader that is well.
+        A fetch waits for news at a quiet leader for at most half of the shorter timeout. A fetch that waited longer
+        than the timeouts would depose a healthy leader.
         """
         timeout_ms = min(
             config.controller_quorum_fetch_timeout_ms, config.controller_quorum_request_timeout_ms
@@ -45,10 +45,10 @@ class QuorumConfig:
 
     @property
     def check_quorum_timeout_ms(self) -> int:
-        """How long a leader leads without hearing from a majority (A12)."""
+        """How long a leader leads without fetches of a majority (A12)."""
         return int(self.fetch_timeout_ms * CHECK_QUORUM_FACTOR)
 
     @property
     def begin_quorum_epoch_interval_ms(self) -> int:
-        """How long a voter may not fetch before the leader reminds it (A13)."""
+        """How long the leader waits for a fetch of a voter before it sends BeginQuorumEpoch (A13)."""
         return self.fetch_timeout_ms // 2

@@ -1,8 +1,9 @@
-"""This replica's identity, its role, and every way to another role (A1-A5, A9, A10).
+"""The state of a replica: identity, role, election, log and high watermark, every way to another role, and the requests
+under way (A1-A5, A9-A11).
 
-It holds the role, the election that must be durable, the log, and what is committed; each `become_…` is one row of
-`LEGAL_CHANGES`, and there is no other way. Invariants: the epoch and the known high watermark never fall; in one epoch
-the leader, once known, stays, and the vote, once given, stays. Kafka: `QuorumState`.
+Each `become_…` is one row of `LEGAL_CHANGES`; the role changes in no other way. Invariants: the epoch and the known
+high watermark never fall; within one epoch the leader, once known, stays, and the vote, once given, stays. Kafka:
+`QuorumState`, `RequestManager`, and the reconnect back-off of `NetworkClient`.
 """
 
 from collections.abc import Collection
@@ -23,14 +24,6 @@ from rayka.raft.roles import LEGAL_CHANGES, Candidate, Follower, Prospective, Re
 from rayka.raft.snapshot import SnapshotDownload
 from rayka.raft.voters import VoterSet
 
-# Which requests are under way, one for each node, and when the next may be sent to it (A11).
-#
-# A request is under way until its response, its failure or the request timeout. After a failure the node is left alone
-# for the retry back-off, which doubles with each further one: no node calls a dead one a hundred times a second. A
-# change of role forgets what is under way: its late responses are dropped. Kafka: `RequestManager`, and the reconnect
-# back-off of its `NetworkClient`.
-
-
 DOUBLINGS_MAX = 4
 
 
@@ -40,20 +33,26 @@ class _Sent(NamedTuple):
 
 
 class RequestManager:
-    """In-flight requests and back-offs by node id."""
+    """The request under way to each node, and the back-off after failures (A11).
+
+    A request is under way until its response, its failure or the request timeout. The back-off doubles with each
+    failure, so no node calls a dead one a hundred times a second. A change of role forgets all requests; their late
+    responses are dropped.
+    """
 
     def __init__(self, *, request_timeout_ms: int, retry_backoff_ms: int) -> None:
         self._request_timeout_ms = request_timeout_ms
         self._retry_backoff_ms = retry_backoff_ms
         self._sent: dict[int, _Sent] = {}
         self._backing_off_until_ms: dict[int, int] = {}
-        self._failures: dict[int, int] = {}  # one after another
+        # Consecutive failures by node id, at most DOUBLINGS_MAX.
+        self._failures: dict[int, int] = {}
 
     def __repr__(self) -> str:
         return f"<RequestManager under_way={list(self._sent)} backing_off={self._backing_off_until_ms}>"
 
     def ready_ms(self, node_id: int) -> int:
-        """From when on the node may be sent something, as far as is known now; 0 or the past: at once."""
+        """When the next request to the node may be sent, as far as is known now; 0 or the past: at once."""
         sent = self._sent.get(node_id)
         return sent.deadline_ms if sent is not None else self._backing_off_until_ms.get(node_id, 0)
 
@@ -65,7 +64,7 @@ class RequestManager:
         self._sent[node_id] = _Sent(request, now_ms + self._request_timeout_ms)
 
     def on_answered(self, node_id: int, request: Request[Message]) -> bool:
-        """Whether the response is for the request under way; a late one is not."""
+        """Ends the request under way; False if the response is late, for an earlier request."""
         sent = self._sent.get(node_id)
         if sent is None or sent.request is not request:
             return False
@@ -73,23 +72,20 @@ class RequestManager:
         return True
 
     def back_off(self, node_id: int, now_ms: int) -> None:
-        """Leaves the node alone for a moment: it gave no answer, or one that is no use."""
+        """Delays the next request to a node whose answer is missing or of no use."""
         failures = self._failures.get(node_id, 0)
         self._failures[node_id] = min(failures + 1, DOUBLINGS_MAX)
         self._backing_off_until_ms[node_id] = now_ms + (self._retry_backoff_ms << failures)
 
     def reset(self) -> None:
-        """Forgets everything: what asks next is another role."""
+        """Forgets all requests and back-offs: the next requests belong to another role."""
         self._sent.clear()
         self._backing_off_until_ms.clear()
         self._failures.clear()
 
 
 class QuorumState:
-    """Shared by all parts of one quorum core; only the parts change it, others read it. `election` is to be made
-    durable whenever `election_count` has risen, which is above 0 from the start when what was stored is not up to date.
-    `finished_download` is a snapshot fetched whole: the driver freezes it and tells `fetcher` (A49).
-    """
+    """The state that all parts of one quorum core share. Only the parts change it; drivers and checkers read it."""
 
     def __init__(
         self, *, cluster_id: str, local: ReplicaKey, config: QuorumConfig, random: Random, log: RaftLog,
@@ -103,11 +99,16 @@ class QuorumState:
             request_timeout_ms=config.request_timeout_ms, retry_backoff_ms=config.retry_backoff_ms
         )
         self.is_shutting_down = False
+        # A snapshot that was fetched whole: the driver freezes it and tells `fetcher` (A49).
         self.finished_download: SnapshotDownload | None = None
+        # Everything below is committed; never falls. NO_OFFSET <= known_high_watermark <= log end offset.
         self.known_high_watermark = NO_OFFSET
         self.random = random
+        # The election that is durable.
         self.persisted = stored
+        # The newest election. The driver makes it durable whenever `election_count` has risen.
         self.election = election_after_restart(stored, log.last_epoch)
+        # Above 0 from the start if the stored election is out of date.
         self.election_count = 0 if self.is_persisted else 1
         self.role: Role = self._role_after_restart(now_ms)
 
@@ -117,7 +118,7 @@ class QuorumState:
             f" hw={self.high_watermark} leo={self.log.log_end_offset}>"
         )
 
-    # ---- What is known -----------------------------------------------------------------------------------------------
+    # ---- State -------------------------------------------------------------------------------------------------------
 
     @property
     def epoch(self) -> int:
@@ -125,17 +126,17 @@ class QuorumState:
 
     @property
     def leader_id(self) -> int:
-        """-1 while no leader of the epoch is known."""
+        """The leader of the epoch; -1 while it is unknown."""
         return self.election.leader_id
 
     @property
     def voters(self) -> VoterSet | None:
-        """The newest set, effective from the moment it is appended; None while there is none."""
+        """The newest voter set, effective from the moment it is appended; None without one."""
         return self.log.history.voters
 
     @property
     def known_voters(self) -> VoterSet:
-        """As `voters`, where a role needs them."""
+        """The voters, for a role that exists only with voters. Raises InvariantBroken without them."""
         voters = self.voters
         if voters is None:
             raise InvariantBroken(f"{self!r} knows no voters")
@@ -153,31 +154,31 @@ class QuorumState:
 
     @property
     def high_watermark(self) -> int:
-        """The first offset not known to be committed; -1 while a leader does not know it in its epoch (A24)."""
+        """The first offset that is not known to be committed; -1 for a new leader that does not know it yet (A24)."""
         return self.role.high_watermark if isinstance(self.role, Leader) else self.known_high_watermark
 
     @property
     def is_persisted(self) -> bool:
-        """Whether the election may be acted on (A8)."""
+        """True if the newest election is durable, so that the replica may act on it (A8)."""
         return self.persisted == self.election
 
     def random_election_timeout_ms(self) -> int:
-        """Between one and two election timeouts, so that voters seldom stand up together (A10)."""
+        """One to two election timeouts, so that voters seldom become candidates together (A10)."""
         timeout_ms = self.config.election_timeout_ms
         return self.random.randrange(timeout_ms, 2 * timeout_ms)
 
     def advance_high_watermark(self, offset: int) -> bool:
-        """Everything below is committed. Whether that is news."""
+        """Records that everything below the offset is committed. True: the high watermark moved."""
         if not self.known_high_watermark <= offset <= self.log.log_end_offset:
             raise InvariantBroken(f"{self!r}: high watermark {offset}")
         has_moved = offset > self.known_high_watermark
         self.known_high_watermark = offset
         return has_moved
 
-    # ---- Beginning ---------------------------------------------------------------------------------------------------
+    # ---- Restart -----------------------------------------------------------------------------------------------------
 
     def _role_after_restart(self, now_ms: int) -> Role:
-        """A9. The only voter waits for no other node, nor for a timeout (A5)."""
+        """A9. A replica that is the only voter waits for no timeout (A5)."""
         election = self.election
         deadline_ms = now_ms if self.is_only_voter else now_ms + self.random_election_timeout_ms()
         if election.leader_id == self.local.node_id:
@@ -193,12 +194,13 @@ class QuorumState:
         deadline_ms = now_ms + self.config.fetch_timeout_ms
         return Follower(leader_id, fetch_deadline_ms=deadline_ms, next_voter_request_ms=deadline_ms)
 
-    # ---- Changing ----------------------------------------------------------------------------------------------------
+    # ---- Changes of role ---------------------------------------------------------------------------------------------
 
     def learn(self, leader_id: int, epoch: int, now_ms: int) -> None:
-        """Another node says which node leads in an epoch that is not below this one's; -1: it does not know.
+        """Takes from another node the leader of an epoch, -1 if unknown; the epoch is not below this replica's.
 
-        A node that was wiped may be told that it leads. It does not: its former self, with another directory id, did.
+        A node whose disk was wiped may hear that it leads itself. Its former replica did, with another directory id, so
+        the name is ignored.
         """
         if epoch < self.epoch:
             raise InvariantBroken(f"{self!r} learns of epoch {epoch}")
@@ -215,20 +217,21 @@ class QuorumState:
                 self.become_follower(known_id, epoch, now_ms)
 
     def become_unattached(self, epoch: int, now_ms: int) -> None:
-        """A higher epoch without a leader and without this replica's vote; or none was elected in this one (A10)."""
-        voted_key = self.election.voted_key if epoch == self.epoch else None
-        deadline_ms = self._remaining_election_deadline_ms(now_ms)
-        self._become(Unattached(deadline_ms), ElectionState(epoch, NO_NODE, voted_key))
+        """Enters a higher epoch without a leader, or returns to this one after a lost election.
 
-    def _remaining_election_deadline_ms(self, now_ms: int) -> int:
+        A running election timeout goes on; a lost pre-vote, and a role without such a timeout, begin one (A10).
+        """
         role = self.role
+        voted_key = self.election.voted_key if epoch == self.epoch else None
         is_lost = isinstance(role, Prospective) and role.tally.is_lost
         if isinstance(role, Unattached | Prospective | Candidate | Resigned) and not is_lost:
-            return max(role.election_deadline_ms, now_ms)
-        return now_ms + self.random_election_timeout_ms()
+            deadline_ms = max(role.election_deadline_ms, now_ms)
+        else:
+            deadline_ms = now_ms + self.random_election_timeout_ms()
+        self._become(Unattached(deadline_ms), ElectionState(epoch, NO_NODE, voted_key))
 
     def give_vote(self, candidate: ReplicaKey, now_ms: int) -> None:
-        """The one vote of this epoch; it must be durable before it is sent to the candidate (A4, A19)."""
+        """Gives the one vote of this epoch, which must be durable before the candidate hears of it (A4, A19)."""
         if self.election.voted_key not in (None, candidate):
             raise InvariantBroken(f"{self!r} has voted: {self.election!r}")
         role = self.role
@@ -244,7 +247,7 @@ class QuorumState:
             self._become(Unattached(deadline_ms), voted)
 
     def become_prospective(self, now_ms: int) -> None:
-        """Asks for pre-votes; the only voter goes straight on (A5)."""
+        """Asks for pre-votes. A replica that is the only voter becomes a candidate at once (A5)."""
         if not self.is_voter:
             raise InvariantBroken(f"{self!r} is no voter")
         tally = VoteTally(self.known_voters, self.local)
@@ -253,14 +256,18 @@ class QuorumState:
             self.become_candidate(now_ms)
 
     def become_candidate(self, now_ms: int) -> None:
-        """Raises the epoch and votes for itself."""
+        """Raises the epoch and votes for this replica."""
         tally = VoteTally(self.known_voters, self.local)
         election = ElectionState(self.epoch + 1, NO_NODE, self.local)
         self._become(Candidate(now_ms + self.random_election_timeout_ms(), tally), election)
         self.maybe_become_leader(now_ms)
 
     def maybe_become_leader(self, now_ms: int) -> None:
-        """Leads, once a majority has voted for it; its log then begins the epoch with a LeaderChange record (A24)."""
+        """Becomes the leader if a majority has voted for this candidate.
+
+        The log begins the epoch with a LeaderChange record. The first leader ever adds the voters of the 0-0 checkpoint
+        (A24).
+        """
         role, start = self.role, self.log.log_end_offset
         if not isinstance(role, Candidate):
             raise InvariantBroken(f"{self!r} is no candidate")
@@ -269,25 +276,24 @@ class QuorumState:
         if start < self.known_high_watermark:
             raise InvariantBroken(f"{self!r} lacks what is committed")
         voters = self.known_voters
-        accumulator = BatchAccumulator(start, self._first_records(voters, role.tally.granting))
+        first: list[ControlRecord] = [
+            LeaderChangeRecord(self.local.node_id, voters.voters, role.tally.granting)
+        ]
+        if self.log.history.is_bootstrap:
+            first += [KRaftVersionRecord(), VotersRecord(voters)]
+        accumulator = BatchAccumulator(start, first)
         leader = Leader(self.local, accumulator, voters, self.config, epoch_start_offset=start, now_ms=now_ms)
         self._become(leader, ElectionState(self.epoch, self.local.node_id, self.election.voted_key))
 
-    def _first_records(self, voters: VoterSet, granting: tuple[ReplicaKey, ...]) -> list[ControlRecord]:
-        """A24: the first leader ever also brings the voters of the checkpoint into the log."""
-        change = LeaderChangeRecord(self.local.node_id, voters.voters, granting)
-        if not self.log.history.is_bootstrap:
-            return [change]
-        return [change, KRaftVersionRecord(), VotersRecord(voters)]
-
     def become_follower(self, leader_id: int, epoch: int, now_ms: int) -> None:
-        """Follows a leader; within one epoch the vote is kept."""
+        """Follows the leader of an epoch. The vote of this epoch stays."""
         voted_key = self.election.voted_key if epoch == self.epoch else None
         self._become(self._follower(leader_id, now_ms), ElectionState(epoch, leader_id, voted_key))
 
     def become_resigned(self, now_ms: int, wanted: Collection[int] = ()) -> None:
-        """Leads no more, and tells the voters, the most advanced of which should follow, first of the wanted ones
-        (A22).
+        """Ends this leadership and tells the voters (A22).
+
+        The preferred successors are the `wanted` voters first, then the others; the longest log first in both.
         """
         leader = self.role
         if not isinstance(leader, Leader):
@@ -298,6 +304,7 @@ class QuorumState:
         self._become(Resigned(deadline_ms, [each.node_id for each in successors], successors), self.election)
 
     def _become(self, role: Role, election: ElectionState) -> None:
+        """Makes a legal change of role. Raises InvariantBroken for any other change."""
         before = self.election
         change = LEGAL_CHANGES.get((type(self.role), type(role)))
         if change is None:
@@ -321,7 +328,9 @@ class QuorumState:
 
 
 def election_after_restart(stored: ElectionState | None, last_epoch: int) -> ElectionState:
-    """What a replica knows when it begins: what it stored, unless its log knows of a later epoch (A9 (i), (v))."""
+    """The election that a restarted replica begins with: the stored one, unless the log has a later epoch (A9 (i),
+    (v)).
+    """
     if stored is None or stored.leader_epoch < last_epoch:
         return ElectionState(last_epoch)
     return stored

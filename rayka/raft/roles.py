@@ -1,8 +1,8 @@
-"""What a replica of the quorum can be, and which changes are legal (A1-A3).
+"""The roles of a replica of the quorum, except the leader, and the legal changes of role (A1-A3).
 
-The durable part, epoch, leader and vote, is the `ElectionState`; a role is what the replica does with it, and for how
-long. `LEGAL_CHANGES` is the whole truth about transitions: `QuorumState` refuses any other. Kafka: one class per state,
-and the table in `QuorumState`.
+The `ElectionState` is the durable part: epoch, leader and vote. A role holds the rest, such as deadlines and counted
+votes. `LEGAL_CHANGES` lists all transitions; `QuorumState` refuses any other. Kafka: one class per state, and the table
+in `QuorumState`.
 """
 
 from dataclasses import dataclass
@@ -15,28 +15,28 @@ from rayka.raft.election_state import EPOCH_MAX, VoteTally
 from rayka.raft.leader import Leader
 from rayka.raft.snapshot import SnapshotDownload
 
-# The follower of one leader in one epoch: when it gives up on it, what it downloads from it, and where its log is to
-# be cut (A11, A14, A33, A49).
-#
-# Kafka: `FollowerState`.
-
 
 class Truncation(NamedTuple):
-    """The log is truncated to what the leader has up to `end`, once this is copied."""
+    """A truncation of the log that waits for a copy."""
 
+    # The leader's log parts from this one here at the latest.
     end: OffsetAndEpoch
     copy: PrefixCopy
 
 
 @dataclass(slots=True, eq=False)
 class Follower:
-    """`fetch_deadline_ms`: until then the leader must answer a fetch, or the follower no longer believes in it."""
+    """Follows one leader in one epoch (A11, A14, A33, A49)."""
 
     leader_id: int
+    # The leader must answer a fetch until then, or the follower gives it up.
     fetch_deadline_ms: int
+    # When the follower next compares its entry among the voters (A58, A60).
     next_voter_request_ms: int
     has_fetched_from_leader: bool = False
+    # The snapshot that the follower fetches.
     download: SnapshotDownload | None = None
+    # The truncation that waits for a copy.
     truncation: Truncation | None = None
 
     def __repr__(self) -> str:
@@ -44,7 +44,7 @@ class Follower:
         return f"<Follower of={self.leader_id} until={self.fetch_deadline_ms}{loading}>"
 
     def on_fetched(self, fetch_deadline_ms: int) -> None:
-        """The leader has answered."""
+        """Records an answer of the leader and moves the deadline."""
         self.fetch_deadline_ms = fetch_deadline_ms
         self.has_fetched_from_leader = True
 
@@ -56,7 +56,7 @@ class Follower:
 
 @dataclass(slots=True, eq=False)
 class Unattached:
-    """Knows an epoch, and no leader of it."""
+    """Knows an epoch without a leader."""
 
     election_deadline_ms: int
 
@@ -66,7 +66,7 @@ class Unattached:
 
 @dataclass(slots=True, eq=False)
 class _Electing:
-    """Counts votes."""
+    """Counts the votes of an election."""
 
     election_deadline_ms: int
     tally: VoteTally
@@ -76,20 +76,23 @@ class _Electing:
 
 
 class Prospective(_Electing):
-    """Asks whether it would be elected, before it raises the epoch."""
+    """Asks for pre-votes, without raising the epoch."""
 
 
 class Candidate(_Electing):
-    """Has raised the epoch and voted for itself."""
+    """Has raised the epoch and votes for itself."""
 
 
 @dataclass(slots=True, eq=False)
 class Resigned:
-    """Led this epoch, and does not lead or vote in it again: two different records could get one offset and epoch
-    (A9). Tells every voter until it acknowledges (A22): `unacknowledged` are the node ids of those that have not.
+    """Led this epoch, and tells the voters that it resigned (A22).
+
+    A resigned replica does not lead or vote in the epoch again: two different records could get one offset and epoch
+    (A9).
     """
 
     election_deadline_ms: int
+    # Node ids of the voters that have not acknowledged the resignation.
     unacknowledged: list[int]
     preferred_successors: tuple[ReplicaKey, ...]
 
@@ -104,7 +107,7 @@ Role = Unattached | Prospective | Candidate | Leader | Follower | Resigned
 
 
 class EpochChange(Enum):
-    """By how much a change of role may raise the epoch, at least and at most; it never falls."""
+    """The least and the most that a change of role may raise the epoch; the epoch never falls."""
 
     NONE = (0, 0)
     BY_ONE = (1, 1)
@@ -112,7 +115,7 @@ class EpochChange(Enum):
     NOT_LOWERED = (0, EPOCH_MAX)
 
     def allows(self, before: int, after: int) -> bool:
-        """Whether the epoch may go from one to the other."""
+        """True if the epoch may change from `before` to `after`."""
         least, most = self.value
         return least <= after - before <= most
 

@@ -1,9 +1,16 @@
-"""A snapshot: the state that the log's records below one offset make, in a file that stands for them (A45).
+"""Snapshots: the file format, the store in the directory of a quorum's log, and retention (A45, A48, A49, A51).
 
-It is batches of records: the header, the voters known at its end (none when no voter ever was), the state's own
-records, the footer. Batches carry the snapshot's epoch, and count offsets from 0. A snapshot without its footer is not
-whole. The one with id 0-0 is written when a directory is formatted, holds the first voters and nothing else, and is
-never fetched (A48). Kafka: `RecordsSnapshotWriter`, `RecordsSnapshotReader`, `Snapshots`.
+A snapshot stands for the state of the log's records below one offset. The file holds batches of records: the header,
+the voters at that offset (none if there never was a voter), the records of the state, the footer. The batches carry the
+snapshot's epoch and count offsets from 0. A snapshot without a footer is not whole. Formatting a directory writes the
+snapshot 0-0, which holds the first voters only and is never fetched (A48).
+
+A file gets its final name only when its content is durable: it is written as `.part`, synced, renamed, and the
+directory synced. The store removes the `.part` files of a crash when it opens. Invariant: the ids in the store rise and
+equal the files on the disk, without 0-0.
+
+Kafka: `RecordsSnapshotWriter`, `RecordsSnapshotReader`, `Snapshots`, `FileRawSnapshotWriter`, `FileRawSnapshotReader`,
+`KafkaRaftLog`, `KafkaMetadataLog.maybeClean`.
 """
 
 import asyncio
@@ -30,24 +37,26 @@ from rayka.raft.control_records import (
 )
 from rayka.raft.voters import VoterSet
 
+_UNLIMITED = -1
 BOOTSTRAP_SNAPSHOT_ID = OffsetAndEpoch(0, 0)
 SNAPSHOT_SUFFIX = ".checkpoint"
+PART_SUFFIX = ".part"
 _NAME = re.compile(r"(\d{20})-(\d{10})\.checkpoint")
 _ADVICE = "restore it from a copy; or remove it while the node is down, if another voter has the metadata"
 
 
 def snapshot_name(snapshot_id: OffsetAndEpoch) -> str:
-    """The file that holds the snapshot of everything below an offset."""
+    """The file name of a snapshot."""
     return f"{snapshot_id.offset:020d}-{snapshot_id.epoch:010d}{SNAPSHOT_SUFFIX}"
 
 
 def parse_snapshot_name(name: str) -> OffsetAndEpoch | None:
-    """The id in a file's name; None when it is no snapshot's, or that of one still being written."""
+    """The id in a file name; None for another file, or for a snapshot that is still being written."""
     match = _NAME.fullmatch(name)
     return OffsetAndEpoch(int(match[1]), int(match[2])) if match else None
 
 
-# ---- Writing -------------------------------------------------------------------------------------------------------
+# ---- Format --------------------------------------------------------------------------------------------------------
 
 
 def encode_snapshot(
@@ -58,9 +67,7 @@ def encode_snapshot(
     timestamp_ms: int,
     last_contained_log_timestamp_ms: int = NO_TIMESTAMP,
 ) -> Iterator[Buffer]:
-    """The content of a snapshot, part after part. `data` is the state's batches, made by `encode_batch` as they are
-    asked for.
-    """
+    """Yields the content of a snapshot in parts. `data` yields the batches of the state, made by `encode_batch`."""
     known: list[ControlRecord] = [KRaftVersionRecord(), VotersRecord(voters)] if voters else []
     before: list[list[ControlRecord]] = [[SnapshotHeaderRecord(last_contained_log_timestamp_ms)], known]
     batches = chain(
@@ -74,18 +81,17 @@ def encode_snapshot(
         offset += batch.record_count
 
 
-# ---- Reading -------------------------------------------------------------------------------------------------------
-
-
 class Snapshot(NamedTuple):
-    """What a snapshot holds; the batches view its content, their CRCs are right."""
+    """The decoded content of a snapshot."""
 
+    # Of the newest record that the snapshot stands for; NO_TIMESTAMP without records.
     last_contained_log_timestamp_ms: int
     voters: VoterSet | None
+    # Views of the content, with valid CRCs.
     data: tuple[RecordBatch, ...]
 
     def values(self) -> Iterator[bytes]:
-        """The state's records, in order."""
+        """Yields the records of the state, in order."""
         for batch in self.data:
             for value in decode(batch, check_crc=False).values_list():
                 if value is None:
@@ -94,17 +100,32 @@ class Snapshot(NamedTuple):
 
 
 def decode_snapshot(content: Buffer, path: str) -> Snapshot:
-    """The snapshot in a file. Raises StorageError naming the path when it is damaged or not whole."""
+    """Decodes the content of a file. Raises StorageError, which names the path, if it is damaged or not whole."""
+    control: list[ControlRecord] = []
+    data: list[RecordBatch] = []
     try:
-        return _decode(content)
+        for batch in split_batches(content):
+            if control and isinstance(control[-1], SnapshotFooterRecord):
+                raise CorruptRecord(f"{batch!r} follows the footer")
+            if batch.is_control:
+                control.extend(decode_control_batch(batch))
+            else:
+                batch.check_crc()
+                data.append(batch)
+        if len(control) < 2 or not isinstance(control[-1], SnapshotFooterRecord):
+            raise CorruptRecord(f"it is not whole: no footer ends it, found {control!r}")
+        header, voters = control[0], [each.voters for each in control if isinstance(each, VotersRecord)]
+        if not isinstance(header, SnapshotHeaderRecord) or len(voters) > 1:
+            raise CorruptRecord(f"expected a header, then the voters at most once, found {control!r}")
     except ApiError as error:
         raise StorageError(f"{path} is damaged: {error}; {_ADVICE}") from error
+    return Snapshot(header.last_contained_log_timestamp_ms, voters[0] if voters else None, tuple(data))
 
 
 def last_contained_timestamp_ms(content: Buffer, path: str) -> int:
-    """Of the newest record that the state stands for, -1 when there was none; only the header is looked at.
+    """The timestamp of the newest record that the snapshot stands for, -1 without records. Reads the header only.
 
-    Raises StorageError naming the path.
+    Raises StorageError, which names the path.
     """
     try:
         for record in decode_control_batch(next(split_batches(content))):
@@ -115,39 +136,11 @@ def last_contained_timestamp_ms(content: Buffer, path: str) -> int:
     raise StorageError(f"{path} is damaged: it does not begin with a header; {_ADVICE}")
 
 
-def _decode(content: Buffer) -> Snapshot:
-    control: list[ControlRecord] = []
-    data = []
-    for batch in split_batches(content):
-        if control and isinstance(control[-1], SnapshotFooterRecord):
-            raise CorruptRecord(f"{batch!r} follows the footer")
-        if batch.is_control:
-            control.extend(decode_control_batch(batch))
-        else:
-            batch.check_crc()
-            data.append(batch)
-    if len(control) < 2 or not isinstance(control[-1], SnapshotFooterRecord):
-        raise CorruptRecord(f"it is not whole: no footer ends it, found {control!r}")
-    header, voters = control[0], [each.voters for each in control if isinstance(each, VotersRecord)]
-    if not isinstance(header, SnapshotHeaderRecord) or len(voters) > 1:
-        raise CorruptRecord(f"expected a header, then the voters at most once, found {control!r}")
-    return Snapshot(header.last_contained_log_timestamp_ms, voters[0] if voters else None, tuple(data))
-
-
-# The snapshots in the directory of a quorum's log, on the disk port.
-#
-# A file has its final name only when its content is synced: it is written and fetched as `.part`, synced, renamed, and
-# the directory synced. What a crash left of a `.part` is removed when the store opens. Invariant: `ids` rise, and hold
-# what is on the disk, without 0-0.
-#
-# Kafka: `KafkaRaftLog` (its snapshots), `FileRawSnapshotWriter`, `FileRawSnapshotReader` (A45, A48, A49).
-
-
-PART_SUFFIX = ".part"
+# ---- Store ---------------------------------------------------------------------------------------------------------
 
 
 class SnapshotDownload:
-    """A snapshot that is being fetched, or written, part after part; not yet one of the store's."""
+    """A snapshot that is fetched or written in parts, and not in the store yet."""
 
     def __init__(self, disk: Disk, path: str, snapshot_id: OffsetAndEpoch) -> None:
         self._disk = disk
@@ -159,12 +152,12 @@ class SnapshotDownload:
         return f"<SnapshotDownload {snapshot_name(self.snapshot_id)} bytes={self.size_bytes}>"
 
     def append(self, data: Buffer) -> None:
-        """Takes the next bytes. Raises StorageError."""
+        """Appends the next bytes. Raises StorageError."""
         self._disk.append(self.path, (data,))
         self.size_bytes += len(data)
 
     def abandon(self) -> None:
-        """It is not wanted any more."""
+        """Removes the file."""
         if self._disk.exists(self.path):
             self._disk.unlink(self.path)
 
@@ -186,7 +179,7 @@ class SnapshotStore:
     def __repr__(self) -> str:
         return f"<SnapshotStore {[_position(each) for each in self._ids]}>"
 
-    # ---- What there is -----------------------------------------------------------------------------------------------
+    # ---- Ids ---------------------------------------------------------------------------------------------------------
 
     @property
     def ids(self) -> tuple[OffsetAndEpoch, ...]:
@@ -204,34 +197,33 @@ class SnapshotStore:
         return posixpath.join(self.directory, snapshot_name(snapshot_id))
 
     def size(self, snapshot_id: OffsetAndEpoch) -> int:
-        """In bytes."""
+        """The size of a snapshot in bytes."""
         return self._disk.size(self.path(snapshot_id))
 
     # ---- Reading -----------------------------------------------------------------------------------------------------
 
     def read(self, snapshot_id: OffsetAndEpoch, position: int, max_bytes: int) -> bytes:
-        """Bytes from a position on, not aligned to batches; fewer only at the end (A49). What a disk is asked for it
-        sets memory aside for, and a caller may ask for any number.
-        """
+        """Reads bytes from a position on, not aligned to batches; fewer than `max_bytes` only at the end (A49)."""
+        # The disk reserves memory for the bytes that it is asked for, and a caller may name any number.
         left_bytes = max(0, self.size(snapshot_id) - position)
         return self._disk.read_at(self.path(snapshot_id), position, min(max_bytes, left_bytes))
 
     def content(self, snapshot_id: OffsetAndEpoch) -> Buffer:
-        """All of it, mapped."""
+        """The whole file, mapped."""
         return self._disk.map(self.path(snapshot_id))
 
     def load(self, snapshot_id: OffsetAndEpoch) -> Snapshot:
-        """What it holds. Raises StorageError naming the path when it is damaged."""
+        """Decodes a snapshot. Raises StorageError, which names the path, if it is damaged."""
         return decode_snapshot(self.content(snapshot_id), self.path(snapshot_id))
 
     def last_contained_timestamp_ms(self, snapshot_id: OffsetAndEpoch) -> int:
-        """Of the newest record that it stands for; -1 when there was none."""
+        """The timestamp of the newest record that the snapshot stands for; -1 without records."""
         return last_contained_timestamp_ms(self.content(snapshot_id), self.path(snapshot_id))
 
     def bootstrap_voters(self) -> VoterSet | None:
-        """The voters that the directory was formatted with; None when it was formatted without (A48).
+        """The voters that the directory was formatted with; None if it was formatted without voters (A48).
 
-        Raises StorageError naming the path when the file is damaged.
+        Raises StorageError, which names the path, if the file is damaged.
         """
         path = self.path(BOOTSTRAP_SNAPSHOT_ID)
         if not self._disk.exists(path):
@@ -244,7 +236,7 @@ class SnapshotStore:
     # ---- Writing -----------------------------------------------------------------------------------------------------
 
     def begin(self, snapshot_id: OffsetAndEpoch) -> SnapshotDownload:
-        """An empty snapshot to be filled; what an earlier attempt left is gone."""
+        """Begins an empty snapshot, and removes the file of an earlier attempt."""
         if snapshot_id in self._ids:
             raise InvariantBroken(f"{self!r} has {snapshot_id!r} already")
         self._disk.make_directory(self.directory)
@@ -254,10 +246,10 @@ class SnapshotStore:
         return download
 
     async def freeze(self, download: SnapshotDownload) -> None:
-        """Makes it one of the store's, durably.
+        """Adds a fetched snapshot to the store, durably.
 
-        Raises CorruptRecord, and forgets it, when what was fetched is no whole snapshot: the replica that gave it has
-        damage.
+        Raises CorruptRecord, and removes the file, if the content is not a whole snapshot: the snapshot of the replica
+        that it came from is damaged.
         """
         content = self._disk.map(download.path)
         try:
@@ -268,9 +260,10 @@ class SnapshotStore:
         await self._publish(download)
 
     async def write(self, snapshot_id: OffsetAndEpoch, batches: Iterable[Buffer]) -> None:
-        """Writes what `encode_snapshot` gives, durably; others get their turn between two parts.
+        """Writes the parts of `encode_snapshot` durably, unless the store has the snapshot; other tasks run between two
+        parts.
 
-        When it raises StorageError, nothing is left of it. One that is there already stays.
+        Raises StorageError, and removes the file, if the disk fails.
         """
         if snapshot_id in self._ids:
             return
@@ -294,7 +287,7 @@ class SnapshotStore:
     # ---- Deleting ----------------------------------------------------------------------------------------------------
 
     def delete(self, snapshot_id: OffsetAndEpoch) -> None:
-        """Removes it; a reader that has it mapped keeps it. A power cut may bring it back."""
+        """Removes a snapshot. A reader keeps its mapping of the file. A power cut may bring the file back."""
         self._ids.remove(snapshot_id)
         self._disk.unlink(self.path(snapshot_id))
 
@@ -303,37 +296,28 @@ def _position(snapshot_id: OffsetAndEpoch) -> tuple[int, int]:
     return snapshot_id.offset, snapshot_id.epoch
 
 
-# Which snapshots are no longer needed: what they and the log before the next one hold, a later one holds too (A51).
-#
-# The newest snapshot always stays. Kafka: `KafkaMetadataLog.maybeClean`.
-
-
-_UNLIMITED = -1
+# ---- Retention -----------------------------------------------------------------------------------------------------
 
 
 def earliest_to_keep(
     snapshots: SnapshotStore, *, log_bytes: int, retention_bytes: int, retention_ms: int, timestamp_ms: int
 ) -> OffsetAndEpoch | None:
-    """The snapshot before which snapshots and log go; None when all stay.
+    """The snapshot before which retention deletes snapshots and log; None if nothing goes (A51).
 
-    The oldest goes while log and snapshots together exceed `retention_bytes`, or its newest record is older than
-    `retention_ms`; -1 is no limit.
+    The oldest snapshot goes while log and snapshots together exceed `retention_bytes`, or its newest record is older
+    than `retention_ms`; -1 is no limit. The newest snapshot always stays: a later snapshot holds the state of the
+    earlier ones and of the log before it.
     """
     total_bytes = log_bytes + sum(snapshots.size(each) for each in snapshots.ids)
     kept = 0
     for number, oldest in enumerate(snapshots.ids[:-1]):
         is_too_much = retention_bytes != _UNLIMITED and total_bytes > retention_bytes
-        if not is_too_much and not _is_old(snapshots, oldest, retention_ms, timestamp_ms):
+        is_old = False
+        if not is_too_much and retention_ms != _UNLIMITED:
+            newest_ms = snapshots.last_contained_timestamp_ms(oldest)
+            is_old = newest_ms != NO_TIMESTAMP and timestamp_ms - newest_ms > retention_ms
+        if not is_too_much and not is_old:
             break
         total_bytes -= snapshots.size(oldest)
         kept = number + 1
     return snapshots.ids[kept] if kept else None
-
-
-def _is_old(
-    snapshots: SnapshotStore, snapshot_id: OffsetAndEpoch, retention_ms: int, timestamp_ms: int
-) -> bool:
-    if retention_ms == _UNLIMITED:
-        return False
-    newest_ms = snapshots.last_contained_timestamp_ms(snapshot_id)
-    return newest_ms != NO_TIMESTAMP and timestamp_ms - newest_ms > retention_ms

@@ -1,8 +1,9 @@
-"""Changes of the voters: one at a time, effective as soon as it is appended (A55-A60).
+"""Changes of the voters, one at a time, effective when appended (A55-A60).
 
-The leader's side checks and appends; the other side is a follower that keeps its own entry right, or joins by itself.
-Kafka: `AddVoterHandler`, `RemoveVoterHandler`, `UpdateVoterHandler`, `KafkaRaftClient.maybeSendAddOrRemove…`. Left
-out: ApiVersions to a new voter. It has fetched this log, control records included, so it is there and knows them.
+The leader's side checks a change and appends it. The other side is a follower that keeps its own entry right, or joins
+by itself. Kafka: `AddVoterHandler`, `RemoveVoterHandler`, `UpdateVoterHandler`,
+`KafkaRaftClient.maybeSendAddOrRemove…`. Left out: an ApiVersions request to a new voter. The new voter has fetched this
+log with its control records, so it is alive and knows them.
 """
 
 from rayka.errors import ErrorCode, InvariantBroken
@@ -32,17 +33,31 @@ class VoterChanges:
     # ---- On the leader -----------------------------------------------------------------------------------------------
 
     def add_voter(self, request: AddRaftVoterRequest, now_ms: int) -> VoterChange:
-        """A56."""
-        refusal = self._refusal(request.cluster_id) or self._refusal_to_add(request.voter, now_ms)
+        """A56. Adds a voter that has caught up."""
+        leader, voter = self._state.role, request.voter
+        refusal = self._refusal(request.cluster_id)
         if refusal is not None:
             return self._refuse(refusal)
-        change = self._append(self._state.known_voters.with_voter(request.voter))
+        assert isinstance(leader, Leader)
+        if voter.directory_id == ZERO_ID:
+            message = f"node {voter.node_id} names no directory, as brokers do: it cannot vote"
+            return self._refuse((ErrorCode.INVALID_REQUEST, message))
+        present = self._state.known_voters.with_id(voter.node_id)
+        if present is not None:
+            message = f"node {voter.node_id} votes already, as {_name(present)}"
+            return self._refuse((ErrorCode.DUPLICATE_VOTER, message))
+        if not leader.is_caught_up(voter, now_ms):
+            message = (
+                f"{_name(voter)} does not follow the log, or is not caught up yet; start it, and try again"
+            )
+            return self._refuse((ErrorCode.REQUEST_TIMED_OUT, message))
+        change = self._append(self._state.known_voters.with_voter(voter))
         if not request.ack_when_committed:
             change.response = self._response()
         return change
 
     def remove_voter(self, request: RemoveRaftVoterRequest) -> VoterChange:
-        """A57."""
+        """A57. Removes a voter, but not the last one."""
         refusal = self._refusal(request.cluster_id)
         if refusal is not None:
             return self._refuse(refusal)
@@ -59,20 +74,27 @@ class VoterChanges:
         return self._append(remaining)
 
     def update_voter(self, request: UpdateRaftVoterRequest) -> VoterChange:
-        """A58. Answered at once: the voter that asks must go on fetching, or it would never be committed."""
+        """A58. Changes the supported versions of a voter.
+
+        The response does not wait for the commit: the asking voter must fetch, or the change would never be committed.
+        """
         versions = VersionRange(request.min_kraft_version, request.max_kraft_version)
         refusal = self._refusal(request.cluster_id, request.current_leader_epoch)
-        refusal = refusal or self._refusal_to_update(request.voter, versions)
         if refusal is not None:
             return self._refuse(refusal)
-        voters = self._state.known_voters
+        voters, finalised = self._state.known_voters, self._state.log.history.kraft_version
+        if request.voter not in voters:
+            return self._refuse((ErrorCode.VOTER_NOT_FOUND, f"{_name(request.voter)} does not vote"))
+        if finalised not in versions:
+            message = f"{_name(request.voter)} does not know kraft.version {finalised}"
+            return self._refuse((ErrorCode.INVALID_REQUEST, message))
         updated = voters.with_kraft_versions(request.voter, versions)
         change = VoterChange() if updated == voters else self._append(updated)
         change.response = self._response()
         return change
 
     def _refusal(self, cluster_id: str, leader_epoch: int | None = None) -> _Refusal | None:
-        """What stands against any change now (A55)."""
+        """The error for any change at this time; None if a change is possible (A55)."""
         state, role = self._state, self._state.role
         if cluster_id != state.cluster_id:
             return ErrorCode.INCONSISTENT_CLUSTER_ID, f"this is cluster {state.cluster_id}, not {cluster_id}"
@@ -94,32 +116,6 @@ class VoterChanges:
             return ErrorCode.REQUEST_TIMED_OUT, "another change of the voters is not committed yet; try again"
         return None
 
-    def _refusal_to_add(self, voter: ReplicaKey, now_ms: int) -> _Refusal | None:
-        leader = self._state.role
-        assert isinstance(leader, Leader)
-        if voter.directory_id == ZERO_ID:
-            return (
-                ErrorCode.INVALID_REQUEST,
-                f"node {voter.node_id} names no directory, as brokers do: it cannot vote",
-            )
-        present = self._state.known_voters.with_id(voter.node_id)
-        if present is not None:
-            return ErrorCode.DUPLICATE_VOTER, f"node {voter.node_id} votes already, as {_name(present)}"
-        if not leader.is_caught_up(voter, now_ms):
-            return (
-                ErrorCode.REQUEST_TIMED_OUT,
-                f"{_name(voter)} does not follow the log, or is not caught up yet; start it, and try again",
-            )
-        return None
-
-    def _refusal_to_update(self, voter: ReplicaKey, versions: VersionRange) -> _Refusal | None:
-        if voter not in self._state.known_voters:
-            return ErrorCode.VOTER_NOT_FOUND, f"{_name(voter)} does not vote"
-        finalised = self._state.log.history.kraft_version
-        if finalised not in versions:
-            return ErrorCode.INVALID_REQUEST, f"{_name(voter)} does not know kraft.version {finalised}"
-        return None
-
     def _append(self, voters: VoterSet) -> VoterChange:
         leader = self._state.role
         assert isinstance(leader, Leader)
@@ -135,7 +131,7 @@ class VoterChanges:
         return VoterChangeResponse(self._state.leader_id, self._state.epoch, error_code, message)
 
     def on_high_watermark(self, now_ms: int) -> None:
-        """A change may be committed; a leader that was voted out then goes (A57)."""
+        """Ends a change that is committed. A leader that no longer votes resigns then (A57)."""
         state, leader = self._state, self._state.role
         assert isinstance(leader, Leader)
         change = leader.change
@@ -148,18 +144,18 @@ class VoterChanges:
     # ---- On a follower -----------------------------------------------------------------------------------------------
 
     def deadline_ms(self) -> int:
-        """When the follower next looks whether its own entry is right."""
+        """When the follower next asks for a change of its own entry."""
         role = self._state.role
-        return role.next_voter_request_ms if isinstance(role, Follower) and self._wants() else FAR_MS
+        return role.next_voter_request_ms if isinstance(role, Follower) and self._wants_change() else FAR_MS
 
     def targets(self, now_ms: int) -> list[int]:
-        """The leader, when it is to change this node's entry."""
+        """The leader, if this node asks it for a change of its entry now."""
         role = self._state.role
-        if isinstance(role, Follower) and role.next_voter_request_ms <= now_ms and self._wants():
+        if isinstance(role, Follower) and role.next_voter_request_ms <= now_ms and self._wants_change():
             return [role.leader_id]
         return []
 
-    def _wants(self) -> bool:
+    def _wants_change(self) -> bool:
         state, voters = self._state, self._state.voters
         if voters is None or state.log.history.kraft_version < 1:
             return False
@@ -168,7 +164,10 @@ class VoterChanges:
         return state.config.auto_join
 
     def request_to(self, node_id: int, now_ms: int) -> Request[Message]:
-        """A58 for a voter. A60 for one that is none: what is left of its former self goes first."""
+        """The request for this node's entry: A58 for a voter, A60 for a node that joins by itself.
+
+        A node with a wiped disk first removes its former entry.
+        """
         state, role, voters = self._state, self._state.role, self._state.known_voters
         assert isinstance(role, Follower)
         role.next_voter_request_ms = now_ms + state.config.fetch_timeout_ms

@@ -1,7 +1,7 @@
-"""The voters. A voter is a node *and* its directory (A55). Pure values.
+"""The voter sets of a quorum: the set itself, and the history of the sets that snapshot and log hold (A24, A55-A59).
 
-Invariant: at least one voter, ascending by node id, each id once. Kafka: `VoterSet`; without endpoints, for a node is
-reached by its id.
+A voter is a node *and* its directory. Kafka: `VoterSet`, `VoterSetHistory`, `TreeMapLogHistory`, `KRaftVersionHistory`.
+Left out: endpoints, because a node is reached by its id.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ from rayka.ids import NO_OFFSET, ReplicaKey
 
 
 class VersionRange(msgspec.Struct, frozen=True, array_like=True):
-    """The versions of the feature `kraft.version` that a voter knows, both ends included (A58)."""
+    """The versions of the feature `kraft.version` that a voter supports, both ends included (A58)."""
 
     lowest: int
     highest: int
@@ -29,12 +29,11 @@ SUPPORTED_KRAFT_VERSIONS = VersionRange(1, 1)
 
 
 class VoterSet(msgspec.Struct, frozen=True, array_like=True):
-    """The voters of a quorum, ascending by node id; at least one.
+    """The voters of a quorum."""
 
-    `kraft_versions` stands beside `voters`; it is empty while all know exactly what this code knows.
-    """
-
+    # At least one, ascending by node id, each id once.
     voters: tuple[ReplicaKey, ...]
+    # One for each of `voters`; empty while all support SUPPORTED_KRAFT_VERSIONS.
     kraft_versions: tuple[VersionRange, ...] = ()
 
     def __post_init__(self) -> None:
@@ -53,20 +52,20 @@ class VoterSet(msgspec.Struct, frozen=True, array_like=True):
         return replica in self.voters
 
     def is_only(self, replica: ReplicaKey) -> bool:
-        """Whether this replica votes alone: its own vote is a majority (A5)."""
+        """True if this replica is the only voter, so that its own vote is a majority (A5)."""
         return self.voters == (replica,)
 
     @property
     def majority(self) -> int:
-        """How many voters are more than half of them."""
+        """The number of voters that is more than half."""
         return len(self.voters) // 2 + 1
 
     def with_id(self, node_id: int) -> ReplicaKey | None:
-        """The voter of this node id, whatever its directory."""
+        """The voter with this node id and any directory."""
         return next((voter for voter in self.voters if voter.node_id == node_id), None)
 
     def kraft_versions_of(self, voter: ReplicaKey) -> VersionRange:
-        """What the voter says it knows."""
+        """The versions that the voter supports."""
         if not self.kraft_versions:
             return SUPPORTED_KRAFT_VERSIONS
         return self.kraft_versions[self.voters.index(voter)]
@@ -74,27 +73,25 @@ class VoterSet(msgspec.Struct, frozen=True, array_like=True):
     # ---- Changes -----------------------------------------------------------------------------------------------------
 
     def with_voter(self, voter: ReplicaKey) -> "VoterSet":
-        """These voters and one more; its id is not among them yet (A56)."""
+        """The set with one more voter, whose node id is new (A56)."""
         if self.with_id(voter.node_id) is not None:
             raise InvariantBroken(f"{self!r} has {voter!r}")
         return _voter_set([*self._entries(), (voter, SUPPORTED_KRAFT_VERSIONS)])
 
     def without_voter(self, voter: ReplicaKey) -> "VoterSet | None":
-        """These voters but one; None when it is not among them, or none would be left (A57)."""
+        """The set without one voter; None if the replica does not vote or is the last voter (A57)."""
         if voter not in self.voters or len(self.voters) == 1:
             return None
         return _voter_set(entry for entry in self._entries() if entry[0] != voter)
 
     def with_kraft_versions(self, voter: ReplicaKey, kraft_versions: VersionRange) -> "VoterSet":
-        """These voters, one of which knows other versions than it did (A58)."""
+        """The set with other supported versions of one voter (A58)."""
         return _voter_set(
             (each, kraft_versions if each == voter else known) for each, known in self._entries()
         )
 
     def has_overlapping_majority(self, other: "VoterSet") -> bool:
-        """Whether any majority of one shares a voter with any of the other: at most one voter came and one went
-        (A59).
-        """
+        """True if any two majorities of the sets share a voter: at most one voter was added and one removed (A59)."""
         came = sum(voter not in self.voters for voter in other.voters)
         gone = sum(voter not in other.voters for voter in self.voters)
         return came <= 1 and gone <= 1
@@ -110,23 +107,23 @@ def _voter_set(entries: Iterable[tuple[ReplicaKey, VersionRange]]) -> VoterSet:
     return VoterSet(tuple(voter for voter, _ in ordered), () if all_usual else versions)
 
 
-# The voter sets that snapshot and log hold, each with the offset from which it counts (A24, A56, A59).
-#
-# A set counts from the moment its record is appended, committed or not, and a truncation brings the set before it back.
-# Invariants: offsets strictly rise; neighbours, but for the 0-0 checkpoint's, which is a guess of the operator that
-# formatted the disk, differ by at most one voter that came and one that went. Kafka: `VoterSetHistory`,
-# `TreeMapLogHistory`, `KRaftVersionHistory`.
-
-
 class _Entry(NamedTuple):
+    """The voters and version from one offset on."""
+
     offset: int
     voters: VoterSet | None
     kraft_version: int
+    # Of the record that named the voters; NO_OFFSET for the 0-0 checkpoint.
     voters_offset: int
 
 
 class VoterSetHistory:
-    """Begins with the voters of the 0-0 checkpoint, if there is one, at offset -1."""
+    """The voter sets of snapshot and log, by offset; the first is the set of the 0-0 checkpoint, at offset -1.
+
+    A set takes effect when its record is appended, committed or not; a truncation restores the previous set.
+    Invariants: offsets strictly rise; neighbours differ by at most one added and one removed voter. The set of the 0-0
+    checkpoint is exempt, because the operator who formatted the disk guessed it.
+    """
 
     def __init__(self, bootstrap: VoterSet | None) -> None:
         self._entries = [_Entry(NO_OFFSET, bootstrap, KRAFT_VERSION if bootstrap else 0, NO_OFFSET)]
@@ -136,7 +133,7 @@ class VoterSetHistory:
 
     @property
     def voters(self) -> VoterSet | None:
-        """The newest; None when no record ever named the voters."""
+        """The newest set; None if no record ever named the voters."""
         return self._entries[-1].voters
 
     @property
@@ -146,20 +143,21 @@ class VoterSetHistory:
 
     @property
     def voters_offset(self) -> int:
-        """Offset of the record that made the newest set; -1 when it is that of the 0-0 checkpoint."""
+        """The offset of the record with the newest set; -1 for the set of the 0-0 checkpoint."""
         return self._entries[-1].voters_offset
 
     @property
     def is_bootstrap(self) -> bool:
-        """Whether snapshot and log say nothing yet: the 0-0 checkpoint alone knows the voters (A24)."""
+        """True while only the 0-0 checkpoint names voters, not a snapshot or the log (A24)."""
         return len(self._entries) == 1 and self._entries[0].offset == NO_OFFSET
 
     def voters_at(self, end_offset: int) -> VoterSet | None:
-        """The set that the records below the offset add up to: what a snapshot of them says."""
-        return self._at(end_offset).voters
+        """The set at the end of the records below the offset, as a snapshot of these records names it."""
+        below = (entry.voters for entry in reversed(self._entries) if entry.offset < end_offset)
+        return next(below, self._entries[0].voters)
 
     def add_voters(self, offset: int, voters: VoterSet) -> None:
-        """A VotersRecord was appended at the offset."""
+        """Takes a VotersRecord that was appended at the offset."""
         before = self._entries[-1]
         former = before.voters if before.voters_offset != NO_OFFSET else None
         if former is not None and not former.has_overlapping_majority(voters):
@@ -167,20 +165,20 @@ class VoterSetHistory:
         self._add(_Entry(offset, voters, before.kraft_version, offset))
 
     def add_kraft_version(self, offset: int, kraft_version: int) -> None:
-        """A KRaftVersionRecord was appended at the offset."""
+        """Takes a KRaftVersionRecord that was appended at the offset."""
         self._add(_Entry(offset, self.voters, kraft_version, self.voters_offset))
 
     def truncate_to(self, end_offset: int) -> None:
-        """Records from the offset on are gone, and with them what they said."""
+        """Drops the sets of records from the offset on, which the log has truncated."""
         while self._entries[-1].offset >= end_offset and len(self._entries) > 1:
             self._entries.pop()
 
     def restart_at(self, end_offset: int, voters: VoterSet | None, kraft_version: int) -> None:
-        """A snapshot takes the place of everything below its end offset, and of all else."""
+        """Replaces the whole history by the set of a snapshot with this end offset."""
         self._entries = [_Entry(end_offset - 1, voters, kraft_version, end_offset - 1)]
 
     def forget_before(self, end_offset: int) -> None:
-        """Keeps what is needed to name the voters at the offset and later."""
+        """Drops the sets that no offset from `end_offset` on needs."""
         while len(self._entries) > 1 and self._entries[1].offset < end_offset:
             self._entries.pop(0)
 
@@ -188,8 +186,3 @@ class VoterSetHistory:
         if entry.offset <= self._entries[-1].offset:
             raise InvariantBroken(f"{self!r}: {entry!r} goes back")
         self._entries.append(entry)
-
-    def _at(self, end_offset: int) -> _Entry:
-        return next(
-            (entry for entry in reversed(self._entries) if entry.offset < end_offset), self._entries[0]
-        )
