@@ -1,9 +1,8 @@
-"""A cluster of nodes on Ray: started, found by name, described, stopped.
+"""A cluster of nodes on Ray: started, found by name, described, changed, stopped.
 
-Starting is level-triggered: what the spec declares is compared with the actors that are there, and what is missing is
-made; so a start that was interrupted, or runs twice at the same time, ends at the same cluster. Nothing here is on
-the way of records. What only a start, a stop or a removal needs is imported then, so that clients and commands connect
-soon.
+A start is level-triggered: it compares the spec with the actors there are, and makes the missing ones. So a start that
+was interrupted, or runs twice at the same time, ends at the same cluster. No record passes through this module. Modules
+that only a start, a stop or a removal needs are imported by these, so that clients and commands connect fast.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -58,8 +57,8 @@ __all__ = ["Cluster", "ClusterDescription", "NodeDescription", "find"]
 
 
 class Cluster:
-    """A running cluster. `with Cluster.start(...) as cluster:` stops at the end the cluster that this call started; its
-    data stays. One that ran before, found by `start` or by `connect`, goes on.
+    """A running cluster. `with Cluster.start(...) as cluster:` stops the cluster at the end of the block if this call
+    started it; its data stays. A cluster that ran before, found by `start` or by `connect`, goes on.
 
     A handle holds no connection of its own: it can be made any number of times, in any process on the same Ray.
     """
@@ -88,25 +87,25 @@ class Cluster:
 
         Fields and defaults: name="rayka", controllers=1, brokers=1, coordinators=0, data_dir="~/.rayka" (or a list),
         ray={"address": "auto"}, config={} (Kafka's keys), resources by role, or `nodes` in place of the three counts.
-        Coordinators lead internal partitions, so that heavy traffic of records does not delay groups; without any,
-        brokers do.
+        Coordinators lead internal partitions, so that heavy traffic of records does not delay groups; without
+        coordinators, brokers lead them.
 
-        Returns when every node is registered and unfenced. Data directories that exist bring back all they hold; they
-        are formatted only when the cluster has none anywhere. Nodes in `replace` start again on an empty disk: a broker
-        without its records, a controller as an observer, to which `Admin.add_raft_voter` gives a vote (and
-        `remove_raft_voter` takes away that of its former self). `"2:/mnt/disk2"` is one directory of broker 2, which
-        keeps the others; without being told, a broker starts without a directory that is missing. Without a Ray, a
-        local one is started that ends with this process.
+        Returns when every node is registered and unfenced. Existing data directories bring back all they hold.
+        Directories are formatted only if the cluster has none anywhere. Nodes in `replace` start again on an empty
+        disk: a broker without its records, a controller as an observer, to which `Admin.add_raft_voter` gives a vote
+        (and `remove_raft_voter` takes away that of its former self). `"2:/mnt/disk2"` is one directory of broker 2,
+        which keeps the others; a broker starts without a directory that is missing even if `replace` does not name it.
+        Without a Ray, a local one is started that ends with this process.
 
-        A cluster that runs already with the same spec is returned as it is. One that runs with another gets what
-        differs while it serves; `plan_change` says it in advance, `change` afterwards. New brokers are empty, until
-        `Admin.alter_partition_reassignments` gives them replicas or new topics do; new coordinators take over their
-        share of internal partitions at once; new controllers get their votes one after another. Other settings take
-        effect by a restart of the nodes that they concern, one at a time as `restart` does it, `on_restarted` is called
-        after each; `force` accepts partitions below `min.insync.replicas` meanwhile. A start that was interrupted is
-        finished by the next one. Data directories and roles cannot change, and no node is taken away by what a spec
-        leaves out. A node in `replace` has to be lost or failed, or its directories there offline; it is replaced
-        while the others run.
+        A cluster that runs already with the same spec is returned as it is. One that runs with another spec gets the
+        differences while it serves; `plan_change` says them in advance, `change` afterwards. New brokers are empty,
+        until `Admin.alter_partition_reassignments` or new topics give them replicas. New coordinators take over their
+        share of internal partitions at once. New controllers get their votes one after another. Other settings take
+        effect by a restart of the nodes that they concern, one at a time as `restart` does it; `on_restarted` is called
+        after each, and `force` accepts partitions below `min.insync.replicas` during the restarts. The next start
+        finishes one that was interrupted. Data directories and roles cannot change, and a node that the spec leaves out
+        is not taken away. A node in `replace` has to be lost or failed, or its directories in `replace` offline; it is
+        replaced while the others run.
 
         Raises ConfigError, ClusterExists (runs with another directory, other roles or more nodes), StorageError
         (directories are missing) and UnavailableError (no Ray at the address given; a node that did not start, or did
@@ -114,6 +113,7 @@ class Cluster:
         """
         from rayka.actors.cluster_start import ClusterStart
         from rayka.actors.node_placement import cpus_of_nodes
+        from rayka.actors.spec_changes import SpecUpdate
 
         declared = _spec_of(spec, fields)
         address = connect_or_start(declared.ray.address, cpus_of_nodes=cpus_of_nodes(declared))
@@ -123,18 +123,21 @@ class Cluster:
             starting.execute()
             cluster._is_started_here = not starting.is_running
             if starting.is_running or replace:
-                cluster._change = cluster._apply(
-                    starting.spec, starting.added, force, on_restarted or _ignore
-                )
+                _, processes = processes_of(declared.name)
+                update = SpecUpdate(cluster, kept_record(declared.name), processes, starting.spec)
+                change = update.plan(starting.added)
+                update.execute(change, force=force, on_restarted=on_restarted or _ignore)
+                cluster._change = change
         return cluster
 
     @classmethod
     def connect(cls, name: str = "rayka", *, address: str = AUTO) -> Self:
-        """The running cluster of that name. Starts nothing, neither nodes nor Ray.
+        """Connects to the running cluster of that name. Starts nothing, neither nodes nor Ray.
 
         Raises ClusterNotFound naming the cluster, the namespace and the Ray address; UnavailableError without a Ray.
         """
-        if not isinstance(name, str):  # a name that no cluster can have is no cluster that is not found
+        # A name of another type cannot be a cluster's.
+        if not isinstance(name, str):
             raise TypeError(f"name: expected str, found {type(name).__name__}")
         cluster = cls(name, connect(address))
         cluster._node_ids()
@@ -147,12 +150,12 @@ class Cluster:
 
     @property
     def ray_address(self) -> str:
-        """The address of the Ray that it runs on."""
+        """The address of the Ray that the cluster runs on."""
         return self._ray_address
 
     @property
     def added_brokers(self) -> tuple[int, ...]:
-        """The brokers and coordinators that this `start` added to a cluster that ran already. None of the brokers has a
+        """The brokers and coordinators that this `start` added to a cluster that ran already. The brokers have no
         replica yet.
         """
         added = self._change.added if self._change else ()
@@ -160,26 +163,27 @@ class Cluster:
 
     @property
     def change(self) -> "SpecChange | None":
-        """What this `start` changed of a cluster that ran already; None where none did."""
+        """The changes that this `start` made to a cluster that ran already; None if it made none."""
         return self._change
 
     def network(self, transport: Transport = "auto") -> RayNetwork:
-        """A new caller to the cluster's nodes, for one client; with `ray` it takes no direct lane."""
+        """Returns a new caller to the cluster's nodes, for one client. The transport `ray` takes no direct lane."""
         return RayNetwork(self._name, for_client=True, transport=transport)
 
     def describe(self) -> ClusterDescription:
-        """The nodes and what is in the cluster. Raises ClusterNotFound when the cluster was stopped."""
+        """Describes the nodes and the contents of the cluster. Raises ClusterNotFound when the cluster was stopped."""
         return wait_for(
             partial(describe, self.network(), self._ray_address, self._node_ids()), ANSWER_TIMEOUT_S
         )
 
     def remove_broker(self, broker_id: int) -> None:
-        """Stops a broker or coordinator that holds no replica, for good: it is forgotten, its directories are removed,
-        and from then on the cluster's spec does without it. Also one whose machine is lost. Calling it again finishes
-        what was interrupted, but for directories that were left when the controller had forgotten the broker.
+        """Removes a broker or coordinator that holds no replica, for good: stops it, makes the controller forget it,
+        removes its directories, and takes it out of the cluster's spec. Works also if its machine is lost. Another call
+        finishes a removal that was interrupted, except for directories that were left when the controller had forgotten
+        the broker.
 
         `rayka broker drain` moves its replicas first. Raises BrokerIdNotRegistered, InvalidRequest while it holds
-        replicas, ConfigError for the last broker, for one that is a controller too, and where the spec's
+        replicas, ConfigError for the last broker, for one that is a controller too, and if the spec's
         `default.replication.factor` needs it; UnavailableError when it is not known to have stopped.
         """
         from rayka.actors.removal import remove_broker
@@ -189,11 +193,11 @@ class Cluster:
             remove_broker(self, self._record(), broker_id)
 
     def remove_controllers(self, *node_ids: int) -> None:
-        """Takes these controllers out for good, the active one too: their votes one after another, then the nodes
-        under control, and their directories. From then on the spec in force does without them. Calling it again
-        finishes what was interrupted.
+        """Removes these controllers for good, the active one too: takes their votes one after another, stops the nodes
+        under control, removes their directories, and takes them out of the cluster's spec. Another call finishes a
+        removal that was interrupted.
 
-        An odd number has to be left. Raises ConfigError for that and for a node that is not a controller alone;
+        An odd number has to be left. Raises ConfigError for an even one and for a node that is not a controller alone;
         UnavailableError when the quorum could not make a change: no vote is taken while those that would be left have
         no majority that is there.
         """
@@ -206,8 +210,8 @@ class Cluster:
     def plan_change(
         self, spec: str | Path | ClusterSpec | None = None, **fields: Unpack[ClusterFields]
     ) -> "SpecChange":
-        """What `start` would change of this cluster, which runs: settings, nodes that come, votes, and the restarts in
-        their order. Raises what it raises before anything is changed.
+        """Returns the changes that `start` would make to this cluster, which runs: settings, nodes that come, votes,
+        and the restarts in their order. Raises the errors that `start` raises before it changes anything.
         """
         from rayka.actors.cluster_start import ClusterStart
         from rayka.actors.spec_changes import SpecUpdate
@@ -216,7 +220,9 @@ class Cluster:
         return SpecUpdate(self, starting.record, starting.processes, starting.spec).plan()
 
     def plan_restart(self, *node_ids: int) -> "tuple[RestartStep, ...]":
-        """What `restart` would do, in its order. Raises what that raises before the first node is stopped."""
+        """Returns the steps that `restart` would take, in its order. Raises the errors that `restart` raises before it
+        stops a node.
+        """
         from rayka.actors.rolling_restart import RollingRestart
 
         return RollingRestart(self, RESTART_TIMEOUT_S).plan(_ids_of(node_ids))
@@ -228,15 +234,15 @@ class Cluster:
         force: bool = False,
         on_restarted: "Callable[[RestartStep], object] | None" = None,
     ) -> "tuple[RestartStep, ...]":
-        """Restarts these nodes, or all where none is named, one after another while the others serve: new code and a
-        new process, the same data. Each hands over what it leads, and is waited for until it runs, its replicas are in
-        sync again and, of a controller, it has the metadata; `on_restarted` is then called with its step. Returns the
-        steps. Brokers come first, the active controller last.
+        """Restarts these nodes, or all if none is named, one after another while the others serve: new code and a new
+        process, the same data. Each node hands over what it leads. Then the restart waits until the node runs, its
+        replicas are in sync again and, of a controller, it has the metadata, and calls `on_restarted` with its step.
+        Returns the steps. Brokers come first, the active controller last.
 
-        Raises ConfigError for a node that the cluster does not have; UnavailableError before anything is stopped when
-        another node is away, or, without `force`, a partition would have fewer replicas in sync than
-        `min.insync.replicas`; and when a node has not caught up `timeout_s` after its stop: then the rest is left as it
-        is. A node is made again by the spec in force.
+        Raises ConfigError for a node that the cluster does not have. Raises UnavailableError before anything is stopped
+        when another node is away, or, without `force`, a partition would have fewer replicas in sync than
+        `min.insync.replicas`; and when a node has not caught up `timeout_s` after its stop: the nodes behind it are
+        then left as they are. A node is made again by the spec in force.
         """
         from rayka.actors.rolling_restart import RollingRestart, refuse_below_min_isr
 
@@ -251,12 +257,12 @@ class Cluster:
 
     def stop(self, delete_data: bool = False) -> None:
         """Stops the cluster under control: the supervisor, brokers and coordinators, then controllers, the active one
-        last; then their actors are ended for good. Data stays, and so do the logs of the last runs, beside it.
+        last. Then ends their actors for good. Data stays, and so do the logs of the last runs, beside it.
 
-        With `delete_data` the nodes' directories are removed, and all topics and records with them. Raises
-        ClusterNotFound when the cluster was stopped already.
+        With `delete_data`, removes the nodes' directories, and all topics and records with them. Raises ClusterNotFound
+        when the cluster was stopped already.
         """
-        from rayka.actors.cluster_start import made_from
+        from rayka.actors.cluster_start import united_spec
         from rayka.actors.formatting import remove_directories
         from rayka.actors.node_logs import keep_logs
         from rayka.actors.node_placement import log_places
@@ -264,7 +270,8 @@ class Cluster:
 
         self._node_ids()  # ClusterNotFound
         kept = None
-        with suppress(UnavailableError):  # it may be away; a cluster can be stopped all the same
+        # The supervisor may be away; a cluster can be stopped all the same.
+        with suppress(UnavailableError):
             kept = kept_record(self._name)
         wait_for(partial(supervisor_handle.stop, self._name), ANSWER_TIMEOUT_S)
         ask_ray(drop_all, self._name)
@@ -284,7 +291,7 @@ class Cluster:
             placement = process.placement
             if delete_data:
                 run_on(process.ray_node_id, remove_directories, placement.directories)
-        spec = kept.spec if kept else made_from(processes)
+        spec = kept.spec if kept else united_spec(processes)
         if delete_data and spec:
             _remove_of_the_gone(spec, list(handles))
         silent = [actor_name(self._name, node_id) for node_id in handles if node_id not in processes]
@@ -303,11 +310,12 @@ class Cluster:
         # In a forked child the cluster is the parent's to stop.
         if not self._is_started_here or forks.is_cut_off():
             return
-        with suppress(ClusterNotFound):  # stopped within the block
+        # The cluster may have been stopped within the block.
+        with suppress(ClusterNotFound):
             self.stop()
 
     def _record(self) -> "ClusterRecord":
-        """What the supervisor keeps. Raises UnavailableError where there is none."""
+        """Returns the supervisor's record. Raises UnavailableError if there is no supervisor."""
         record = kept_record(self._name)
         if record is None:
             raise UnavailableError(
@@ -315,22 +323,6 @@ class Cluster:
                 "again first"
             )
         return record
-
-    def _apply(
-        self,
-        spec: ClusterSpec,
-        added: tuple[int, ...],
-        force: bool,
-        on_restarted: "Callable[[RestartStep], object]",
-    ) -> "SpecChange":
-        """Brings into force what of the spec is not yet; the nodes that were `added` are there."""
-        from rayka.actors.spec_changes import SpecUpdate
-
-        _, processes = processes_of(self._name)
-        applying = SpecUpdate(self, kept_record(self._name), processes, spec)
-        change = applying.plan(added)
-        applying.execute(change, force=force, on_restarted=on_restarted)
-        return change
 
     def _node_ids(self) -> tuple[int, ...]:
         forks.refuse()
@@ -344,7 +336,9 @@ class Cluster:
         return node_ids
 
     def _stop_order(self, roles: Mapping[int, Collection[Role]]) -> list[list[int]]:
-        """Brokers need the controllers to end well; a leader that stops last has no node to hand over to."""
+        """Returns groups of nodes in the order of their stops: brokers need the controllers to end well, and a leader
+        that stops last has no node to hand over to.
+        """
         brokers = [each for each in roles if Role.CONTROLLER not in roles[each]]
         controllers = [each for each in roles if Role.CONTROLLER in roles[each]]
         leader_id = wait_for(partial(find_leader, self.network(), controllers), ANSWER_TIMEOUT_S)
@@ -356,12 +350,12 @@ class Cluster:
 
 
 def find(name: str) -> Cluster:
-    """The handle that clients get for a cluster's name. As `Cluster.connect`."""
+    """Returns the handle that clients get for a cluster's name, as `Cluster.connect`."""
     return Cluster.connect(name)
 
 
 def _roles(node_ids: Collection[int], processes: "Mapping[int, NodeProcess]") -> dict[int, tuple[Role, ...]]:
-    """What each node does, as the spec says that the actors were made from."""
+    """Returns the roles of each node, by the specs that the actors were made from."""
     declared = {
         each: role for process in processes.values() for each, role in process.placement.spec.roles.items()
     }
@@ -369,7 +363,9 @@ def _roles(node_ids: Collection[int], processes: "Mapping[int, NodeProcess]") ->
 
 
 def _remove_of_the_gone(spec: ClusterSpec, with_actor: Collection[int]) -> None:
-    """Removes the directories of nodes that the spec has but that have no actor any more, wherever they are."""
+    """Removes the directories of nodes that the spec has but that have no actor any more, on whatever Ray node they
+    are.
+    """
     from rayka.actors.removal import remove_everywhere
 
     gone = [each for each in spec.roles if each not in with_actor]

@@ -1,6 +1,6 @@
-"""The actors of a cluster brought up: made, waited for, and ended again when one of them does not run.
+"""The actors of a whole cluster, made, asked and stopped from a command's thread.
 
-Waits are on the IO thread; what must happen in any case, after Ctrl-C too, happens in the caller's.
+Waits are on the IO thread. Steps that must happen in any case, after Ctrl-C too, happen in the caller's thread.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rayka.actors import node_handles, supervisor_handle
-from rayka.actors.cluster_description import UNREACHABLE, NodeDescription, describe_nodes
+from rayka.actors.cluster_description import UNREACHABLE, describe_nodes
 from rayka.actors.names import running_node_ids
 from rayka.actors.node_logs import keep_logs
 from rayka.actors.node_placement import NodePlacement, log_places
@@ -29,23 +29,24 @@ if TYPE_CHECKING:
 ResultT = TypeVar("ResultT")
 logger = logging.getLogger(__name__)
 ANSWER_TIMEOUT_S = 15.0
-START_TIMEOUT_S = 300.0  # the recovery of a large log takes its time
+# The recovery of a large log takes its time.
+START_TIMEOUT_S = 300.0
 MAKE_TIMEOUT_S = 90.0
 _SLACK_S = 30.0
 _POLL_S = 0.05
 
 
 def wait_for(work: Work[ResultT], timeout_s: float, *, slack_s: float = _SLACK_S) -> ResultT:
-    """The result of work that has this timeout itself. The wait lasts longer by the slack, since the work's own error
-    says more.
+    """Returns the result of work that has this timeout itself. The wait is longer by `slack_s`, because the work's own
+    error says more.
 
-    Raises UnavailableError when the work does not end: a question to Ray that Ray never answers.
+    Raises UnavailableError when the work does not end, as a question that Ray never answers.
     """
     return io_thread.wait_for(work, timeout_s * 1000, caller="Ray", slack_s=slack_s)
 
 
 def ask_ray(question: Callable[..., ResultT], *arguments: Any) -> ResultT:
-    """What a function answers that asks Ray and waits for it. As `wait_for`."""
+    """Calls a function that asks Ray and waits for the answer. Raises UnavailableError when Ray does not answer."""
 
     async def answer() -> ResultT:
         return await asyncio.to_thread(question, *arguments)
@@ -54,8 +55,8 @@ def ask_ray(question: Callable[..., ResultT], *arguments: Any) -> ResultT:
 
 
 def bring_up(record: ClusterRecord, placements: Collection[NodePlacement]) -> None:
-    """Makes the actors, the supervisor last, and waits until all nodes of the cluster run; ends what it made when
-    one does not.
+    """Makes the actors, the supervisor last, and waits until all nodes of the cluster run. If one does not run, ends
+    the actors that it made.
     """
     handles: dict[int, Any] = {}
     name = record.spec.name
@@ -78,50 +79,49 @@ def bring_up(record: ClusterRecord, placements: Collection[NodePlacement]) -> No
 
 
 def kept_record(cluster_name: str) -> ClusterRecord | None:
-    """The spec and the disks that are in force; None where a start or stop was interrupted, so that there is no
-    supervisor. Raises UnavailableError when the supervisor does not say so in time.
+    """Returns the spec in force and the cluster's disks; None if there is no supervisor, because a start or stop was
+    interrupted. Raises UnavailableError when the supervisor does not answer in time.
     """
     return wait_for(partial(supervisor_handle.kept_record, cluster_name, ANSWER_TIMEOUT_S), ANSWER_TIMEOUT_S)
 
 
 def replace_supervisor(record: ClusterRecord) -> None:
-    """Puts a supervisor that keeps this in the place of the one there is."""
+    """Replaces the supervisor by one with this record."""
     wait_for(partial(supervisor_handle.replace_supervisor, record, MAKE_TIMEOUT_S), MAKE_TIMEOUT_S)
 
 
 def process_of(handle: Any) -> "NodeProcess | None":
-    """What the actor was made from and which process it is; None when it does not say so in time."""
+    """Returns the actor's process and placement; None if the actor does not answer in time."""
     return wait_for(partial(node_handles.process_of, handle, ANSWER_TIMEOUT_S), ANSWER_TIMEOUT_S)
 
 
 def processes_of(
     cluster_name: str, *, besides: Collection[int] = ()
 ) -> "tuple[dict[int, Any], dict[int, NodeProcess]]":
-    """The actors of the other nodes, and the processes of those that answer."""
-    handles = ask_ray(_handles, cluster_name, besides)
+    """Returns the actors of the cluster's nodes but `besides`, and the processes of those that answer."""
+
+    def find_others() -> dict[int, Any]:
+        others = [each for each in running_node_ids(cluster_name) if each not in besides]
+        return node_handles.find_all(cluster_name, others)
+
+    handles = ask_ray(find_others)
     return handles, wait_for(partial(node_handles.processes, handles, ANSWER_TIMEOUT_S), ANSWER_TIMEOUT_S)
 
 
 def stop_nodes(cluster_name: str, handles: Mapping[int, Any], processes: "Mapping[int, NodeProcess]") -> None:
-    """Stops these nodes under control and ends their actors; returns when those of their processes that are known have
-    gone, and their locks with them.
+    """Stops these nodes under control and ends their actors. Waits until their known processes have gone, and their
+    locks with them.
     """
     wait_for(partial(node_handles.stop, cluster_name, handles), node_handles.STOP_TIMEOUT_S)
     for process in (processes[each] for each in handles if each in processes):
         run_on(process.ray_node_id, node_handles.await_exit, process.pid)
 
 
-def _handles(cluster_name: str, besides: Collection[int]) -> dict[int, Any]:
-    return node_handles.find_all(
-        cluster_name, [each for each in running_node_ids(cluster_name) if each not in besides]
-    )
-
-
 def add_nodes(record: ClusterRecord, placements: Collection[NodePlacement], added: Collection[int]) -> None:
-    """Makes the actors that the running cluster lacks and, once the nodes that it gets run, a supervisor that keeps
-    them too; ends what it made when one does not run.
+    """Makes the actors that the running cluster lacks, waits until `added` run, and replaces the supervisor by one with
+    this record. If a node does not run, ends the actors that it made.
 
-    The nodes that it had may be away: a cluster that lost a broker may well get another one.
+    The other nodes may be away: a cluster that lost a broker may well get another one.
     """
     handles: dict[int, Any] = {}
     try:
@@ -152,13 +152,21 @@ async def _await_some(cluster_name: str, made: Mapping[int, Any], others: Collec
 
 
 async def _await_running(network: RayNetwork, node_ids: Collection[int]) -> None:
+    """Waits until these nodes run. Raises UnavailableError for a node that failed, or does not run in time."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + START_TIMEOUT_S
+    # By node, the state that was logged last: the recovery of a large log takes minutes.
     known: dict[int, str] = {}
     while True:
         nodes = await describe_nodes(network, node_ids)
-        _refuse_failed(network.cluster_name, nodes)
-        _log_changes(nodes, known)
+        failed = [f"{node.actor_name}: {node.detail}" for node in nodes if node.state == NodeState.FAILED]
+        if failed:
+            raise UnavailableError(f"cluster {network.cluster_name!r} did not start: {'; '.join(failed)}")
+        for each in nodes:
+            if each.state not in (known.get(each.node_id), UNREACHABLE):
+                known[each.node_id] = each.state
+                running = sum(state == NodeState.RUNNING for state in known.values())
+                logger.info("%s: %s (%d of %d run)", each.actor_name, each.state, running, len(nodes))
         if all(node.state == NodeState.RUNNING for node in nodes):
             return
         if loop.time() > deadline:
@@ -167,18 +175,3 @@ async def _await_running(network: RayNetwork, node_ids: Collection[int]) -> None
                 f"cluster {network.cluster_name!r} was not up in {START_TIMEOUT_S:g} s: {states}"
             )
         await asyncio.sleep(_POLL_S)
-
-
-def _log_changes(nodes: Collection[NodeDescription], known: dict[int, str]) -> None:
-    """Logs each node whose state has changed since the last look: the recovery of a large log takes minutes."""
-    for each in nodes:
-        if each.state not in (known.get(each.node_id), UNREACHABLE):
-            known[each.node_id] = each.state
-            running = sum(state == NodeState.RUNNING for state in known.values())
-            logger.info("%s: %s (%d of %d run)", each.actor_name, each.state, running, len(nodes))
-
-
-def _refuse_failed(name: str, nodes: Collection[NodeDescription]) -> None:
-    failed = [f"{node.actor_name}: {node.detail}" for node in nodes if node.state == NodeState.FAILED]
-    if failed:
-        raise UnavailableError(f"cluster {name!r} did not start: {'; '.join(failed)}")

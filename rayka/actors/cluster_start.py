@@ -1,17 +1,20 @@
-"""Where the nodes of a start go, on which disks, and what is formatted for them first.
+"""The start of a cluster: nodes of a spec that have no actor get places, formatted directories, and actors.
 
-All Ray nodes that have what the spec asks for are looked at, at the same time; one that does not answer is skipped, and
-named where something is missing. Disks that are not the cluster's are refused, and named, too. A cluster is made anew
-only when no Ray node has anything of it, whatever resources it has.
+A start is level-triggered: it compares the spec with the actors there are. Nodes to be replaced are ended first if they
+have a process but no disk any more, on a machine that lives.
+
+All Ray nodes that have the resources in the spec are searched, at the same time. A Ray node that does not answer is
+skipped, and named if something is missing. Disks that are not the cluster's are refused, and named too. A cluster is
+made anew only if no Ray node has anything of it, whatever resources the Ray node has.
 """
 
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from random import SystemRandom
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rayka.actors import node_handles, supervisor_handle
 from rayka.actors.cluster_actors import (
@@ -44,7 +47,7 @@ from rayka.actors.formatting import (
     refuse_undeclared,
     replaced_directories,
 )
-from rayka.actors.found_directories import NOTHING, Found, FoundDirectory
+from rayka.actors.found_directories import NOTHING, FoundDirectory
 from rayka.actors.names import (
     actor_name,
     await_gone,
@@ -77,10 +80,11 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StartPlan:
-    """The nodes in their places, what is to be formatted, and which disks are the cluster's once it is."""
+    """The places of nodes, and what to format for them."""
 
     placements: Mapping[int, NodePlacement]
     formats: FormatPlan
+    # The ids of the cluster's disks after formatting.
     identities: Identities
 
 
@@ -93,12 +97,12 @@ def plan_start(
     homes: Mapping[int, str],
     known: Identities,
 ) -> StartPlan:
-    """These nodes in their places; those in `replace` start empty, and so do those brokers in `new` that have no
+    """Plans the places of these nodes. Nodes in `replace` start empty, and so do the brokers in `new` that have no
     directory yet: the cluster never had them.
 
-    `homes` are the Ray nodes of nodes that run, `known` the disks that are on record. Nodes of the spec that are not in
-    `node_ids` run, or are waited for, so their disks may be missing. Raises what `plan_formatting`, `place` and, where
-    no node runs, `refuse_undeclared` raise; StorageError where a path is taken by a disk that is not the cluster's.
+    `homes` are the Ray nodes of running nodes, `known` the disks on record. Nodes of the spec that are not in
+    `node_ids` run, or are awaited, so their disks may be missing. Raises the errors of `plan_formatting`, of `place`
+    and, if no node runs, of `refuse_undeclared`; StorageError if another disk is at a path.
     """
     ray_nodes = open_ray_nodes()
     able, parents = able_ray_nodes(spec, spec.roles, ray_nodes), cluster_directories(spec)
@@ -116,7 +120,11 @@ def plan_start(
         if not homes:
             refuse_undeclared(spec, found)
         awaited = [each for each in spec.roles if each not in node_ids]
-        empty = [each for each in new if not _is_formatted(spec, each, found)]
+        empty = [
+            each
+            for each in new
+            if not any(found.get(path, NOTHING).is_formatted for path in formatted_directories(spec, each))
+        ]
         formats = plan_formatting(spec, found, (*replace, *empty), SystemRandom(), awaited)
         placements = place(spec, sites_of(ray_nodes, seen, kept, free_resources()), node_ids, homes)
         _refuse_taken(spec, formats, placements, seen, refused)
@@ -124,7 +132,9 @@ def plan_start(
 
 
 def execute(plan: StartPlan) -> None:
-    """One job for each Ray node and step; a step begins when the one before it has ended everywhere."""
+    """Formats the directories, with one job for each Ray node and step. A step begins when the one before has ended
+    everywhere.
+    """
     placements, formats = plan.placements, plan.formats
     new = (*formats.brokers, *formats.controllers)
     if new:
@@ -151,7 +161,7 @@ def _by_ray_node(node_ids: Collection[int], placements: Mapping[int, NodePlaceme
 
 
 def _merged(seen: FoundByRayNode) -> dict[str, FoundDirectory]:
-    """The directories wherever they are; a formatted one counts before one of the same path that is not."""
+    """Joins the directories of all Ray nodes. Of one path, a formatted directory counts before others."""
     found: dict[str, FoundDirectory] = {}
     for there in seen.values():
         for path, each in there.items():
@@ -160,17 +170,13 @@ def _merged(seen: FoundByRayNode) -> dict[str, FoundDirectory]:
     return found
 
 
-def _is_formatted(spec: ClusterSpec, node_id: int, found: Found) -> bool:
-    return any(found.get(path, NOTHING).is_formatted for path in formatted_directories(spec, node_id))
-
-
 # ---- Refusals and records ------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def _naming(refused: Collection[str], skipped: Mapping[str, str]) -> Iterator[None]:
-    """An error of the block says which disks were refused and which Ray nodes were not looked at, and why; without an
-    error they are logged.
+    """Adds the refused disks and the skipped Ray nodes, with the reasons, to an error of the block. Logs them if there
+    is no error.
     """
     notes = search_notes(refused, skipped)
     try:
@@ -190,8 +196,8 @@ def _refuse_taken(
     seen: FoundByRayNode,
     refused: Collection[str],
 ) -> None:
-    """Raises StorageError where what is there would be formatted over, and where a cluster would be made beside
-    disks that are refused.
+    """Raises StorageError if an existing disk would be formatted over, or a cluster be made beside disks that are
+    refused.
     """
     if formats.voters is not None:
         if refused:
@@ -218,7 +224,9 @@ def _identities_after(
     seen: FoundByRayNode,
     before: Identities,
 ) -> Identities:
-    """With the nodes that are formatted; a directory that an interrupted start has formatted keeps its id."""
+    """Returns the identities with the nodes that are formatted. A directory that an interrupted start has formatted
+    keeps its id.
+    """
     made = formats.directory_ids(spec)
     ids = {}
     for node_id in dict.fromkeys((*formats.brokers, *formats.controllers)):
@@ -234,27 +242,22 @@ def _identities_after(
     return before.with_nodes(ids, cluster_id)
 
 
-# What a start makes: the nodes of a spec that have no actor, formatted first where they are new. Level-triggered: the
-# spec is compared with the actors there are. Nodes to replace that have a process but no disk any more, in a machine
-# that lives, are ended first.
-
-
 class ClusterStart:
-    """One start of a cluster that may run already, whole or in part; `spec` has the brokers that came by the load."""
+    """One start of a cluster that may run already, whole or in part."""
 
     def __init__(self, cluster: "Cluster", spec: ClusterSpec, replace: Collection[Replacement]) -> None:
         """Asks Ray and the nodes there are. Raises ClusterExists for a spec that the running cluster cannot get."""
         self._cluster = cluster
         self._replace = replace
         self._replaced = replaced_directories(spec, replace)
+        # The actors there are, and the processes of those that answer.
         self.handles, self.processes = processes_of(cluster.name)
+        # None: no supervisor keeps one.
         self.record = kept_record(cluster.name) if self.handles else None
         known = (*self.handles, *(self.record.spec.roles if self.record else ()))
+        # The spec with the brokers that came by the load.
         self.spec = as_it_is(spec, known) if known else with_found_brokers(spec)
         self._refuse_other_spec()
-
-    def __repr__(self) -> str:
-        return f"<ClusterStart {self._cluster!r}>"
 
     @property
     def is_running(self) -> bool:
@@ -263,22 +266,26 @@ class ClusterStart:
 
     @property
     def added(self) -> tuple[int, ...]:
-        """The nodes that the running cluster does not have yet."""
+        """The nodes of the spec that the running cluster does not have yet."""
         return added_nodes(self.record.spec, self.spec) if self.record else ()
 
     def execute(self) -> None:
-        """Makes what is missing, and waits until it runs. Raises what `Cluster.start` raises."""
+        """Makes the missing actors, and waits until their nodes run. Raises the errors of `Cluster.start`."""
         record, added, name = self.record, self.added, self._cluster.name
         lost = self._lost()
         running = [each for each in running_node_ids(name) if each not in lost]
-        if not running and not lost:  # a supervisor whose nodes have all gone would go on with its own spec
+        if not running and not lost:
+            # A supervisor whose nodes have all gone would go on with its own spec.
             wait_for(partial(supervisor_handle.stop, name), ANSWER_TIMEOUT_S)
         missing = [each for each in self.spec.roles if each not in running]
         new = [each for each in missing if each in added]
-        is_partial = bool(running and (self._replace or added))  # the others are left to the supervisor
+        # The other missing nodes are left to the supervisor.
+        is_partial = bool(running and (self._replace or added))
         chosen = [each for each in missing if each in (*self._replaced, *new)] if is_partial else missing
         if record and not (chosen or self._replace or added):
             return bring_up(record, ())
+        known = self.processes
+        homes = {each: known[each].ray_node_id if each in known else "" for each in running}
         # Else a leftover room would keep the resources that its own node needs.
         ask_ray(rooms.drop_leftover, self.spec)
         plan = plan_start(
@@ -286,46 +293,61 @@ class ClusterStart:
             chosen,
             replace=self._replace,
             new=new,
-            homes=self._homes(running),
+            homes=homes,
             known=record.identities if record else Identities(),
         )
-        if record and self._replace:  # before a disk has an identity that the supervisor would refuse
+        if record and self._replace:
+            # Before a disk has an identity that the supervisor would refuse.
             replace_supervisor(ClusterRecord(record.spec, plan.identities))
-        _end(name, {each: self.handles[each] for each in lost}, self.processes)
+        stop_nodes(name, {each: self.handles[each] for each in lost}, self.processes)
+        for each in lost:
+            await_gone(actor_name(name, each))
         execute(plan)
-        whole, placements = (
-            ClusterRecord(self._spec_of_all(), plan.identities),
-            list(plan.placements.values()),
-        )
+        whole = ClusterRecord(self._spec_of_all(), plan.identities)
+        placements = list(plan.placements.values())
         return add_nodes(whole, placements, added) if added else bring_up(whole, placements)
 
     def _spec_of_all(self) -> ClusterSpec:
-        """With the nodes that come and the settings in force: other settings take effect when all nodes run."""
+        """Returns the spec with the added nodes and the settings in force: changed settings take effect when all nodes
+        run.
+        """
         running = self.record.spec if self.record else self.spec
         if not changed_settings(running, self.spec):
             return self.spec
         return with_nodes(running, {each: self.spec.roles[each] for each in self.added})
 
     def _lost(self) -> list[int]:
-        """Those to be replaced that have a process but no disk. Ends those without a process."""
+        """Returns the nodes to be replaced that have a process but no disk. Ends actors to be replaced that have no
+        process.
+
+        Raises ConfigError for a node to be replaced that has a process and its disk, or does not answer.
+        """
         silent = [each for each in self.handles if each in self._replaced and each not in self.processes]
-        self._end_lost({each: self.handles[each] for each in silent})
+        for each in silent:
+            if has_process(self.handles[each]):
+                raise ConfigError(
+                    f"replace: {actor_name(self._cluster.name, each)} has a process, though it does not answer, or Ray "
+                    "has not noticed yet that its machine is gone; try again in half a minute"
+                )
+            # The actor waits for a Ray node with the label of its own, which is lost.
+            node_handles.end(self.handles[each])
         replaced = {each: paths for each, paths in self._replaced.items() if each in self.processes}
         if not replaced:
             return []
         lost = wait_for(partial(without_disk, self._cluster.network(), replaced), ANSWER_TIMEOUT_S)
-        self._refuse_running(each for each in replaced if each not in lost)
+        running = [actor_name(self._cluster.name, each) for each in replaced if each not in lost]
+        if running:
+            raise ConfigError(
+                f"replace: {', '.join(running)} runs; only a node whose machine or disk is lost can be brought back "
+                "empty while the cluster runs: one that is unreachable or failed, or whose directories that are to "
+                f"be replaced are offline; stop the cluster first with `rayka stop --cluster {self._cluster.name}`"
+            )
         return lost
-
-    def _homes(self, running: Collection[int]) -> dict[int, str]:
-        """On which Ray nodes these are, empty where that is not known."""
-        known = self.processes
-        return {each: known[each].ray_node_id if each in known else "" for each in running}
 
     # ---- Refusals --------------------------------------------------------------------------------------------------
 
     def _refuse_other_spec(self) -> None:
-        running = self.record.spec if self.record else made_from(self.processes)
+        running = self.record.spec if self.record else united_spec(self.processes)
         if running is None:
             return
         difference = refusal(running, self.spec, () if self.record else self._gone(running))
@@ -336,7 +358,9 @@ class ClusterStart:
             )
 
     def _gone(self, running: ClusterSpec) -> list[int]:
-        """Nodes that are not there, of a spec which no supervisor confirms: taken out since, but for voters."""
+        """Returns nodes without an actor, of a spec that no supervisor confirms: they were taken out since, unless they
+        are voters.
+        """
         gone = [each for each in running.roles if each not in self.handles]
         if not any(Role.CONTROLLER in running.roles[each] for each in gone):
             return gone
@@ -344,31 +368,10 @@ class ClusterStart:
         voters = [each.node_id for each in info.voters] if info else gone
         return [each for each in gone if Role.CONTROLLER not in running.roles[each] or each not in voters]
 
-    def _refuse_running(self, node_ids: Iterable[int]) -> None:
-        replaced = [actor_name(self._cluster.name, each) for each in node_ids]
-        if replaced:
-            raise ConfigError(
-                f"replace: {', '.join(replaced)} runs; only a node whose machine or disk is lost can be brought back "
-                "empty while the cluster runs: one that is unreachable or failed, or whose directories that are to "
-                f"be replaced are offline; stop the cluster first with `rayka stop --cluster {self._cluster.name}`"
-            )
-
-    def _end_lost(self, handles: Mapping[int, Any]) -> None:
-        """Ends actors that wait for a Ray node with the label of theirs, which is lost. Raises ConfigError for one that
-        has a process and only does not answer.
-        """
-        for node_id, handle in handles.items():
-            if has_process(handle):
-                raise ConfigError(
-                    f"replace: {actor_name(self._cluster.name, node_id)} has a process, though it does not answer, or "
-                    "Ray has not noticed yet that its machine is gone; try again in half a minute"
-                )
-            node_handles.end(handle)
-
 
 async def without_disk(network: RayNetwork, replaced: Mapping[int, Collection[str]]) -> list[int]:
-    """Nodes of a running cluster that serve nothing from their directories in `replaced`: FAILED ones, and brokers
-    where all of these directories are offline.
+    """Returns the nodes of a running cluster that serve nothing from their directories in `replaced`: FAILED ones, and
+    brokers with all of these directories offline.
     """
     nodes = await describe_nodes(network, await network.node_ids())
     metadata = await ask_metadata(network, nodes)
@@ -387,13 +390,6 @@ async def without_disk(network: RayNetwork, replaced: Mapping[int, Collection[st
     return [each for each in replaced if each in failed or each in offline or each in without]
 
 
-def _end(cluster_name: str, handles: Mapping[int, Any], processes: "Mapping[int, NodeProcess]") -> None:
-    """Ends these nodes for good; returns when their locks are free, and their names."""
-    stop_nodes(cluster_name, handles, processes)
-    for node_id in handles:
-        await_gone(actor_name(cluster_name, node_id))
-
-
-def made_from(processes: "Mapping[int, NodeProcess]") -> ClusterSpec | None:
-    """What these were made from, all together."""
+def united_spec(processes: "Mapping[int, NodeProcess]") -> ClusterSpec | None:
+    """Returns one spec with the nodes of all specs that these processes were made from."""
     return united([each.placement.spec for each in processes.values()])

@@ -1,11 +1,13 @@
-"""Tells the active controller that a node's process has ended, as soon as Ray has it on record.
+"""The watch of processes: tells the active controller that a node's process has ended, as soon as Ray has that on
+record.
 
-The session of a broker that died ends after seconds, and only then the controller moves its leads (H6). But the kernel
-and Ray know at once when a process ends on a machine that lives. That record is evidence, so the controller may act
-upon it (design §4). Calls that fail are none, and neither is a Ray node that is gone: a process that is slow, paused or
-cut off is not dead. Reports name the incarnation, so that one which comes late does not meet the process that follows.
+The session of a broker that died ends after seconds, and only then does the controller move its leaderships (H6). But
+the kernel and Ray know at once when a process ends on a machine that lives. Ray's record is evidence, so the controller
+may act upon it (design §4). Failed calls are no evidence, and neither is a Ray node that is gone: a process that is
+slow, paused or cut off is not dead. A report names the incarnation, so that a late report does not concern the next
+process.
 
-Each end of a process is also an event, of controllers too, and so is a lost machine: operators look there first.
+Each end of a process is also an event, of controllers too, and so is a lost machine: operators look at events first.
 """
 
 import asyncio
@@ -32,20 +34,27 @@ if TYPE_CHECKING:
     from rayka.actors.shell import NodeProcess
 
 
-# Says when to look whether a node's process has ended: the kernel closes the process's sockets at once.
-#
-# A lane that ended is a sign and no evidence (decision 033): it may break for other reasons. Where the node serves no
-# lane, or none can be opened, only time passes.
-
-
-_LOOK_SOON_S, _SOON_FOR_S = 0.01, 1.0  # Ray has the end of a process on record some 12 ms after the kernel
-_OPEN_AGAIN_S = 10.0  # where the node serves no lane
+_ASK_AGAIN_S = 0.25
+_LOOK_S = 0.25
+_MACHINES_S = 1.0
+# For each broker, so that looking takes less than 1 % of a core: one look takes 0.6 ms.
+_LOOK_COST_S = 0.08
+_CALL_TIMEOUT_MS = 2_000
+# Ray has the end of a process on record some 12 ms after the kernel closed its sockets.
+_LOOK_SOON_S, _SOON_FOR_S = 0.01, 1.0
+# The pause before the next attempt where the node serves no lane.
+_OPEN_AGAIN_S = 10.0
+_logger = logging.getLogger(__name__)
 
 
 class LaneWatch:
-    """A lane to one process of a node. `open_one` gives one, or None where the node serves none; whatever it raises
-    means that there is none now. It is asked again after `open_again_s`, and a lane that ended makes looks frequent
-    for `soon_for_s`.
+    """A lane to one process of a node, which says when to look whether the process has ended: the kernel closes the
+    process's sockets at once.
+
+    `open_one` opens a lane, and returns None if the node serves none. Any error of it means that there is no lane now.
+    It is called again after `open_again_s`. Looks are frequent for `soon_for_s` after a lane has ended. The end of a
+    lane is a sign and no evidence (decision 033), because a lane may break for other reasons. Without a lane, looks are
+    due after fixed times.
     """
 
     def __init__(
@@ -61,43 +70,32 @@ class LaneWatch:
         self._lane: Lane | None = None
         self._open_again_s = self._look_soon_until_s = 0.0
 
-    def __repr__(self) -> str:
-        return f"<LaneWatch {self._lane!r}>"
-
     async def until_look(self, look_s: float) -> None:
-        """Until the next look is due: after so long; at once when the lane ends, and often for a while after that."""
+        """Waits until the next look is due: after `look_s`, at once when the lane ends, and often for a while after
+        that.
+        """
         loop = asyncio.get_running_loop()
         if loop.time() < self._look_soon_until_s:
             await asyncio.sleep(_LOOK_SOON_S)
             return
         if self._lane is None and loop.time() >= self._open_again_s:
             self._open_again_s = loop.time() + self._pause_s
-            await self._open()
+            try:
+                self._lane = await self._open_one()
+            except Exception as error:
+                # Ray's errors as well: the node may be about to end.
+                _logger.debug("no lane to watch: %r", error)
         if self._lane is None:
             await asyncio.sleep(look_s)
         elif await self._lane.wait_closed(look_s):
             self._lane = None
             self._look_soon_until_s = loop.time() + self._soon_for_s
 
-    async def _open(self) -> None:
-        try:
-            self._lane = await self._open_one()
-        except Exception as error:  # Ray's as well: the node may be about to end
-            _logger.debug("no lane to watch: %r", error)
-
     def close(self) -> None:
         """Ends the lane."""
         if self._lane is not None:
             self._lane.close()
             self._lane = None
-
-
-_ASK_AGAIN_S = 0.25
-_LOOK_S = 0.25
-_MACHINES_S = 1.0
-_LOOK_COST_S = 0.08  # for each broker, so that looking takes less than 1 % of a core (one look: 0.6 ms)
-_CALL_TIMEOUT_MS = 2_000
-_logger = logging.getLogger(__name__)
 
 
 class _Serving(NamedTuple):
@@ -117,19 +115,17 @@ class ExitWatch:
     def __init__(self, spec: ClusterSpec, tell: Tell) -> None:
         self._spec = spec
         self._tell = tell
+        # By node.
         self._watches: dict[int, asyncio.Task[None]] = {}
         # Ray nodes that are lost, each with its address.
         self._lost: Mapping[str, str] = {}
-        # By node, the process that refused to start and its reason, as last told. Else each look would tell it again.
+        # By node, the process that refused to start, and its reason as last told. Else each look would tell it again.
         self._refused: dict[int, tuple[int, str]] = {}
         self._network = RayNetwork(spec.name)
         self._link = ControllerLink(self._network)
 
-    def __repr__(self) -> str:
-        return f"<ExitWatch {self._spec.name} {list(self._watches)}>"
-
     async def run(self, node_ids: Callable[[], Collection[int]]) -> None:
-        """Watches for ever those that are named whenever it asks."""
+        """Watches the nodes that `node_ids` returns, for ever. Calls it four times a second."""
         loop, machines_s = asyncio.get_running_loop(), 0.0
         try:
             while True:
@@ -163,17 +159,20 @@ class ExitWatch:
             await self._until_left(node_id, found)
             if await asyncio.to_thread(has_exited, process.worker_id, process.ray_node_id):
                 words = await asyncio.to_thread(exit_detail, process.worker_id)
-                self._tell("process-ended", (node_id,), _ended(name, process.pid, words))
+                said = f" (Ray: {words})" if words else ""
+                ended = f"process {process.pid} was killed or ended itself{said}"
+                self._tell("process-ended", (node_id,), f"{ended}; `rayka logs {name}` has its last lines")
                 if role_of(node_id) is not Role.CONTROLLER:
                     await self._report(node_id, found)
             else:
                 _logger.info("%s of %s has gone: it was told to end, or its Ray node is lost", found, name)
-            await asyncio.sleep(_ASK_AGAIN_S)  # no other node follows sooner
+            # No other process follows sooner.
+            await asyncio.sleep(_ASK_AGAIN_S)
 
     async def _until_left(self, node_id: int, found: _Serving) -> None:
-        """Returns when the process is gone. Asks Ray from time to time, and as soon as the lane to the process ends.
+        """Waits until the process is gone. Asks Ray from time to time, and as soon as the lane to the process ends.
 
-        The list of lost machines is looked at, too: Ray may count a worker on such a machine as alive for ever.
+        Looks at the lost machines too: Ray may count a worker on such a machine as alive for ever.
         """
         lane = LaneWatch(partial(_open_lane, node_id, found.handle))
         try:
@@ -185,9 +184,9 @@ class ExitWatch:
             lane.close()
 
     async def _until_serving(self, node_id: int, before: _Serving | None) -> _Serving:
-        """The process of this node, once it serves: only then it can lead, and its incarnation stays.
+        """Waits for the process of this node that serves. Only a serving process can lead, and its incarnation stays.
 
-        Until then tells if the machine of the process `before` is lost, which Ray notices late.
+        Until then, reports that the machine of the process `before` is lost, which Ray notices late.
         """
         while (found := await self._ask(node_id)) is None:
             if before is not None and (host := self._lost.get(before.process.ray_node_id)) is not None:
@@ -215,7 +214,7 @@ class ExitWatch:
         return _Serving(handle, process, status.incarnation_id)
 
     async def _report(self, broker_id: int, found: _Serving) -> None:
-        """Until the controller knows of it, or would have found out by itself."""
+        """Reports the exit until the controller knows of it, or would have found out by itself."""
         request, pid = ReportExitRequest(broker_id, found.incarnation_id), found.process.pid
         name = actor_name(self._spec.name, broker_id)
         try:
@@ -230,13 +229,8 @@ class ExitWatch:
             _logger.info("process %d of %s has exited; it %s", pid, name, outcome)
 
 
-def _ended(name: str, pid: int, words: str) -> str:
-    said = f" (Ray: {words})" if words else ""
-    return f"process {pid} was killed or ended itself{said}; `rayka logs {name}` has its last lines"
-
-
 async def _open_lane(broker_id: int, handle: Any) -> Lane | None:
-    """A lane to the process that the actor is now; None while it serves none."""
+    """Opens a lane to the actor's present process; None if it serves none."""
     async with asyncio.timeout(_CALL_TIMEOUT_MS / 1000):
         offer = decode(LaneOffer, await handle.open_lane.remote())
         return await open_lane(broker_id, offer) if offer.ticket else None

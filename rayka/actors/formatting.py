@@ -1,17 +1,20 @@
-"""Which directories of a cluster are to be made before its actors, and in which order.
+"""The formatting of a cluster's directories before its actors are made: which directories, and in which order.
 
-A cluster is formatted when none of its directories exists anywhere. A start is refused when a node has none of its
-directories, for a node on an empty disk is not the node it was (design §4). A broker that has one of several
-directories starts, and names those that are offline; a single directory that is lost for good can be replaced. A start
-that broke off is finished, in two phases:
+A cluster is formatted if none of its directories exists anywhere. A start is refused if a node has none of its
+directories: a node on an empty disk is not the node it was (design §4). A broker with one of several directories
+starts, and names those that are offline; a single directory that is lost for good can be replaced.
 
+Formatting has two phases:
 1. Brokers and coordinators are formatted, and every controller gets the 0-0 checkpoint, which names all voters.
-2. Then each controller gets its `meta.properties`, without which no node starts.
+2. Each controller gets its `meta.properties`, without which no node starts.
 
-A start that broke off in phase 1 left nothing that anyone has used: all controllers are formatted anew. One that broke
-off in phase 2 left a whole controller, whose checkpoint and cluster id say how the others, which have the same
-checkpoint, become what they were to be. A controller with neither file has lost its disk: it may have voted, and comes
-back only under another identity, as an observer. Kafka: `StorageTool`, `Formatter` (A48, A55).
+The next start finishes one that broke off. After a break in phase 1 no directory has been used: all controllers are
+formatted anew. After a break in phase 2 there is a whole controller. Its checkpoint and cluster id say how the other
+controllers, which have the same checkpoint, are finished. A controller with neither file has lost its disk: it may have
+voted, and comes back only under another identity, as an observer. Kafka: `StorageTool`, `Formatter` (A48, A55).
+
+`format_brokers`, `prepare_controllers`, `format_controllers` and `remove_directories` run beside the disk, through
+`ray_nodes.run_on`, and raise StorageError.
 """
 
 import dataclasses
@@ -21,7 +24,6 @@ import shutil
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from random import Random
 from uuid import UUID
 
@@ -49,41 +51,69 @@ from rayka.node.quorum_directory import (
 )
 from rayka.raft.voters import VoterSet
 
-# What formatting does on the machine that has the disk: makes directories a node's, and removes them.
-#
-# Every function runs beside the disk, through `on_ray_node.run_on`, and raises StorageError.
-
-
 _TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class ControllerFormat:
-    """What a controller's directory is made with; without voters it is an observer's."""
+    """The contents of a controller's new directory."""
 
     cluster_id: str
     directory_id: UUID
+    # None: the controller is an observer.
     voters: VoterSet | None
 
 
 def format_brokers(formats: Sequence[tuple[NodePlacement, Mapping[str, UUID]]]) -> None:
-    """Makes directories of brokers theirs, by path with these ids; one that is formatted stays as it is."""
-    io_thread.run(partial(_format_brokers, formats), _TIMEOUT_S)
+    """Formats directories of brokers, by path with these ids. Leaves a directory that is formatted as it is."""
+
+    async def write() -> None:
+        with closing(LocalDisk()) as disk:
+            for placement, directory_ids in formats:
+                for path, directory_id in directory_ids.items():
+                    if not disk.exists(posixpath.join(path, META_PROPERTIES_FILE)):
+                        await LogDirectory.format(
+                            disk, path, node_id=placement.node_id, directory_id=directory_id
+                        )
+
+    io_thread.run(write, _TIMEOUT_S)
 
 
 def prepare_controllers(placements: Sequence[NodePlacement], voters: VoterSet) -> None:
     """Gives the directories of controllers the checkpoint that names all voters, and nothing else."""
-    io_thread.run(partial(_prepare_controllers, placements, voters), _TIMEOUT_S)
+
+    async def write() -> None:
+        with closing(LocalDisk()) as disk:
+            for placement in placements:
+                await prepare_controller(placement.controller_settings(disk, _never), voters)
+
+    io_thread.run(write, _TIMEOUT_S)
 
 
 def format_controllers(formats: Sequence[tuple[NodePlacement, ControllerFormat]]) -> None:
-    """Makes the directories of controllers theirs. Refused where one is formatted already."""
-    io_thread.run(partial(_format_controllers, formats), _TIMEOUT_S)
+    """Formats the directories of controllers. Refuses one that is formatted already."""
+
+    async def write() -> None:
+        with closing(LocalDisk()) as disk:
+            for placement, wanted in formats:
+                settings = placement.controller_settings(disk, _never)
+                leftover = bootstrap_checkpoint_path(settings.data_dirs[0])
+                if wanted.voters is None and disk.exists(leftover):
+                    # An earlier formatting broke off.
+                    disk.unlink(leftover)
+                await format_controller(
+                    settings,
+                    cluster_id=wanted.cluster_id,
+                    directory_id=wanted.directory_id,
+                    voters=wanted.voters,
+                )
+
+    io_thread.run(write, _TIMEOUT_S)
 
 
 def remove_directories(directories: Collection[str]) -> None:
-    """Removes node directories with all that is in them and the logs kept beside them, and the cluster's once it is
-    empty.
+    """Removes node directories with their contents and the logs kept beside them, and the cluster's directory if it is
+    empty then.
     """
     for each in directories:
         remove_kept_logs(each)
@@ -97,37 +127,6 @@ def remove_directories(directories: Collection[str]) -> None:
                 raise StorageError(f"cannot remove {each}: {error.strerror}") from error
 
 
-async def _format_brokers(formats: Sequence[tuple[NodePlacement, Mapping[str, UUID]]]) -> None:
-    with closing(LocalDisk()) as disk:
-        for placement, directory_ids in formats:
-            for path, directory_id in directory_ids.items():
-                if not disk.exists(posixpath.join(path, META_PROPERTIES_FILE)):
-                    await LogDirectory.format(
-                        disk, path, node_id=placement.node_id, directory_id=directory_id
-                    )
-
-
-async def _prepare_controllers(placements: Sequence[NodePlacement], voters: VoterSet) -> None:
-    with closing(LocalDisk()) as disk:
-        for placement in placements:
-            await prepare_controller(placement.controller_settings(disk, _never), voters)
-
-
-async def _format_controllers(formats: Sequence[tuple[NodePlacement, ControllerFormat]]) -> None:
-    with closing(LocalDisk()) as disk:
-        for placement, given in formats:
-            settings = placement.controller_settings(disk, _never)
-            leftover = bootstrap_checkpoint_path(settings.data_dirs[0])
-            if given.voters is None and disk.exists(leftover):  # of a formatting that broke off
-                disk.unlink(leftover)
-            await format_controller(
-                settings,
-                cluster_id=given.cluster_id,
-                directory_id=given.directory_id,
-                voters=given.voters,
-            )
-
-
 def _never(error: BaseException) -> None:
     raise AssertionError("formatting runs no node that could crash") from error
 
@@ -138,19 +137,20 @@ Replacement = int | str
 
 @dataclass(frozen=True, slots=True)
 class FormatPlan:
-    """What is to be made: directories of brokers, by path with the id of each, then the checkpoints of phase 1 if there
-    are `voters`, then controllers.
-    """
+    """The directories to be made."""
 
+    # By node, the paths of the directories to be made, with their ids.
     brokers: Mapping[int, Mapping[str, UUID]]
+    # The voters in the checkpoints of phase 1; None: no checkpoint is made.
     voters: VoterSet | None
     controllers: Mapping[int, ControllerFormat]
 
     def directory_ids(self, spec: ClusterSpec) -> dict[str, UUID]:
-        """The id that each directory gets."""
+        """Returns the id of each directory to be made."""
         made = {path: id for ids in self.brokers.values() for path, id in ids.items()}
         return made | {
-            controller_directory(spec, each): given.directory_id for each, given in self.controllers.items()
+            controller_directory(spec, node_id): each.directory_id
+            for node_id, each in self.controllers.items()
         }
 
 
@@ -161,8 +161,8 @@ def plan_formatting(
     random: Random,
     awaited: Collection[int] = (),
 ) -> FormatPlan:
-    """What is to be made, given what there is of the cluster's directories; nodes in `replace`, or single directories
-    of brokers (`2:PATH`), start empty, and those that are `awaited` may be missing.
+    """Plans what to format, by what there is of the cluster's directories. Nodes in `replace`, or single directories of
+    brokers (`2:PATH`), start empty. Nodes in `awaited` may be missing.
 
     Raises StorageError naming the directories that are missing or do not belong together, ConfigError for a `replace`
     that cannot be done.
@@ -170,11 +170,24 @@ def plan_formatting(
     parts = replaced_directories(spec, replace)
     # The command line gives ids as text.
     whole_nodes = [int(each) for each in replace if str(each).isdecimal()]
-    return _planned(spec, found, whole_nodes, parts, random, awaited)
+    whole = [each for each in _controllers(spec) if _of(spec, found, each).is_formatted]
+    if not whole and not any(each.cluster_id for each in found.values()):
+        return _plan_new(spec, found, random)
+    if set(_controllers(spec)) & set(whole_nodes) and not set(whole) - set(whole_nodes):
+        raise ConfigError(
+            f"replace: no other controller has the metadata of cluster {spec.name!r}; restore the directory of a "
+            "controller from a backup, or delete the other directories to start from nothing"
+        )
+    plan = _plan_rest(spec, found, whole, whole_nodes, random)
+    alone = {each: paths for each, paths in parts.items() if each not in whole_nodes}
+    _refuse_missing(spec, found, _required_directories(spec, found, plan, awaited, alone))
+    _refuse_formatted(found, parts)
+    alone_ids = {each: {path: random_uuid(random) for path in paths} for each, paths in alone.items()}
+    return dataclasses.replace(plan, brokers={**plan.brokers, **alone_ids})
 
 
 def replaced_directories(spec: ClusterSpec, replace: Collection[Replacement]) -> dict[int, tuple[str, ...]]:
-    """The directories that are made anew, by node. PATH is that of the node's directory, or of a `data_dir` of the
+    """Returns the directories to be made anew, by node. PATH is that of the node's directory, or of a `data_dir` of the
     spec. Raises ConfigError.
     """
     replaced: dict[int, tuple[str, ...]] = {}
@@ -183,7 +196,10 @@ def replaced_directories(spec: ClusterSpec, replace: Collection[Replacement]) ->
         if not node.isdecimal() or (not path and ":" in str(each)):
             raise ConfigError(f"replace: expected the id of a node, or ID:PATH, found {each!r}")
         node_id = int(node)
-        _check_replace(spec, [node_id])
+        if node_id not in spec.roles:
+            raise ConfigError(
+                f"replace: no node {node_id} in cluster {spec.name!r}; it has {list(spec.roles)}"
+            )
         if not path:
             replaced[node_id] = formatted_directories(spec, node_id)
             continue
@@ -195,33 +211,6 @@ def replaced_directories(spec: ClusterSpec, replace: Collection[Replacement]) ->
             )
         replaced[node_id] = tuple(dict.fromkeys((*replaced.get(node_id, ()), known)))
     return replaced
-
-
-def _planned(
-    spec: ClusterSpec,
-    found: Found,
-    replace: Collection[int],
-    parts: Mapping[int, Collection[str]],
-    random: Random,
-    awaited: Collection[int],
-) -> FormatPlan:
-    whole = [each for each in _controllers(spec) if _of(spec, found, each).is_formatted]
-    if not whole and not any(each.cluster_id for each in found.values()):
-        return _plan_new(spec, found, random)
-    if set(_controllers(spec)) & set(replace) and not set(whole) - set(replace):
-        raise ConfigError(
-            f"replace: no other controller has the metadata of cluster {spec.name!r}; restore the directory of a "
-            "controller from a backup, or delete the other directories to start from nothing"
-        )
-    plan = _plan_rest(spec, found, whole, replace, random)
-    alone = {each: paths for each, paths in parts.items() if each not in replace}
-    _refuse_missing(spec, found, _to_be_there(spec, found, plan, awaited, alone))
-    _refuse_formatted(found, parts)
-    for node_id, paths in alone.items():
-        plan = dataclasses.replace(
-            plan, brokers={**plan.brokers, node_id: {path: random_uuid(random) for path in paths}}
-        )
-    return plan
 
 
 def _plan_new(spec: ClusterSpec, found: Found, random: Random) -> FormatPlan:
@@ -242,14 +231,14 @@ def _plan_new(spec: ClusterSpec, found: Found, random: Random) -> FormatPlan:
 def _plan_rest(
     spec: ClusterSpec, found: Found, whole: Collection[int], replace: Collection[int], random: Random
 ) -> FormatPlan:
-    """The nodes to replace, and what phase 2 of the first formatting has not come to."""
+    """Plans the nodes to replace, and the rest of phase 2 of the first formatting."""
     cluster_id = _common_cluster_id(spec, found, whole) if whole else ""
     formats = {}
     for each in _controllers(spec):
         if each in replace:
             formats[each] = ControllerFormat(cluster_id, random_uuid(random), None)
         elif each not in whole:
-            key = _prepared(spec, found, each, whole)
+            key = _prepared_replica(spec, found, each, whole)
             if key is not None:
                 formats[each] = ControllerFormat(cluster_id, key.directory_id, _of(spec, found, each).voters)
     brokers = [each for each in partition_nodes(spec) if each in replace]
@@ -257,19 +246,20 @@ def _plan_rest(
 
 
 def _broker_ids(spec: ClusterSpec, node_ids: Collection[int], random: Random) -> dict[int, dict[str, UUID]]:
-    """New ids for the directories of these brokers."""
+    """Returns new ids for the directories of these brokers."""
     return {each: {path: random_uuid(random) for path in node_directories(spec, each)} for each in node_ids}
 
 
-def _to_be_there(
+def _required_directories(
     spec: ClusterSpec,
     found: Found,
     plan: FormatPlan,
     awaited: Collection[int],
     alone: Mapping[int, Collection[str]],
 ) -> list[str]:
-    """The directories that must exist, because they are neither made nor awaited: those of controllers, and those of
-    brokers without a sound directory. `alone`: single directories that are replaced while their nodes keep others.
+    """Returns the directories that must exist, because they are neither made nor awaited: those of controllers, and
+    those of brokers without a sound directory. `alone` are single directories that are replaced while their nodes keep
+    others.
     """
     brokers = [
         each
@@ -285,8 +275,10 @@ def _to_be_there(
     ]
 
 
-def _prepared(spec: ClusterSpec, found: Found, node_id: int, whole: Collection[int]) -> ReplicaKey | None:
-    """Which replica the node was to be, if phase 2 did not come to it and it never ran."""
+def _prepared_replica(
+    spec: ClusterSpec, found: Found, node_id: int, whole: Collection[int]
+) -> ReplicaKey | None:
+    """Returns the replica that phase 1 prepared the node for, if phase 2 did not reach the node and it never ran."""
     own = _of(spec, found, node_id)
     if own.has_log or own.voters is None:
         return None
@@ -296,7 +288,7 @@ def _prepared(spec: ClusterSpec, found: Found, node_id: int, whole: Collection[i
 
 
 def _common_cluster_id(spec: ClusterSpec, found: Found, whole: Collection[int]) -> str:
-    """Whose the controllers are. Raises StorageError that names two clusters."""
+    """Returns the cluster id of the controllers. Raises StorageError that names two clusters."""
     first, *others = [each for each in whole if _of(spec, found, each).cluster_id] or whole
     cluster_id = _of(spec, found, first).cluster_id
     for each in others:
@@ -309,16 +301,9 @@ def _common_cluster_id(spec: ClusterSpec, found: Found, whole: Collection[int]) 
 # ---- Refusals ------------------------------------------------------------------------------------------------------
 
 
-def _check_replace(spec: ClusterSpec, replace: Collection[int]) -> None:
-    wanted = spec.roles
-    for node_id in replace:
-        if node_id not in wanted:
-            raise ConfigError(f"replace: no node {node_id} in cluster {spec.name!r}; it has {list(wanted)}")
-
-
 def refuse_undeclared(spec: ClusterSpec, found: Found) -> None:
-    """Raises StorageError for the disk of a broker or coordinator that the spec lacks, as an older file may: what only
-    that one holds would be gone.
+    """Raises StorageError for the disk of a broker or coordinator that the spec lacks, as an older file may: records on
+    that disk alone would be gone.
     """
     for path, each in found.items():
         if (
@@ -343,7 +328,9 @@ def _refuse_missing(spec: ClusterSpec, found: Found, directories: Collection[str
 
 
 def _advice(spec: ClusterSpec, found: Found, missing: Collection[str]) -> str:
-    """What to do where a node has none of its directories: it may be new in the spec, or its disk is lost for good."""
+    """Advises on nodes that have none of their directories: they may be new in the spec, or their disks lost
+    for good.
+    """
     without = [
         each
         for each in spec.roles

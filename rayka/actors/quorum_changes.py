@@ -1,4 +1,14 @@
-"""The voters of a running cluster, asked for and changed by the thread of a command."""
+"""The changes of a running cluster's voters: one at a time, each decided by the present state of the quorum.
+
+A caller that died half way, or a leader that changed, leaves nothing to undo: the next look finds the next step, or
+that none is left. Invariants:
+- A change is requested when the one before is committed (A55).
+- Votes are given before others are taken, so the quorum is never smaller than before and after.
+- A vote is taken only if the voters that are left have a majority that fetches.
+- The leader loses its vote last, so that the leadership moves once.
+
+Kafka leaves this to its operators (A56, A57).
+"""
 
 import asyncio
 from collections.abc import Collection, Sequence
@@ -16,33 +26,46 @@ from rayka.config.client_config import AdminConfig
 from rayka.errors import ApiError, UnavailableError
 from rayka.ids import ZERO_ID, node_name
 
-# How the voters of the metadata quorum become those of a spec: one at a time, each change decided by what the quorum
-# says of itself just then. So a caller that died half way, or a leader that changed, leaves nothing to be undone: the
-# next look finds the next step, or that none is left.
-#
-# Invariants: one change is asked for when the one before is committed (A55); votes come before others go, so the quorum
-# is never smaller than before and after; a vote goes only where the voters that are left have a majority that fetches;
-# the leader goes last, so that the leadership moves once. Kafka leaves this to its operators (A56, A57).
-
-
-ALIVE_MS = 3_000  # so long without a fetch, and a leader counts a voter as gone (A12)
+# A voter that has not fetched for this long counts as gone to a leader (A12).
+ALIVE_MS = 3_000
 _POLL_S = 0.1
+_NODE_TIMEOUT_MS = 3_000
 
 
 @dataclass(frozen=True, slots=True)
 class VoterStep:
-    """One change: a controller gets a vote (`is_added`) or loses it. `waits_for`: why it cannot be made yet."""
+    """One change of the voters."""
 
     node_id: int
     directory_id: UUID
+    # Whether the controller gets a vote, or loses it.
     is_added: bool
+    # Why the change cannot be made yet.
     waits_for: str = ""
+
+
+def look_at_quorum(cluster: ClusterHandle) -> QuorumInfo | None:
+    """Returns the quorum as its leader sees it; None while no controller leads."""
+
+    async def look() -> QuorumInfo | None:
+        network = cluster.network()
+        response, _ = await ask_quorum(network, await network.node_ids(), _NODE_TIMEOUT_MS)
+        return None if response is None else QuorumInfo.of(response)
+
+    return wait_for(look, ANSWER_TIMEOUT_S)
+
+
+def change_votes(cluster: ClusterHandle, to_add: Collection[int], to_remove: Collection[int]) -> None:
+    """Calls `change_voters` with a client of its own, and waits for the result."""
+    quorum = AsyncAdmin(cluster, AdminConfig(), Random()).quorum
+    timeout_s = START_TIMEOUT_S * (1 + len(to_add) + len(to_remove))
+    wait_for(partial(change_voters, quorum, to_add, to_remove, START_TIMEOUT_S), timeout_s)
 
 
 async def change_voters(
     quorum: AsyncQuorumAdmin, to_add: Collection[int], to_remove: Collection[int], timeout_s: float
 ) -> list[VoterStep]:
-    """Gives and takes votes until none of these is left to do; returns what it did.
+    """Gives and takes votes until all these changes are made; returns them.
 
     Raises UnavailableError, which says what it waits for, when a step could not be made for so long.
     """
@@ -50,7 +73,7 @@ async def change_voters(
     done: list[VoterStep] = []
     deadline_s = loop.time() + timeout_s
     while (step := next_step(await quorum.describe(), to_add, to_remove)) is not None:
-        reason = step.waits_for or await _trouble(quorum, step)
+        reason = step.waits_for or await _make_change(quorum, step)
         if not reason:
             done.append(step)
             deadline_s = loop.time() + timeout_s
@@ -65,8 +88,8 @@ async def change_voters(
     return done
 
 
-async def _trouble(quorum: AsyncQuorumAdmin, step: VoterStep) -> str:
-    """Makes the change. What stood against it, or that its outcome is not known: then the next look tells."""
+async def _make_change(quorum: AsyncQuorumAdmin, step: VoterStep) -> str:
+    """Makes the change. Returns the reason if it failed, or if its outcome is not known: the next look finds out."""
     try:
         if step.is_added:
             await quorum.add_voter(step.node_id, step.directory_id)
@@ -78,7 +101,7 @@ async def _trouble(quorum: AsyncQuorumAdmin, step: VoterStep) -> str:
 
 
 def next_step(info: QuorumInfo, to_add: Collection[int], to_remove: Collection[int]) -> VoterStep | None:
-    """What is to be done first of what is left; None when nothing is."""
+    """Returns the first of the changes that are left; None if none is."""
     voters = {each.node_id: each for each in info.voters}
     lacking = sorted(each for each in to_add if each not in voters)
     if lacking:
@@ -96,8 +119,8 @@ def next_step(info: QuorumInfo, to_add: Collection[int], to_remove: Collection[i
 def controllers_without_vote(
     info: QuorumInfo, controllers: Collection[int], added: Collection[int] = ()
 ) -> tuple[int, ...]:
-    """The controllers that have no vote and follow, or were just added. One that only votes as its former self, on a
-    disk that it lost, is none of these.
+    """Returns the controllers that have no vote and follow, or were just added. Leaves out a controller whose former
+    self, on a disk that it lost, has a vote.
     """
     voters = {each.node_id for each in info.voters}
     following = {each.node_id for each in info.observers if follows(each)}
@@ -105,7 +128,7 @@ def controllers_without_vote(
 
 
 def _addition(info: QuorumInfo, node_ids: Sequence[int]) -> VoterStep:
-    """Of the first that follows; all must in the end."""
+    """Returns the step for the first of these nodes that follows; all must follow in the end."""
     found = [each for id in node_ids for each in info.observers if each.node_id == id and follows(each)]
     if not found:
         reason = "it does not follow the metadata"
@@ -114,40 +137,19 @@ def _addition(info: QuorumInfo, node_ids: Sequence[int]) -> VoterStep:
 
 
 def follows(observer: ReplicaState) -> bool:
-    """Whether it may become a voter: it names its directory, which a broker does not, and fetches."""
+    """Whether the observer may become a voter: it names its directory, which a broker does not, and fetches."""
     return observer.directory_id != ZERO_ID and 0 <= observer.last_fetch_ago_ms <= ALIVE_MS
 
 
 def is_alive(info: QuorumInfo, voter: ReplicaState) -> bool:
-    """Whether the voter has fetched of late, or leads."""
+    """Whether the voter has fetched lately, or leads."""
     return voter.node_id == info.leader_id or 0 <= voter.last_fetch_ago_ms <= ALIVE_MS
 
 
 def _minority(info: QuorumInfo, left: Sequence[ReplicaState]) -> str:
-    """Why these cannot be all voters; empty where they can: a majority of them fetches."""
+    """Explains why these cannot be all voters; empty if a majority of them fetches."""
     alive = [each.node_id for each in left if is_alive(info, each)]
     if left and len(alive) > len(left) // 2:
         return ""
     ids, found = ", ".join(str(each.node_id) for each in left), ", ".join(map(str, alive)) or "none"
     return f"of the voters that would be left ({ids}) more than half must be there, and {found} fetches"
-
-
-_NODE_TIMEOUT_MS = 3_000
-
-
-def look_at_quorum(cluster: ClusterHandle) -> QuorumInfo | None:
-    """As its leader sees it; None while no controller leads."""
-    return wait_for(partial(_look, cluster), ANSWER_TIMEOUT_S)
-
-
-def change_votes(cluster: ClusterHandle, to_add: Collection[int], to_remove: Collection[int]) -> None:
-    """As `change_voters`, with a client of its own."""
-    quorum = AsyncAdmin(cluster, AdminConfig(), Random()).quorum
-    timeout_s = START_TIMEOUT_S * (1 + len(to_add) + len(to_remove))
-    wait_for(partial(change_voters, quorum, to_add, to_remove, START_TIMEOUT_S), timeout_s)
-
-
-async def _look(cluster: ClusterHandle) -> QuorumInfo | None:
-    network = cluster.network()
-    response, _ = await ask_quorum(network, await network.node_ids(), _NODE_TIMEOUT_MS)
-    return None if response is None else QuorumInfo.of(response)

@@ -198,7 +198,8 @@ def _sent(call: Call, name: str, actors: NamedActors, handle: Any) -> Any:
     arguments = pack_call(call.header, call.request)
     try:
         return getattr(handle, call.api.name).remote(*arguments)
-    except Exception as error:  # bare ones too, which the handle of a former connection raises
+    except Exception as error:
+        # Bare exceptions too: the handle of a former connection raises them.
         actors.forget(name, handle)
         raise NetworkException(f"{name} {_reason(error)}") from error
 
@@ -207,14 +208,16 @@ async def _answer(sent: Any, name: str, actors: NamedActors, handle: Any) -> Ans
     try:
         answer: PackedAnswer = await actors.until_closed(sent)
     except ray.exceptions.RayTaskError as error:
-        if isinstance(error.cause, ray.exceptions.RayError):  # the call's payload did not get there
+        # The call's payload did not get there.
+        if isinstance(error.cause, ray.exceptions.RayError):
             raise NetworkException(f"{name} {_reason(error.cause)}") from error
         raise UnknownServerError(f"{name} failed: {error.cause!r}") from error
     except asyncio.CancelledError:
         # The call took too long: the actor may have ended together with the Ray that reports such ends.
         actors.forget(name, handle)
         raise
-    except Exception as error:  # bare ones too, which the handle of a former connection raises
+    except Exception as error:
+        # Bare exceptions too: the handle of a former connection raises them.
         actors.forget(name, handle)
         raise NetworkException(f"{name} {_reason(error)}") from error
     return unpack_answer(answer)

@@ -1,10 +1,18 @@
-"""A broker taken out of a running cluster for good: stopped, forgotten, its empty directories removed.
+"""The removal of nodes from a running cluster for good.
 
-1. The supervisor keeps a spec without it, or it would bring the broker back.
+A broker, or a coordinator:
+1. The supervisor gets a spec without the broker, or it would bring the broker back.
 2. The broker is stopped under control, and its actor ended.
-3. The controller forgets it, which it does only of a broker without replicas: a topic that was created in the meantime
-   may have one there. Then the supervisor gets the spec with the broker back, and brings it back.
-4. Its directories go; nothing of any partition's replica was to be there.
+3. The controller forgets the broker, if the broker has no replicas. A topic that was created since step 1 may have one
+   there. Then the supervisor gets the spec with the broker again, and brings it back.
+4. The broker's directories, which hold no replica, are removed.
+
+Controllers, the active one too:
+1. Their votes are taken, one after another, each only if the voters left have a majority that is there.
+2. The supervisor gets a spec without them, or it would bring them back.
+3. They are stopped under control, and their actors ended.
+4. Their directories are removed. Their identities stay on record: so a removal that broke off after step 2 is known,
+   and the next one finishes it.
 """
 
 import logging
@@ -35,16 +43,24 @@ _logger = logging.getLogger(__name__)
 
 
 def remove_broker(cluster: ClusterHandle, record: ClusterRecord, broker_id: int) -> None:
-    """Takes the broker out of the cluster whose record this is, running or not; one that an interrupted removal has
-    taken out of the spec already, too. Raises what `Cluster.remove_broker` raises.
+    """Removes the broker from the cluster of this record, whether the broker runs or not. Finishes an interrupted
+    removal, which has taken the broker out of the spec already. Raises the errors of `Cluster.remove_broker`.
     """
     spec = record.spec
     handle = node_handles.find(spec.name, int_of(broker_id, "node_id"))
     with Admin(cluster=cluster) as admin:
-        broker = _find(admin, broker_id, is_known=broker_id in spec.roles or handle is not None)
+        registered = _registered(admin)
+        if broker_id not in registered and broker_id not in spec.roles and handle is None:
+            listed = ", ".join(map(str, registered)) or "none"
+            raise BrokerIdNotRegistered(f"there is no broker {broker_id}; the cluster has {listed}")
         whole = with_broker(spec, broker_id)
         rest = ClusterRecord(without_broker(whole, broker_id), record.identities.without(broker_id))
-        _refuse_in_use(broker)
+        broker = registered.get(broker_id)
+        if broker is not None and broker.replica_count:
+            raise InvalidRequest(
+                f"broker {broker_id}: expected no replica, found {broker.replica_count:,}; move them with `rayka "
+                f"broker drain {broker_id}` first"
+            )
         try:
             replace_supervisor(rest)
             if handle is not None:
@@ -57,7 +73,7 @@ def remove_broker(cluster: ClusterHandle, record: ClusterRecord, broker_id: int)
 
 
 def remove_everywhere(directories: Collection[str]) -> None:
-    """Removes these directories on whichever Ray nodes they are; says which Ray nodes could not do so."""
+    """Removes these directories on all Ray nodes. Logs the Ray nodes that could not do so."""
     answers = run_on_all(live_ray_nodes(), JOB_TIMEOUT_S, remove_directories, directories)
     for ray_node_id, reason in answers.failures.items():
         _logger.warning(
@@ -68,25 +84,8 @@ def remove_everywhere(directories: Collection[str]) -> None:
         )
 
 
-def _find(admin: Admin, broker_id: int, *, is_known: bool) -> BrokerDescription | None:
-    """The broker as it is registered. Raises BrokerIdNotRegistered where it is neither registered nor in the spec."""
-    brokers = _registered(admin)
-    if broker_id not in brokers and not is_known:
-        listed = ", ".join(map(str, brokers)) or "none"
-        raise BrokerIdNotRegistered(f"there is no broker {broker_id}; the cluster has {listed}")
-    return brokers.get(broker_id)
-
-
-def _refuse_in_use(broker: BrokerDescription | None) -> None:
-    if broker is not None and broker.replica_count:
-        raise InvalidRequest(
-            f"broker {broker.node_id}: expected no replica, found {broker.replica_count:,}; move them with `rayka "
-            f"broker drain {broker.node_id}` first"
-        )
-
-
 def stop_node(cluster_name: str, broker_id: int, handle: Any) -> None:
-    """Stops the node; one that has no process, as its machine is gone, is ended at once."""
+    """Stops the node. If it has no process, because its machine is gone, ends its actor at once."""
     if not has_process(handle):
         node_handles.end(handle)
         return
@@ -95,11 +94,12 @@ def stop_node(cluster_name: str, broker_id: int, handle: Any) -> None:
 
 
 def _forget(admin: Admin, broker_id: int, timeout_s: float) -> None:
-    """Has the controller forget the broker once it is fenced: at its stop, or when its session ends."""
+    """Makes the controller forget the broker as soon as it is fenced: at its stop, or when its session ends."""
     deadline = time.monotonic() + timeout_s
     while (broker := _registered(admin).get(broker_id)) is not None:
         if broker.state == BrokerState.FENCED:
-            with suppress(BrokerIdNotRegistered):  # it was forgotten at the first try, whose answer was lost
+            # The broker was forgotten already if the answer to an earlier attempt was lost.
+            with suppress(BrokerIdNotRegistered):
                 admin.unregister_broker(broker_id)
             return
         if time.monotonic() > deadline:
@@ -113,17 +113,8 @@ def _registered(admin: Admin) -> dict[int, BrokerDescription]:
     return {each.node_id: each for each in admin.describe_cluster().brokers}
 
 
-# Controllers taken out of a running cluster for good, the active one too.
-#
-# 1. Their votes are taken, one after another, each only where the voters left have a majority that is there.
-# 2. The supervisor keeps a spec without them, or it would bring them back.
-# 3. They are stopped under control, and their actors ended.
-# 4. Their directories go. Their identities stay on record: so a removal that broke off after step 2 is known, and
-#    finished by another one.
-
-
 def remove_controllers(cluster: ClusterHandle, record: ClusterRecord, node_ids: Collection[int]) -> None:
-    """Takes these out of the cluster whose record this is. Raises what `Cluster.remove_controllers` raises."""
+    """Removes these controllers from the cluster of this record. Raises the errors of `Cluster.remove_controllers`."""
     for each in node_ids:
         _refuse_other(record, each)
     spec = without_nodes(record.spec, node_ids)
@@ -139,8 +130,8 @@ def remove_controllers(cluster: ClusterHandle, record: ClusterRecord, node_ids: 
 
 
 def _refuse_other(record: ClusterRecord, node_id: int) -> None:
-    """Raises ConfigError for a node that is no controller, or not only that. One that is on record without being in the
-    spec was taken out of it by a removal that broke off.
+    """Raises ConfigError for a node that is no controller, or not only a controller. A controller that is on record
+    without being in the spec was taken out of the spec by a removal that broke off.
     """
     spec = record.spec
     is_on_record = role_of(node_id) is Role.CONTROLLER and node_id in record.identities.directory_ids

@@ -1,15 +1,23 @@
-"""Which nodes a restart takes, in which order, and what is away meanwhile. Needs no Ray."""
+"""The restart of nodes one after another while the cluster runs: which nodes, in which order, and what is unavailable.
+
+For each node:
+1. It is stopped under control: its partitions, groups and quorum leadership are handed over first.
+2. Its process ends, and its actor is made again on the same Ray node, by the spec in force. The supervisor may make the
+   actor first, by the same spec.
+3. The next node is restarted when this one has caught up.
+
+Invariants: at most one node is away because of the restart. No partition falls below `min.insync.replicas` because of
+it, unless the plan names the partition. Kafka leaves this to its operators; the order is theirs.
+"""
 
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from rayka.actors import node_handles
 from rayka.actors.cluster_actors import ANSWER_TIMEOUT_S, process_of, stop_nodes, wait_for
 from rayka.actors.cluster_description import UNREACHABLE, ClusterDescription, NodeDescription
-from rayka.actors.ray_network import RayNetwork
 from rayka.client.admin.admin import Admin
 from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import ConfigError, RaykaError, UnavailableError
@@ -23,8 +31,8 @@ if TYPE_CHECKING:
 
 
 def below_min_isr(topics: Iterable[MetadataTopic], node_id: int, min_isr: int) -> list[TopicPartition]:
-    """The partitions that would have too few replicas in sync without the node, which is one of those. A partition with
-    fewer replicas than `min.insync.replicas` needs all of them (B1, B15).
+    """Returns the partitions that would have too few replicas in sync without the node, which holds one of those in
+    sync. A partition with fewer replicas than `min.insync.replicas` needs all of them (B1, B15).
     """
     return [
         TopicPartition(topic.name, each.partition)
@@ -35,18 +43,26 @@ def below_min_isr(topics: Iterable[MetadataTopic], node_id: int, min_isr: int) -
     ]
 
 
+_POLL_S = 0.25
+# A leader adds a record twice a second.
+_LAG_MAX = 10
+
+
 @dataclass(frozen=True, slots=True)
 class RestartStep:
-    """One node that is restarted. `below_min_isr` are the partitions that have fewer replicas in sync than their
-    `min.insync.replicas` until the node is back: a write with acks=all is refused. `only_copies`, some of these, have
-    none and cannot be read either. `is_only_voter`: topics cannot change until then.
-    """
+    """The restart of one node, and what is unavailable until the node is back."""
 
     node_id: int
     actor_name: str
+    # The partitions of `below_min_isr` without any replica in sync: they cannot be read either.
     only_copies: tuple[TopicPartition, ...] = ()
+    # Whether topics cannot change until the node is back.
     is_only_voter: bool = False
+    # The partitions with fewer replicas in sync than their `min.insync.replicas`: writes with acks=all are refused.
     below_min_isr: tuple[TopicPartition, ...] = ()
+
+
+OnRestarted = Callable[[RestartStep], object]
 
 
 def plan_restart(
@@ -55,12 +71,13 @@ def plan_restart(
     node_ids: Collection[int],
     min_isr: int = 1,
 ) -> tuple[RestartStep, ...]:
-    """The steps in their order: brokers, coordinators, controllers, and the active controller last, so that the
-    leadership of the metadata moves once. Without ids all nodes. `min_isr` is that of topics without their own.
+    """Returns the steps in their order: brokers, coordinators, controllers, and the active controller last, so that the
+    leadership of the metadata moves once. Without ids, restarts all nodes. `min_isr` counts for topics without their
+    own.
 
-    Raises ConfigError for a node that the cluster does not have, UnavailableError when one that is not to be restarted
-    does not run, or one that is has no process: a second node away could be one too many. So it is while Ray drains the
-    machine of one, where moreover Ray makes nothing again.
+    Raises ConfigError for a node that the cluster does not have. Raises UnavailableError if another node does not run,
+    or a node to be restarted has no process: a second node away could be one too many. Raises it as well while Ray
+    drains the machine of a node: Ray makes no actor there again.
     """
     nodes = {each.node_id: each for each in description.nodes}
     unknown = [each for each in node_ids if each not in nodes]
@@ -76,11 +93,11 @@ def plan_restart(
         RestartStep(
             node.node_id,
             node.actor_name,
-            only_copies=tuple(_only_copies(topics, node.node_id)),
+            only_copies=tuple(tp for tp, each in _partitions(topics) if tuple(each.isr) == (node.node_id,)),
             is_only_voter=voters == [node],
             below_min_isr=tuple(below_min_isr(topics, node.node_id, min_isr)),
         )
-        for node in sorted(chosen, key=lambda each: _rank(each, description.controller_id))
+        for node in sorted(chosen, key=lambda each: _restart_order(each, description.controller_id))
     )
 
 
@@ -101,14 +118,14 @@ def refuse_below_min_isr(steps: Iterable[RestartStep]) -> None:
 
 
 def replicas_in_sync(topics: Iterable[MetadataTopic], node_id: int) -> set[TopicPartition]:
-    """The partitions that the node has an in-sync replica of."""
+    """Returns the partitions of which the node has an in-sync replica."""
     return {tp for tp, partition in _partitions(topics) if node_id in partition.isr}
 
 
 def replicas_behind(
     topics: Iterable[MetadataTopic], node_id: int, before: Collection[TopicPartition]
 ) -> list[TopicPartition]:
-    """Those of `before` that the node still has a replica of which is not in sync."""
+    """Returns the partitions of `before` of which the node still has a replica, which is not in sync."""
     return [
         tp
         for tp, partition in _partitions(topics)
@@ -122,11 +139,7 @@ def _partitions(topics: Iterable[MetadataTopic]) -> Iterable[tuple[TopicPartitio
     )
 
 
-def _only_copies(topics: Iterable[MetadataTopic], node_id: int) -> list[TopicPartition]:
-    return [tp for tp, partition in _partitions(topics) if tuple(partition.isr) == (node_id,)]
-
-
-def _rank(node: NodeDescription, controller_id: int) -> tuple[int, int]:
+def _restart_order(node: NodeDescription, controller_id: int) -> tuple[int, int]:
     if node.node_id == controller_id:
         return 3, node.node_id
     if Role.CONTROLLER in node.roles:
@@ -154,44 +167,30 @@ def _refuse_while_others_are_away(description: ClusterDescription, chosen: Seque
         )
 
 
-# Nodes restarted one after another while the cluster runs.
-#
-# Each is stopped under control (its partitions, groups and quorum leadership are handed over first), its process ends,
-# its actor is made again where it was, by the spec that is in force, and the next has its turn when this one has caught
-# up. Invariants: at most one node is away by our doing; no partition falls below `min.insync.replicas` by it that the
-# plan does not name. The supervisor may make the actor before we do, which is the same to us: it goes by the same spec.
-# Kafka leaves this to its operators; the order is theirs.
-
-
-_POLL_S = 0.25
-_LAG_MAX = 10  # a leader adds a record twice a second
-
-OnRestarted = Callable[[RestartStep], object]
-
-
 class RollingRestart:
     """The restart of some nodes of a cluster."""
 
     def __init__(self, cluster: "Cluster", timeout_s: float, spec: ClusterSpec | None = None) -> None:
-        """`timeout_s` is how long each node may take to catch up; without a spec each has the one that it had."""
+        """`timeout_s` is how long each node may take to catch up. With `spec`, nodes are made from it; else from their
+        former one.
+        """
         self._cluster = cluster
         self._spec = spec
         self._network = cluster.network()
         self._timeout_s = timeout_s
 
-    def __repr__(self) -> str:
-        return f"<RollingRestart {self._cluster!r}>"
-
     def plan(self, node_ids: Collection[int]) -> tuple[RestartStep, ...]:
-        """Raises as `plan_restart`, and UnavailableError while no controller is active."""
+        """Plans the restart. Raises the errors of `plan_restart`, and UnavailableError while no controller is
+        active.
+        """
         description = self._cluster.describe()
         return plan_restart(
             description, self._topics(description.controller_id), node_ids, self._default_min_isr()
         )
 
     def execute(self, steps: Sequence[RestartStep], on_restarted: OnRestarted) -> None:
-        """Restarts the nodes of the steps in their order. Raises UnavailableError, which names the node, what it lacks
-        and the nodes that were left alone, when one has not caught up in time.
+        """Restarts the nodes of the steps in their order. Raises UnavailableError when a node has not caught up in
+        time. The error names the node, its problem and the nodes that were not restarted.
         """
         min_isr = self._default_min_isr()
         for number, step in enumerate(steps):
@@ -209,8 +208,8 @@ class RollingRestart:
     def _await_turn(
         self, step: RestartStep, left: Sequence[RestartStep], min_isr: int
     ) -> tuple[MetadataTopic, ...]:
-        """The topics as soon as the node may go: no partition would be below `min.insync.replicas` but those of the
-        plan. On a busy machine no controller may lead for a moment.
+        """Waits until the node may stop, and returns the topics: only partitions of the plan would be below
+        `min.insync.replicas`. On a busy machine no controller may lead for a moment.
         """
         deadline_s = time.monotonic() + max(self._timeout_s, ANSWER_TIMEOUT_S)
         while True:
@@ -232,7 +231,7 @@ class RollingRestart:
             time.sleep(_POLL_S)
 
     def _restart(self, step: RestartStep, in_sync: Collection[TopicPartition]) -> str:
-        """What the node lacks in the end; empty when it has caught up."""
+        """Restarts the node. Returns its problem at the end of the time; empty if it has caught up."""
         name, node_id = self._cluster.name, step.node_id
         handle = node_handles.find(name, node_id)
         former = None if handle is None else process_of(handle)
@@ -253,7 +252,8 @@ class RollingRestart:
         try:
             description = self._cluster.describe()
             topics = self._topics(description.controller_id)
-        except RaykaError as error:  # the quorum elects just now
+        except RaykaError as error:
+            # The quorum may be electing just now.
             return str(error)
         node = next(each for each in description.nodes if each.node_id == node_id)
         if node.state != NodeState.RUNNING:
@@ -264,22 +264,22 @@ class RollingRestart:
         return f"{len(behind)} of its replicas are not in sync, such as {behind[0]}" if behind else ""
 
     def _default_min_isr(self) -> int:
-        """Of topics without their own."""
+        """Returns the `min.insync.replicas` of topics without their own."""
         with Admin(cluster=self._cluster) as admin:
             return int(admin.describe_configs(broker="all")[MIN_ISR].value)
 
     def _topics(self, controller_id: int) -> tuple[MetadataTopic, ...]:
-        """As the active controller has them: what another node knows may be of before the restart."""
+        """Returns the topics as the active controller has them: another node may know the state before the restart."""
         if controller_id == NO_NODE:
             raise UnavailableError(
                 f"restart: cluster {self._cluster.name!r} has no active controller; see `rayka quorum status`"
             )
-        return wait_for(partial(_ask_topics, self._network, controller_id), ANSWER_TIMEOUT_S)
 
+        async def ask() -> tuple[MetadataTopic, ...]:
+            timeout_ms = int(ANSWER_TIMEOUT_S * 1000)
+            return (await self._network.call(controller_id, MetadataRequest(), timeout_ms)).topics
 
-async def _ask_topics(network: RayNetwork, controller_id: int) -> tuple[MetadataTopic, ...]:
-    response = await network.call(controller_id, MetadataRequest(), int(ANSWER_TIMEOUT_S * 1000))
-    return response.topics
+        return wait_for(ask, ANSWER_TIMEOUT_S)
 
 
 def _named(steps: Sequence[RestartStep]) -> str:
@@ -287,7 +287,7 @@ def _named(steps: Sequence[RestartStep]) -> str:
 
 
 def _is_made_again(former: "NodeProcess", spec: ClusterSpec | None) -> bool:
-    """Whether the actor is another process now; makes it where Ray has none of that name."""
+    """Whether the actor is another process now. Makes the actor if Ray has none of that name."""
     placement = replace(former.placement, spec=spec) if spec else former.placement
     process = process_of(node_handles.create(placement))
     return process is not None and process.pid != former.pid

@@ -1,8 +1,22 @@
-"""How the spec of a running cluster may change: nodes may come; they go one by one and by name; settings change by a
-restart of each node in turn. What a disk or an actor is known by cannot change without a stop. Pure.
+"""The changes of a running cluster's spec: which are allowed, what differs, and how they are brought into force.
+
+Nodes may come. Nodes go one by one and by name. Settings change by a restart of each node in turn. Properties by which
+a disk or an actor is known cannot change without a stop.
+
+A node has the settings of the spec that its actor was made from, until the actor is made anew. So the nodes that a
+changed spec leaves to be restarted are found by looking at them.
+
+A changed spec comes into force when the cluster has the nodes that the spec adds:
+1. `min.insync.replicas` is set for all brokers, because the metadata keeps it.
+2. The supervisor gets the spec, and makes actors by it from then on.
+3. Controllers that have no vote get one, one after another.
+4. Nodes that were made from other settings restart, one after another.
+
+Each step is found by what is there, so another start continues one that broke off. A node that ends between the steps
+comes back with its former settings if Ray restarts its process, and with those in force if the supervisor makes it.
 """
 
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,11 +40,16 @@ if TYPE_CHECKING:
     from rayka.cluster import Cluster
 
 
-def refusal(running: ClusterSpec, wanted: ClusterSpec, gone: Container[int] = ()) -> str:
-    """The first difference that cannot be made while the cluster runs, and what to do; empty when there is none.
+_RESOURCES = "resources."
+# Keys that only the supervisor reads.
+_OF_SCALING = ("brokers", "coordinators", "scaling")
 
-    Which Ray to use is not part of the cluster, and neither is how its nodes are written: by counts or one by one.
-    Those that are `gone` may be missing from what is wanted.
+
+def refusal(running: ClusterSpec, wanted: ClusterSpec, gone: Container[int] = ()) -> str:
+    """Returns the first difference that cannot be made while the cluster runs, and what to do; empty if there is none.
+
+    Which Ray to use is not part of the cluster, and neither is the way in which nodes are written: by counts or one by
+    one. Nodes that are `gone` may be missing from `wanted`.
     """
     stop = f"stop it first with `rayka stop --cluster {running.name}`"
     if running.data_dirs != wanted.data_dirs:
@@ -54,7 +73,7 @@ def refusal(running: ClusterSpec, wanted: ClusterSpec, gone: Container[int] = ()
 
 
 def _how_to_end(running: ClusterSpec, surplus: Collection[int]) -> str:
-    """The commands; empty where there are none."""
+    """Returns the commands that end these nodes; empty if there are none."""
     first = next(iter(surplus))
     if is_combined(running.roles[first]):
         return ""
@@ -65,36 +84,38 @@ def _how_to_end(running: ClusterSpec, surplus: Collection[int]) -> str:
 
 
 def added_nodes(running: ClusterSpec, wanted: ClusterSpec) -> tuple[int, ...]:
-    """The nodes that a spec which is not refused has more, ascending."""
+    """Returns the nodes that a spec which is not refused adds, ascending."""
     return tuple(each for each in wanted.roles if each not in running.roles)
 
 
 def with_broker(spec: ClusterSpec, broker_id: int) -> ClusterSpec:
-    """The same cluster, which has that broker in any case."""
+    """Returns the spec with that broker, added if need be."""
     return with_nodes(spec, {broker_id: (role_of(broker_id),)})
 
 
 def without_broker(spec: ClusterSpec, broker_id: int) -> ClusterSpec:
-    """The same cluster without that broker. Raises ConfigError where it could not be one, and for a controller."""
+    """Returns the spec without that broker. Raises ConfigError if the rest could not be a cluster, and for a
+    controller.
+    """
     if Role.CONTROLLER in spec.roles[broker_id]:
         raise ConfigError(f"node {broker_id} is a controller: expected one that is none")
     return without_nodes(spec, (broker_id,))
 
 
 def with_nodes(spec: ClusterSpec, roles: Mapping[int, Collection[Role]]) -> ClusterSpec:
-    """The same cluster, which has these nodes in any case; those that it has stay as they are."""
+    """Returns the spec with these nodes, added if need be. Nodes that it has stay as they are."""
     return _with_roles(spec, {**roles, **spec.roles}, f"with {_named(roles)}")
 
 
 def without_nodes(spec: ClusterSpec, node_ids: Collection[int]) -> ClusterSpec:
-    """The same cluster without these nodes. Raises ConfigError where it could not be one."""
+    """Returns the spec without these nodes. Raises ConfigError if the rest could not be a cluster."""
     rest = {each: roles for each, roles in spec.roles.items() if each not in node_ids}
     return _with_roles(spec, rest, f"without {_named(node_ids)}")
 
 
 def united(specs: Collection[ClusterSpec]) -> ClusterSpec | None:
-    """One spec with the nodes of all of these, which differ in nothing else: with brokers that came later, and with
-    those that have gone. None of none.
+    """Returns one spec with the nodes of all these, which differ in nothing else: some have brokers that came later, or
+    that have gone. None if there are none.
     """
     if not specs:
         return None
@@ -115,16 +136,6 @@ def _named(node_ids: Collection[int]) -> str:
     return ", ".join(f"{role_of(each)} {each}" for each in node_ids)
 
 
-# What differs between the settings of two specs of one cluster, and which nodes a difference concerns. Pure.
-#
-# A node has the settings of the spec that its actor was made from, until it is made anew. So the nodes that a changed
-# spec leaves to be restarted are found by looking at them, and a change that broke off goes on where it was.
-
-
-_RESOURCES = "resources."
-_OF_SCALING = ("brokers", "coordinators", "scaling")  # the supervisor goes by them
-
-
 @dataclass(frozen=True, slots=True)
 class SettingChange:
     """One key of the spec, and its values as text."""
@@ -138,15 +149,15 @@ class SettingChange:
 
 
 def changed_settings(running: ClusterSpec, wanted: ClusterSpec) -> tuple[SettingChange, ...]:
-    """Every setting that differs and that nodes can get while the cluster runs, in the order of the spec."""
+    """Returns every setting that differs and that nodes can get while the cluster runs, in the order of the spec."""
     before, after = _settings(running), _settings(wanted)
     return tuple(SettingChange(key, before[key], after[key]) for key in before if before[key] != after[key])
 
 
 def outdated_settings(made_from: ClusterSpec, wanted: ClusterSpec, node_id: int) -> tuple[SettingChange, ...]:
-    """Those of them that this node gets when it is made anew; none where it has what is wanted.
+    """Returns the changed settings that this node gets when it is made anew; none if it is up to date.
 
-    `min.insync.replicas` is not among them: a cluster keeps it in its metadata.
+    Leaves out `min.insync.replicas`, because a cluster keeps it in its metadata.
     """
     return tuple(
         each
@@ -166,7 +177,9 @@ def _concerns(key: str, node_id: int, spec: ClusterSpec) -> bool:
 
 
 def _settings(spec: ClusterSpec) -> Mapping[str, str]:
-    """By key, as text. A spec that a process of another version holds may lack keys of this one, and have others."""
+    """Returns the settings by key, as text. A spec that a process of another version holds may lack keys of this one,
+    and have others.
+    """
     resources = {f"{_RESOURCES}{role}": _as_text(getattr(spec.resources, role).model_dump()) for role in Role}
     transport = {
         "transport": spec.transport,
@@ -176,12 +189,12 @@ def _settings(spec: ClusterSpec) -> Mapping[str, str]:
         *(spec.ranges.get(role) for role in (Role.BROKER, Role.COORDINATOR)),
         spec.scaling and spec.scaling.model_dump(mode="json"),
     )
-    given = {**BrokerConfig().model_dump(mode="json"), **spec.config.model_dump(mode="json")}
+    config = {**BrokerConfig().model_dump(mode="json"), **spec.config.model_dump(mode="json")}
     return {
         **dict(zip(_OF_SCALING, map(_as_text, scaling), strict=True)),
         **resources,
         **transport,
-        **{dotted(key): _as_text(given[key]) for key in BrokerConfig.model_fields},
+        **{dotted(key): _as_text(config[key]) for key in BrokerConfig.model_fields},
     }
 
 
@@ -193,26 +206,16 @@ _CONTROLLERS = frozenset(map(dotted, CONTROLLER_KEYS))
 _BROKERS = frozenset(map(dotted, BROKER_KEYS))
 
 
-# A changed spec brought into force while the cluster runs, once it has the nodes that the spec has more.
-#
-# 1. `min.insync.replicas` is set for all brokers, for the metadata keeps it.
-# 2. The supervisor gets the spec: what it makes from then on is made by it.
-# 3. Controllers that have no vote get one, one after another.
-# 4. Nodes that were made from other settings restart, one after another.
-#
-# Each step is found by what is there, so another start goes on where one broke off. In between a node that ends comes
-# back with the settings that it had, if Ray restarts its process, or with those in force, if the supervisor makes it.
-
-
 @dataclass(frozen=True, slots=True)
 class SpecChange:
-    """What a start makes of a running cluster: the settings that change, the nodes that come, those of its controllers
-    that get a vote, and the nodes that restart for the settings, in their order.
-    """
+    """The changes that a start makes to a running cluster."""
 
     settings: tuple[SettingChange, ...] = ()
+    # The nodes that come.
     added: tuple[int, ...] = ()
+    # The controllers that get a vote.
     new_voters: tuple[int, ...] = ()
+    # The nodes that restart for the settings, in their order.
     restarts: tuple[RestartStep, ...] = ()
 
     def __bool__(self) -> bool:
@@ -220,7 +223,7 @@ class SpecChange:
 
 
 class SpecUpdate:
-    """One spec, and the cluster that is to have it."""
+    """One spec, and the cluster that is to get it."""
 
     def __init__(
         self,
@@ -229,7 +232,7 @@ class SpecUpdate:
         processes: "Mapping[int, NodeProcess]",
         spec: ClusterSpec,
     ) -> None:
-        """`record` is what the supervisor keeps; `processes` are those of the nodes that answer."""
+        """`record` is the supervisor's; `processes` are those of the nodes that answer."""
         self._cluster = cluster
         self._record = record
         self._processes = processes
@@ -237,8 +240,8 @@ class SpecUpdate:
         self._restarting = RollingRestart(cluster, START_TIMEOUT_S, spec)
 
     def plan(self, added: Collection[int] = ()) -> SpecChange:
-        """What is left to do, and the nodes that were `added` before. Raises what `Cluster.plan_restart` raises where
-        nodes have to restart.
+        """Returns the changes that are left to make, and the nodes that were `added` before. Raises the errors of
+        `Cluster.plan_restart` if nodes have to restart.
         """
         running = self._record.spec if self._record else self._spec
         outdated = self._outdated()
@@ -256,12 +259,17 @@ class SpecUpdate:
         )
 
     def execute(self, change: SpecChange, *, force: bool, on_restarted: OnRestarted) -> None:
-        """Raises UnavailableError before anything is changed where a partition would fall below `min.insync.replicas`
-        without `force`, or Ray has no room for the resources that the spec asks for; later as `RollingRestart.execute`.
+        """Makes the changes. Raises UnavailableError before the first if a partition would fall below
+        `min.insync.replicas` without `force`, or if Ray has no room for the resources in the spec. Later raises the
+        errors of `change_voters` and `RollingRestart.execute`.
         """
         if not force:
             refuse_below_min_isr(change.restarts)
-        self._refuse_shortage(each.node_id for each in change.restarts)
+        node_ids = [each.node_id for each in change.restarts]
+        made = {each: self._processes[each].placement for each in node_ids if each in self._processes}
+        lacking = lacking_resources(self._spec, made, free_resources())
+        if lacking:
+            raise UnavailableError(f"{lacking}; nothing was restarted; ask for less in the spec's resources")
         if self._record is not None:
             self._put_in_force(self._record, change.settings)
         if change.new_voters:
@@ -277,7 +285,7 @@ class SpecUpdate:
         replace_supervisor(ClusterRecord(self._spec, record.identities))
 
     def _outdated(self) -> dict[int, tuple[SettingChange, ...]]:
-        """What changes for each node that has to restart."""
+        """Returns the nodes that have to restart, with the settings that change for each."""
         found = {
             each: outdated_settings(process.placement.spec, self._spec, each)
             for each, process in self._processes.items()
@@ -285,25 +293,20 @@ class SpecUpdate:
         return {each: settings for each, settings in found.items() if settings}
 
     def _new_voters(self, added: Collection[int]) -> tuple[int, ...]:
-        """The controllers that have no vote and are new, or follow: an earlier start broke off."""
+        """Returns the controllers without a vote that are new, or follow because an earlier start broke off."""
         controllers = nodes_with(self._spec, Role.CONTROLLER)
         info = look_at_quorum(self._cluster)
         if info is None:
             return tuple(each for each in controllers if each in added)
         return controllers_without_vote(info, controllers, added)
 
-    def _refuse_shortage(self, node_ids: Iterable[int]) -> None:
-        made = {each: self._processes[each].placement for each in node_ids if each in self._processes}
-        lacking = lacking_resources(self._spec, made, free_resources())
-        if lacking:
-            raise UnavailableError(f"{lacking}; nothing was restarted; ask for less in the spec's resources")
-
 
 def lacking_resources(
     spec: ClusterSpec, made: Mapping[int, NodePlacement], free: Mapping[str, Mapping[str, float]]
 ) -> str:
-    """Which of these nodes, made anew from the spec one after another where they are, would find too little, and of
-    what; empty where each has room. `free` is what Ray nodes have free now.
+    """Names the first of these nodes that would find too little if all were made anew from the spec, one after another
+    on their Ray nodes; and what it lacks. Empty if each has room. `free` are the resources that Ray nodes have free
+    now.
     """
     rooms = {ray_node_id: dict(room) for ray_node_id, room in free.items()}
     for node_id, placement in made.items():
@@ -312,7 +315,8 @@ def lacking_resources(
         if room is None or before == after:
             continue
         for name, amount in before.items():
-            room[name] = round(room.get(name, 0) + amount, 4)  # as fine as Ray counts
+            # Rounded as finely as Ray counts.
+            room[name] = round(room.get(name, 0) + amount, 4)
         lacking = shortage(spec, node_id, room)
         if lacking:
             return f"{node_name(node_id)} has no room on Ray node {placement.ray_node_id}: {lacking}"

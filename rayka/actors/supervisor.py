@@ -1,16 +1,19 @@
-"""The supervisor of one cluster, an actor: keeps the node actors as the spec says.
+"""The supervisor of one cluster, an actor that keeps the node actors as the spec says.
 
-Ray restarts a process that ended, on the same Ray node. When the Ray node itself is gone, so are the actors pinned to
-it, for good: a machine that comes back is another Ray node to Ray. The supervisor then finds the disk, by its
+Ray restarts a process that ended, on the same Ray node. When the Ray node itself is gone, the actors pinned to it are
+gone for good: to Ray, a machine that comes back is another Ray node. The supervisor finds the disk, by its
 `meta.properties`, on whatever Ray node has it, and makes the actor there. It also watches for the exits of processes.
 
-Level-triggered, with nothing of its own to remember but what it has said and since when an actor waits: each look
-compares the spec with the actors there are and the directories that are found, so it may be ended and started again at
-any moment. Invariants: never a second actor of a node (one name, and the locks of its directories); never a node on an
-empty disk in place of a lost one, which only a `replace` by a person makes. An actor that Ray cannot make, because
-something else has the resources, is ended when another Ray node has its disk and room. A cluster's supervisor is the
-last actor to start and the first to stop. The spec it was made with is the cluster's as long as it runs: that of a
-node's actor is older where brokers came or went since.
+The supervisor is level-triggered: each look compares the spec with the actors there are and the directories that are
+found. It remembers only what it has logged and since when an actor waits, so it may be ended and started again at any
+moment. Invariants:
+- There is never a second actor of a node: it has one name, and its directories have locks.
+- A node never starts on an empty disk in place of a lost one. Only a `replace` by a person does that.
+- A cluster's supervisor is the last actor to start and the first to stop.
+
+An actor that Ray cannot make, because something else has the resources, is ended when another Ray node has its disk and
+room. The spec that the supervisor was made with is the cluster's as long as it runs. The spec of a node's actor is
+older if brokers came or went since.
 """
 
 import asyncio
@@ -69,31 +72,36 @@ from rayka.node.controller_link import EventReports, Tell
 from rayka.node.tasks import Repeats
 
 _LOOK_S = 1.0
-_SEARCH_AGAIN_S = 10.0  # while the same Ray nodes live; at once when another one comes
+# The pause between searches while the same Ray nodes live; a new Ray node is searched at once.
+_SEARCH_AGAIN_S = 10.0
 _ANSWER_TIMEOUT_S = 2.0
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """What came of looking for disks: places for nodes, how many Ray nodes were asked, and what is wrong with some."""
+    """The result of a search for disks: the places of nodes, and the problems found."""
 
     placements: Mapping[int, NodePlacement]
+    # How many Ray nodes were asked.
     asked_count: int
+    # Disks that were refused, Ray nodes that were skipped, and why.
     notes: Collection[str]
 
 
 class Supervisor:
-    """The actor; `ray.remote` is applied in `rayka.actors.node_handles`."""
+    """The actor. `ray.remote` is applied in `rayka.actors.supervisor_handle`."""
 
     async def __init__(self, record: ClusterRecord) -> None:  # type: ignore[misc]
         begin_log(supervisor_name(record.spec.name))
         self._record = record
         self._spec = spec = record.spec
+        # Held while nodes are made or ended.
         self._acting = asyncio.Lock()
         self._is_stopping = False
         self._repeats = Repeats(_logger)
         self._pending_times = PendingTimes()
+        # Why nodes have no process, of those that it could not help.
         self._problems: dict[int, str] = {}
         self._move_again_s = 0.0
         self._scaler = _scaler(record, self._acting)
@@ -114,12 +122,12 @@ class Supervisor:
         return f"<Supervisor {self._spec.name}>"
 
     def pid(self) -> int:
-        """The process that it is now."""
+        """Returns the supervisor's present process."""
         return os.getpid()
 
     async def record(self) -> ClusterRecord:
-        """What it keeps the nodes as, on which disks; a cluster that changes gets another supervisor, but for nodes
-        that come and go by the load.
+        """Returns the spec that the nodes are kept to, and the ids of their disks. A cluster that changes gets another
+        supervisor, unless nodes come and go by the load.
         """
         spec = self._kept_spec
         if self._scaler is not None and not self._scaler.has_looked:
@@ -127,25 +135,28 @@ class Supervisor:
         return ClusterRecord(spec, self._identities)
 
     def scaling(self) -> ScalingStatus | None:
-        """How many brokers there should be and are; None where they do not come and go, and before the first look."""
+        """Returns how many brokers there should be and are; None if they do not come and go, and before the
+        first look.
+        """
         return None if self._scaler is None else self._scaler.status(Role.BROKER)
 
     def coordinator_scaling(self) -> ScalingStatus | None:
-        """The same of coordinators."""
+        """Returns the same of coordinators."""
         return None if self._scaler is None else self._scaler.status(Role.COORDINATOR)
 
     def draining(self) -> dict[int, int]:
-        """The nodes whose machines Ray drains, and when these go: a wall clock in ms, 0 where Ray does not say."""
+        """Returns the nodes whose machines Ray drains, and when these go: a wall clock in ms, 0 if Ray does not say."""
         return dict(self._drainer.draining)
 
     def troubles(self) -> dict[int, str]:
-        """Why nodes have no process, as far as it cannot help."""
+        """Returns why nodes have no process, of those that the supervisor cannot help."""
         return dict(self._problems)
 
     async def stop(self) -> None:
-        """Returns when nothing is made any more. The actor is to be ended then."""
+        """Returns when no node is made any more. The caller ends the actor afterwards."""
         self._is_stopping = True
-        async with self._acting:  # what is being made has been made
+        # Waits for the nodes that are being made.
+        async with self._acting:
             for task in self._tasks:
                 task.cancel()
 
@@ -165,10 +176,18 @@ class Supervisor:
         while not self._is_stopping:
             async with self._acting:
                 self._spec = self._kept_spec
-                missing = self._known(await asyncio.to_thread(_missing, self._spec))
+                running = await asyncio.to_thread(running_node_ids, self._spec.name)
+                missing = tuple(
+                    each
+                    for each in self._spec.roles
+                    if each not in running and (self._scaler is None or self._scaler.knows_disks_of(each))
+                )
                 pending = await asyncio.to_thread(_pending, self._spec)
-                ray_nodes = await asyncio.to_thread(open_ray_nodes) if missing or pending else {}
-                self._forget_all_but({*missing, *pending})
+                without_process = {*missing, *pending}
+                ray_nodes = await asyncio.to_thread(open_ray_nodes) if without_process else {}
+                if not without_process:
+                    self._repeats = Repeats(_logger)
+                self._problems = {k: problem for k, problem in self._problems.items() if k in without_process}
                 situation = (missing, list(ray_nodes))
                 if missing and (situation != searched or loop.time() >= again_s):
                     again_s = loop.time() + _SEARCH_AGAIN_S
@@ -176,16 +195,6 @@ class Supervisor:
                 searched = situation
                 await self._free_stuck(pending, ray_nodes)
             await asyncio.sleep(_LOOK_S)
-
-    def _known(self, node_ids: tuple[int, ...]) -> tuple[int, ...]:
-        """Those of the nodes of which it is known which disks are theirs."""
-        scaler = self._scaler
-        return tuple(each for each in node_ids if scaler is None or scaler.knows_disks_of(each))
-
-    def _forget_all_but(self, node_ids: Collection[int]) -> None:
-        if not node_ids:
-            self._repeats = Repeats(_logger)
-        self._problems = {each: self._problems[each] for each in node_ids if each in self._problems}
 
     async def _bring_back(
         self, missing: Collection[int], ray_nodes: Mapping[str, Mapping[str, float]]
@@ -214,9 +223,10 @@ class Supervisor:
     async def _free_stuck(
         self, pending: Mapping[int, PendingActor], ray_nodes: Mapping[str, Mapping[str, float]]
     ) -> None:
-        """Ends actors that Ray cannot make where they are pinned to, if it can elsewhere: then they are missing.
+        """Ends actors that Ray cannot make where they are pinned, if it can elsewhere. The next look finds them
+        missing.
 
-        A command that starts the cluster waits for the actors that it has made.
+        Waits while a command starts the cluster: it waits for the actors that it has made.
         """
         now_s = asyncio.get_running_loop().time()
         waits = self._pending_times.overdue(pending, list(ray_nodes), now_s)
@@ -277,7 +287,7 @@ class Supervisor:
         return _Search(placements, len(able), notes)
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
-        """Ray starts another process after one that ended itself, and lets tasks die in silence."""
+        """Ends the process after an unexpected exception: Ray starts another one, but lets tasks die in silence."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
             _logger.critical("%s ends: an exception that no code expected", self, exc_info=error)
@@ -286,7 +296,7 @@ class Supervisor:
 
 
 def _scaler(record: ClusterRecord, acting: asyncio.Lock) -> Scaler | None:
-    """What lets nodes come and go, where the spec says that they do. It looks as often as brokers report."""
+    """Makes the scaler if nodes come and go by the spec. It looks as often as brokers report."""
     if not record.spec.ranges:
         return None
     look_s = max(_LOOK_S, record.spec.config.broker_load_report_interval_ms / 1000)
@@ -294,9 +304,10 @@ def _scaler(record: ClusterRecord, acting: asyncio.Lock) -> Scaler | None:
 
 
 async def _end_leftovers(spec: ClusterSpec, tell: Tell) -> None:
-    """Ends what planners of an earlier specification began and no planner looks after now: rooms of nodes that were to
-    come, registrations of nodes that have gone, and marks of nodes that were to go. Once is enough, as soon as Ray and
-    a controller answer: the next specification has another supervisor.
+    """Ends remains of scaling by an earlier spec that no planner looks after now: rooms of nodes that were to come,
+    registrations of nodes that have gone, and marks of nodes that were to go.
+
+    Once is enough, as soon as Ray and a controller answer: the next spec has another supervisor.
     """
     looks = ClusterLooks(spec)
     for end in (
@@ -333,11 +344,6 @@ async def _remove_leftover_marks(looks: ClusterLooks, spec: ClusterSpec, tell: T
         tell("scale-in-stopped", marked, "the specification lets none go by the load")
 
 
-def _missing(spec: ClusterSpec) -> tuple[int, ...]:
-    running = running_node_ids(spec.name)
-    return tuple(each for each in spec.roles if each not in running)
-
-
 def _pending(spec: ClusterSpec) -> dict[int, PendingActor]:
     actors = pending_actors(NAMESPACE)
     names = {each: actor_name(spec.name, each) for each in spec.roles}
@@ -345,7 +351,7 @@ def _pending(spec: ClusterSpec) -> dict[int, PendingActor]:
 
 
 def _reason(before: str | None, ray_nodes: Collection[str]) -> str:
-    """Why a node has no actor, of which Ray remembers the last process on that Ray node."""
+    """Explains why a node has no actor whose last process, as Ray remembers, was on the Ray node `before`."""
     if before is None:
         return "Ray remembers no process of it"
     if before in ray_nodes:

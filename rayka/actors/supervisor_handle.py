@@ -1,4 +1,8 @@
-"""The supervisor's actor made and ended; the class itself is in `supervisor`."""
+"""The supervisor's actor, made, asked and ended, and the record that it keeps of its cluster.
+
+The class of the actor is in `supervisor`. Clients and commands hold records too, so this module imports no code of
+nodes or disks.
+"""
 
 import asyncio
 import sys
@@ -18,46 +22,49 @@ from rayka.actors.scaling.planner import ScalingStatus
 from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import UnavailableError
 
-# What the supervisor has on record of its cluster. Clients and commands hold it too, so the module imports no code of
-# nodes or disks.
-
 
 @dataclass(frozen=True, slots=True)
 class Identities:
-    """The cluster's id, empty while none is known, and the directory ids of each node, as it was formatted last."""
+    """The ids of the cluster and its disks."""
 
+    # Empty while no id is known.
     cluster_id: str = ""
+    # The directory ids of each node, as it was formatted last.
     directory_ids: Mapping[int, frozenset[UUID]] = field(default_factory=dict)
 
     def with_nodes(self, directory_ids: Mapping[int, Collection[UUID]], cluster_id: str = "") -> "Identities":
-        """The same, but for nodes that were formatted since."""
+        """Returns the identities with the ids of nodes that were formatted since."""
         formatted = {each: frozenset(ids) for each, ids in directory_ids.items()}
         return Identities(self.cluster_id or cluster_id, {**self.directory_ids, **formatted})
 
     def without(self, node_id: int) -> "Identities":
-        """The same without a node that has gone for good."""
+        """Returns the identities without a node that has gone for good."""
         return replace(self, directory_ids={k: v for k, v in self.directory_ids.items() if k != node_id})
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterRecord:
-    """What the supervisor knows of its cluster: the spec that is in force, and which disks are its own."""
+    """The record of a cluster that its supervisor keeps."""
 
+    # The spec in force.
     spec: ClusterSpec
+    # The ids of the cluster's disks.
     identities: Identities
 
 
 _STOP_TIMEOUT_S = 15.0
 _POLL_S = 0.02
-_MEMORY = 1  # bytes: of an actor that asks for nothing Ray ignores a soft affinity
+# In bytes: Ray ignores the soft affinity of an actor that asks for nothing.
+_MEMORY = 1
 
 
 def create(record: ClusterRecord) -> Any:
-    """The cluster's supervisor; one that is there is left as it is. Returns at once: construction goes on.
+    """Makes the cluster's supervisor; leaves one that is there as it is. Returns at once: construction goes on.
 
-    It is pinned nowhere, so that Ray starts it again on another machine when its own has gone. As long as the caller's
-    is there it runs there: for it Ray would keep a machine that came by the load. It asks for no CPU: if there is no
-    room for it, room is to be made for the nodes. It asks for a byte, or Ray would choose any machine.
+    The supervisor is pinned nowhere, so that Ray starts it again on another machine when its own has gone. It stays on
+    the caller's machine as long as that is there: Ray would keep a machine that came by the load for the supervisor's
+    sake. It asks for no CPU, so that it runs where there is no room, and can make room for the nodes. It asks for a
+    byte, because Ray would choose any machine otherwise.
     """
     from rayka.actors.supervisor import Supervisor
 
@@ -92,14 +99,14 @@ async def await_made(handle: Any, timeout_s: float) -> None:
 
 
 def find(cluster_name: str) -> Any | None:
-    """The handle of a cluster's supervisor; None when there is none."""
+    """Returns the handle of a cluster's supervisor; None if there is none."""
     return named(supervisor_name(cluster_name))
 
 
 async def kept_record(cluster_name: str, timeout_s: float) -> ClusterRecord | None:
-    """What the supervisor of the running cluster knows of it; None where there is no supervisor.
+    """Returns the record of the running cluster's supervisor; None if there is no supervisor.
 
-    Raises UnavailableError when it does not say so in time.
+    Raises UnavailableError when the supervisor does not answer in time.
     """
     handle = await asyncio.to_thread(find, cluster_name)
     if handle is None:
@@ -116,8 +123,8 @@ async def kept_record(cluster_name: str, timeout_s: float) -> ClusterRecord | No
 
 
 async def _answer(method: Any) -> Any:
-    """What the supervisor answers, as soon as it runs: Ray makes it again elsewhere when its machine is lost, or cannot
-    run rayka.
+    """Returns the supervisor's answer as soon as it runs. Ray makes it again elsewhere when its machine is lost, or
+    cannot run rayka.
     """
     while True:
         with suppress(ray.exceptions.ActorUnavailableError):
@@ -126,31 +133,30 @@ async def _answer(method: Any) -> Any:
 
 
 class SupervisorReport(NamedTuple):
-    """What a supervisor says of its cluster, as far as it says so.
+    """The state of a cluster as its supervisor reports it."""
 
-    `problems`: why it could not bring nodes back, by node. `scaling`: how many brokers there should be and are, None
-    where they do not come and go; `coordinator_scaling`: the same of coordinators. `draining`: the nodes whose machines
-    Ray drains, and when these go, a wall clock in ms or 0.
-    """
-
+    # By node, why the supervisor could not bring it back.
     problems: Mapping[int, str]
+    # How many brokers there are and should be; None where they do not come and go.
     scaling: ScalingStatus | None
+    # The same of coordinators.
     coordinator_scaling: ScalingStatus | None
+    # The nodes whose machines Ray drains, and when these go: a wall clock in ms, or 0.
     draining: Mapping[int, int]
 
 
 async def report(cluster_name: str, timeout_s: float) -> SupervisorReport:
-    """What the supervisor of the running cluster says in that time; empty where there is none."""
+    """Asks the supervisor of the running cluster for its report; empty if there is no supervisor."""
     handle = await asyncio.to_thread(find, cluster_name)
     # The names that the actor's methods have in every version.
     methods = ("troubles", "scaling", "coordinator_scaling", "draining")
-    told = await asyncio.gather(*(_told(handle, each, timeout_s) for each in methods))
+    told = await asyncio.gather(*(_answer_or_none(handle, each, timeout_s) for each in methods))
     return SupervisorReport(told[0] or {}, told[1], told[2], told[3] or {})
 
 
-async def _told(handle: Any | None, method: str, timeout_s: float) -> Any:
-    """What the supervisor says; None where it does not answer in time, or cannot: one that was made by an older version
-    may have no such method, and `status` is to describe that cluster too.
+async def _answer_or_none(handle: Any | None, method: str, timeout_s: float) -> Any:
+    """Calls a method of the supervisor; None if it does not answer in time, or cannot. A supervisor of an older version
+    may lack the method, and `status` describes that cluster too.
     """
     if handle is None:
         return None
@@ -162,13 +168,13 @@ async def _told(handle: Any | None, method: str, timeout_s: float) -> Any:
 
 
 async def replace_supervisor(record: ClusterRecord, timeout_s: float) -> None:
-    """Puts a supervisor that keeps this in the place of the one there is."""
+    """Replaces the supervisor by one with this record."""
     await stop(record.spec.name)
     await await_made(await asyncio.to_thread(create, record), timeout_s)
 
 
 async def stop(cluster_name: str) -> None:
-    """Ends the supervisor, if there is one, when it has finished what it is at: from then on no node is made."""
+    """Ends the supervisor, if there is one, after the step that it is at. No node is made from then on."""
     handle = await asyncio.to_thread(find, cluster_name)
     if handle is None:
         return
@@ -176,13 +182,14 @@ async def stop(cluster_name: str) -> None:
         async with asyncio.timeout(_STOP_TIMEOUT_S):
             await handle.stop.remote()
     except (TimeoutError, ray.exceptions.RayError):
-        pass  # its process is being restarted, or its Ray node is gone
+        # The supervisor's process is being restarted, or its Ray node is gone.
+        pass
     await asyncio.to_thread(node_handles.end, handle)
     await asyncio.to_thread(await_gone, supervisor_name(cluster_name))
 
 
 def end(cluster_name: str) -> None:
-    """Ends the supervisor, if there is one, at once: for one whose nodes are about to be ended, too."""
+    """Ends the supervisor, if there is one, at once: its nodes are about to be ended too."""
     handle = find(cluster_name)
     if handle is not None:
         node_handles.end(handle)

@@ -50,8 +50,6 @@ _IMPORTED = (
     "pydantic.v1",
     "pydantic.deprecated.class_validators",
     "rayka.actors.node_actor",
-    "rayka.actors.node_actor",
-    "rayka.actors.node_actor",
     "rayka.actors.shell",
     "rayka.actors.supervisor",
     "rayka.node.broker_node",

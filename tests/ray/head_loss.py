@@ -11,7 +11,7 @@ import sys
 import time
 
 import rayka
-from rayka.actors.ray_head import answers, head_address
+from rayka.actors.ray_head import head_address, is_listening
 from rayka.cluster import Cluster
 from tests.ray.support import RAYKA
 from tests.rays import connected_ray
@@ -30,7 +30,7 @@ def main(data_dir: str) -> None:
                 admin.create_topic("words", partitions=1)
                 acknowledged = _send(producer, 1.0)
                 rays.head_node.kill_gcs_server()
-                is_away = not answers(head_address(), _KNOCK_S)
+                is_away = not is_listening(head_address(), _KNOCK_S)
                 while_away = _send(producer, AWAY_S)
                 admin.create_topic("made-without-a-head", partitions=1)
                 command = [*RAYKA, "status", "--address", head_address()]
