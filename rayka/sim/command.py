@@ -28,7 +28,7 @@ RUNS_MAX = 80
 
 
 class Shrunk(msgspec.Struct, frozen=True):
-    """What is left: the faults that are needed, the run with them, and how many runs that took."""
+    """The result of shrinking: the faults that are needed, the run with them, and the number of runs."""
 
     faults: tuple[int, ...]
     outcome: Outcome

@@ -133,7 +133,7 @@ class VirtualLoop(_AbstractLoop):  # type: ignore[misc]
 
     @property
     def wall_clock_ms(self) -> int:
-        """What every clock of a machine shows that has not jumped."""
+        """The wall clock of a machine whose clock has not jumped."""
         return _EPOCH_MS + self.now_ms
 
     def call_soon(
@@ -160,7 +160,7 @@ class VirtualLoop(_AbstractLoop):  # type: ignore[misc]
     def call_at_us(
         self, when_us: int, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Handle:
-        """As `call_at`, in microseconds of this loop's clock."""
+        """Schedules a callback, like `call_at`, in microseconds of this loop's clock."""
         handle = Handle(self, callback, args, copy_context() if context is None else context, when_us)
         self._timer_count += 1
         heappush(self._timers, (when_us, self._timer_count, handle))
@@ -298,7 +298,7 @@ class VirtualLoop(_AbstractLoop):  # type: ignore[misc]
     # ---- What would leave the simulation -----------------------------------------------------------------------------
 
     def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> Handle:
-        """As `call_soon`: the clients tell their loop so also on its own thread. No other thread may."""
+        """Schedules like `call_soon`: clients call it also on the loop's own thread. No other thread may."""
         if get_ident() != self._thread_id:
             raise Escape(f"call_soon_threadsafe({callback!r}): another thread reaches into the simulation")
         return self.call_soon(callback, *args, context=context)

@@ -18,7 +18,7 @@ REGISTERS_TOPIC = "__registers"
 
 
 class Register(msgspec.Struct, frozen=True, array_like=True):
-    """What is known of a key. A value with a lease is taken out when that is over; 0: it stays."""
+    """The state of a key. A value with a lease is removed when the lease ends; 0: no lease."""
 
     value: str
     version: int

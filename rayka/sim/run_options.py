@@ -35,7 +35,7 @@ class GroupPlan:
     has_death: bool = False  # members do not come and go; one of them dies, and does not come back
 
     def next_partition_count(self, partition_count: int) -> int:
-        """How many partitions a topic gets next; as many as it has when it is large enough."""
+        """The next number of partitions of a topic; the same number when the topic is large enough."""
         return min(partition_count + 1, max(_PARTITIONS_MAX, partition_count))
 
 
@@ -67,7 +67,7 @@ BROKERS_MIN = 3  # that are there at the begin, and the largest replication fact
 
 @dataclass(frozen=True, slots=True)
 class ElasticPlan:
-    """How often something comes to pass, and whether a broker dies for good."""
+    """The pace of brokers that come and go, and whether a broker dies for good."""
 
     scaling_pause_s: float = 4.0  # between what the operator does: brokers that join or leave, balances
     flap_pause_s: float = 8.0  # between brokers that end and begin several times
@@ -192,7 +192,7 @@ class SimOptions:
 
     @property
     def broker_ids(self) -> tuple[int, ...]:
-        """Those that are there at the begin, then those that come."""
+        """The brokers of the beginning, then the brokers that come."""
         return tuple(range(FIRST_BROKER_ID, FIRST_BROKER_ID + self.brokers + self.comers))
 
     @property
@@ -464,7 +464,7 @@ def with_faults(options: SimOptions, numbers: Sequence[int]) -> SimOptions:
 
 
 def _data(seed: int, brokers: int) -> dict[str, Any]:
-    """Topics with records, in most runs; their producers and consumers, and what is asked about them."""
+    """Draws topics with records, in most runs, and their producers, consumers and operators."""
     random = Random(f"data swarm {seed}")
     replication = _replication(random)
     if random.random() < 0.25:
@@ -482,7 +482,7 @@ def _data(seed: int, brokers: int) -> dict[str, Any]:
 
 
 def _replication(random: Random) -> dict[str, Any]:
-    """How soon a follower is late, and how much it fetches at once."""
+    """Draws how soon a follower is late, and how much it fetches at once."""
     return {
         "replica_lag_time_max_ms": random.choice((500, 2_000, 10_000)),
         "replica_fetch_wait_max_ms": random.choice((50, 200, 500)),

@@ -54,7 +54,7 @@ _STEP_US = 250_000  # how often the liveness phase looks whether it is over
 
 
 class Verdict(IntEnum):
-    """How a run ended; the command's exit code."""
+    """The end of a run; the command's exit code."""
 
     OK = 0
     CRASH = 1
@@ -63,7 +63,7 @@ class Verdict(IntEnum):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What a run came to."""
+    """The result of a run."""
 
     seed: int
     verdict: Verdict
@@ -252,7 +252,7 @@ class Simulation:
                 waiting = self._waiting(proof)
 
     def _waiting(self, proof: Any) -> list[str]:
-        """What has not ended, or not caught up."""
+        """The operations that have not ended, and the replicas that have not caught up."""
         found = [str(each) for each in self.history.pending()[:5]]
         for each in (self.data, self.states, self.registers, self.groups, self.scaling, self.drains):
             found += each.waiting()
@@ -297,7 +297,7 @@ class Simulation:
     # ---- The result --------------------------------------------------------------------------------------------------
 
     def outcome(self) -> Outcome:
-        """What it came to, so far."""
+        """The result so far."""
         violation = self.checkers.violation
         return Outcome(
             seed=self.options.seed,
@@ -319,7 +319,7 @@ class Simulation:
 
 
 class Patience:
-    """How long the liveness phase waits: a minute, and another one whenever a replica's log has grown."""
+    """The deadline of the liveness phase: a minute, and another one whenever a replica's log has grown."""
 
     def __init__(self, begin_us: int) -> None:
         self._limit_us = begin_us + LIVENESS_SECONDS_MAX * 1_000_000
@@ -346,7 +346,7 @@ _OTHER_VERDICTS = {
 
 
 class Quiet:
-    """While a run goes on: no log lines of the nodes, and no garbage collection at moments of its own."""
+    """Silences the nodes' log lines and automatic garbage collection during a run."""
 
     def __enter__(self) -> None:
         self._logger = logging.getLogger("rayka")

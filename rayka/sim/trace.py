@@ -1,4 +1,4 @@
-"""What happened, one fixed-column line for each event, and the hash over all of them.
+"""The trace of a run: one fixed-column line for each event, and a hash over all lines.
 
 Two runs with the same hash were the same run. A line is time, node, event, and what it was about:
 

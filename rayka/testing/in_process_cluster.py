@@ -108,7 +108,7 @@ class InProcessCluster:
         return self.nodes.network()
 
     def describe(self) -> InProcessDescription:
-        """What the running nodes say of themselves."""
+        """The descriptions of the running nodes."""
         return io_thread.run(self.nodes.describe, _START_TIMEOUT_S)
 
     # ---- For tests -------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class InProcessCluster:
         io_thread.call_soon(lambda: self.nodes.switch.part(a, b))
 
     def heal(self) -> None:
-        """Everything passes again between all nodes, first what was held back."""
+        """Reconnects all nodes; held messages are delivered first."""
         io_thread.call_soon(self.nodes.switch.heal)
 
     def await_active_controller(self) -> int:
@@ -177,7 +177,7 @@ class InProcessCluster:
             raise RuntimeError(f"{node_name(node_id)} crashed: {error!r}") from error
 
     def _abandon(self) -> None:
-        """Ends what still runs, and removes what is temporary."""
+        """Ends running nodes and removes temporary files."""
         io_thread.run(self.nodes.kill_all, _START_TIMEOUT_S)
         if self._temporary_dir is not None:
             shutil.rmtree(self._temporary_dir, ignore_errors=True)

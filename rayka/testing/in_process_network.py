@@ -132,7 +132,7 @@ class Switch:
         return await self._answer(call, source, *self._deliver(call))
 
     def _deliver(self, call: Call) -> tuple[asyncio.Future[Answer], _Fault | None]:
-        """The answer to come, and whether it is to be lost."""
+        """Delivers a call; returns the future answer, and the fault that loses the answer, if any."""
         fault = next((each for each in self._faults if each.strikes(call)), None)
         endpoint = self._endpoints.get(call.node_id)
         if endpoint is None or (fault is not None and not fault.is_executed):

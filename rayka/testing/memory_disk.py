@@ -137,7 +137,7 @@ class MemoryDisk:
         inode.snapshot = b""
 
     def durable_names(self, directory: str) -> list[str]:
-        """What the directory would hold after a power cut at its worst, ascending."""
+        """The names that the directory surely holds after a power cut, ascending."""
         found = self._tree.find_durable(directory)
         return sorted(found.durable) if isinstance(found, MemoryDirectory) else []
 
@@ -372,7 +372,7 @@ class InlineJob:
 
 
 class MemorySlice(FileSlice):
-    """A slice of a file in memory, read as late as a real one is: it shows what is cut off or changed meanwhile."""
+    """A slice of a file in memory, read as late as a real slice: it shows later truncations and changes."""
 
     __slots__ = ("_inode",)
 
@@ -401,5 +401,5 @@ class _MemoryLock:
 
 
 def _wanted(entries: Iterable[Entry | None]) -> list[tuple[Inode, int, int]]:
-    """What of these files a sync that begins now covers."""
+    """The part of these files that a sync covers if it begins now."""
     return [(each, len(each.data), each.cut_count) for each in entries if isinstance(each, Inode)]

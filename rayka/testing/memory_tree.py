@@ -91,7 +91,7 @@ Entry = Union[Inode, MemoryDirectory]  # noqa: UP007 - a name used before both c
 
 
 class MemoryTree:
-    """All directories and files of one disk, by path. Errors name what was to be done with which path."""
+    """All directories and files of one disk, by path. Errors name the operation and the path."""
 
     def __init__(self) -> None:
         self._root = MemoryDirectory()
@@ -174,7 +174,7 @@ class MemoryTree:
         parent.change({name: None})
 
     def lose_power(self, random: Random) -> None:
-        """What was not synced is lost or torn."""
+        """Loses or tears unsynced bytes."""
         inodes: dict[int, Inode] = {}
         self._lose_names(self._root, random, inodes)
         for inode in inodes.values():

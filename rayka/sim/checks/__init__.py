@@ -1,1 +1,1 @@
-"""What must always hold in a simulation: what is committed, what clients were told, and the checkers that compare."""
+"""The checkers of a simulation, and what they compare: committed records, and what clients were told."""

@@ -1,7 +1,7 @@
-"""What must always hold, looked at after every event, and only where the event changed something.
+"""The invariants of a run, checked after every event where the event changed something.
 
 A checker has a name; the first `Violation` names it, the time, the node and the evidence, and ends the run. Here are
-those that look at what crosses the network and at the disks; `watches` looks into the nodes. The rules are
+the checkers of messages and disks; `watches` looks into the nodes. The rules are
 the seven of Kafka's `RaftEventSimulationTest` (kafka.md §3.1, I1-I7), and what the quorum promises beyond them.
 """
 
@@ -85,7 +85,7 @@ class Checkers:
             self.trace.add(node_id, "VIOLATION", f"{checker}: {evidence}")
 
     def report_if(self, checker: str, node_id: int, problem: str) -> None:
-        """As `report`, if there is a problem."""
+        """Reports the problem, if there is one."""
         if problem and self.is_enabled:
             self.report(checker, node_id, problem)
 
@@ -263,7 +263,7 @@ class Checkers:
             self._check_snapshot(machine, path, snapshot_id)
 
     def on_started(self, machine: Machine) -> None:
-        """A process begins on what the disk has: after a power cut that may be older than what was written last."""
+        """A process begins with the state on the disk; after a power cut that may be older than the last write."""
         path = f"{machine.metadata_dir}/{QUORUM_STATE_FILE}"
         stored = _stored_election(machine, path) if machine.disk.exists(path) else None
         self._elections[machine.node_id] = stored or ElectionState()

@@ -1,4 +1,4 @@
-"""What compaction may take out of a log, as seen from outside: for each key everything but the newest record.
+"""The records that compaction may take out of a log, seen from outside: for each key all but the newest.
 
 A record is known by its value, which is its own; one without a value by its key, which is its own then (`identity_of`).
 Kafka: the oracle of `LogCleanerTest`, `LogCompactionTester` (F22, F23).
@@ -17,7 +17,7 @@ _KEPT_BATCHES = 1_000
 
 
 def identity_of(key: bytes | None, value: bytes | None) -> bytes:
-    """What no other record has."""
+    """The value, or the key of a record without a value: unique in a run."""
     return value if value is not None else key or b""
 
 
@@ -110,7 +110,7 @@ def wrongly_gone(view: ReplicaView, wall_ms: int) -> str:
 
 
 def _is_surplus(view: ReplicaView) -> bool:
-    """Whether what is left has the bytes that are to be kept."""
+    """Whether the remaining batches hold as many bytes as retention keeps."""
     config, log = view.partition.config, view.partition.log
     kept_bytes = config.retention_bytes
     return config.is_expiring and kept_bytes != _UNLIMITED and log.segments.size_bytes >= kept_bytes

@@ -1,4 +1,4 @@
-"""What producers sent and were told, and what consumers were given (as Jepsen's checker of Kafka asks, kafka.md §3.7).
+"""The history of records: sent, acknowledged, and given to consumers (as Jepsen's checker of Kafka, kafka.md §3.7).
 
 Every record's value is unique, so each committed record is known by it. An acknowledgement with acks=all is a promise:
 the record is at that offset for ever, but for the losses that `partition_truth` calls legal. One with acks=1
@@ -30,7 +30,7 @@ from rayka.sim.checks.partition_truth import Batch, PartitionTruth
 
 
 class Outcome(StrEnum):
-    """How an operation ended, as its client knows it."""
+    """The end of an operation, as its client knows it."""
 
     PENDING = "pending"
     ACKNOWLEDGED = "acknowledged"
@@ -39,7 +39,7 @@ class Outcome(StrEnum):
 
 
 class Kind(StrEnum):
-    """What was asked for."""
+    """The kind of an operation."""
 
     CREATE = "create"
     DELETE = "delete"
@@ -67,7 +67,7 @@ class Operation:
 
 @dataclass(slots=True)
 class History:
-    """All operations of a run. The checks return what is wrong, empty when nothing is."""
+    """All operations of a run. A check returns the problem, empty when there is none."""
 
     ledger: Ledger
     operations: list[Operation] = field(default_factory=list)
@@ -82,7 +82,7 @@ class History:
         return [each for each in self.operations if each.outcome is Outcome.PENDING]
 
     def counts(self) -> dict[str, int]:
-        """How many operations ended in which way."""
+        """The number of operations by outcome."""
         found = Counter(each.outcome for each in self.operations)
         return {str(each): found[each] for each in Outcome}
 
@@ -201,7 +201,7 @@ class Session:
 
 @dataclass(slots=True)
 class DataHistory:
-    """All records of a run. The checks return what is wrong, empty when nothing is."""
+    """All records of a run. A check returns the problem, empty when there is none."""
 
     sends: dict[bytes, Send] = field(default_factory=dict)
     places: dict[bytes, int] = field(default_factory=dict)  # of committed values: their offsets
@@ -219,7 +219,7 @@ class DataHistory:
         return [each for each in self.sends.values() if each.outcome is Outcome.PENDING]
 
     def counts(self) -> dict[str, int]:
-        """How many sends ended in which way."""
+        """The number of sends by outcome."""
         found = Counter(each.outcome for each in self.sends.values())
         return {str(each): found[each] for each in Outcome}
 
@@ -254,7 +254,7 @@ class DataHistory:
         return None
 
     def on_lost(self, batches: Iterable[Batch]) -> None:
-        """These were committed, and are gone legally. Their producer may send them again."""
+        """Committed batches were lost legally. Their producer may send the records again."""
         for batch in batches:
             for value in batch.values:
                 self.places.pop(value, None)

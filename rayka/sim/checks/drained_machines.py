@@ -1,4 +1,4 @@
-"""What must hold of brokers on machines that Ray drains, looked at whenever metadata is committed (decision 073).
+"""The invariants of brokers on machines that Ray drains, checked at each commit of metadata (decision 073).
 
 From the mark in the metadata on no new replica is placed on such a broker, also where a client names it, and each
 change of a partition leaves it the lead only where no other replica in sync can have it. When the mark is acknowledged
@@ -24,7 +24,7 @@ class DrainedMachines:
         return f"<DrainedMachines {self.count} leads have left>"
 
     def on_image(self, before: MetadataImage, after: MetadataImage) -> None:
-        """A batch of metadata is committed. Only what was so before and after it counts: it has several records."""
+        """A batch of metadata is committed. A broker counts as draining if it drained before and after the batch."""
         draining = [each for each in after.brokers if is_draining(before, each) and is_draining(after, each)]
         for change in changed(before, after) if draining else ():
             self._check_placed(change, draining)

@@ -1,4 +1,4 @@
-"""What the members of a group were assigned, given and acknowledged, and what must hold of that (E1-E10).
+"""The history of a group's members, their assignments, records and commits, and its invariants (E1-E10).
 
 - `group-owners`: no partition has two owners in one generation.
 - `group-went-back`: a member begins where the group had committed, or later; in the end that is what is stored.
@@ -170,7 +170,7 @@ class GroupHistory:
     def on_committed(
         self, life: Life, generation_id: int, offsets: Mapping[TopicPartition, OffsetAndMetadata], fence: str
     ) -> None:
-        """The coordinator has acknowledged it; `fence` is what was so when it was sent."""
+        """The coordinator has acknowledged a commit; `fence` was computed when the commit was sent."""
         if fence and not self.may_forget:
             self._report("group-fenced", life, f"commits in generation {generation_id} though {fence}")
         for each, at in offsets.items():

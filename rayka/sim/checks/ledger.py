@@ -1,4 +1,4 @@
-"""What the quorum has committed, as an observer outside of it knows it: written once, never taken back.
+"""The committed records of the quorum, as an observer outside knows them: written once, never taken back.
 
 The ledger grows when the first node exposes a high watermark; whatever any node holds below its high watermark is then
 compared with it, batch by batch. Beside the batches it keeps the metadata image at recent offsets, so that every

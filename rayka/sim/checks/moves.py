@@ -70,7 +70,7 @@ class Moves:
             self._flows.clear()
 
     def on_answer(self, request: Request[object] | None) -> None:
-        """What was asked for is committed, or refused."""
+        """A reassignment or balance of a client was committed or refused."""
         if isinstance(request, AlterPartitionReassignmentsRequest):
             for each in request.partitions:
                 if each.replicas is not None:

@@ -1,4 +1,4 @@
-"""What one partition has committed, as an observer outside of all brokers knows it, and what each replica ever held.
+"""The committed records of one partition, as an observer outside knows them, and all that its replicas ever held.
 
 A batch is known by its leader epoch and offset: one leader wrote it, once. The committed log grows when a leader raises
 its high watermark, and nothing is ever taken back, but for a *loss that no replication survives*:
@@ -117,7 +117,7 @@ class PartitionTruth:
         return found if found is not None and offset < found.next_offset else None
 
     def written(self, epochs: Sequence[EpochStart], offset: int) -> Batch | None:
-        """What a log with these epochs holds at an offset where a batch begins."""
+        """The batch at this base offset in a log with these epochs."""
         return self.batches.get((epoch_at(epochs, offset), offset))
 
     def end_before(self, leader_epoch: int) -> int:
@@ -145,7 +145,7 @@ class PartitionTruth:
 
     @property
     def needed_end(self) -> int:
-        """Where the last record ends that a reader has to be given."""
+        """The end of the last record that every reader must get."""
         end = self.end
         while end - 1 in self.compacted:
             end -= 1
@@ -153,11 +153,11 @@ class PartitionTruth:
 
     @property
     def needed_begin(self) -> int:
-        """Where the first record begins that a reader has to be given: those below are deleted."""
+        """The offset of the first record that every reader must get: records below are deleted."""
         return max(self.log_start_offset, self.deleted_up_to)
 
     def lose(self, at_ms: int, offset: int, epoch: int) -> list[Batch]:
-        """What is committed from the offset on is gone legally; returns it."""
+        """Removes and returns the committed batches from the offset on: they were lost legally."""
         gone: list[Batch] = []
         while self.committed and self.committed[-1].next_offset > offset:
             gone.append(self.committed.pop())

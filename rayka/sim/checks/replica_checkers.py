@@ -1,4 +1,4 @@
-"""What must hold of every partition's replicas, looked at after each event on a broker, where something has changed.
+"""The invariants of every partition's replicas, checked after each event on a broker that changed something.
 
 The rules are P1-P6 of the published TLA+ models (kafka.md §3.8) in terms that can be seen from outside: which replica
 holds which batch, what a leader says is committed, what the controller has committed about leader, ISR and ELR.
@@ -62,7 +62,7 @@ class ReplicaCheckers:
         return view
 
     def _check_kept(self, view: ReplicaView) -> None:
-        """A member of the ISR, or one that may lead without it, has what is committed, also after a restart (B33)."""
+        """Members of the ISR and of the ELR hold all committed records, also after a restart (B33)."""
         truth, state = view.truth, self._replication.state_of(view.truth)
         if (
             state is None
@@ -134,7 +134,7 @@ class ReplicaCheckers:
     # ---- Logs --------------------------------------------------------------------------------------------------------
 
     def _on_truncated(self, view: ReplicaView, before: Sequence[EpochStart]) -> None:
-        """No replica cuts off what is committed (B22, B27)."""
+        """No replica cuts off committed records (B22, B27)."""
         truth, log = view.truth, view.partition.log
         kept = log.log_end_offset
         first_lost = truth.at(kept) if kept < min(view.end, truth.end) else None
@@ -256,7 +256,7 @@ class ReplicaCheckers:
         return bool(news)
 
     def _check_members(self, view: ReplicaView) -> None:
-        """Every member of the committed ISR holds what is committed (`StrongIsr`, `LeaderCandidateCompleteness`)."""
+        """Each member of the committed ISR holds the committed records (`StrongIsr`, `LeaderCandidateCompleteness`)."""
         truth, state = view.truth, self._replication.state_of(view.truth)
         if state is None:
             return
@@ -268,7 +268,7 @@ class ReplicaCheckers:
                 )  # fmt: skip
 
     def _check_prefix(self, view: ReplicaView) -> None:
-        """What a replica takes for committed is what is committed (P3)."""
+        """The records below a replica's high watermark are the committed records (P3)."""
         truth = view.truth
         end = min(view.high_watermark, truth.end)
         if end > truth.log_start_offset and end > view.partition.log.log_start_offset:

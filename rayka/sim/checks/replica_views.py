@@ -19,7 +19,7 @@ _READ_BYTES = 1 << 20
 
 
 class ReplicaView:
-    """What was seen of one replica when it was last looked at."""
+    """The state of one replica at the last look."""
 
     __slots__ = (
         "end", "epochs", "high_watermark", "is_leader", "leader_epoch", "log_start_offset", "maximal_isr", "node_id",
@@ -84,7 +84,7 @@ class Replication:
         return self._checkers.ledger.newest_image
 
     def state_of(self, truth: PartitionTruth) -> PartitionImage | None:
-        """What the controller has committed about the partition; None once it is deleted."""
+        """The partition's state in the committed metadata; None once the partition is deleted."""
         return self.image.partition(TopicIdPartition(truth.topic_id, truth.number))
 
     def truth_named(self, name: TopicPartition) -> PartitionTruth | None:
@@ -107,7 +107,7 @@ class Replication:
         return view if view is not None and view.is_leader and view.leader_epoch == leader_epoch else None
 
     def look_at_starts(self, truth: PartitionTruth) -> None:
-        """Which records have been deleted: a log's start rises without anything else."""
+        """Notes deleted records: a log's start can rise without any other change."""
         for view in self._views_of.get(truth, {}).values():
             truth.log_start_offset = max(truth.log_start_offset, view.partition.log.log_start_offset)
 
@@ -150,7 +150,7 @@ def batches_of(log: Log, offset: int) -> Iterator[RecordBatch]:
 
 
 def committed_by(view: ReplicaView, offset: int) -> Iterable[Batch]:
-    """What a leader's high watermark covers from an offset on."""
+    """The batches between an offset and the leader's high watermark."""
     offset = max(offset, view.partition.log.log_start_offset)
     while offset < view.high_watermark:
         batch = view.truth.written(view.epochs, offset)
@@ -161,7 +161,7 @@ def committed_by(view: ReplicaView, offset: int) -> Iterable[Batch]:
 
 
 def agreed_end(view: ReplicaView) -> int:
-    """Up to where the replica's log is what is committed."""
+    """The end of the prefix of the replica's log that equals the committed log."""
     truth, start = view.truth, view.partition.log.log_start_offset
     end = min(truth.end, view.end)
     while end > start:

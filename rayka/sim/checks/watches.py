@@ -211,7 +211,7 @@ class ControllerWatch:
             )
 
     def _on_replayed(self, controller: ControllerParts) -> None:
-        """What a standby has replayed is what is committed."""
+        """A standby has replayed committed records only."""
         offset = self._replayed_offset = controller.shard.replayed_offset
         if controller.shard.takes_requests:  # it is ahead of what is committed, and may turn out to be wrong
             if self._leads and offset <= self._high_watermark:

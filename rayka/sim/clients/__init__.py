@@ -1,1 +1,1 @@
-"""What uses a simulated cluster: clients of topics, of records and of hosted state machines, and operators."""
+"""The users of a simulated cluster: clients of topics, records and hosted state machines, and operators."""

@@ -1,4 +1,4 @@
-"""What one process of a run does all the time, in tasks: a client, an operator, a supervisor."""
+"""The base of a process that acts all the time, in tasks: a client, an operator, a supervisor."""
 
 import asyncio
 from collections.abc import Coroutine

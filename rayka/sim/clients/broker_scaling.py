@@ -143,7 +143,7 @@ class Scaling(Acting):
         return False
 
     async def _stay(self, admin: AsyncAdmin, node_id: int) -> None:
-        """It takes replicas again."""
+        """Lets the broker take replicas again."""
         change = ConfigChange(CORDONED, AlterConfigOp.DELETE)
         while CORDONED in self._replication.image.broker_configs(node_id):
             await self._try(

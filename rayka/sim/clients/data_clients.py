@@ -39,7 +39,7 @@ _KEYS = 5  # of a compacted topic, for each partition
 
 
 class SimHandle:
-    """What a client needs of its cluster: a network of its own."""
+    """A client's handle of its cluster, with its own network."""
 
     name = "sim"
 
@@ -81,12 +81,12 @@ class DataClients:
         self.is_asking = False
 
     def waiting(self) -> list[str]:
-        """What has not ended: sends, and consumers that have not read everything."""
+        """The sends that have not ended, and the consumers that have not read everything."""
         found = [str(each) for each in self.history.pending()[:5]]
         return found + [problem for each in self.consumers for problem in each.behind()]
 
     def close(self) -> None:
-        """What is under way is given up."""
+        """Gives up all operations under way."""
         for each in (*self.producers, *self.consumers):
             each.process.is_alive = False
 
@@ -112,7 +112,7 @@ class DataClient(Acting, ABC):
 
     @abstractmethod
     async def run(self) -> None:
-        """What it does until it is cancelled, or clients stop asking."""
+        """Acts until it is cancelled, or clients stop asking."""
 
     def report(self, checker: str, evidence: str) -> None:
         self.owner.checkers.report_if(checker, self.process.node_id, evidence)

@@ -71,13 +71,13 @@ class GroupClients:
     # ---- The end -----------------------------------------------------------------------------------------------------
 
     def waiting(self) -> list[str]:
-        """What the group has not come to."""
+        """The reasons why the group is not settled."""
         if not self.topics or not self.members:
             return []
         return self.unsettled() or [problem for each in self.partitions if (problem := self._behind(each))]
 
     def unsettled(self) -> list[str]:
-        """What keeps the members from reading all partitions, each by one member."""
+        """The partitions that are not yet read by exactly one member, and why."""
         if not self.topics or not self.members:
             return []
         members = [each for each in self.members if not each.is_gone]
@@ -103,7 +103,7 @@ class GroupClients:
         return self.history.check_final(self.partitions) if self.members else ""
 
     def check_stored(self, machines: Iterable[Machine]) -> str:
-        """The coordinator has what was acknowledged last, or what a commit under way has made of it."""
+        """The coordinator stores the last acknowledged offset, or that of a commit under way."""
         for machine in machines:
             stored = self.stored_on(machine)
             problem = "" if stored is None else self.history.check_stored(stored)
@@ -124,7 +124,7 @@ class GroupClients:
         return None
 
     def close(self) -> None:
-        """What is under way is given up. A member that stands still is resumed: its tasks find themselves cancelled."""
+        """Gives up all operations. A paused member is resumed, so that its tasks find themselves cancelled."""
         for each in self.members:
             each.process.is_alive = False
             each.loop.resume(each.process)
@@ -147,7 +147,7 @@ class _Member(DataClient):
         self.is_gone = False
 
     def doom(self) -> None:
-        """It dies within the time of the faults, and does not come back: only its session tells the group."""
+        """Kills the member for good within the time of the faults: only its session tells the group."""
         self._dies_s = self.random.random() * self.options.seconds
 
     @property
@@ -210,7 +210,7 @@ class _Member(DataClient):
             await self._hand_over(reading)
 
     async def _maybe_commit(self, reading: "_Reading") -> None:
-        """As the application does from time to time, or the consumer by itself."""
+        """Commits from time to time, by the application or by the consumer itself."""
         if not self._plan.is_automatic:
             if self.random.random() < 0.1 or not self.owner.is_asking:
                 await self._commit(reading)
@@ -311,7 +311,7 @@ class _Member(DataClient):
         return await self._send_commit(reading, self._consumed(reading), reading.member.metadata)
 
     def _commit_aside(self, reading: "_Reading", offsets: _Offsets, group: GroupMetadata) -> None:
-        """As a consumer does that commits by itself: without waiting for it."""
+        """Commits without waiting for the answer, as automatic commits do."""
         life, group_offsets = self.life, reading.fetcher.group_offsets
         assert group_offsets is not None
         if not offsets:
@@ -355,7 +355,7 @@ class _Member(DataClient):
 
 
 class _Reading:
-    """What one life of a member reads with."""
+    """The consumer of one life of a member."""
 
     def __init__(self, fetcher: Fetcher, member: ConsumerCoordinator) -> None:
         self.fetcher = fetcher

@@ -90,7 +90,7 @@ class PartitionOperator(Acting):
         return AlterPartitionReassignmentsRequest((Reassignment(topic, truth.number, replicas),))
 
     async def _delete_records(self, truth: PartitionTruth) -> None:
-        """Up to somewhere in what is committed, or up to the high watermark."""
+        """Deletes up to a random committed offset, or up to the high watermark."""
         state = self._replication.state_of(truth)
         if state is None or not state.has_leader:
             return
@@ -118,7 +118,7 @@ class PartitionOperator(Acting):
     # ---- The end -----------------------------------------------------------------------------------------------------
 
     def rescue(self) -> None:
-        """What an operator does in the end about a partition that no replica may lead: one that lives leads it."""
+        """Elects a live replica uncleanly for a partition that no replica may lead, as an operator does in the end."""
         leaderless = [each for each in self._replication.truths.values() if self._states.needs_rescue(each)]
         if leaderless and (self._rescue is None or self._rescue.done()):
             self._rescue = self.begin("rescue", self._rescue_all(leaderless))

@@ -37,7 +37,7 @@ class RegisterHosts(Protocol):
 
     @property
     def machines(self) -> Sequence[Machine]:
-        """Those that a client asks."""
+        """The machines that a client asks."""
         ...
 
     def creation_on(self, machine: Machine) -> Callable[[], Coroutine[Any, Any, None]] | None:
@@ -49,7 +49,7 @@ class RegisterHosts(Protocol):
         ...
 
     def shards(self, number: int) -> list[RegistersShard]:
-        """Those of all machines that serve."""
+        """The shards of all machines that serve."""
         ...
 
     def has_lost(self, number: int) -> bool:
@@ -242,7 +242,7 @@ class RegisterClients(Acting):
             is_proven = await self._put(key)
 
     def waiting(self) -> list[str]:
-        """What has not ended, or not caught up."""
+        """The operations that have not ended, and the replicas that have not caught up."""
         found = [f"{each.get_name()} of the registers" for each in self._asking if not each.done()]
         found += ["a register takes no change" for each in self._proofs if not each.done()]
         if not found and self._proofs:

@@ -30,7 +30,7 @@ class ComingMachines:
         return not self._end.is_set()
 
     def stop_asking(self) -> None:
-        """What is under way is ended."""
+        """Ends the tasks under way."""
         self._end.set()
 
     async def pause(self, random: Random, mean_s: float) -> None:
@@ -43,7 +43,7 @@ class ComingMachines:
 
     @property
     def all(self) -> list[Machine]:
-        """Those that may come and go."""
+        """The machines that may come and go."""
         machines = self._cluster.machines
         return [
             machines[each] for each in self._cluster.options.broker_ids if not machines[each].is_controller
@@ -55,7 +55,7 @@ class ComingMachines:
 
     @property
     def absent(self) -> list[Machine]:
-        """Those that may join."""
+        """The machines that may join now."""
         return [
             each for each in self.all if each.is_absent and each.node_id not in {**self.dead, **self.claimed}
         ]
@@ -90,7 +90,7 @@ class ComingMachines:
         self._cluster.start(machine.node_id)
 
     def die(self, machine: Machine) -> None:
-        """It never comes back, whatever it does just now."""
+        """Stops the machine for good, whatever the machine does at this moment."""
         self.tell(f"{node_name(machine.node_id)} dies for good")
         self.dead[machine.node_id] = None
         machine.is_absent = True

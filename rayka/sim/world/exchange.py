@@ -16,7 +16,7 @@ from rayka.sim.loop import Process
 
 
 class WayBack(Protocol):
-    """What brings the answer of a call: the way that the call came."""
+    """The way of a call's answer: the same way as the call's."""
 
     def answer(self, exchange: "Exchange", answer: Answer) -> None: ...
 
@@ -40,11 +40,11 @@ class Exchange:
         self.text = f"{call.api.name} {caller.node_id}->{call.node_id} #{number.epoch}:{number.number}{by}"
 
     def is_awaited(self) -> bool:
-        """Whether its caller is there, and has not learned what came of it."""
+        """Whether the caller lives and still waits for the answer."""
         return self.caller.is_alive and not self.answer.done()
 
     def end(self, answer: Answer | NetworkException) -> None:
-        """Its caller learns what came of it."""
+        """The caller gets the answer or the error."""
         self._context.run(self.answer.end, answer)
 
     def fail(self, cause: str) -> None:
@@ -98,7 +98,7 @@ class Links:
         return f"<Links cut={sorted(self.cuts)}>"
 
     def cut(self, links: Iterable[Link]) -> None:
-        """These links lose everything, until as many times mended."""
+        """Cuts these links; a link passes messages again when it was mended as often as cut."""
         for link in links:
             self.cuts[link] = self.cuts.get(link, 0) + 1
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class FaultKind(StrEnum):
-    """What can go wrong. The value is its name in a trace."""
+    """The kinds of faults. The value is the name in a trace."""
 
     KILL = "kill"  # the process ends; the page cache survives
     POWER_LOSS = "power-loss"  # the machine ends; what was not synced is lost or torn

@@ -61,7 +61,7 @@ class Repairs:
             self._cluster.start(machine.node_id)
 
     def restart_homeless(self) -> None:
-        """What an operator does with a broker on a new disk whose replicas could not move there: no broker led them."""
+        """Restarts a broker on a new disk whose replicas could not move there, because no broker led them."""
         for machine in self._cluster.brokers:
             is_new = (
                 self._cluster.loop.now_ms - self._restarted_ms.get(machine.node_id, 0) < _RESTART_PAUSE_MS

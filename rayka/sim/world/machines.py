@@ -36,7 +36,7 @@ _STOP_TIMEOUT_S = 30.0
 
 
 class SimNode(Node, Protocol):
-    """What a machine can run: a controller, a broker, both, or a node that hosts another state machine."""
+    """A node that a machine can run: a controller, a broker, both, or the host of another state machine."""
 
     async def start(self) -> None: ...
 
@@ -113,12 +113,12 @@ class Machine:
 
     @property
     def damage(self) -> str:
-        """What a broker that serves says of logs that are damaged: it needs another disk."""
+        """The damaged logs that a serving broker reports: the broker needs another disk."""
         return "; ".join(str(each) for each in self._unusable() if isinstance(each, DamagedLog))
 
     @property
     def lacks_replicas(self) -> str:
-        """What a broker that serves says of replicas whose directory it does not have."""
+        """The replicas whose directory a serving broker does not have, as the broker reports them."""
         return "; ".join(str(each) for each in self._unusable() if not isinstance(each, DamagedLog))
 
     def _unusable(self) -> Sequence[StorageError]:
@@ -284,7 +284,7 @@ class SimCluster:
         self.loop.resume(process)  # what was withheld finds itself cancelled
 
     def lose_power(self, node_id: int, random: Random) -> None:
-        """The machine goes dark; of what was not synced, something is lost."""
+        """Cuts the machine's power; a random part of the unsynced bytes is lost."""
         self.kill(node_id, is_silent=True)
         self.machines[node_id].disk.power_loss(random)
 

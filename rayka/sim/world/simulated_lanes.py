@@ -62,7 +62,7 @@ class Pair:
         return f"{self.there[0]}->{self.node_id}"
 
     def delay_us(self) -> int:
-        """How long a message takes, or a part of the opening."""
+        """The delay of a message, or of a step of the opening."""
         return 1 + int(self.latency_us + self.random.expovariate(1.0) * self.jitter_us)
 
 
@@ -91,7 +91,7 @@ class Pipe:
         self._schedule()
 
     def cut_short(self) -> None:
-        """Of what is on its way only a part from the beginning arrives."""
+        """Breaks the lane: only a prefix of the bytes under way arrives."""
         arriving = self._pair.random.randint(0, len(self._queue))
         while len(self._queue) > arriving:
             self._queue.pop()
@@ -190,7 +190,7 @@ class SimLanes:
     # ---- Opening -----------------------------------------------------------------------------------------------------
 
     async def _ask(self, pair: Pair) -> LaneOffer:
-        """The remote method `open_lane`; calls go by Ray meanwhile."""
+        """Calls the remote method `open_lane`; until it answers, calls go by Ray."""
         options = self._options
         await asyncio.sleep(
             2 * (options.latency_ms + pair.random.expovariate(1.0) * options.jitter_ms) / 1000
