@@ -61,7 +61,7 @@ class CallThread:
         return f"<CallThread {self._thread.name}>"
 
     def end(self) -> None:
-        """What was handed over is done, and nothing more."""
+        """Runs the calls that were handed over, and ends the thread."""
         self._jobs.put(None)
 
     def submit(self, call: Callable[[], ResultT]) -> "Future[ResultT]":
@@ -411,7 +411,7 @@ class Consumer(AioClient[_OpenConsumer], Generic[ValueT]):
         take: Callable[[Delivery], ResultT | None],
         has_some: HasSome = Delivery.has_records,
     ) -> ResultT | None:
-        """What `take` gives, once it gives something; what it has given last, after timeout_ms."""
+        """Waits until `take` returns a value, for timeout_ms at most; returns its last value then."""
         began_s, left_ms = time.monotonic(), timeout_ms
         while True:
             core = await self._until_there_are_records(left_ms, has_some)

@@ -259,7 +259,7 @@ class Producer(AioClient[_Core]):
 
 
 async def _let_send(outbox: Outbox) -> None:
-    """As the sync producer does: the loop of the caller has its turn meanwhile."""
+    """Waits until the ready batches are sent, a moment at most, and lets the caller's loop run."""
     with suppress(TimeoutError):
         async with asyncio.timeout(producer.LET_SEND_S):
             await called(outbox.sender.call_when_sent)

@@ -76,7 +76,7 @@ class AioClient(ProcessBound, Generic[CoreT]):
 
 
 def _begin_look(make: Callable[[], CoreT], name: str) -> "Future[CoreT]":
-    """Begins a look in a thread of its own. Its future runs from the beginning, so that no waiter can cancel it."""
+    """Begins a look in a new thread. The future is running from the beginning, so that no waiter can cancel it."""
     found: Future[CoreT] = Future()
     found.set_running_or_notify_cancel()
     threading.Thread(target=_make_into, args=(found, make), name=f"{name} opening", daemon=True).start()
@@ -108,7 +108,7 @@ class Reports:
         return f"<Reports tasks={len(self._tasks)}>"
 
     def to_loop(self, callback: Callable[..., object], name: str) -> Callable[..., None]:
-        """What has the callback called in the running loop, from any thread. Raises TypeError that names it."""
+        """Returns a function, for any thread, that calls the callback in the running loop. Raises TypeError."""
         check_callback(callback, name)
         post = poster()
 
@@ -129,7 +129,7 @@ class Reports:
             await asyncio.wait(tasks)
 
     def take_error(self) -> BaseException | None:
-        """What one of them raised since the last time."""
+        """Returns and forgets the error that a callback raised."""
         error, self._error = self._error, None
         return error
 

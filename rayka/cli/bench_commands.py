@@ -217,7 +217,7 @@ def end_to_end(members: int | None, **given: Any) -> None:
 
 
 def _filling(measure: Measure) -> Measure:
-    """Of records that are sent before."""
+    """Returns the measurement with records sent before it, for a benchmark that reads."""
 
     def fill_and_measure(cluster: "ClusterHandle", topic_name: str, load: Load) -> Figures | GroupFigures:
         measure_producer(cluster, topic_name, dataclasses.replace(load, configs={}))

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """How many records of which size, with which client, and through a group of how many members, 0 for none."""
+    """The load of a benchmark: records, their size, the client, and the members of a group (0: no group)."""
 
     record_count: int
     size_bytes: int
@@ -45,7 +45,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a benchmark found; the latencies' percentiles are in ms."""
+    """The results of a benchmark; percentiles of latencies are in ms."""
 
     benchmark: str
     records: int
@@ -141,7 +141,7 @@ def measure_group_end_to_end(cluster: "ClusterHandle", topic_name: str, load: Lo
 
 
 def count_to_read(cluster: "ClusterHandle", topic_name: str, load: Load) -> int:
-    """As many records as there are or as are asked for. Raises UnavailableError where there is none."""
+    """The number of records to read: all in the topic, or fewer if asked. Raises UnavailableError if there are none."""
     from rayka.client.consumer.reader import read
 
     count = min(load.record_count, len(read(topic_name, cluster=cluster)))
@@ -184,7 +184,7 @@ class BenchGroup:
         self._stopping = threading.Event()
 
     def stop(self) -> None:
-        """Whatever the members do ends soon."""
+        """Makes the members end soon."""
         self._stopping.set()
 
     def join(self) -> float:
@@ -211,7 +211,7 @@ class BenchGroup:
         return seconds
 
     def read(self, count: int) -> Figures:
-        """By all members, until they have as many records. Raises UnavailableError when none comes for 30 s."""
+        """Reads this many records with all members. Raises UnavailableError after 30 s without a record."""
         tally = _Tally(count)
 
         def poll(_: int, consumer: "Consumer") -> None:
@@ -254,7 +254,7 @@ class BenchGroup:
                 each.result()
 
     def commit(self) -> Figures:
-        """Of each member some hundred commits of its positions, one after another; latencies of each."""
+        """Commits each member's positions some hundred times, one after another; returns all latencies."""
 
         def commits(_: int, consumer: "Consumer") -> list[float]:
             latencies_s: list[float] = []
@@ -275,12 +275,12 @@ class BenchGroup:
         return has_one_owner_each and len(owned) == min(len(self._consumers), len(self._partitions))
 
     def _all(self, work: "Callable[[int, Consumer], ResultT]") -> list[ResultT]:
-        """By all members at once, each in its thread. Raises what the first that failed has raised."""
+        """Runs a step in all members at once, each in its thread. Raises the first error."""
         return list(self._threads.map(work, range(len(self._consumers)), self._consumers))
 
 
 class _Tally:
-    """What all members have read. A thread may wait for the others for 30 s without any record."""
+    """The records that all members have read. A thread waits at most 30 s without any new record."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -319,7 +319,7 @@ class _Tally:
 def bench_group(
     cluster: "ClusterHandle", topic_name: str, load: Load, configs: dict[str, Any], auto_offset_reset: str
 ) -> Iterator[BenchGroup]:
-    """A group of its own, which is left and deleted in the end."""
+    """Makes a group for one benchmark; members leave it and it is deleted in the end."""
     from rayka.client.admin.admin import Admin
     from rayka.client.consumer.consumer import Consumer
 

@@ -194,7 +194,7 @@ def print_brokers(brokers: "Sequence[BrokerDescription]", disks: "Sequence[Broke
 
 
 def print_broker(found: "BrokerDescription", disks: "BrokerLogDirs") -> None:
-    """What the cluster knows of a broker, and the broker of its disks."""
+    """Prints the cluster's view of a broker, and the broker's view of its disks."""
     click.echo(
         f"broker {found.node_id}  {found.state}  host {found.host}  rack {found.rack or 'none'}  "
         f"epoch {found.broker_epoch}  replicas {found.replica_count}  leaders {found.leader_count}"

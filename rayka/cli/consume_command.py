@@ -143,7 +143,7 @@ def consume(
 
 
 def _reset_to(start: str) -> str:
-    """Where a group begins that has committed nothing. Raises click.BadParameter."""
+    """The reset policy for a group without committed offsets. Raises click.BadParameter."""
     if start not in _WORDS:
         raise click.BadParameter(
             f"expected beginning or end with --group, found {start!r}", param_hint="--from"
@@ -182,7 +182,7 @@ def _is_read(consumer: "Consumer", ends: "Mapping[TopicPartition, int]") -> bool
 
 
 def parse_start(text: str) -> Start:
-    """What `--from` says. Raises click.BadParameter."""
+    """Parses `--from`. Raises click.BadParameter."""
     if text in _WORDS:
         return Start(_WORDS[text])
     if re.fullmatch(r"-?[0-9]{1,18}", text):
@@ -249,7 +249,7 @@ def whole_records() -> Iterator[BinaryIO]:
 
 
 def _flush_within(seconds: float, output: BinaryIO) -> None:
-    """Flushes, or gives up: then what is left goes nowhere, also when Python flushes it once more."""
+    """Flushes, or gives up: the rest is dropped then, also when Python flushes once more."""
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
@@ -279,7 +279,7 @@ def _has_no_reader(output: BinaryIO) -> bool:
 def _format_of(
     as_json: bool, *, text: str | None, key_delimiter: str | None, delimiter: str | None, shows_null: bool
 ) -> "Format":
-    """What is printed of a record. Raises click.UsageError for options that exclude each other, and ConfigError."""
+    """The format of a printed record. Raises click.UsageError for options that exclude each other, and ConfigError."""
     others: dict[str, object] = {"--key-delimiter": key_delimiter, "--delimiter": delimiter}
     if as_json:
         others |= {"--format": text, "--null": shows_null or None}

@@ -172,7 +172,7 @@ def _ray(name: str, address: str) -> Finding:
 
 
 def _quorum(name: str) -> Iterator[Finding]:
-    """Of the cluster, if it runs on the Ray that was found."""
+    """Checks the quorum of the cluster, if the cluster runs on the Ray that was found."""
     import ray
 
     from rayka.actors.names import running_clusters

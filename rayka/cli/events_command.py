@@ -135,7 +135,7 @@ def _refuse_unknown(cluster_name: str, actor: str, address: str) -> None:
 
 
 def _print(lines: "Sequence[tuple[LogFile, str]]") -> None:
-    """Each line; a file's path on stderr before the first of its own."""
+    """Prints each line; prints a file's path on stderr before its first line."""
     shown = None
     for file, line in lines:
         if file != shown:

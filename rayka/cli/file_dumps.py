@@ -215,7 +215,7 @@ class LogFiles:
     def _keys_and_values(
         self, batch: RecordBatch, keys: list[bytes | None], values: list[bytes | None]
     ) -> tuple[list[Any], list[Any]]:
-        """As texts; control and metadata records as their type and their fields."""
+        """Keys and values as texts; control and metadata records as type and fields."""
         if batch.is_control:
             control = list(decode_control_batch(batch))
             return [type(each).__name__ for each in control], [plain_fields(each) for each in control]
@@ -299,14 +299,14 @@ def _base_offset(path: str) -> int:
 
 
 def _size_at(content: memoryview, position: int) -> int | None:
-    """Of the batch that begins here; None when the file ends before its header does."""
+    """The size of the batch that begins here; None when the file ends within the header."""
     if position + HEADER_BYTES > len(content):
         return None
     return LENGTH_FIELD_END + int.from_bytes(content[position + 8 : position + 12], "big", signed=True)
 
 
 def _text(value: bytes | None) -> str | None:
-    """As UTF-8 where it is that, or else in hexadecimal."""
+    """Decodes UTF-8; shows other bytes in hexadecimal."""
     if value is None:
         return None
     try:

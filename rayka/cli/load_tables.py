@@ -1,4 +1,4 @@
-"""What `rayka broker load` and `rayka topic load` show. Rates are per second."""
+"""Tables of `rayka broker load` and `rayka topic load`. Rates are per second."""
 
 from typing import TYPE_CHECKING
 

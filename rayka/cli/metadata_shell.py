@@ -50,7 +50,7 @@ def metadata() -> None:
 @_PATH
 @_NODE
 def ls(path: str, node: str) -> None:
-    """List what is below NODE."""
+    """List the children of NODE."""
     _Shell(path).ls(node)
 
 

@@ -1,4 +1,4 @@
-"""What a long command says while it works: live bars and ticks on a terminal, one plain line a step in a pipe."""
+"""Progress of a long command: live bars and ticks on a terminal, one plain line a step in a pipe."""
 
 import time
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from rich.progress import (
 
 
 class Step:
-    """One piece of work that is under way. Set `detail` to what came of it."""
+    """One step under way. Set `detail` to its result."""
 
     def __init__(self, progress: Progress, task: TaskID) -> None:
         self.detail = ""

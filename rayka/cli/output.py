@@ -1,4 +1,4 @@
-"""What commands print: tables for people, plain columns in a pipe, JSON for programs.
+"""Output of commands: tables for people, plain columns in a pipe, JSON for programs.
 
 rich decorates terminals only (and honours NO_COLOR); a pipe gets every cell whole, whatever its width. rich is
 imported late.
@@ -21,7 +21,7 @@ from rayka.client.arguments import given_timestamp_ms
 
 
 class Style(StrEnum):
-    """How a cell is coloured on a terminal."""
+    """The colour of a cell on a terminal."""
 
     PLAIN = ""
     GOOD = "green"
@@ -160,7 +160,7 @@ def _text(cell: object) -> str:
 
 
 def parse_moment(text: str) -> datetime | int:
-    """A moment since 1970. Raises ValueError for what is none."""
+    """Parses a moment since 1970. Raises ValueError."""
     if re.fullmatch(r"@[0-9]{1,15}", text):
         return int(text[1:])
     given_timestamp_ms(text, "moment")

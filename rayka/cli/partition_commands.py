@@ -255,7 +255,7 @@ def cancel_all(admin: "Admin", topic_name: str | None) -> list[TopicPartition]:
 
 
 def print_plan(plan: "Plan", topics: "Sequence[TopicDescription]", as_json: bool) -> None:
-    """What would be done, beside what is. Raises UnknownTopicOrPartition for a partition that there is not."""
+    """Prints the planned replicas beside today's. Raises UnknownTopicOrPartition."""
     replicas = {
         TopicPartition(topic.name, each.partition): each.replicas
         for topic in topics

@@ -109,7 +109,7 @@ def produce(
 
 
 def _standard_input() -> Iterator[bytes]:
-    """What there is to read, as it comes. Raises ClientError."""
+    """Yields standard input as it comes. Raises ClientError."""
     try:
         while chunk := os.read(0, _CHUNK_BYTES):
             yield chunk
@@ -231,7 +231,7 @@ class LineSender:
 
 @contextmanager
 def closing(producer: "Producer") -> Iterator[None]:
-    """Closes it at the end, which waits for what is on its way; after Ctrl-C only a moment."""
+    """Closes the producer at the end: waits for records under way, after Ctrl-C only a moment."""
     timeout = None
     try:
         yield

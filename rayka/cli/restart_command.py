@@ -80,7 +80,7 @@ def restart(
 
 
 def print_restart_plan(plan: "Sequence[RestartStep]", as_json: bool) -> None:
-    """The nodes in their order, and what is away while each restarts."""
+    """Prints the nodes in their order, and the loss of service while each restarts."""
     if as_json:
         print_json({"dry_run": True, "steps": plain_steps(plan)})
         return
@@ -89,7 +89,7 @@ def print_restart_plan(plan: "Sequence[RestartStep]", as_json: bool) -> None:
 
 
 def print_steps(title: str, plan: "Sequence[RestartStep]") -> None:
-    """A table of nodes and what is away while each restarts."""
+    """Prints a table of nodes and the loss of service while each restarts."""
     rows = [(each.actor_name, _away(each) or "nothing") for each in plan]
     print_table(title, ("node", "away meanwhile"), rows)
 
@@ -100,7 +100,7 @@ def plain_steps(plan: "Sequence[RestartStep]") -> list[dict[str, Any]]:
 
 
 def _away(step: "RestartStep") -> str:
-    """What is away while the node restarts; empty where nothing is."""
+    """The loss of service while the node restarts; empty if there is none."""
     alone, few = len(step.only_copies), len(step.below_min_isr) - len(step.only_copies)
     away = [
         f"{counted(alone, 'partition')} without another replica in sync" if alone else "",

@@ -1,4 +1,4 @@
-"""What commands share: how their groups look commands up, options, and the client that these lead to."""
+"""Shared parts of commands: groups that load commands lazily, options, and the client made from them."""
 
 import difflib
 import os
@@ -22,7 +22,7 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
 def all_of(*options: Callable[[FunctionT], FunctionT]) -> Callable[[FunctionT], FunctionT]:
-    """These options as one decorator; `--help` shows them in this order."""
+    """Joins options into one decorator; `--help` shows them in this order."""
     return lambda function: reduce(lambda decorated, option: option(decorated), reversed(options), function)
 
 
@@ -181,7 +181,7 @@ class Target:
             yield admin
 
     def report(self, value: Any, said: str | Callable[[], object]) -> None:
-        """What came of the command: values for a program; for people a sentence, or what prints it to them."""
+        """Prints the result of a command: values for a program; for people a sentence, or the output of a function."""
         if self.as_json:
             print_json(value)
         elif callable(said):
@@ -230,7 +230,7 @@ def confirm(consequence: str, is_sure: bool) -> None:
 
 
 def changes_of(configs: tuple[str, ...], deleted: tuple[str, ...]) -> dict[str, str | None]:
-    """What `--config` and `--delete-config` ask for, as `Admin.alter_configs` takes it."""
+    """The changes of `--config` and `--delete-config`, in the form of `Admin.alter_configs`."""
     changes: dict[str, str | None] = dict(keys_and_values(configs))
     for key in deleted:
         if key in changes:
@@ -253,7 +253,7 @@ def _client_config(given: tuple[str, ...]) -> dict[str, str]:
 
 
 def keys_and_values(given: tuple[str, ...]) -> dict[str, str]:
-    """What several `--config KEY=VALUE` say. Raises click.BadParameter for a key that is given twice."""
+    """Parses several `--config KEY=VALUE`. Raises click.BadParameter for a key that is given twice."""
     values: dict[str, str] = {}
     names: set[str] = set()
     for key, value in map(key_and_value, given):

@@ -308,7 +308,7 @@ def print_partitions(partitions: "list[PartitionDescription]") -> None:
 
 
 def remedies(description: "TopicDescription") -> list[str]:
-    """What each partition without a leader waits for, and how it goes on without that, one line each."""
+    """One line for each partition without a leader: what it waits for, and how to go on without that."""
     return [
         f"{description.name}-{each.partition} is offline until {_awaited(each)} runs again with its disk. What only "
         f"that has is lost with: rayka partition elect-leaders --topic {description.name} "

@@ -1,4 +1,4 @@
-"""Which Java the machine has: Spark 4.2 runs on 17 or newer, and RayDP starts its own JVM from the PATH.
+"""The machine's Java: Spark 4.2 runs on 17 or newer, and RayDP starts its own JVM from the PATH.
 
 PySpark takes `JAVA_HOME/bin/java` when JAVA_HOME is set, RayDP always takes `java` from the PATH; both must do.
 """

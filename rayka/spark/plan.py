@@ -1,4 +1,4 @@
-"""Which offsets a read covers: fixed once, when Spark plans the query, so that reading again gives the same rows.
+"""The offsets of a read: fixed once, when Spark plans the query, so that a second read gives the same rows.
 
 Pure functions over what the options ask for and what the partitions hold. Offsets that no longer exist are an error
 that names partition, asked and available range, or (failOnDataLoss=false) a warning and the part that is there, which
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class AvailableRange(msgspec.Struct, frozen=True):
-    """What one partition holds now: offsets from its log start up to its high watermark."""
+    """The offsets of one partition now: from its log start up to its high watermark."""
 
     topic_id: UUID
     start_offset: int

@@ -81,7 +81,7 @@ def spark_batch(
     start_offset: int,
     end_offset: int,
 ) -> pa.RecordBatch:
-    """Of a decoded batch the records with offsets in [start_offset, end_offset), in the columns asked for."""
+    """The records of a decoded batch with offsets in [start_offset, end_offset), in the requested columns."""
     found = [_ALL[name].of(decoded, topic_partition) for name in columns]
     arrays = [constant(each, len(decoded)) if isinstance(each, (str, int)) else each for each in found]
     whole = pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(columns))

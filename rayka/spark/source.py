@@ -115,7 +115,7 @@ class RaykaReader(DataSourceReader):  # type: ignore[misc]
         return io_thread.run(partial(self._plan, self._client()), _PLANNING_TIMEOUT_SECONDS)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task. Runs in a Python worker of an executor; asks the cluster only for what is not local."""
+        """Yields the rows of one task, in a Python worker of an executor; fetches only records that are not local."""
         if not isinstance(partition, RangePartition):
             return iter(())  # Spark plans one task of its own when there are none
         return read_range(self._options, partition.offsets, partition.file_ranges, self._client)

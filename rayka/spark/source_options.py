@@ -47,7 +47,7 @@ Offsets = (
 
 
 class ReadOptions(msgspec.Struct, frozen=True):
-    """What to read. `ray_address` empty: the Ray that the session was made with, else the running one."""
+    """The options of a read. `ray_address` empty: the Ray of the session, else the running Ray."""
 
     topics: tuple[str, ...]
     cluster: str = DEFAULT_CLUSTER
@@ -61,7 +61,7 @@ class ReadOptions(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> "ReadOptions":
-        """The options as Spark hands them over. Raises ConfigError: option, what is allowed, what was found."""
+        """Parses the options that Spark hands over. Raises ConfigError: option, allowed values, value found."""
         values = {_canonical(name): value for name, value in given.items()}
         topics = _names("subscribe", values.get("subscribe", ""))
         if not topics:

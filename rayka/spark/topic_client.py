@@ -1,4 +1,4 @@
-"""What planning and remote reading ask of the cluster: what partitions hold, and the batches of a range.
+"""The requests of planning and remote reading: offsets of partitions, and the batches of a range.
 
 Lives on the client's IO loop. Leaders that move and calls that break off are retried within a timeout. A topic that was
 deleted and created again is an error, not silence: every fetch names the id that the range was planned for.
@@ -72,7 +72,7 @@ class TopicClient:
         self._leaders = LeaderCalls(self._network, self._metadata)
 
     async def available(self, topics: Iterable[str]) -> dict[TopicPartition, AvailableRange]:
-        """What each partition of the topics holds now, in order.
+        """The offsets of each partition of the topics now, in order.
 
         Raises UnknownTopicOrPartition, UnavailableError; TopicDeleted, TopicRecreated when one goes away meanwhile.
         """
@@ -91,7 +91,7 @@ class TopicClient:
         return {tp: AvailableRange(ids[tp.topic], start, ends[tp]) for tp, start in starts.items()}
 
     async def available_of(self, wanted: OffsetRange) -> AvailableRange:
-        """What the partition of a range holds now. Raises as `available`, for another topic of that name as well."""
+        """The offsets of a range's partition now. Raises like `available`, also for another topic of the same name."""
         name = wanted.topic_partition.topic
         try:
             there = (await self.available((name,))).get(wanted.topic_partition)
@@ -230,7 +230,7 @@ def _is_local(broker: MetadataBroker) -> bool:
 
 
 async def available_ranges(options: ReadOptions, client: TopicClient) -> dict[TopicPartition, AvailableRange]:
-    """What the topics of a query hold now; where data may be lost, without those that were deleted.
+    """The offsets of a query's topics now, without deleted topics if data may be lost.
 
     Raises what `TopicClient.available` raises.
     """

@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PoolStatus:
-    """A pool at one time. `lag_seconds` is how long the workers take for what waits at their speed of the last seconds,
+    """The state of a pool. `lag_seconds` is the time to work off the waiting records at the speed of the last seconds,
     infinite while none moves.
     """
 
@@ -68,7 +68,7 @@ class _Running:
 
 
 class _Progress(NamedTuple):
-    """What all workers of the pool had done at a time."""
+    """The progress of all workers at one time."""
 
     at_s: float
     records: int
@@ -102,7 +102,7 @@ class WorkerPool:
     # ---- For users ---------------------------------------------------------------------------------------------------
 
     def status(self) -> PoolStatus:
-        """As of the last look, at most about a second ago."""
+        """The state at the last look, at most about a second ago."""
         return self._status
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -187,7 +187,7 @@ class WorkerPool:
         self._stopping.wait(_REPLACE_PAUSE_S)
 
     def _look(self) -> None:
-        """Asks all workers, looks at what waits, and decides how many workers there shall be."""
+        """Asks all workers for their progress, reads the lag, and decides the number of workers."""
         self._ask_all()
         try:
             lag_records, partition_count = self._lag.look()

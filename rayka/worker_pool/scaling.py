@@ -1,4 +1,4 @@
-"""How many workers a pool wants, from what waits and how fast it is worked off.
+"""The number of workers that a pool wants, from the lag and the speed of the workers.
 
 One step at a time, and none before the last one is through. Up: what waits takes longer than the target at the speed of
 now, in several looks one after another. Down: one worker fewer would still have time to spare, for much longer. Between
@@ -34,7 +34,7 @@ class Look:
 
     @property
     def lag_s(self) -> float:
-        """How long the workers take for what waits."""
+        """The time that the workers need for the waiting records."""
         if self.lag_records == 0:
             return 0.0
         return self.lag_records / self.records_per_s if self.records_per_s > 0 else inf
@@ -83,7 +83,7 @@ def _since(known_s: float | None, at_s: float, *, is_so: bool) -> float | None:
 
 
 class GroupLag:
-    """Looks with clients of its own, which are members of no group. Made and used on one thread."""
+    """Reads a group's lag with separate clients outside of the group. Made and used on one thread."""
 
     def __init__(
         self, cluster: ClusterHandle, group_id: str, topics: Sequence[str], *, begins_at_end: bool = False

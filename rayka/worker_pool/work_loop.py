@@ -26,7 +26,7 @@ Batch = Any  # a list of `Record`, or a pyarrow.RecordBatch
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """What one worker has done since it began."""
+    """The progress of one worker since it began."""
 
     worker_id: int
     partitions: int = 0

@@ -27,7 +27,7 @@ from rayka.worker_pool.work_loop import Worker, WorkerStatus
 
 
 class WorkerPlan(NamedTuple):
-    """What all workers of a pool do."""
+    """The common plan of all workers of a pool."""
 
     # A name for Ray actors; a cluster of this process for threads.
     cluster: str | ClusterHandle
@@ -37,7 +37,7 @@ class WorkerPlan(NamedTuple):
 
 
 class WorkerEnd(NamedTuple):
-    """How a worker ended: by being drained, or with an error, in words that need none of its classes."""
+    """The end of a worker: drained, or an error as text, so that its class need not be imported."""
 
     error: str = ""
     traceback: str = ""
@@ -83,7 +83,7 @@ class WorkerActor:
 
 
 def consumer_options(config: WorkersConfig) -> dict[str, Any]:
-    """What of a pool's configuration is that of its consumers."""
+    """The part of a pool's configuration that is its consumers'."""
     return {name: getattr(config, name) for name in ConsumerConfig.model_fields}
 
 
@@ -104,7 +104,7 @@ class WorkerHandle(Protocol):
         ...
 
     def end(self) -> WorkerEnd:
-        """How the worker ended, once it has."""
+        """Waits for the worker's end and returns it."""
         ...
 
 
