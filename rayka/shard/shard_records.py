@@ -1,8 +1,8 @@
-"""Records of a state machine as the keys and values of a log's batches.
+"""The records of a state machine as keys and values of a log, and the kinds of state machines that brokers host.
 
-Keys are for logs that are compacted: of the records with one key the last counts, and one without a value deletes what
-its key names. Control batches are the log's own and are left out, so offsets of records need not be contiguous. Kafka:
-`CoordinatorRecordSerde`, `RecordsBatchReader`.
+Keys are for compacted logs: the last record of a key counts, and a record without a value deletes its key. Control
+batches belong to the log and are left out, so the offsets of records need not be contiguous. Kafka:
+`CoordinatorRecordSerde`, `RecordsBatchReader`, `CoordinatorShardBuilderSupplier`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,38 +16,40 @@ from rayka.protocol.batch_format import RecordBatch, split_batches
 from rayka.protocol.topics import NewTopic
 from rayka.shard.shard import RecordT, Shard
 
-_RUN = 500  # records that are decoded together: half a millisecond
+# Records that are decoded together; they take half a millisecond.
+_RUN = 500
 
 
 class KeyValue(NamedTuple):
-    """What a log keeps of a record."""
+    """A record as a log holds it."""
 
     key: bytes | None
     value: bytes | None
 
 
 class BatchColumns(NamedTuple):
-    """Several records as `encode_batch` takes them; `keys` is None when no record has one."""
+    """Records as arguments of `encode_batch`."""
 
     values: list[bytes | None]
+    # None if no record has a key.
     keys: list[bytes | None] | None
 
 
 @dataclass(frozen=True, slots=True)
 class RecordCodec(Generic[RecordT]):
-    """One kind of records, to bytes and back. `decode` raises CorruptRecord or UnsupportedVersion for what it cannot
-    read. `decode_run` gives what `decode` would of a run of keys and values, in less time, or None where these go one
-    by one: as they must where one of them cannot be read.
-    """
+    """Encodes and decodes one kind of records."""
 
     encode: Callable[[RecordT], KeyValue]
+    # Raises CorruptRecord or UnsupportedVersion.
     decode: Callable[[KeyValue], RecordT]
+    # Decodes many records faster than `decode`, with the same result. Returns None if `decode` must take them one by
+    # one, as for a record that cannot be decoded.
     decode_run: (
         Callable[[Sequence[bytes | None], Sequence[bytes | None]], Sequence[RecordT] | None] | None
     ) = None
 
     def columns(self, records: Sequence[RecordT]) -> BatchColumns:
-        """The records as the columns of a batch."""
+        """Encodes records as the columns of a batch."""
         pairs = [self.encode(each) for each in records]
         has_keys = any(each.key is not None for each in pairs)
         return BatchColumns(
@@ -55,7 +57,7 @@ class RecordCodec(Generic[RecordT]):
         )
 
     def committed(self, records: Buffer, first_offset: int) -> Iterator[tuple[int, RecordT]]:
-        """The records of these batches from an offset on, each with its offset; a batch may begin before it."""
+        """Yields the records of committed batches from an offset on, each with its offset. Checks the CRCs."""
         for batch in split_batches(records):
             batch.check_crc("committed records")
             found = self.records(batch)
@@ -65,22 +67,19 @@ class RecordCodec(Generic[RecordT]):
                 yield from (each for each in found if each[0] >= first_offset)
 
     def records(self, batch: RecordBatch) -> Iterator[tuple[int, RecordT]]:
-        """The records of a batch, each with its offset, decoded as they are asked for. The CRC is the caller's to
-        check.
-        """
+        """Yields the records of a batch, each with its offset. The caller has checked the CRC."""
         if batch.is_control:
             return
         decoded = decode(batch, check_crc=False)
         keys, values, offsets = decoded.keys_list(), decoded.values_list(), decoded.offsets.tolist()
         for begin in range(0, len(offsets), _RUN):
             run = slice(begin, begin + _RUN)
-            yield from zip(offsets[run], self._run(keys[run], values[run], offsets[run]), strict=True)
-
-    def _run(
-        self, keys: Sequence[bytes | None], values: Sequence[bytes | None], offsets: Sequence[int]
-    ) -> Iterable[RecordT]:
-        found = None if self.decode_run is None else self.decode_run(keys, values)
-        return self._one_by_one(keys, values, offsets) if found is None else found
+            found: Iterable[RecordT] | None = (
+                None if self.decode_run is None else self.decode_run(keys[run], values[run])
+            )
+            if found is None:
+                found = self._one_by_one(keys[run], values[run], offsets[run])
+            yield from zip(offsets[run], found, strict=True)
 
     def _one_by_one(
         self, keys: Sequence[bytes | None], values: Sequence[bytes | None], offsets: Sequence[int]
@@ -95,7 +94,7 @@ class RecordCodec(Generic[RecordT]):
 def value_codec(
     encode: Callable[[RecordT], bytes], decode: Callable[[bytes], RecordT]
 ) -> RecordCodec[RecordT]:
-    """Records that have no keys, and always a value."""
+    """A codec for records without keys; each has a value."""
 
     def decode_value(pair: KeyValue) -> RecordT:
         if pair.value is None:
@@ -105,15 +104,12 @@ def value_codec(
     return RecordCodec(lambda record: KeyValue(None, encode(record)), decode_value)
 
 
-# One kind of state machine that brokers host on the partitions of an internal topic, each partition a shard.
-#
-# Kafka: `CoordinatorShardBuilderSupplier`, `CoordinatorRecordSerde`.
-
-
 @dataclass(frozen=True, slots=True)
 class ShardType:
-    """`topic` is what is created when it is needed; `make_shard` makes the empty shard of a partition's number."""
+    """A kind of state machine that brokers host: each partition of an internal topic is one shard."""
 
+    # Created when a shard is first needed.
     topic: NewTopic
     codec: RecordCodec[Any]
+    # Makes the empty shard of a partition.
     make_shard: Callable[[int], Shard[Any]]
