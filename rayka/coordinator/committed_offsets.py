@@ -1,9 +1,11 @@
-"""OffsetCommit, OffsetFetch and OffsetDelete, and the expiry of offsets that are not used any more.
+"""OffsetCommit, OffsetFetch, OffsetDelete, and the expiry of offsets that are not used any more.
 
 All offsets of a commit are records of one batch. Kafka: `OffsetMetadataManager` (E10, E17). Left out: offsets of
-transactions, and expiry times that a commit brings.
+transactions, and expiry times in commits.
 """
 
+from collections.abc import Mapping
+from typing import NamedTuple
 from uuid import UUID
 
 from rayka.coordinator.group import COMPLETING, EMPTY, Group, GroupStore
@@ -16,7 +18,7 @@ from rayka.coordinator.group_records import (
     OffsetKey,
     OffsetValue,
 )
-from rayka.coordinator.rebalances import CommitTogether, Effects, ExpireOffsets, ForgetTopics
+from rayka.coordinator.rebalances import Effects
 from rayka.errors import (
     ApiError,
     CoordinatorLoadInProgress,
@@ -45,20 +47,36 @@ from rayka.shard.shard import Steps
 _MS_PER_MINUTE = 60_000
 
 
+class ExpireOffsets(NamedTuple):
+    """A timer's request: forgets offsets after their retention time."""
+
+
+class ForgetTopics(NamedTuple):
+    """A request of the node: forgets the offsets of deleted topics."""
+
+    # By the name of the topic.
+    topic_ids: Mapping[str, UUID]
+
+
+class CommitTogether(NamedTuple):
+    """A request of the node: writes several commits as one batch of the log."""
+
+    requests: tuple[OffsetCommitRequest, ...]
+    # The epoch in which the node leads.
+    leader_epoch: int
+
+
 class CommittedOffsets:
-    """The offsets of all groups of a shard."""
+    """The committed offsets of all groups of a shard."""
 
     def __init__(self, store: GroupStore, members: GroupMembers) -> None:
         self._store = store
         self._members = members
 
-    def __repr__(self) -> str:
-        return f"<CommittedOffsets of {self._store!r}>"
-
     # ---- Commit ------------------------------------------------------------------------------------------------------
 
     def commit(self, request: OffsetCommitRequest, effects: Effects) -> OffsetCommitResponse:
-        """One result for each partition; one whose metadata is too large does not stop the others."""
+        """Commits offsets; one result for each partition. Too much metadata of one partition stops no other."""
         self._check_commit(request, effects)
         timestamp_ms = self._store.wall_clock_ms()
         return OffsetCommitResponse(
@@ -68,22 +86,21 @@ class CommittedOffsets:
     def commit_together(
         self, together: CommitTogether, effects: Effects
     ) -> tuple[OffsetCommitResponse | ApiError, ...]:
-        """What each is answered or refused with, as if they were asked one after another: what one of them writes no
-        other one looks at.
-        """
-        return tuple(self._answer(each, together.leader_epoch, effects) for each in together.requests)
+        """Commits several requests; one response or error for each.
 
-    def _answer(
-        self, request: OffsetCommitRequest, leader_epoch: int, effects: Effects
-    ) -> OffsetCommitResponse | ApiError:
-        try:
-            _check_coordinator_epoch(request, leader_epoch)
-            return self.commit(request, effects)
-        except ApiError as refusal:
-            return refusal
+        The answers equal those of one request after another, because no commit reads the records of another.
+        """
+        answers: list[OffsetCommitResponse | ApiError] = []
+        for request in together.requests:
+            try:
+                _check_coordinator_epoch(request, together.leader_epoch)
+                answers.append(self.commit(request, effects))
+            except ApiError as refusal:
+                answers.append(refusal)
+        return tuple(answers)
 
     def _check_commit(self, request: OffsetCommitRequest, effects: Effects) -> None:
-        """Whether this caller may commit; a member that may is alive (E10)."""
+        """Raises ApiError if the caller may not commit. A commit restarts the session of its member (E10)."""
         group = self._store.groups.get(request.group_id)
         if group is None:
             if request.generation_id >= 0:
@@ -121,39 +138,50 @@ class CommittedOffsets:
     # ---- Fetch and delete --------------------------------------------------------------------------------------------
 
     def fetch(self, request: OffsetFetchRequest, effects: Effects) -> OffsetFetchResponse:
-        """What is committed; of a group that is not known, nothing."""
+        """The committed offsets of the group; none for an unknown group."""
         offsets = self._store.offsets.get(request.group_id, {})
-        wanted = sorted(offsets) if request.partitions is None else request.partitions
-        return OffsetFetchResponse(tuple(_fetched(each, offsets.get(each)) for each in wanted))
+        fetched: list[FetchedOffset] = []
+        for partition in sorted(offsets) if request.partitions is None else request.partitions:
+            value = offsets.get(partition)
+            if value is None:
+                fetched.append(FetchedOffset(partition.topic, partition.partition))
+                continue
+            fetched.append(
+                FetchedOffset(
+                    partition.topic,
+                    partition.partition,
+                    value.offset,
+                    value.leader_epoch,
+                    value.metadata,
+                    topic_id=UUID(bytes=value.topic_id),
+                )
+            )
+        return OffsetFetchResponse(tuple(fetched))
 
     def delete(self, request: OffsetDeleteRequest, effects: Effects) -> OffsetDeleteResponse:
-        """One result for each partition; offsets of topics that members read stay."""
+        """Deletes offsets; one result for each partition. Offsets of topics that members subscribe to stay."""
         group = self._store.groups.get(request.group_id)
         if group is None:
             raise GroupIdNotFound(f"group {request.group_id!r} is not known")
         topics = group.subscribed_topics()
         if topics is None:
             raise NonEmptyGroup(f"group {request.group_id!r} has members; stop them first")
-        return OffsetDeleteResponse(
-            tuple(self._delete(group, each, each.topic in topics, effects) for each in request.partitions)
-        )
+        results: list[PartitionResult] = []
+        for partition in request.partitions:
+            code, message = ErrorCode.NONE, ""
+            if partition.topic in topics:
+                code = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
+                message = f"group {group.group_id!r} reads {partition.topic!r}; stop its members first"
+            elif partition in self._store.offsets.get(group.group_id, {}):
+                effects.records.append(tombstone(group.group_id, partition))
+            results.append(PartitionResult(partition.topic, partition.partition, code, message))
+        return OffsetDeleteResponse(tuple(results))
 
-    def _delete(
-        self, group: Group, partition: TopicPartition, is_subscribed: bool, effects: Effects
-    ) -> PartitionResult:
-        if is_subscribed:
-            message = f"group {group.group_id!r} reads {partition.topic!r}; stop its members first"
-            code = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
-            return PartitionResult(partition.topic, partition.partition, code, message)
-        if partition in self._store.offsets.get(group.group_id, {}):
-            effects.records.append(tombstone(group.group_id, partition))
-        return PartitionResult(partition.topic, partition.partition)
-
-    # ---- Topics that are gone ----------------------------------------------------------------------------------------
+    # ---- Deleted topics and expiry -----------------------------------------------------------------------------------
 
     def forget_topics(self, request: ForgetTopics, effects: Effects) -> Steps[GroupRecord, None]:
-        """Forgets what all groups have committed of topics that were deleted. A group that has nothing else is
-        forgotten with the last of it, between two steps.
+        """Forgets the offsets of deleted topics in all groups. A group without anything else is forgotten with its last
+        offset.
         """
         for group_id, offsets in list(self._store.offsets.items()):
             yield None
@@ -163,14 +191,15 @@ class CommittedOffsets:
                     yield tombstone(group_id, partition)
         return effects.result(None)
 
-    # ---- Expiry ------------------------------------------------------------------------------------------------------
-
     def expire(self, effects: Effects) -> Steps[GroupRecord, None]:
-        """Forgets offsets that were kept for long enough, and groups that have nothing left (E17)."""
+        """Forgets offsets after their retention time, and groups without anything left (E17)."""
         for group in list(self._store.groups.values()):
             expired = [tombstone(group.group_id, each) for each in self._expired(group)]
+            # One step for each group bounds a turn, also where nothing expires.
             yield None
-            is_over = group.is_recorded and self._has_nothing(group, len(expired))
+            offset_count = len(self._store.offsets.get(group.group_id, {}))
+            has_nothing = group.state is EMPTY and not group.pending_join_members
+            is_over = group.is_recorded and has_nothing and len(expired) == offset_count
             for tombstone_of_offset in expired:  # noqa: UP028 - the runtime sends each yield an offset
                 yield tombstone_of_offset
             if is_over:
@@ -179,6 +208,7 @@ class CommittedOffsets:
         return effects.result(None)
 
     def _expired(self, group: Group) -> list[TopicPartition]:
+        """The partitions whose offsets have expired; none while members of unknown subscriptions may use them."""
         offsets = self._store.offsets.get(group.group_id)
         if not offsets:
             return []
@@ -194,30 +224,17 @@ class CommittedOffsets:
             if value.commit_timestamp_ms <= before_ms and partition.topic not in topics
         ]
 
-    def _has_nothing(self, group: Group, expired_count: int) -> bool:
-        offset_count = len(self._store.offsets.get(group.group_id, {}))
-        return group.state is EMPTY and not group.pending_join_members and expired_count == offset_count
-
 
 def tombstone(group_id: str, partition: TopicPartition) -> GroupRecord:
+    """The record that deletes a committed offset."""
     return GroupRecord(OffsetKey(group_id, partition.topic, partition.partition), None)
 
 
-def _fetched(partition: TopicPartition, value: OffsetValue | None) -> FetchedOffset:
-    if value is None:
-        return FetchedOffset(partition.topic, partition.partition)
-    return FetchedOffset(
-        partition.topic,
-        partition.partition,
-        value.offset,
-        value.leader_epoch,
-        value.metadata,
-        topic_id=UUID(bytes=value.topic_id),
-    )
-
-
 def _check_coordinator_epoch(request: OffsetCommitRequest, leader_epoch: int) -> None:
-    """A commit for a former epoch may be late, and would overwrite a newer one that another leader has taken since."""
+    """Raises ApiError for a commit that was meant for another leader epoch.
+
+    A commit for a former epoch may be late, and would overwrite a newer commit that another leader has accepted.
+    """
     asked = request.coordinator_epoch
     if asked in (leader_epoch, NO_EPOCH):
         return

@@ -1,11 +1,12 @@
-"""One group on its coordinator: members, generation, protocol, and where a rebalance is.
+"""The groups and committed offsets of one shard: members, generation, protocol, and the state of a rebalance.
 
-What the records of the log say (`take`) is a generation with its assignments, or a group without members. Beside that
-there is soft state of the active coordinator: members that have joined since or left, and requests that wait. It is
-lost with the coordinator, and then members find that their generation is not known, and join again.
+Records hold a generation with its assignments, or a group without members; `replay` applies them. The active
+coordinator also has soft state: members that have joined or left since, and requests that wait. The soft state is lost
+with the coordinator. Members then find that their generation is unknown, and join again.
 
-Invariants: a static member's instance has one member id; while the group is STABLE or EMPTY its members are those of
-its last record; states follow each other as `_PREVIOUS` says (E2). Kafka: `ClassicGroup`, `ClassicGroupMember`.
+Invariants: the instance of a static member has one member id; while the group is STABLE or EMPTY, its members are those
+of its last record; states follow each other as `_PREVIOUS` says (E2). Kafka: `ClassicGroup`, `ClassicGroupMember`; the
+state of `GroupMetadataManager` and `OffsetMetadataManager`.
 """
 
 from collections import Counter
@@ -44,7 +45,7 @@ _PREVIOUS = {
 
 @dataclass(slots=True)
 class Member:
-    """A member; the tokens are those of its requests that wait, if some do."""
+    """A member of a group."""
 
     member_id: str
     group_instance_id: str
@@ -54,11 +55,12 @@ class Member:
     session_timeout_ms: int
     protocols: tuple[GroupProtocol, ...]
     assignment: bytes = b""
+    # The keys of the member's JoinGroup and SyncGroup that wait; None without one.
     join_token: int | None = None
     sync_token: int | None = None
 
     def metadata(self, protocol_name: str) -> bytes:
-        """What it says under a protocol; nothing where it does not offer that."""
+        """The member's metadata for a protocol; empty if it does not offer the protocol."""
         return next((each.metadata for each in self.protocols if each.name == protocol_name), b"")
 
     def value(self, assignment: bytes) -> MemberValue:
@@ -75,7 +77,7 @@ class Member:
 
 
 def member_of(request: JoinGroupRequest, member_id: str) -> Member:
-    """A member as it asks to join."""
+    """The member that a JoinGroup describes."""
     return Member(
         member_id,
         request.group_instance_id,
@@ -89,17 +91,17 @@ def member_of(request: JoinGroupRequest, member_id: str) -> Member:
 
 @dataclass(slots=True)
 class InitialDelay:
-    """A group that was empty waits for more members, ever again while some arrive, within what is left (E4)."""
+    """The wait of a group that was empty for more members (E4). The wait is prolonged while members arrive."""
 
+    # The time that prolongations may still add.
     left_ms: int
+    # A member has joined since the last prolongation.
     has_new_members: bool = False
 
 
 @dataclass(slots=True)
 class Group:
-    """One group. `pending` are member ids that were given out and have not joined, `pending_sync` are members of the
-    new generation that have not asked for their assignment; both in order, without values.
-    """
+    """One group."""
 
     group_id: str
     state: GroupState = EMPTY
@@ -107,12 +109,19 @@ class Group:
     protocol_type: str = ""
     protocol_name: str = ""
     leader_id: str = ""
+    # Of the wall clock, when the last record was written.
     state_timestamp_ms: int = NO_TIMESTAMP
+    # The log holds a record of the group.
     is_recorded: bool = False
+    # By member id.
     members: dict[str, Member] = field(default_factory=dict)
+    # Member ids by group_instance_id.
     static_members: dict[str, str] = field(default_factory=dict)
+    # Member ids that were given out, and with which no member has joined yet; in order.
     pending_join_members: dict[str, None] = field(default_factory=dict)
+    # Members of the new generation that have not asked for their assignment; in order.
     pending_sync_members: dict[str, None] = field(default_factory=dict)
+    # Set while a group that was empty waits for more members.
     initial_delay: InitialDelay | None = None
 
     def __repr__(self) -> str:
@@ -120,8 +129,8 @@ class Group:
 
     # ---- Records -----------------------------------------------------------------------------------------------------
 
-    def take(self, value: GroupValue) -> None:
-        """What a record says, and nothing else, is so from now on."""
+    def replay(self, value: GroupValue) -> None:
+        """Replaces the state of the group by that of a record."""
         self.state = STABLE if value.members else EMPTY
         self.generation_id, self.is_recorded = value.generation_id, True
         self.protocol_type, self.protocol_name = value.protocol_type, value.protocol_name
@@ -137,7 +146,7 @@ class Group:
         self.initial_delay = None
 
     def value(self, members: Iterable[MemberValue], *, leader_id: str, timestamp_ms: int) -> GroupValue:
-        """The record of this generation with these members."""
+        """The record of this generation with the given members."""
         return GroupValue(
             VERSION,
             self.protocol_type,
@@ -151,13 +160,13 @@ class Group:
     # ---- Members -----------------------------------------------------------------------------------------------------
 
     def become(self, state: GroupState) -> None:
-        """The next state. Raises InvariantBroken for one that may not follow."""
+        """Changes the state. Raises InvariantBroken for a state that may not follow."""
         if self.state not in _PREVIOUS[state]:
             raise InvariantBroken(f"{self!r} cannot become {state}")
         self.state = state
 
     def add(self, member: Member, protocol_type: str) -> None:
-        """A new member; the first one says what kind of group this is."""
+        """Adds a member. The first member determines the protocol type of the group."""
         if not self.members:
             self.protocol_type = protocol_type
         self.members[member.member_id] = member
@@ -172,7 +181,7 @@ class Group:
         return member
 
     def replaced(self, old_member_id: str, member: Member) -> "Group":
-        """This group with another process as one of its static members (E7); this one stays as it is."""
+        """A copy of this group with another process as one of the static members (E7)."""
         members = [member if each == old_member_id else self.members[each] for each in self.members]
         return replace(
             self,
@@ -184,7 +193,7 @@ class Group:
 
     @property
     def have_all_joined(self) -> bool:
-        """Whether all known members wait for the next generation, and none that was given an id is yet to come."""
+        """True if all members wait for the next generation, and no member id that was given out is still unused."""
         return not self.pending_join_members and all(
             each.join_token is not None for each in self.members.values()
         )
@@ -195,23 +204,20 @@ class Group:
 
     @property
     def rebalance_timeout_ms(self) -> int:
-        """As long as the most patient member allows."""
+        """The longest rebalance timeout of the members."""
         return max((each.rebalance_timeout_ms for each in self.members.values()), default=0)
 
     def elect_leader(self) -> bool:
-        """The previous leader if it has joined, else the first that has; whether there is one."""
-        leader = self.members.get(self.leader_id)
-        if leader is not None and leader.join_token is not None:
-            return True
-        joined = (each.member_id for each in self.members.values() if each.join_token is not None)
-        first = next(joined, None)
-        self.leader_id = self.leader_id if first is None else first
-        return first is not None
+        """Elects the previous leader if it has joined, else the first joined member. False if no member has joined."""
+        joined = [each.member_id for each in self.members.values() if each.join_token is not None]
+        if joined and self.leader_id not in joined:
+            self.leader_id = joined[0]
+        return bool(joined)
 
     # ---- Protocols ---------------------------------------------------------------------------------------------------
 
     def supports(self, protocol_type: str, protocols: Iterable[GroupProtocol], without: str = "") -> bool:
-        """Whether a member that offers these can be in the group with all others, that one left out (E3)."""
+        """True if a member that offers the protocols shares one with all members, except the member `without` (E3)."""
         others = [each for each in self.members.values() if each.member_id != without]
         if not others:
             return True
@@ -219,7 +225,7 @@ class Group:
         return self.protocol_type == protocol_type and any(each.name in common for each in protocols)
 
     def select_protocol(self) -> str:
-        """Of the protocols that all members offer, the one that most of them prefer (E4)."""
+        """The protocol that most members prefer among those that all members offer (E4)."""
         common = _common_names(list(self.members.values()))
         votes = Counter(
             next(each.name for each in member.protocols if each.name in common)
@@ -228,7 +234,7 @@ class Group:
         return votes.most_common(1)[0][0]
 
     def joined_members(self, *, with_assignments: bool) -> tuple[JoinedMember, ...]:
-        """The members as their leader is told of them, with what they have where that stays so."""
+        """The members as the response to the leader lists them, with their assignments if these stay."""
         return tuple(
             JoinedMember(
                 each.member_id,
@@ -240,8 +246,9 @@ class Group:
         )
 
     def subscribed_topics(self) -> set[str] | None:
-        """The topics that members of the generation subscribe to; None: that is not known, as of members that are no
-        consumers, or before there is a protocol.
+        """The topics that the members of the generation subscribe to.
+
+        None if they are unknown: the members are not consumers, or the group has no protocol yet.
         """
         if self.state is EMPTY:
             return set()
@@ -263,41 +270,36 @@ def _common_names(members: list[Member]) -> set[str]:
     return set.intersection(*({each.name for each in member.protocols} for member in members))
 
 
-# The groups and offsets of one shard, and what all requests to them share: limits, clock, checks of members.
-#
-# Kafka: `GroupMetadataManager`, `OffsetMetadataManager`, as far as they hold state.
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class GroupStore:
-    """By group id. `wall_clock_ms` is for timestamps in records, which outlive the process."""
+    """The groups and committed offsets of one shard, with the limits and clock that all requests share."""
 
     config: BrokerConfig
     random: Random
+    # For timestamps in records, which outlive the process.
     wall_clock_ms: Callable[[], int]
+    # By group id.
     groups: dict[str, Group] = field(default_factory=dict)
+    # By group id; no group has an empty dictionary.
     offsets: dict[str, dict[TopicPartition, OffsetValue]] = field(default_factory=dict)
     _tokens: "count[int]" = field(default_factory=count)
 
-    def __repr__(self) -> str:
-        return f"<GroupStore {len(self.groups)}>"
-
     def new_token(self) -> int:
-        """What a request waits under."""
+        """A new key for a request that waits."""
         return next(self._tokens)
 
     def new_member_id(self, prefix: str) -> str:
         return f"{prefix or 'member'}-{random_uuid(self.random)}"
 
     def get_or_create(self, group_id: str) -> Group:
-        """The group, also if it was not known; it is forgotten when nothing becomes of it."""
+        """The group, created if it is unknown. `maybe_forget` removes a group that stays empty."""
         group = self.groups.get(group_id)
         if group is None:
             group = self.groups[group_id] = Group(group_id)
         return group
 
     def maybe_forget(self, group: Group) -> None:
-        """A group without members, offsets or a record does not exist."""
+        """Removes a group without members, offsets and record."""
         if not (
             group.members
             or group.pending_join_members
@@ -307,8 +309,9 @@ class GroupStore:
             self.groups.pop(group.group_id, None)
 
     def member(self, group_id: str, member_id: str, group_instance_id: str) -> tuple[Group, Member]:
-        """The group, and the member of it that a request comes from. Raises UnknownMemberId, and FencedInstanceId of a
-        static member whose place another process has taken (E6, E7).
+        """Finds the member that a request comes from, and its group.
+
+        Raises UnknownMemberId; FencedInstanceId if another process has taken the place of the static member (E6, E7).
         """
         group = self.groups.get(group_id)
         if group is None:

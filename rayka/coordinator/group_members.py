@@ -1,10 +1,11 @@
-"""JoinGroup, SyncGroup, Heartbeat and LeaveGroup: what members ask, from the first join on.
+"""JoinGroup, SyncGroup, Heartbeat and LeaveGroup: the requests of members, from the first join on.
 
-A member joins that is new, that has been given its id, that is known, or that takes a static one's place. What changes
-nothing in a generation that goes on is answered with that generation; anything else begins a rebalance, and the answer
-waits for the next generation. The leader's assignments are a record before any member is told them. Kafka:
-`GroupMetadataManager.classicGroupJoin`, `classicGroupSync`, `classicGroupHeartbeat`, `classicGroupLeave` (E3-E8).
-Unlike Kafka's, a member that is alone may change all its protocols.
+JoinGroup comes from a new member, from a member that was given its id, from a known member, or from a process that
+takes the place of a static member. A join that changes nothing in a stable generation is answered with the generation.
+Any other join begins a rebalance, and its answer waits for the next generation. The assignments are written as a record
+before any member hears of them. Kafka: `GroupMetadataManager.classicGroupJoin`, `classicGroupSync`,
+`classicGroupHeartbeat`, `classicGroupLeave` (E3-E8). Unlike in Kafka, a member that is alone may change all its
+protocols.
 """
 
 from contextlib import suppress
@@ -59,8 +60,8 @@ from rayka.protocol.groups import (
 )
 from rayka.shard.shard import Deferred
 
-Joining = JoinGroupResponse | Deferred
-PENDING_MAX = 10_000  # of one group: ids that were given out, and that no member has joined with yet
+# Member ids of one group that were given out, and with which no member has joined yet.
+PENDING_MAX = 10_000
 
 
 class GroupMembers:
@@ -70,13 +71,13 @@ class GroupMembers:
         self._store = store
         self._rebalances = rebalances
 
-    def __repr__(self) -> str:
-        return f"<GroupMembers of {self._store!r}>"
-
     def member_of_generation(
         self, group_id: str, generation_id: int, member_id: str, group_instance_id: str
     ) -> tuple[Group, Member]:
-        """The group and its member. Raises UnknownMemberId, FencedInstanceId, IllegalGeneration."""
+        """Finds a member of the current generation, and its group.
+
+        Raises UnknownMemberId, FencedInstanceId, IllegalGeneration.
+        """
         group, member = self._store.member(group_id, member_id, group_instance_id)
         if generation_id != group.generation_id:
             raise IllegalGeneration(
@@ -86,9 +87,14 @@ class GroupMembers:
 
     # ---- Join --------------------------------------------------------------------------------------------------------
 
-    def join(self, request: JoinGroupRequest, effects: Effects) -> Joining:
-        """The generation, or the wait for it."""
-        self._check_session_timeout(request)
+    def join(self, request: JoinGroupRequest, effects: Effects) -> JoinGroupResponse | Deferred:
+        """Answers with the generation, or defers the answer until the next one."""
+        config = self._store.config
+        least, most = config.group_min_session_timeout_ms, config.group_max_session_timeout_ms
+        if not least <= request.session_timeout_ms <= most:
+            raise InvalidSessionTimeout(
+                f"session_timeout_ms: expected {least} to {most}, found {request.session_timeout_ms}"
+            )
         group = self._store.groups.get(request.group_id)
         if group is None and request.member_id:
             raise UnknownMemberId(f"group {request.group_id!r} has no members; join it without a member id")
@@ -105,14 +111,6 @@ class GroupMembers:
             return self._join_again(group, request, effects)
         return self._join_first(group, request, effects)
 
-    def _check_session_timeout(self, request: JoinGroupRequest) -> None:
-        config = self._store.config
-        least, most = config.group_min_session_timeout_ms, config.group_max_session_timeout_ms
-        if not least <= request.session_timeout_ms <= most:
-            raise InvalidSessionTimeout(
-                f"session_timeout_ms: expected {least} to {most}, found {request.session_timeout_ms}"
-            )
-
     def _check_size(self, group: Group, known_id: str) -> None:
         most, known = self._store.config.group_max_size, group.members.get(known_id)
         if group.state is EMPTY:
@@ -126,7 +124,9 @@ class GroupMembers:
 
     # ---- Without a member id -----------------------------------------------------------------------------------------
 
-    def _join_first(self, group: Group, request: JoinGroupRequest, effects: Effects) -> Joining:
+    def _join_first(
+        self, group: Group, request: JoinGroupRequest, effects: Effects
+    ) -> JoinGroupResponse | Deferred:
         member_id = self._store.new_member_id(request.group_instance_id or request.client_id)
         if request.group_instance_id in group.static_members:
             return self._replace(group, member_of(request, member_id), request, effects)
@@ -142,42 +142,53 @@ class GroupMembers:
         return JoinGroupResponse(member_id, error_code=ErrorCode.MEMBER_ID_REQUIRED)
 
     def _add(self, group: Group, member: Member, request: JoinGroupRequest, effects: Effects) -> Deferred:
-        parked = self._wait(member)
+        deferred = self._defer(member)
         group.add(member, request.protocol_type)
         if group.initial_delay is not None:
             group.initial_delay.has_new_members = True
         self._rebalances.prepare_or_complete_join(group, effects)
-        return parked
+        return deferred
 
-    def _wait(self, member: Member) -> Deferred:
+    def _defer(self, member: Member) -> Deferred:
         member.join_token = self._store.new_token()
         return Deferred(member.join_token)
 
-    def _replace(self, group: Group, member: Member, request: JoinGroupRequest, effects: Effects) -> Joining:
-        """Another process takes a static member's place (E7)."""
+    def _replace(
+        self, group: Group, member: Member, request: JoinGroupRequest, effects: Effects
+    ) -> JoinGroupResponse | Deferred:
+        """Puts another process in the place of a static member (E7).
+
+        The generation goes on if the new process says the same as the old one; else a rebalance begins.
+        """
         old = group.members[group.static_members[member.group_instance_id]]
         member.assignment = old.assignment
-        following = group.replaced(old.member_id, member)
-        if len(following.members) == 1:
-            following.protocol_type = request.protocol_type
-        if group.state is STABLE and _is_unchanged(group, following, old, member):
+        new_group = group.replaced(old.member_id, member)
+        if len(new_group.members) == 1:
+            new_group.protocol_type = request.protocol_type
+        if group.state is STABLE and _is_unchanged(group, new_group, old, member):
             timestamp_ms = group.state_timestamp_ms
-            values = [each.value(each.assignment) for each in following.members.values()]
-            value = following.value(values, leader_id=following.leader_id, timestamp_ms=timestamp_ms)
+            values = [each.value(each.assignment) for each in new_group.members.values()]
+            value = new_group.value(values, leader_id=new_group.leader_id, timestamp_ms=timestamp_ms)
             effects.records.append(GroupRecord(GroupKey(group.group_id), value))
             effects.cancel(EndSession(group.group_id, old.member_id))
             effects.begin_session(group.group_id, member)
-            return join_response(following, member, skip_assignment=True)
-        end_requests(old, effects, _fenced(group, member))
+            return join_response(new_group, member, skip_assignment=True)
+        fenced = FencedInstanceId(
+            f"group {group.group_id!r}: another process has joined as {member.group_instance_id!r}; give each process"
+            " a group_instance_id of its own"
+        )
+        end_requests(old, effects, fenced)
         effects.cancel(EndSession(group.group_id, old.member_id))
-        self._store.groups[group.group_id] = following
-        parked = self._wait(member)
-        self._rebalances.prepare_or_complete_join(following, effects)
-        return parked
+        self._store.groups[group.group_id] = new_group
+        deferred = self._defer(member)
+        self._rebalances.prepare_or_complete_join(new_group, effects)
+        return deferred
 
     # ---- With a member id --------------------------------------------------------------------------------------------
 
-    def _join_again(self, group: Group, request: JoinGroupRequest, effects: Effects) -> Joining:
+    def _join_again(
+        self, group: Group, request: JoinGroupRequest, effects: Effects
+    ) -> JoinGroupResponse | Deferred:
         if request.member_id in group.pending_join_members and not request.group_instance_id:
             del group.pending_join_members[request.member_id]
             effects.cancel(EndPending(group.group_id, request.member_id))
@@ -188,9 +199,6 @@ class GroupMembers:
         if not has_changed and (group.state is COMPLETING or (group.state is STABLE and not is_leader)):
             effects.begin_session(group.group_id, member)
             return join_response(group, member)
-        return self._rejoin(group, member, request, effects)
-
-    def _rejoin(self, group: Group, member: Member, request: JoinGroupRequest, effects: Effects) -> Deferred:
         error = RebalanceInProgress(f"{member.member_id!r} has joined again with a later request")
         effects.answer_join(member, error=error)
         member.protocols = request.protocols
@@ -199,18 +207,23 @@ class GroupMembers:
         if len(group.members) == 1:
             group.protocol_type = request.protocol_type
         effects.cancel(EndSession(group.group_id, member.member_id))
-        parked = self._wait(member)
+        deferred = self._defer(member)
         self._rebalances.prepare_or_complete_join(group, effects)
-        return parked
+        return deferred
 
     # ---- Sync --------------------------------------------------------------------------------------------------------
 
     def sync(self, request: SyncGroupRequest, effects: Effects) -> SyncGroupResponse | Deferred:
-        """The member's assignment, or the wait for it."""
+        """Answers with the member's assignment, or defers the answer until the leader has sent the assignments."""
         group, member = self.member_of_generation(
             request.group_id, request.generation_id, request.member_id, request.group_instance_id
         )
-        _check_protocol(group, request)
+        for found, expected in (
+            (request.protocol_type, group.protocol_type),
+            (request.protocol_name, group.protocol_name),
+        ):
+            if found and found != expected:
+                raise InconsistentGroupProtocol(f"group {group.group_id!r} has {expected!r}, found {found!r}")
         if group.state is PREPARING:
             raise RebalanceInProgress(f"group {group.group_id!r} begins another generation; join it")
         if group.state is COMPLETING and member.member_id == group.leader_id:
@@ -228,7 +241,7 @@ class GroupMembers:
     def _assign(
         self, group: Group, leader: Member, request: SyncGroupRequest, effects: Effects
     ) -> SyncGroupResponse:
-        """The leader's assignments; a member that it has left out gets nothing."""
+        """Writes the assignments of the leader and answers all waiting members. A member without one gets nothing."""
         assigned = {each.member_id: each.assignment for each in request.assignments}
         members = [each.value(assigned.get(each.member_id, b"")) for each in group.members.values()]
         value = group.value(members, leader_id=group.leader_id, timestamp_ms=self._store.wall_clock_ms())
@@ -249,30 +262,30 @@ class GroupMembers:
     # ---- Heartbeat ---------------------------------------------------------------------------------------------------
 
     def heartbeat(self, request: GroupHeartbeatRequest, effects: Effects) -> GroupHeartbeatResponse:
-        """The member is alive. During a rebalance the answer says so, and the session goes on all the same."""
+        """Restarts the session of a member. The response tells of a rebalance that waits for joins."""
         group, member = self.member_of_generation(
             request.group_id, request.generation_id, request.member_id, request.group_instance_id
         )
         self.touch(group, member, effects)
-        is_over = group.state is PREPARING
-        return GroupHeartbeatResponse(ErrorCode.REBALANCE_IN_PROGRESS if is_over else ErrorCode.NONE)
+        is_rebalancing = group.state is PREPARING
+        return GroupHeartbeatResponse(ErrorCode.REBALANCE_IN_PROGRESS if is_rebalancing else ErrorCode.NONE)
 
     def touch(self, group: Group, member: Member, effects: Effects) -> None:
-        """The member's session begins anew; one that waits for an answer has none."""
+        """Restarts the session of a member. A member that waits for an answer has no session."""
         if member.join_token is None and member.sync_token is None:
             effects.begin_session(group.group_id, member)
 
     # ---- Leave -------------------------------------------------------------------------------------------------------
 
     def leave(self, request: LeaveGroupRequest, effects: Effects) -> LeaveGroupResponse:
-        """Each on its own."""
+        """Removes members; one result for each."""
         return LeaveGroupResponse(
             tuple(self._leave(request.group_id, each, effects) for each in request.members)
         )
 
     def _leave(self, group_id: str, leaving: LeavingMember, effects: Effects) -> LeftMember:
         try:
-            group, member_id = self._leaving(group_id, leaving)
+            group, member_id = self._find_leaving(group_id, leaving)
         except ApiError as error:
             return LeftMember(leaving.member_id, leaving.group_instance_id, error.code, str(error))
         if member_id in group.pending_join_members:
@@ -281,8 +294,8 @@ class GroupMembers:
             self._rebalances.remove(group, member_id, effects)
         return LeftMember(leaving.member_id, leaving.group_instance_id)
 
-    def _leaving(self, group_id: str, leaving: LeavingMember) -> tuple[Group, str]:
-        """An operator names a static member by its instance alone."""
+    def _find_leaving(self, group_id: str, leaving: LeavingMember) -> tuple[Group, str]:
+        """Finds the member that leaves. An operator may name a static member by its instance alone."""
         group, member_id = self._store.groups.get(group_id), leaving.member_id
         if group is not None and member_id in group.pending_join_members and not leaving.group_instance_id:
             return group, member_id
@@ -296,57 +309,44 @@ class GroupMembers:
         return group, member.member_id
 
 
-def _check_protocol(group: Group, request: SyncGroupRequest) -> None:
-    """What a member names must be what was chosen; it need not name it."""
-    for found, expected in (
-        (request.protocol_type, group.protocol_type),
-        (request.protocol_name, group.protocol_name),
-    ):
-        if found and found != expected:
-            raise InconsistentGroupProtocol(f"group {group.group_id!r} has {expected!r}, found {found!r}")
-
-
 def _sync_response(group: Group, assignment: bytes) -> SyncGroupResponse:
     return SyncGroupResponse(group.protocol_type, group.protocol_name, assignment)
 
 
-def _is_unchanged(group: Group, following: Group, old: Member, member: Member) -> bool:
-    """Whether the generation can go on with the new process."""
+def _is_unchanged(group: Group, new_group: Group, old: Member, member: Member) -> bool:
+    """True if the generation can go on with a new process in the place of a static member."""
     name, protocol_type = group.protocol_name, group.protocol_type
-    says_the_same = _says(protocol_type, old, name) == _says(protocol_type, member, name)
-    is_same_protocol = following.protocol_type == protocol_type and following.select_protocol() == name
-    return says_the_same and is_same_protocol and not _is_giving_up(group, old)
+    says_the_same = _subscription(protocol_type, old, name) == _subscription(protocol_type, member, name)
+    is_same_protocol = new_group.protocol_type == protocol_type and new_group.select_protocol() == name
+    return says_the_same and is_same_protocol and not _is_revoking(group, old)
 
 
-def _is_giving_up(group: Group, old: Member) -> bool:
-    """Whether the generation waits for the former process to give up partitions, which it claimed and no member was
-    assigned: the new one reads none of them, would not join again, and they would have no owner.
+def _is_revoking(group: Group, old: Member) -> bool:
+    """True if the generation waits until the old process gives up partitions that it claimed.
+
+    No member was assigned these partitions. The new process reads none of them and would not join again, so they would
+    stay without an owner.
     """
     if group.protocol_type != CONSUMER_PROTOCOL_TYPE:
         return False
     with suppress(CorruptRecord):
         claimed = decode_member_data(ConsumerSubscription, old.metadata(group.protocol_name)).owned_partitions
         if claimed:
-            given = [each.assignment for each in group.members.values() if each.assignment]
             assigned = {
-                tp for each in given for tp in decode_member_data(ConsumerAssignment, each).partitions
+                topic_partition
+                for each in group.members.values()
+                if each.assignment
+                for topic_partition in decode_member_data(ConsumerAssignment, each.assignment).partitions
             }
             return not assigned.issuperset(claimed)
     return False
 
 
-def _says(protocol_type: str, member: Member, protocol_name: str) -> object:
-    """What matters to the assignment: of a consumer its topics and its rack, and not what it claimed when it joined."""
+def _subscription(protocol_type: str, member: Member, protocol_name: str) -> object:
+    """The metadata of a member that the assignment depends on; for a consumer its topics and rack, not its claims."""
     metadata = member.metadata(protocol_name)
     if protocol_type == CONSUMER_PROTOCOL_TYPE:
         with suppress(CorruptRecord):
-            said = decode_member_data(ConsumerSubscription, metadata)
-            return said.topics, said.rack
+            subscription = decode_member_data(ConsumerSubscription, metadata)
+            return subscription.topics, subscription.rack
     return metadata
-
-
-def _fenced(group: Group, member: Member) -> FencedInstanceId:
-    return FencedInstanceId(
-        f"group {group.group_id!r}: another process has joined as {member.group_instance_id!r}; give each process a"
-        " group_instance_id of its own"
-    )

@@ -1,8 +1,8 @@
-"""The records of `__consumer_offsets`: groups and committed offsets, by keys, of which the last record counts.
+"""The records of `__consumer_offsets`: groups and committed offsets by key. The last record of a key counts.
 
 A record without a value is a tombstone. Keys and values are MessagePack; a value begins with the number of its version.
-Invariant: a record that this version does not know is an error that says so, and never skipped. Kafka:
-`GroupCoordinatorRecordSerde`, GroupMetadataKey/Value, OffsetCommitKey/Value (E1).
+Invariant: a record of a later version raises an error and is never skipped. Kafka: `GroupCoordinatorRecordSerde`,
+GroupMetadataKey/Value, OffsetCommitKey/Value (E1).
 """
 
 from collections.abc import Sequence
@@ -16,13 +16,13 @@ from rayka.protocol.groups import GroupProtocol
 from rayka.shard.shard_records import KeyValue, RecordCodec
 
 VERSION = 0
-# The garbage collector looks at each UUID, and at no bytes: a coordinator may have millions of them.
+# Bytes, because the garbage collector visits each UUID, and a coordinator may hold millions of them.
 TopicIdBytes = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 NO_TOPIC_ID = ZERO_ID.bytes
 
 
 class OffsetKey(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
-    """What a group has committed of one partition."""
+    """The key of a committed offset."""
 
     group_id: str
     topic: str
@@ -30,24 +30,26 @@ class OffsetKey(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
 
 
 class GroupKey(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
-    """A group and its members."""
+    """The key of a group with its members."""
 
     group_id: str
 
 
 class OffsetValue(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A committed offset; the time is of the wall clock, and NO_TOPIC_ID a topic id that the member did not know."""
+    """A committed offset."""
 
     version: int
     offset: int
     leader_epoch: int
     metadata: str
+    # Of the wall clock.
     commit_timestamp_ms: int
+    # NO_TOPIC_ID: the member did not know the id.
     topic_id: TopicIdBytes = NO_TOPIC_ID
 
 
 class MemberValue(msgspec.Struct, frozen=True, array_like=True):
-    """A member of a generation, with what it offers and what it was assigned."""
+    """A member of a generation, with its protocols and its assignment."""
 
     member_id: str
     group_instance_id: str
@@ -60,21 +62,20 @@ class MemberValue(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GroupValue(msgspec.Struct, frozen=True, array_like=True):
-    """A generation as its leader's assignment left it, or a group without members; the time is that at which it came
-    to be so.
-    """
+    """A generation with its assignments, or a group without members."""
 
     version: int
     protocol_type: str
     generation_id: int
     protocol_name: str
     leader_id: str
+    # Of the wall clock, when the record was written.
     state_timestamp_ms: int
     members: tuple[MemberValue, ...] = ()
 
 
 class GroupRecord(msgspec.Struct, frozen=True):
-    """One key with its new value; None: what it names is no more."""
+    """A key with its new value; None deletes the key."""
 
     key: OffsetKey | GroupKey
     value: OffsetValue | GroupValue | None
@@ -117,7 +118,7 @@ def _newest(value: OffsetValue | GroupValue) -> OffsetValue | GroupValue:
 
 
 def _explained(data: bytes, error: msgspec.DecodeError, expected: str) -> CorruptRecord | UnsupportedVersion:
-    """A key of a type that a later version has, or no key at all."""
+    """The error for a key that cannot be decoded: of a type of a later version, or damaged."""
     try:
         fields = _version_decoder.decode(data)
     except msgspec.DecodeError:
@@ -132,7 +133,7 @@ def _explained(data: bytes, error: msgspec.DecodeError, expected: str) -> Corrup
 def _decode_offsets(
     keys: Sequence[bytes | None], values: Sequence[bytes | None]
 ) -> Sequence[GroupRecord] | None:
-    """Committed offsets, of which a coordinator may have to load millions; None where there is anything else."""
+    """Decodes a run of committed offsets; None if any record is something else. A coordinator may load millions."""
     try:
         found_keys = list(map(_offset_key_decoder.decode, keys))  # type: ignore[arg-type]  # None is a TypeError
         found = list(map(_offset_decoder.decode, values))  # type: ignore[arg-type]

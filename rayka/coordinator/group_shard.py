@@ -1,11 +1,12 @@
-"""The groups of one partition of `__consumer_offsets`: a state machine for the host in `node`.
+"""The state machine of the groups on one partition of `__consumer_offsets`, for the host in `node`.
 
-What must outlive the coordinator is in records: the members and assignments of each generation, groups without members,
-offsets. Joins, waits and sessions are soft: a new coordinator begins sessions anew and finds groups as their last
-records say. So a rebalance that was under way is begun again by the members, whose generation is not known any more.
+Records hold the state that must outlive the coordinator: the members and assignments of each generation, groups without
+members, offsets. Joins, waits and sessions are soft. A new coordinator finds the groups of the last records and begins
+all sessions anew. The members begin an interrupted rebalance again, because their generation is unknown.
 
-Invariants: a request that writes records changes soft state of its group in no way that its refusal would have to take
-back; replaying the records of a log twice gives the same state. Kafka: `GroupCoordinatorShard` (E1-E10, E17).
+Invariants: a request that writes records makes no change of soft state that its refusal would have to undo; replaying
+the records of a log twice gives the same state. Kafka: `GroupCoordinatorShard`, `GroupMetadataManager.listGroups`,
+`describeGroups` (E1-E10, E17).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -14,26 +15,28 @@ from random import Random
 from typing import Any
 
 from rayka.config.broker_config import BrokerConfig
-from rayka.coordinator.committed_offsets import CommittedOffsets, tombstone
-from rayka.coordinator.group import EMPTY, STABLE, Group, GroupStore, Member
+from rayka.coordinator.committed_offsets import (
+    CommittedOffsets,
+    CommitTogether,
+    ExpireOffsets,
+    ForgetTopics,
+    tombstone,
+)
+from rayka.coordinator.group import EMPTY, STABLE, GroupStore
 from rayka.coordinator.group_members import GroupMembers
 from rayka.coordinator.group_records import (
     GROUP_CODEC,
     GroupKey,
     GroupRecord,
     GroupValue,
-    OffsetKey,
     OffsetValue,
 )
 from rayka.coordinator.rebalances import (
-    CommitTogether,
     Effects,
     EndJoins,
     EndPending,
     EndSession,
     EndSyncs,
-    ExpireOffsets,
-    ForgetTopics,
     Rebalances,
 )
 from rayka.errors import ApiError, CoordinatorLoadInProgress, ErrorCode, NotCoordinator
@@ -61,21 +64,19 @@ from rayka.protocol.topics import NewTopic
 from rayka.shard.shard import NotHere, Result, Steps, Timer
 from rayka.shard.shard_records import ShardType
 
-# ListGroups, DescribeGroups and DeleteGroups. Kafka: `GroupMetadataManager.listGroups`, `describeGroups`,
-# `GroupCoordinatorShard.deleteGroups`.
+OFFSETS_TOPIC = "__consumer_offsets"
+# A generation is one record, with the metadata and assignments of all members.
+_RECORD_BYTES_MAX = 16 << 20
 
 
 class GroupAdminRequests:
-    """What operators ask about the groups of a shard."""
+    """ListGroups, DescribeGroups and DeleteGroups on the groups of a shard."""
 
     def __init__(self, store: GroupStore) -> None:
         self._store = store
 
-    def __repr__(self) -> str:
-        return f"<GroupAdminRequests of {self._store!r}>"
-
     def list_groups(self, request: ListGroupsRequest, effects: Effects) -> ListGroupsResponse:
-        """In the order of ids."""
+        """Lists groups in the order of their ids."""
         listed = [
             ListedGroup(each.group_id, each.protocol_type, each.state)
             for each in self._store.groups.values()
@@ -84,7 +85,7 @@ class GroupAdminRequests:
         return ListGroupsResponse(tuple(sorted(listed, key=lambda each: each.group_id)))
 
     def describe_groups(self, request: DescribeGroupsRequest, effects: Effects) -> DescribeGroupsResponse:
-        """One for each id."""
+        """Describes groups, one result for each id. Assignments are described while a group is STABLE only."""
         return DescribeGroupsResponse(tuple(self._describe(each) for each in request.group_ids))
 
     def _describe(self, group_id: str) -> DescribedGroup:
@@ -92,64 +93,57 @@ class GroupAdminRequests:
         if group is None:
             message = f"group {group_id!r} is not known"
             return DescribedGroup(group_id, error_code=ErrorCode.GROUP_ID_NOT_FOUND, error_message=message)
+        is_stable = group.state is STABLE
+        members = tuple(
+            DescribedMember(
+                each.member_id,
+                each.group_instance_id,
+                each.client_id,
+                each.client_host,
+                each.metadata(group.protocol_name) if is_stable else b"",
+                each.assignment if is_stable else b"",
+            )
+            for each in group.members.values()
+        )
         return DescribedGroup(
             group_id,
             group.state,
             group.generation_id,
             group.protocol_type,
-            group.protocol_name if group.state is STABLE else "",
-            tuple(_described(group, each) for each in group.members.values()),
+            group.protocol_name if is_stable else "",
+            members,
         )
 
     def delete_groups(
         self, request: DeleteGroupsRequest, effects: Effects
     ) -> Steps[GroupRecord, DeleteGroupsResponse]:
-        """Tombstones, of however many offsets the groups have."""
-        results = []
+        """Deletes groups without members, with their offsets, in steps; one result for each id.
+
+        The tombstone of a group follows those of its offsets. So the rest that a failover leaves is a group, which can
+        be deleted again.
+        """
+        results: list[GroupResult] = []
         for group_id in request.group_ids:
-            result = self._refusal(group_id)
-            if result is None:
-                for record in self._tombstones(group_id):  # noqa: UP028 - the runtime sends each yield an offset
-                    yield record
-            results.append(result or GroupResult(group_id))
+            group = self._store.groups.get(group_id)
+            if group is None:
+                message = f"group {group_id!r} is not known"
+                results.append(GroupResult(group_id, ErrorCode.GROUP_ID_NOT_FOUND, message))
+                continue
+            if group.state is not EMPTY or group.pending_join_members:
+                message = f"group {group_id!r} has members; stop them first"
+                results.append(GroupResult(group_id, ErrorCode.NON_EMPTY_GROUP, message))
+                continue
+            records = [tombstone(group_id, each) for each in self._store.offsets.get(group_id, {})]
+            if group.is_recorded:
+                records.append(GroupRecord(GroupKey(group_id), None))
+            for record in records:  # noqa: UP028 - the runtime sends each yield an offset
+                yield record
+            results.append(GroupResult(group_id))
         return effects.result(DeleteGroupsResponse(tuple(results)))
-
-    def _refusal(self, group_id: str) -> GroupResult | None:
-        group = self._store.groups.get(group_id)
-        if group is None:
-            return GroupResult(group_id, ErrorCode.GROUP_ID_NOT_FOUND, f"group {group_id!r} is not known")
-        if group.state is not EMPTY or group.pending_join_members:
-            message = f"group {group_id!r} has members; stop them first"
-            return GroupResult(group_id, ErrorCode.NON_EMPTY_GROUP, message)
-        return None
-
-    def _tombstones(self, group_id: str) -> list[GroupRecord]:
-        """The group's own comes last, so that what is left after a failover is a group that can be deleted again."""
-        offsets = [tombstone(group_id, each) for each in self._store.offsets.get(group_id, {})]
-        is_recorded = self._store.groups[group_id].is_recorded
-        return [*offsets, *([GroupRecord(GroupKey(group_id), None)] if is_recorded else [])]
-
-
-def _described(group: Group, member: Member) -> DescribedMember:
-    is_stable = group.state is STABLE
-    return DescribedMember(
-        member.member_id,
-        member.group_instance_id,
-        member.client_id,
-        member.client_host,
-        member.metadata(group.protocol_name) if is_stable else b"",
-        member.assignment if is_stable else b"",
-    )
-
-
-OFFSETS_TOPIC = "__consumer_offsets"
-# A generation is one record, with what each of its members said and was assigned.
-_RECORD_BYTES_MAX = 16 << 20
-_Handler = Callable[[Any, Effects], Any]
 
 
 class GroupShard:
-    """The state machine."""
+    """The state machine of the groups and offsets of one partition."""
 
     def __init__(self, config: BrokerConfig, random: Random, wall_clock_ms: Callable[[], int]) -> None:
         self.store = store = GroupStore(config, random, wall_clock_ms)
@@ -157,7 +151,7 @@ class GroupShard:
         members = GroupMembers(store, rebalances)
         offsets = self._offsets = CommittedOffsets(store, members)
         admin = self._admin = GroupAdminRequests(store)
-        self._handlers: Mapping[type[Any], _Handler] = {
+        self._handlers: Mapping[type[Any], Callable[[Any, Effects], Any]] = {
             JoinGroupRequest: members.join,
             SyncGroupRequest: members.sync,
             GroupHeartbeatRequest: members.heartbeat,
@@ -173,9 +167,6 @@ class GroupShard:
             EndSession: rebalances.end_session,
             EndPending: rebalances.end_pending,
         }
-
-    def __repr__(self) -> str:
-        return f"<GroupShard {len(self.store.groups)} groups>"
 
     def handle(
         self, request: Any, *, now_ms: int, next_offset: int
@@ -195,36 +186,30 @@ class GroupShard:
         key, value = record.key, record.value
         if isinstance(key, GroupKey):
             if isinstance(value, GroupValue):
-                self.store.get_or_create(key.group_id).take(value)
-            else:
-                self._forget(key)
+                self.store.get_or_create(key.group_id).replay(value)
+            elif (group := self.store.groups.get(key.group_id)) is not None:
+                group.is_recorded = False
+                self.store.maybe_forget(group)
             return
+        topic_partition = TopicPartition(key.topic, key.partition)
         offsets = self.store.offsets.get(key.group_id)
-        if not isinstance(value, OffsetValue):
-            self._forget_offset(key, offsets or {})
+        if isinstance(value, OffsetValue):
+            if offsets is None:
+                self.store.get_or_create(key.group_id)
+                offsets = self.store.offsets[key.group_id] = {}
+            offsets[topic_partition] = value
             return
-        if offsets is None:
-            self.store.get_or_create(key.group_id)
-            offsets = self.store.offsets[key.group_id] = {}
-        offsets[TopicPartition(key.topic, key.partition)] = value
-
-    def _forget_offset(self, key: OffsetKey, offsets: dict[TopicPartition, OffsetValue]) -> None:
-        offsets.pop(TopicPartition(key.topic, key.partition), None)
+        if offsets is not None:
+            offsets.pop(topic_partition, None)
         if not offsets:
             self.store.offsets.pop(key.group_id, None)
         if (group := self.store.groups.get(key.group_id)) is not None:
             self.store.maybe_forget(group)
 
-    def _forget(self, key: GroupKey) -> None:
-        group = self.store.groups.get(key.group_id)
-        if group is not None:
-            group.is_recorded = False
-            self.store.maybe_forget(group)
-
-    # ---- Leading -----------------------------------------------------------------------------------------------------
+    # ---- Leadership --------------------------------------------------------------------------------------------------
 
     def on_active(self, *, now_ms: int, next_offset: int) -> Iterator[Timer]:
-        """Every member gets a whole session to find this coordinator."""
+        """Begins a whole session for every member, so that all have the time to find this coordinator."""
         effects = Effects(now_ms)
         for group in self.store.groups.values():
             for member in group.members.values():
@@ -237,7 +222,7 @@ class GroupShard:
 
 
 def group_shard_type(config: BrokerConfig, random: Random, wall_clock_ms: Callable[[], int]) -> ShardType:
-    """Groups on the partitions of `__consumer_offsets`."""
+    """The kind of shard that holds groups, on the partitions of `__consumer_offsets`."""
     topic = NewTopic(
         OFFSETS_TOPIC,
         config.offsets_topic_num_partitions,
@@ -253,7 +238,7 @@ def group_shard_type(config: BrokerConfig, random: Random, wall_clock_ms: Callab
 
 @lru_cache(maxsize=10_000)
 def partition_of_group(group_id: str, partition_count: int) -> int:
-    """The partition of `__consumer_offsets` that a group is on: Java's hash of the id, as Kafka has it (E1)."""
+    """The partition of `__consumer_offsets` that holds a group, by Java's hash of the id like in Kafka (E1)."""
     hashed = 0
     data = group_id.encode("utf-16-be", "surrogatepass")
     for place in range(0, len(data), 2):

@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import Any
 from uuid import UUID
 
+from rayka.coordinator.committed_offsets import CommitTogether, ForgetTopics
 from rayka.coordinator.group_shard import OFFSETS_TOPIC, partition_of_group
-from rayka.coordinator.rebalances import CommitTogether, ForgetTopics
 from rayka.errors import (
     ApiError,
     CoordinatorLoadInProgress,

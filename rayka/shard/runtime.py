@@ -237,8 +237,8 @@ class ShardRuntime(Generic[ShardT, RecordT]):
         self.shard, self.replayed_offset = self._make_shard(), 0
 
     def replay_committed(self, records: Iterable[tuple[int, RecordT]], next_offset: int) -> None:
-        """Replays committed records, each with its offset, and moves `replayed_offset` to `next_offset`. The records of a
-        snapshot have the snapshot's last offset.
+        """Replays committed records, each with its offset; everything below `next_offset` is replayed then. The records
+        of a snapshot have the snapshot's last offset.
         """
         if self.is_active:
             raise InvariantBroken(f"{self!r} has replayed what it appended")

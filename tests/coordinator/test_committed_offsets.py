@@ -5,8 +5,8 @@ from uuid import UUID
 
 import pytest
 
+from rayka.coordinator.committed_offsets import CommitTogether, ForgetTopics
 from rayka.coordinator.group import EMPTY, PREPARING
-from rayka.coordinator.rebalances import CommitTogether, ForgetTopics
 from rayka.errors import (
     CoordinatorLoadInProgress,
     ErrorCode,
