@@ -1,8 +1,8 @@
-"""Records turned into columns: what the encoder writes, made from lists or from Arrow arrays.
+"""Makes columns from lists or Arrow arrays of records, for the encoder.
 
-A column of byte strings becomes int32 offsets that begin at 0, the bytes, and a validity bitmap if something
-is null. Slices of Arrow arrays are read from where they begin; their bytes are not copied here. Lists
-never go through `pa.array`. What has the wrong type is SerializationError.
+A column of byte strings is int32 offsets that begin at 0, the bytes, and a validity bitmap if an entry is null. A slice
+of an Arrow array is read from its beginning; its bytes are not copied here. A short list never goes through `pa.array`.
+A wrong type raises SerializationError.
 """
 
 import sys
@@ -22,10 +22,12 @@ Values: TypeAlias = Sequence[bytes | None] | pa.Array
 Headers: TypeAlias = Sequence[Sequence[tuple[str, bytes | None]] | None] | pa.Array
 Timestamps: TypeAlias = int | Sequence[int] | np.ndarray
 
-SHORT_LIST = 100  # below this many values plain Python beats numpy (measured)
+# Below this many values plain Python beats numpy.
+SHORT_LIST = 100
 _COLUMN_BYTES_MAX = 2**31 - 1
 _TIMESTAMP_BOUND = 2**63
-_WRAP = 2**64  # deltas of timestamps wrap, as int64 does
+# Deltas of timestamps wrap, as int64 does.
+_WRAP = 2**64
 _BYTES_LIKE = (
     pa.types.is_binary, pa.types.is_string, pa.types.is_large_binary, pa.types.is_large_string,
     pa.types.is_binary_view, pa.types.is_string_view, pa.types.is_fixed_size_binary, pa.types.is_null,
@@ -38,31 +40,34 @@ _PAIR = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]
 
 
 class BytesColumn(NamedTuple):
-    """A column of byte strings in Arrow's layout; `validity` is None where nothing is null."""
+    """A column of byte strings in Arrow's layout."""
 
+    # A bitmap; None: no entry is null.
     validity: Buffer | None
     offsets: Buffer
     data: Buffer
 
 
 class HeaderColumns(NamedTuple):
-    """The headers of all records in one row, and where each record's begin and end."""
+    """The headers of all records, one behind the other."""
 
+    # From a record to its headers.
     offsets: Buffer
     keys: BytesColumn
     values: BytesColumn
 
 
 class TimestampColumn(NamedTuple):
-    """Base and largest timestamp, and int64 deltas from the base unless all are equal."""
+    """The timestamps of a batch."""
 
     base_ms: int
     max_ms: int
+    # int64, from the base; None: all timestamps are equal.
     deltas: Buffer | None
 
 
 def bytes_column(values: Values, name: str) -> BytesColumn:
-    """A column from a list of `bytes | None` or an array of binary or string type; errors say the name."""
+    """Makes a column from a list of `bytes | None`, or an array of binary or string type. Errors name it by `name`."""
     if isinstance(values, list) or not isinstance(values, (pa.Array, pa.ChunkedArray)):
         if len(values) < SHORT_LIST or "pandas" not in sys.modules:
             return _from_list(values, name)
@@ -71,9 +76,17 @@ def bytes_column(values: Values, name: str) -> BytesColumn:
 
 
 def header_columns(headers: Headers) -> HeaderColumns | None:
-    """Columns from lists of (key, value), or a `list<struct<key, value>>` array; None without any header."""
+    """Makes columns from lists of (key, value), or a `list<struct<key, value>>` array; None without any header."""
     if isinstance(headers, (pa.Array, pa.ChunkedArray)):
-        return _headers_from_array(headers)
+        plain = as_header_array(headers)
+        if plain is None:
+            return None
+        header_keys, header_values = plain.flatten().flatten()
+        if not len(header_keys):
+            return None
+        offsets = np.zeros(len(plain) + 1, np.int32)
+        np.cumsum(list_lengths(plain), out=offsets[1:])
+        return _headers(offsets.view(np.uint8), header_keys, header_values)
     pairs = [pair for each in headers if each for pair in each]
     if not pairs:
         return None
@@ -86,7 +99,7 @@ def header_columns(headers: Headers) -> HeaderColumns | None:
 
 
 def timestamp_column(timestamps_ms: Timestamps, count: int) -> TimestampColumn:
-    """A column from one timestamp for all, or one each; `array("q")` and numpy arrays are not copied."""
+    """Makes a column from one timestamp for all records, or one each. Does not copy `array("q")` and numpy arrays."""
     if isinstance(timestamps_ms, int):
         if not -_TIMESTAMP_BOUND <= timestamps_ms < _TIMESTAMP_BOUND:
             raise SerializationError(f"a timestamp is an integer of 64 bits, found {timestamps_ms}")
@@ -94,10 +107,11 @@ def timestamp_column(timestamps_ms: Timestamps, count: int) -> TimestampColumn:
     check_length("timestamps", len(timestamps_ms), count)
     if count < SHORT_LIST and isinstance(timestamps_ms, array) and timestamps_ms.typecode == "q":
         return _few_timestamps(timestamps_ms)
-    given = np.asarray(timestamps_ms)
-    if given.dtype.kind != "i":  # floats, unsigned, or what does not fit 64 bits
-        raise SerializationError(f"timestamps are integers of 64 bits, found {given.dtype}")
-    timestamps = given.astype(np.int64, copy=False)
+    found = np.asarray(timestamps_ms)
+    # Floats, unsigned integers, or integers beyond 64 bits.
+    if found.dtype.kind != "i":
+        raise SerializationError(f"timestamps are integers of 64 bits, found {found.dtype}")
+    timestamps = found.astype(np.int64, copy=False)
     base_ms = int(timestamps[0])
     deltas = timestamps - base_ms
     return TimestampColumn(base_ms, int(timestamps.max()), deltas.view(np.uint8) if deltas.any() else None)
@@ -134,22 +148,25 @@ def _array_of(values: Sequence[bytes | None], name: str) -> pa.Array:
 
 
 def _from_list(values: Sequence[bytes | None], name: str) -> BytesColumn:
-    """By hand: `pa.array` is faster with many values, but imports pandas, 0.9 s in which no caller is served."""
-    validity = None
-    if None in values:
-        validity = np.packbits([value is not None for value in values], bitorder="little")
-    present = [b"" if value is None else value for value in values] if validity is not None else values
+    """A column made without `pa.array`, which is faster with many values but imports pandas: 0.9 s in which no caller
+    is served.
+    """
     try:
-        (offsets, end), data = _offsets(present), b"".join(present)  # type: ignore[arg-type]
+        (offsets, end), data = _offsets(values), b"".join(values)  # type: ignore[arg-type]
     except TypeError as error:
-        raise SerializationError(f"a {name} is bytes or None: {error}") from error
-    if end != len(data):  # a memoryview counts items, which need not be bytes
+        if None not in values:
+            raise SerializationError(f"a {name} is bytes or None: {error}") from error
+        column = _from_list([b"" if value is None else value for value in values], name)
+        validity = np.packbits([value is not None for value in values], bitorder="little")
+        return column._replace(validity=validity)
+    # A memoryview counts items, which may be wider than bytes.
+    if end != len(data):
         raise SerializationError(f"a {name} is bytes or None, found a buffer of wider items")
-    return BytesColumn(validity, offsets, data)
+    return BytesColumn(None, offsets, data)
 
 
 def binary_array(values: Sequence[bytes | None], name: str = "value") -> pa.BinaryArray:
-    """A list as Arrow, without `pa.array`. Raises SerializationError and RecordTooLarge."""
+    """Makes an Arrow array from a list, without `pa.array`. Raises SerializationError and RecordTooLarge."""
     column = _from_list(values, name)
     validity = None if column.validity is None else pa.py_buffer(column.validity)
     buffers = [validity, pa.py_buffer(column.offsets), pa.py_buffer(column.data)]
@@ -157,16 +174,16 @@ def binary_array(values: Sequence[bytes | None], name: str = "value") -> pa.Bina
 
 
 def int64_array(values: np.ndarray) -> pa.Int64Array:
-    """A column of int64 as Arrow, a view of it, without `pa.array`."""
+    """A view of int64 values as an Arrow array, without `pa.array`."""
     data = np.ascontiguousarray(values, np.int64)
     return pa.Array.from_buffers(pa.int64(), len(data), [None, pa.py_buffer(data)])
 
 
 def _offsets(values: Sequence[Sized]) -> tuple[Buffer, int]:
-    """Where each value begins and the last one ends, as int32; and the latter as a number."""
+    """The begin of each value and the end of the last as int32, and this end as a number."""
     if len(values) < SHORT_LIST:
         try:
-            few = array("i", accumulate(map(len, values), initial=0))
+            few = array("i", (0, *accumulate(map(len, values))))
         except OverflowError as error:
             raise RecordTooLarge("a column of a batch ends below 2 GiB") from error
         return few.tobytes(), few[-1]
@@ -178,7 +195,9 @@ def _offsets(values: Sequence[Sized]) -> tuple[Buffer, int]:
 
 
 def as_binary(values: pa.Array, name: str) -> pa.Array:
-    """One array of binary with 32-bit offsets, which a column beyond 2 GiB cannot be."""
+    """Converts a column to one array of binary with 32-bit offsets. Raises SerializationError for other types, and
+    RecordTooLarge from 2 GiB on.
+    """
     if isinstance(values, pa.ChunkedArray):
         values = _one_chunk(values, name)
     if values.type == pa.binary():
@@ -196,19 +215,19 @@ def as_binary(values: pa.Array, name: str) -> pa.Array:
 
 
 def as_header_array(headers: pa.Array) -> pa.Array | None:
-    """Headers as one array of `list<struct<key: string, value: binary>>`; None where the column is of type null.
+    """Converts headers to one array of `list<struct<key: string, value: binary>>`; None for a column of type null.
 
-    Takes each kind of list, and maps; keys and values of each type that `as_binary` takes. An array of the plain type
-    is returned as it is. Raises SerializationError, also for a header without a key.
+    Takes every kind of list, and maps; keys and values of every type that `as_binary` takes. Returns an array of the
+    plain type unchanged. Raises SerializationError, also for a header without a key.
     """
     if isinstance(headers, pa.ChunkedArray):
         headers = _one_chunk(headers, "headers")
     if pa.types.is_null(headers.type):
         return None
-    given = headers.type
+    header_type = headers.type
     # Arrow neither flattens nor measures maps.
-    if pa.types.is_map(given):
-        pair = pa.struct([pa.field("key", given.key_type), pa.field("value", given.item_type)])
+    if pa.types.is_map(header_type):
+        pair = pa.struct([pa.field("key", header_type.key_type), pa.field("value", header_type.item_type)])
         headers = headers.cast(pa.list_(pair))
     is_list = any(is_kind(headers.type) for is_kind in _LISTS)
     pair = headers.type.value_type if is_list else None
@@ -217,7 +236,7 @@ def as_header_array(headers: pa.Array) -> pa.Array | None:
         _is_bytes_like(each.type) for each in fields
     ):
         raise SerializationError(
-            f"column 'headers': expected list<struct<key: string, value: binary>>, found {given}"
+            f"column 'headers': expected list<struct<key: string, value: binary>>, found {header_type}"
         )
     keys, values = headers.flatten().flatten()
     if keys.null_count:
@@ -229,7 +248,7 @@ def as_header_array(headers: pa.Array) -> pa.Array | None:
 
 
 def list_array(lengths: Sequence[int] | np.ndarray, items: pa.Array) -> pa.ListArray:
-    """Lists of these lengths, filled with the items in order. Not by `ListArray.from_arrays`, which imports pandas."""
+    """Makes lists of these lengths from the items in order. Not by `ListArray.from_arrays`, which imports pandas."""
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
     buffers = [None, pa.py_buffer(offsets)]
@@ -237,7 +256,7 @@ def list_array(lengths: Sequence[int] | np.ndarray, items: pa.Array) -> pa.ListA
 
 
 def list_lengths(lists: pa.Array) -> np.ndarray:
-    """The number of items of each list; a null list has none, whatever lies below it."""
+    """The number of items of each list; 0 for a null list."""
     if pa.types.is_list(lists.type) and not lists.null_count:
         return offset_steps(lists)
     return np.asarray(pc.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False), np.int64)
@@ -255,7 +274,7 @@ def _one_chunk(values: pa.ChunkedArray, name: str) -> pa.Array:
 
 
 def _is_bytes_like(data_type: pa.DataType) -> bool:
-    """Whether a column of that type can be one of byte strings."""
+    """Whether a column of the type converts to byte strings."""
     if pa.types.is_dictionary(data_type):
         return _is_bytes_like(data_type.value_type)
     return any(is_kind(data_type) for is_kind in _BYTES_LIKE)
@@ -267,31 +286,16 @@ def _from_array(values: pa.Array) -> BytesColumn:
     begin, end = int(offsets[0]), int(offsets[-1])
     data = np.frombuffer(data_buffer, np.uint8, end - begin, begin) if end > begin else b""
     rebased = offsets - np.int32(begin) if begin else offsets
-    return BytesColumn(_bitmap(values) if values.null_count else None, rebased.view(np.uint8), data)
-
-
-def _bitmap(values: pa.Array) -> np.ndarray:
-    """The validity bitmap from bit 0 on, whatever bit of a shared one the array begins at."""
-    return np.packbits(is_valid(values), bitorder="little")
+    # Packed anew: a slice may begin at any bit of the array's bitmap.
+    validity = np.packbits(is_valid(values), bitorder="little") if values.null_count else None
+    return BytesColumn(validity, rebased.view(np.uint8), data)
 
 
 def is_valid(values: pa.Array) -> np.ndarray:
-    """Which values are not null. Not by `to_numpy`: the first one of a process imports pandas, for a second."""
+    """For each value whether it is not null. Not by `to_numpy`, whose first call imports pandas, for a second."""
     valid = values.is_valid()
     bits = np.frombuffer(valid.buffers()[1], np.uint8)
     return np.unpackbits(bits, count=valid.offset + len(valid), bitorder="little")[valid.offset :].view(bool)
-
-
-def _headers_from_array(headers: pa.Array) -> HeaderColumns | None:
-    plain = as_header_array(headers)
-    if plain is None:
-        return None
-    keys, values = plain.flatten().flatten()
-    if not len(keys):
-        return None
-    offsets = np.zeros(len(plain) + 1, np.int32)
-    np.cumsum(list_lengths(plain), out=offsets[1:])
-    return _headers(offsets.view(np.uint8), keys, values)
 
 
 def _as_text(keys: pa.Array) -> pa.Array:

@@ -287,15 +287,15 @@ def test_a_short_list_beyond_32_bit_offsets_is_refused() -> None:
     st.data(),
 )
 def test_a_few_records_with_and_without_keys_are_encoded_as_any_others(records, data):
-    """Lists of a few go a quicker way than Arrow arrays."""
+    """Short lists become columns in plain Python, Arrow arrays in numpy."""
     keys, values = [key for key, _ in records], [value for _, value in records]
     times = data.draw(st.lists(st.integers(0, 3), min_size=len(records), max_size=len(records)))
     for timestamps_ms in (times[0], array("q", times)):
-        quick = encode_batch(values, keys=keys, timestamps_ms=timestamps_ms, sequence=SEQUENCE)
+        short = encode_batch(values, keys=keys, timestamps_ms=timestamps_ms, sequence=SEQUENCE)
         general = encode_batch(
             pa.array(values), keys=pa.array(keys), timestamps_ms=timestamps_ms, sequence=SEQUENCE
         )
-        assert quick.tobytes() == general.tobytes()
+        assert short.tobytes() == general.tobytes()
         without_keys = encode_batch(values, timestamps_ms=timestamps_ms, sequence=SEQUENCE)
         general = encode_batch(pa.array(values), timestamps_ms=timestamps_ms, sequence=SEQUENCE)
         assert without_keys.tobytes() == general.tobytes()
