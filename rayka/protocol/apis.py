@@ -1,5 +1,5 @@
-"""The table of APIs. A row says everything that is particular to one: dispatch, forwarding to the active controller,
-encoding and the remote methods of the actors are the same code for all of them.
+"""The table of APIs. A row holds everything that is particular to one API: dispatch, forwarding to the active
+controller, encoding and the remote methods of the actors are the same code for all APIs.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,9 @@ from rayka.protocol import configs, events, fetch, groups, load, membership, pro
 
 
 class ServedBy(Flag):
-    """What answers an API: a broker, the state machine of the active controller, or each replica of a quorum's log."""
+    """The role that answers an API: a broker, the active controller's state machine, or each replica of a quorum's
+    log.
+    """
 
     BROKER = auto()
     CONTROLLER = auto()
@@ -24,16 +26,17 @@ BROKER, CONTROLLER, QUORUM = ServedBy
 
 @dataclass(frozen=True)
 class Api:
-    """One remote method. What is hot takes the direct lane where there is one."""
+    """One remote method."""
 
     name: str
     request_type: type[Request[Any]]
     served_by: ServedBy
+    # Calls take the direct lane where there is one.
     is_hot: bool = False
 
     @cached_property
     def response_type(self) -> type[Message]:
-        """The response that the request type names: `Request[ResponseT]`."""
+        """The type `ResponseT` of the request type's base `Request[ResponseT]`."""
         (base,) = self.request_type.__orig_bases__  # type: ignore[attr-defined]
         response_type: type[Message] = get_args(base)[0]
         return response_type
@@ -96,13 +99,13 @@ _API_BY_REQUEST: dict[type, Api] = {api.request_type: api for api in APIS}
 
 
 def api_of(request: Request[Any]) -> Api:
-    """The API that a request belongs to."""
+    """The API of a request."""
     return _API_BY_REQUEST[type(request)]
 
 
 def is_hot(request: Request[Any]) -> bool:
-    """Whether the call takes the direct lane where there is one. Fetches of the metadata log do not: what keeps the
-    quorum together stays on Ray (design §4).
+    """Whether the call takes the direct lane where there is one. Fetches of the metadata log stay on Ray, as all calls
+    that keep the quorum together do (design §4).
     """
     is_of_quorum = isinstance(request, fetch.FetchRequest) and request.is_of_metadata
     return api_of(request).is_hot and not is_of_quorum

@@ -1,15 +1,22 @@
-"""The 64-byte header of a record batch: reading it, stamping it, its CRC, and the walk from batch to batch.
+"""The format of a record batch: header, table of contents, and codecs. One form on disk, on the wire and in memory.
 
-One batch has one form on disk, on the wire and in memory. Its header is Kafka's 61 bytes (F1, F2; big-endian)
-and three zero bytes; its body is columnar (`batch_encode`, `batch_decode`) and opaque here. The CRC-32C
-covers everything from the attributes to the end, so a broker gives a batch its offset and leader epoch
-without recomputing it.
+**Header.** 64 bytes: Kafka's 61 (F1, F2; big-endian) and three zero bytes. The CRC-32C covers everything from the
+attributes to the end, so a broker writes offset and leader epoch into a batch without computing the CRC again. The body
+is columnar (`batch_encode`, `batch_decode`).
 
-Invariants of a `RecordBatch`: it views exactly one batch; its size is a multiple of 8;
-`last_offset_delta >= record_count - 1`, equal unless compaction made gaps. Compaction may also leave one without any
-record (F25). Its CRC may still be wrong: ask.
+**Table of contents.** The MessagePack array `[body version, uncompressed size, [[column id, length], ...]]`, never
+compressed, directly behind the header. Sizes are written as 32-bit integers whatever their value, so the size of the
+table follows from the number of columns: two fixed structs read it, and any MessagePack tool prints it. Up to 7 zeros
+follow, then the block of columns, which ends where the batch ends. No codec's frame begins with a zero. In the
+decompressed block every column begins at a multiple of 8, in the order of the table. Column ids rise.
 
-Kafka: `DefaultRecordBatch`.
+**Codecs.** None, gzip, lz4 (frame format) and zstd. Decompression is bounded: it never produces more bytes than the
+table of contents declares; fewer, more or trailing bytes are CorruptRecord. Snappy has a number in the format and no
+implementation (UNSUPPORTED_COMPRESSION_TYPE). pyarrow's own lz4 and gzip return uninitialised memory where a frame
+holds less than declared, so these two codecs come from libraries that tell the produced size; zstd frames carry the
+size.
+
+Kafka: `DefaultRecordBatch`, `Compression`.
 """
 
 import zlib
@@ -27,10 +34,13 @@ from rayka.errors import CorruptRecord, UnsupportedCompressionType
 from rayka.ports import Buffer
 
 HEADER_BYTES = 64
-MAGIC = 82  # "R": a body that Kafka's own magic 2 does not have
+# "R": Kafka's own magic 2 has another body.
+MAGIC = 82
 ALIGNMENT_BYTES = 8
-LENGTH_FIELD_END = 12  # batchLength counts the bytes after itself
-CRC_START = 21  # the attributes: the first byte that the CRC covers
+# The field `batch_length` counts the bytes behind itself.
+LENGTH_FIELD_END = 12
+# The attributes are the first field that the CRC covers.
+CRC_START = 21
 
 CODEC_MASK = 0b0000_0111
 TIMESTAMP_TYPE_BIT = 1 << 3
@@ -45,9 +55,22 @@ RESERVED = b"\0\0\0"
 NO_PRODUCER_ID = -1
 SEQUENCE_MAX = 2**31 - 1
 
+BODY_VERSION = 1
+
+# Bytes of MessagePack. _ARRAY: of up to 15 items, whose number is added.
+_ARRAY_OF_2 = 0x92
+_ARRAY_OF_3 = 0x93
+_ARRAY = 0x90
+_UINT32 = 0xCE
+# The table of contents up to the number of columns.
+_PREFIX = Struct(">BBBIB")
+
+_GZIP_WINDOW_BITS = 31
+_GZIP_LEVEL = 6
+
 
 class Codec(IntEnum):
-    """How a batch's columns are compressed: attribute bits 0-2 (F2)."""
+    """The compression of a batch's columns: attribute bits 0-2 (F2)."""
 
     NONE = 0
     GZIP = 1
@@ -56,27 +79,29 @@ class Codec(IntEnum):
     ZSTD = 4
 
 
-_CODECS = tuple(Codec)  # to look it up by its number there takes a third of the time
+# By number: a lookup here takes a third of the time of `Codec(number)`.
+_CODECS = tuple(Codec)
 
 
 class TimestampType(IntEnum):
-    """What set the records' timestamps: attribute bit 3 (F2)."""
+    """The origin of the records' timestamps, producer or log: attribute bit 3 (F2)."""
 
     CREATE_TIME = 0
     LOG_APPEND_TIME = 1
 
 
 class ProducerSequence(NamedTuple):
-    """Which producer made a batch, and the number of its first record among that producer's for the partition
-    (C1). All -1: a producer that is not idempotent.
+    """The producer of a batch, and the place of the batch in that producer's sequence (C1). All -1: the producer is not
+    idempotent.
     """
 
     producer_id: int = NO_PRODUCER_ID
     producer_epoch: int = -1
+    # The number of the batch's first record among the producer's records for the partition.
     base_sequence: int = -1
 
     def after(self, record_count: int) -> "ProducerSequence":
-        """That of a batch behind one of so many records; what has no producer id has no sequence."""
+        """The sequence of the batch behind one of `record_count` records; unchanged without a producer id."""
         if self.producer_id == NO_PRODUCER_ID:
             return self
         return self._replace(base_sequence=sequence_after(self.base_sequence, record_count))
@@ -86,19 +111,23 @@ NO_SEQUENCE = ProducerSequence()
 
 
 def sequence_after(sequence: int, count: int) -> int:
-    """The sequence so many records later: behind 2^31 - 1 comes 0 (C1)."""
+    """The sequence `count` records later: 0 follows 2^31 - 1 (C1)."""
     return (sequence + count) & SEQUENCE_MAX
 
 
 class RecordBatch:
-    """A view of one batch's bytes, its header parsed and checked, its body untouched.
+    """A view of one batch's bytes, with its header parsed and checked, and its body untouched.
 
-    Raises CorruptRecord when the bytes are not exactly one batch with a header that makes sense.
+    Raises CorruptRecord unless the bytes are exactly one batch whose header does not contradict itself. Invariants: the
+    size is a multiple of 8; `last_offset_delta >= record_count - 1`, equal unless compaction made gaps. Compaction may
+    also leave a batch without records (F25). The CRC is not checked here: see `check_crc`.
     """
 
-    view: memoryview  # the whole batch
+    # The whole batch.
+    view: memoryview
     base_offset: int
-    batch_length: int  # bytes after this field
+    # The number of bytes behind this field.
+    batch_length: int
     leader_epoch: int
     crc: int
     attributes: int
@@ -148,27 +177,27 @@ class RecordBatch:
 
     @property
     def summary(self) -> str:
-        """Names the batch in errors that reach users; `repr` is for logs."""
+        """The batch in errors that reach users; `repr` is for logs."""
         return f"a batch of {self.record_count} records at offset {self.base_offset}"
 
     @property
     def size_bytes(self) -> int:
-        """Size of the whole batch, header included."""
+        """The size of the whole batch, header included."""
         return LENGTH_FIELD_END + self.batch_length
 
     @property
     def last_offset(self) -> int:
-        """Offset of the last record, or of the last one before compaction removed it."""
+        """The offset of the last record that the batch had before compaction."""
         return self.base_offset + self.last_offset_delta
 
     @property
     def next_offset(self) -> int:
-        """Offset at which the next batch may begin."""
+        """The lowest offset at which the next batch may begin."""
         return self.base_offset + self.last_offset_delta + 1
 
     @property
     def last_sequence(self) -> int:
-        """The sequence of the last record (C1); only where there is a producer id."""
+        """The sequence of the last record (C1). Meaningless without a producer id."""
         return sequence_after(self.base_sequence, self.last_offset_delta)
 
     @property
@@ -189,7 +218,7 @@ class RecordBatch:
 
     @property
     def delete_horizon_ms(self) -> int | None:
-        """From when on compaction may remove the records without a value: stamped when it saw them first (F23)."""
+        """When compaction may remove records without a value; None until compaction first saw them (F23)."""
         return self.base_timestamp_ms if self.attributes & DELETE_HORIZON_BIT else None
 
     @property
@@ -201,7 +230,7 @@ class RecordBatch:
         return bool(crc32c(self.view[CRC_START:]) == self.crc)
 
     def check_crc(self, where: str = "") -> None:
-        """Raises CorruptRecord that names the place given, the offset, and the CRC expected and found."""
+        """Raises CorruptRecord with the place `where`, the offset, and the CRC expected and found."""
         found = crc32c(self.view[CRC_START:])
         if found != self.crc:
             place = f"{where}: " if where else ""
@@ -215,8 +244,8 @@ class RecordBatch:
     ) -> list[Buffer]:
         """The batch as the log appends it (B18): a new header, and a view of the body.
 
-        Offset and epoch lie outside the CRC. A log append time becomes the timestamp of every record; only
-        then are the attributes, the max timestamp and the CRC written anew.
+        Offset and epoch lie outside the CRC. A log append time becomes the timestamp of every record: the attributes,
+        the max timestamp and the CRC change in this case only.
         """
         body = self.view[HEADER_BYTES:]
         attributes, max_timestamp_ms, crc = self.attributes, self.max_timestamp_ms, self.crc
@@ -237,16 +266,18 @@ class RecordBatch:
 
 
 def bytes_view(buffer: Buffer) -> memoryview:
-    """The buffer as a view of bytes, whatever its element type."""
-    return memoryview(buffer).cast("B")  # type: ignore[arg-type]  # numpy arrays are buffers too
+    """A view of the buffer's bytes, whatever its element type."""
+    # numpy arrays are buffers too.
+    return memoryview(buffer).cast("B")  # type: ignore[arg-type]
 
 
 def split_batches(buffer: Buffer) -> Iterator[RecordBatch]:
-    """The batches of a buffer, one after another; raises CorruptRecord where no whole batch stands."""
+    """Yields the batches of a buffer; raises CorruptRecord at bytes that are no whole batch."""
     view = bytes_view(buffer)
     position = 0
     while position < len(view):
-        size_bytes = HEADER_BYTES  # RecordBatch says what is wrong with fewer bytes than a header
+        # Fewer bytes than a header: RecordBatch raises the error.
+        size_bytes = HEADER_BYTES
         if len(view) - position >= HEADER_BYTES:
             size_bytes = max(HEADER_BYTES, LENGTH_FIELD_END + _LENGTH.unpack_from(view, position)[0])
         batch = RecordBatch(view[position : position + size_bytes])
@@ -254,31 +285,14 @@ def split_batches(buffer: Buffer) -> Iterator[RecordBatch]:
         position += batch.size_bytes
 
 
-# The table of contents of a batch's body: which columns it has, and how long each is.
-#
-# It is the MessagePack array `[body version, uncompressed size, [[column id, length], ...]]`, never compressed,
-# right after the header. Sizes are written as 32-bit integers whatever their value, so the table's own size
-# follows from the number of columns: reading it is two fixed structs, and any MessagePack tool can still print
-# it. After it come up to 7 zeros, then the block of buffers, which ends where the batch ends; no codec's frame
-# begins with a zero.
-#
-# In the decompressed block every column begins at a multiple of 8, in the order of the table. Column ids rise.
-
-
-BODY_VERSION = 1
-
-_ARRAY_OF_2 = 0x92
-_ARRAY_OF_3 = 0x93
-_ARRAY = 0x90  # of up to 15
-_UINT32 = 0xCE
-_PREFIX = Struct(">BBBIB")
+# ---- Table of contents ---------------------------------------------------------------------------------------------
 
 
 class Column(IntEnum):
-    """What a column holds. Offsets are int32 and begin at 0; a validity bitmap is there if something is null.
+    """The id of a column. Offsets are int32 and begin at 0; a validity bitmap exists if an entry is null.
 
-    Values are always there. Without key offsets every key is null; without header offsets no record has
-    headers; without timestamp deltas all are equal; without offset deltas the offsets have no gaps.
+    The value columns always exist. Without key offsets every key is null; without header offsets no record has headers;
+    without timestamp deltas all timestamps are equal; without offset deltas the offsets have no gaps.
     """
 
     KEY_VALIDITY = 1
@@ -287,21 +301,26 @@ class Column(IntEnum):
     VALUE_VALIDITY = 4
     VALUE_OFFSETS = 5
     VALUE_DATA = 6
-    HEADER_OFFSETS = 7  # record -> its headers
+    # From a record to its headers.
+    HEADER_OFFSETS = 7
     HEADER_KEY_OFFSETS = 8
     HEADER_KEY_DATA = 9
     HEADER_VALUE_VALIDITY = 10
     HEADER_VALUE_OFFSETS = 11
     HEADER_VALUE_DATA = 12
-    TIMESTAMP_DELTAS = 13  # int64 ms from the base timestamp
-    OFFSET_DELTAS = 14  # int32 from the base offset
+    # int64, milliseconds from the base timestamp.
+    TIMESTAMP_DELTAS = 13
+    # int32, from the base offset.
+    OFFSET_DELTAS = 14
 
 
 class Contents(NamedTuple):
-    """A parsed table: where each column lies in the decompressed block, where in the body the table ends."""
+    """A parsed table of contents."""
 
-    columns: dict[int, tuple[int, int]]  # column id -> (begin, length)
+    # Begin and length in the decompressed block, by column id.
+    columns: dict[int, tuple[int, int]]
     uncompressed_bytes: int
+    # The end of the table in the body.
     end: int
 
 
@@ -311,7 +330,7 @@ def aligned(size_bytes: int) -> int:
 
 
 def pack_contents(uncompressed_bytes: int, lengths: list[tuple[int, int]]) -> bytes:
-    """The table for columns given as (id, length), ids rising."""
+    """The table of contents for columns given as (id, length), ids rising."""
     fields = [_ARRAY_OF_3, BODY_VERSION, _UINT32, uncompressed_bytes, _ARRAY | len(lengths)]
     for column, length in lengths:
         fields += (_ARRAY_OF_2, column, _UINT32, length)
@@ -319,7 +338,9 @@ def pack_contents(uncompressed_bytes: int, lengths: list[tuple[int, int]]) -> by
 
 
 def parse_contents(body: memoryview) -> Contents:
-    """The table a body begins with. Raises CorruptRecord unless it is one that `pack_contents` writes."""
+    """The table of contents at the beginning of a body. Raises CorruptRecord for any that `pack_contents` never
+    writes.
+    """
     if len(body) < _PREFIX.size:
         raise CorruptRecord(f"a body of {len(body)} bytes has no table of contents")
     outer, version, mark, uncompressed_bytes, array = _PREFIX.unpack_from(body)
@@ -328,27 +349,22 @@ def parse_contents(body: memoryview) -> Contents:
     table = _table(array & 0x0F)
     if len(body) < table.size:
         raise CorruptRecord(f"the table of contents ends after the body of {len(body)} bytes")
-    columns, end = _columns(table.unpack_from(body)[5:])
+    columns: dict[int, tuple[int, int]] = {}
+    previous, end = 0, 0
+    for pair, column, mark, length in zip(*[iter(table.unpack_from(body)[5:])] * 4, strict=True):
+        if pair != _ARRAY_OF_2 or mark != _UINT32 or not previous < column <= Column.OFFSET_DELTAS:
+            raise CorruptRecord(f"the table of contents has an unknown or misplaced column {column}")
+        columns[column] = (end, length)
+        previous, end = column, end + aligned(length)
     if end != uncompressed_bytes:
         raise CorruptRecord(f"columns fill {end} bytes, the table of contents declares {uncompressed_bytes}")
     return Contents(columns, uncompressed_bytes, table.size)
 
 
 def frame_after(body: memoryview, end: int) -> memoryview:
-    """The compressed block: what follows the table after at most 7 zeros."""
+    """The compressed block of a body: the bytes behind the table's `end` and at most 7 zeros."""
     padding = bytes(body[end : end + ALIGNMENT_BYTES - 1])
     return body[end + len(padding) - len(padding.lstrip(b"\0")) :]
-
-
-def _columns(fields: tuple[int, ...]) -> tuple[dict[int, tuple[int, int]], int]:
-    columns: dict[int, tuple[int, int]] = {}
-    previous, position = 0, 0
-    for pair, column, mark, length in zip(*[iter(fields)] * 4, strict=True):
-        if pair != _ARRAY_OF_2 or mark != _UINT32 or not previous < column <= Column.OFFSET_DELTAS:
-            raise CorruptRecord(f"the table of contents has an unknown or misplaced column {column}")
-        columns[column] = (position, length)
-        previous, position = column, position + aligned(length)
-    return columns, position
 
 
 @cache
@@ -356,22 +372,11 @@ def _table(column_count: int) -> Struct:
     return Struct(_PREFIX.format + "BBBI" * column_count)
 
 
-# The codecs of a batch's block: none, gzip, lz4 (frame format) and zstd. Kafka: `Compression`.
-#
-# Decompression is bounded: it never produces more bytes than the table of contents declares, and less, more or
-# trailing bytes are CorruptRecord. Snappy has a number in the format and no implementation
-# (UNSUPPORTED_COMPRESSION_TYPE).
-#
-# pyarrow's own lz4 and gzip hand out uninitialised memory where a frame holds less than declared, so those two
-# codecs come from where the produced size is known; zstd frames carry theirs.
-
-
-_GZIP_WINDOW_BITS = 31
-_GZIP_LEVEL = 6
+# ---- Codecs --------------------------------------------------------------------------------------------------------
 
 
 def compress(codec: Codec, block: memoryview) -> Buffer:
-    """The block as one frame of the codec."""
+    """Compresses a block to one frame of the codec."""
     match codec:
         case Codec.GZIP:
             return zlib.compress(block, _GZIP_LEVEL, _GZIP_WINDOW_BITS)
@@ -384,9 +389,18 @@ def compress(codec: Codec, block: memoryview) -> Buffer:
 
 
 def decompress(codec: Codec, frame: memoryview, size_bytes: int) -> Buffer:
-    """The block of exactly size_bytes a frame holds; raises CorruptRecord when it holds anything else."""
+    """Decompresses a frame to a block of `size_bytes`; raises CorruptRecord when the frame holds anything else."""
+    block: Buffer
     try:
-        block = _decompress(codec, frame, size_bytes)
+        match codec:
+            case Codec.GZIP:
+                block = _whole(zlib.decompressobj(_GZIP_WINDOW_BITS), frame, size_bytes)
+            case Codec.LZ4:
+                block = _whole(lz4.frame.LZ4FrameDecompressor(), frame, size_bytes)
+            case Codec.ZSTD:
+                block = memoryview(pa.Codec("zstd").decompress(pa.py_buffer(frame), size_bytes)).cast("B")
+            case _:
+                raise _unsupported(codec)
     except (OSError, RuntimeError, EOFError, zlib.error) as error:
         raise CorruptRecord(
             f"{codec.name} frame of {len(frame)} bytes does not decompress: {error}"
@@ -396,17 +410,6 @@ def decompress(codec: Codec, frame: memoryview, size_bytes: int) -> Buffer:
             f"{codec.name} frame does not hold the {size_bytes} bytes that the batch declares"
         )
     return block
-
-
-def _decompress(codec: Codec, frame: memoryview, size_bytes: int) -> Buffer:
-    match codec:
-        case Codec.GZIP:
-            return _whole(zlib.decompressobj(_GZIP_WINDOW_BITS), frame, size_bytes)
-        case Codec.LZ4:
-            return _whole(lz4.frame.LZ4FrameDecompressor(), frame, size_bytes)
-        case Codec.ZSTD:
-            return memoryview(pa.Codec("zstd").decompress(pa.py_buffer(frame), size_bytes)).cast("B")
-    raise _unsupported(codec)
 
 
 class _Decompressor(Protocol):
@@ -420,7 +423,7 @@ class _Decompressor(Protocol):
 
 
 def _whole(decompressor: _Decompressor, frame: memoryview, size_bytes: int) -> bytes:
-    """What the frame holds, read one byte beyond the declared size so that a longer one shows itself."""
+    """The content of a frame, read one byte beyond the declared size so that a longer frame is found."""
     block = decompressor.decompress(frame, size_bytes + 1)
     if not decompressor.eof or decompressor.unused_data:
         raise CorruptRecord(f"a frame of {len(frame)} bytes does not end where its block ends")

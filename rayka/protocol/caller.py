@@ -1,12 +1,10 @@
-"""The caller's side of every call: numbers it, encodes it, sends it over whatever lane there is, decodes
-the answer.
+"""The caller's side of every call: numbers the call, encodes it, sends it over a lane, and decodes the answer.
 
-One `Caller` is one incarnation of one client or node; it has one ordered connection to each node. A lane
-(Ray, a socket, the in-process network) only has to carry a `Call` to the node's `Inbox.handle` and its
-`Answer` back. Calls to one node are numbered in the order in which `call` first runs, so a lane must send
-before it waits for anything.
+One `Caller` is one incarnation of one client or node, with one ordered connection to each node. A lane (Ray, a socket,
+the in-process network) only carries a `Call` to the node's `Inbox.handle` and the `Answer` back. Calls to one node are
+numbered in the order in which `call` runs, so a lane must send before it waits for anything.
 
-Kafka: `NetworkClient`. Left out: which node to ask, and retries; they belong to the clients.
+Kafka: `NetworkClient`. Left out: the choice of the node, and retries; they belong to the clients.
 """
 
 import asyncio
@@ -22,20 +20,22 @@ from rayka.protocol.apis import Api, api_of, is_hot
 from rayka.protocol.later import Later, later_of
 from rayka.protocol.wire import CallNumber, Encoded, Failure, Outbound, Payload, RequestHeader, decode, encode
 
-Answer = tuple[bytes, Payload | None]  # the response as body and payload; without payload a Failure
+# Body and payload of the response; without a payload the body is a Failure.
+Answer = tuple[bytes, Payload | None]
 ResponseT = TypeVar("ResponseT")
 
 
 class Call(NamedTuple):
-    """One call on its way: the remote method's name and its arguments. `header` and `request` are bodies. A hot
-    call takes the direct lane where there is one.
-    """
+    """One encoded call."""
 
     node_id: int
+    # The remote method.
     api: Api
     number: CallNumber
+    # An encoded RequestHeader.
     header: bytes
     request: Encoded
+    # The call takes the direct lane where there is one.
     is_hot: bool = False
 
 
@@ -43,40 +43,39 @@ Send = Callable[[Call], Awaitable[Answer]]
 
 
 class _Deadlines:
-    """When the open calls end, with one timer for all: to set and cancel one for each takes a sixth of a caller's time.
+    """Deadlines of the open calls, with one timer for all: a timer for each call takes a sixth of a caller's time.
 
-    Invariant: the timer rings no later than the first deadline; it may ring when no call is late.
+    Invariant: the timer fires no later than the first deadline; it may fire when no call is late.
     """
 
     def __init__(self) -> None:
         self._due_s: dict[_OpenCall, float] = {}
-        self._loop: asyncio.AbstractEventLoop | None = None  # the one it is used on, looked up once
+        # Looked up once.
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._rings_s = math.inf
-
-    def __repr__(self) -> str:
-        return f"<Deadlines {len(self._due_s)}>"
+        # When the timer fires; infinite without a timer.
+        self._timer_due_s = math.inf
 
     def begin(self, call: "_OpenCall") -> None:
-        """The call begins now; `end` it."""
+        """Starts the time of a call, until `end`."""
         loop = self._loop
         if loop is None:
             loop = self._loop = asyncio.get_running_loop()
         due_s = self._due_s[call] = loop.time() + call.timeout_ms / 1000
-        if due_s < self._rings_s:
+        if due_s < self._timer_due_s:
             self._set_timer(loop, due_s)
 
     def end(self, call: "_OpenCall") -> None:
-        """The call is over."""
+        """Stops the time of a call."""
         self._due_s.pop(call, None)
 
     def _set_timer(self, loop: asyncio.AbstractEventLoop, due_s: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer, self._rings_s = loop.call_at(due_s, self._ring), due_s
+        self._timer, self._timer_due_s = loop.call_at(due_s, self._expire_late), due_s
 
-    def _ring(self) -> None:
-        self._timer, self._rings_s = None, math.inf
+    def _expire_late(self) -> None:
+        self._timer, self._timer_due_s = None, math.inf
         loop = asyncio.get_running_loop()
         now_s = loop.time()
         late = [call for call, due_s in self._due_s.items() if due_s <= now_s]
@@ -84,12 +83,12 @@ class _Deadlines:
             call.expire()
         if self._due_s:
             due_s = min(self._due_s.values())
-            if due_s < self._rings_s:
+            if due_s < self._timer_due_s:
                 self._set_timer(loop, due_s)
 
 
 class _OpenCall:
-    """One call on its way, and its response to come."""
+    """One call between its sending and its response."""
 
     __slots__ = ("_answer", "_call", "_caller", "response", "timeout_ms")
 
@@ -110,7 +109,7 @@ class _OpenCall:
             answer.then(self._on_answer)
 
     def expire(self) -> None:
-        """Its time is over."""
+        """Ends the call with RequestTimedOut."""
         call = self._call
         self._forget()
         self._caller.on_failure(call)
@@ -136,10 +135,11 @@ class _OpenCall:
 
 
 class Caller:
-    """Makes the calls of one client or node."""
+    """Makes the calls of one incarnation of a client or node."""
 
     def __init__(self, caller_id: UUID) -> None:
         self._caller_id = caller_id
+        # By node id.
         self._connections: dict[int, Outbound] = {}
         self.deadlines = _Deadlines()
 
@@ -149,18 +149,18 @@ class Caller:
     def call(
         self, node_id: int, request: Request[ResponseT], timeout_ms: int, send: Send
     ) -> Later[ResponseT]:
-        """The node's response to come, by way of `send`, which ends in NetworkException when the lane breaks. The call
-        was sent when this returns, as far as the lane is there.
+        """Sends a request and returns the response to come. `send` puts the call on a lane, and ends in
+        NetworkException when the lane breaks. On return the call was sent, if the lane is open.
 
-        Ends in RequestTimedOut or NetworkException (then nothing sent before starts any more), or the ApiError that the
-        node answered.
+        The response ends in RequestTimedOut or NetworkException, or in the ApiError that the node answered. After a
+        timeout or a break no earlier call to the node starts any more.
         """
         call = _OpenCall(self, self.encode_call(node_id, request, timeout_ms), timeout_ms)
         call.send(send)
         return call.response
 
     def encode_call(self, node_id: int, request: Request[Any], timeout_ms: int) -> Call:
-        """The call with its number; it is to be sent now, and ends in `decode_answer` or `on_failure`."""
+        """Numbers and encodes a call. The caller sends it at once, and ends it by `decode_answer` or `on_failure`."""
         connection = self._connections.get(node_id)
         if connection is None:
             connection = self._connections[node_id] = Outbound(self._caller_id)
@@ -169,8 +169,7 @@ class Caller:
         return Call(node_id, api_of(request), number, header, encode(request), is_hot(request))
 
     def decode_answer(self, call: Call, answer: Answer) -> Any:
-        """The response; its arrays are views of the payload. Raises the ApiError that was answered
-        instead."""
+        """Decodes the response, whose arrays are views of the payload. Raises the ApiError that a Failure names."""
         body, payload = answer
         if payload is not None:
             self._connections[call.node_id].on_answer(call.number)
@@ -183,7 +182,9 @@ class Caller:
         raise failure.error()
 
     def outcome(self, call: Call, answer: Answer | BaseException) -> Any:
-        """What the answer, or what came instead, means: the response, or the exception."""
+        """The response, or the exception, that ends a call. Returned, not raised: a caller that kept the exception it
+        caught would be a cycle for the garbage collector.
+        """
         if isinstance(answer, BaseException):
             if isinstance(answer, NetworkException):
                 self.on_failure(call)
@@ -196,10 +197,9 @@ class Caller:
             return error
 
     def on_given_up(self, call: Call) -> None:
-        """Nothing waits for its answer any more."""
+        """Ends a call whose answer nothing waits for any more."""
         self._connections[call.node_id].on_answer(call.number)
 
     def on_failure(self, call: Call) -> None:
-        """The call broke off: those that follow open a new connection, older ones that are late are
-        refused."""
+        """Ends a call that broke off: later calls open a new epoch, and the node refuses late calls of the old one."""
         self._connections[call.node_id].on_failure(call.number)

@@ -1,14 +1,13 @@
-"""A future that can hand its result over in the step that brings it.
+"""A future that hands its result over in the step that brings the result.
 
-asyncio's futures call back a turn of the event loop later, and a task goes on in that turn: on the way of a small
-request each turn costs about as much as the work that it does. A coroutine may await this one as any other. Invariants:
-it ends once, with a result or an exception, or is given up; `then` has one taker, which is called once, and raises
-nothing. Kafka: `RequestFuture`.
+asyncio's futures run their callbacks one turn of the event loop later, and a task continues in that turn. On the way of
+a small request each turn costs about as much as the work in it. A coroutine may await this future as any other.
+Invariants: a `Later` ends once, with a result or an exception, or is given up; `then` has one callback, which is called
+once and raises nothing. Kafka: `RequestFuture`.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any, TypeVar
 
 ResultT = TypeVar("ResultT")
@@ -19,7 +18,7 @@ def _nothing() -> None:
 
 
 class Later(asyncio.Future[ResultT]):
-    """See the module. `on_given_up` is called when nothing waits for the result any more: `cancel` says so."""
+    """A result to come. `on_given_up` is called when the result is no longer wanted, which `cancel` tells."""
 
     __slots__ = ("_observers", "_on_end", "_on_given_up")
 
@@ -30,8 +29,8 @@ class Later(asyncio.Future[ResultT]):
         self._observers: tuple[Callable[[ResultT | BaseException], object], ...] = ()
 
     def then(self, on_end: Callable[[ResultT | BaseException], object]) -> None:
-        """Calls it with the result, or with the exception: at once when it has come, else in the step that ends this.
-        Instead of an await.
+        """Calls `on_end` with the result or the exception: at once if the future has ended, else in the step that ends
+        it. Replaces an await.
         """
         if self.done():
             on_end(_outcome_of(self))
@@ -39,8 +38,8 @@ class Later(asyncio.Future[ResultT]):
             self._on_end = on_end
 
     def observe(self, on_end: Callable[[ResultT | BaseException], object]) -> None:
-        """As `then`, for what looks on, any number of them: called before the one that waits, and with CancelledError
-        when this is given up.
+        """Calls `on_end` as `then` does, for any number of observers: before the callback of `then`, and with
+        CancelledError when the future is given up.
         """
         if self.done():
             on_end(_outcome_of(self))
@@ -48,14 +47,15 @@ class Later(asyncio.Future[ResultT]):
             self._observers = (*self._observers, on_end)
 
     def end(self, outcome: ResultT | BaseException) -> None:
-        """The result, or the exception, is here; without effect on what is over."""
+        """Ends the future with a result or an exception; without effect on a future that has ended."""
         if self.done():
             return
         on_end, observers, self._on_end, self._observers = self._on_end, self._observers, None, ()
-        # It refers to this one, perhaps: the garbage collector would have to find that.
+        # The callback may refer to this future: a cycle that only the garbage collector would find.
         self._on_given_up = _nothing
         if on_end is not None:
-            self.set_result(None)  # type: ignore[arg-type]  # nothing else will ask for it
+            # The callback gets the outcome, and nothing else asks for it.
+            self.set_result(None)  # type: ignore[arg-type]
         elif not isinstance(outcome, BaseException):
             self.set_result(outcome)
         elif isinstance(outcome, asyncio.CancelledError):
@@ -68,7 +68,7 @@ class Later(asyncio.Future[ResultT]):
             on_end(outcome)
 
     def cancel(self, msg: Any = None) -> bool:
-        """Gives it up, unless it is over."""
+        """Gives the result up, unless the future has ended."""
         is_given_up = super().cancel(msg)
         if is_given_up:
             on_given_up, observers, self._observers = self._on_given_up, self._observers, ()
@@ -79,7 +79,7 @@ class Later(asyncio.Future[ResultT]):
         return is_given_up
 
     def fail(self, error: BaseException) -> None:
-        """Gives it up, unless it is over; what waits for it gets this exception instead."""
+        """Gives the result up, unless the future has ended; waiting code gets this exception."""
         if not self.done():
             on_given_up, self._on_given_up = self._on_given_up, _nothing
             on_given_up()
@@ -87,17 +87,13 @@ class Later(asyncio.Future[ResultT]):
 
 
 def later_of(awaitable: Awaitable[ResultT]) -> Later[ResultT]:
-    """The same as a `Later`; a coroutine runs in a task."""
+    """The result of an awaitable as a `Later`; a coroutine runs in a task."""
     if isinstance(awaitable, Later):
         return awaitable
     future = asyncio.ensure_future(awaitable)
     later: Later[ResultT] = Later(future.cancel)
-    future.add_done_callback(partial(_end_by, later))
+    future.add_done_callback(lambda done: later.end(_outcome_of(done)))
     return later
-
-
-def _end_by(later: Later[ResultT], future: "asyncio.Future[ResultT]") -> None:
-    later.end(_outcome_of(future))
 
 
 def _outcome_of(future: "asyncio.Future[Any]") -> Any:
