@@ -1,4 +1,4 @@
-"""Configurations described and changed. Kafka: DescribeConfigsRequest, IncrementalAlterConfigsRequest."""
+"""Describes and changes configurations. Kafka: DescribeConfigsRequest, IncrementalAlterConfigsRequest."""
 
 from enum import IntEnum
 
@@ -18,14 +18,14 @@ MOVES_MAX = "balancer.moves.max"
 
 
 class ResourceType(IntEnum):
-    """What a configuration belongs to; Kafka's `ConfigResource.Type` numbers."""
+    """The kind of a configured resource, by Kafka's `ConfigResource.Type` numbers."""
 
     TOPIC = 2
     BROKER = 4
 
 
 class ConfigSource(IntEnum):
-    """Where a value comes from; Kafka's `ConfigEntry.ConfigSource`, the strongest first."""
+    """The origin of a value, the strongest first; Kafka's `ConfigEntry.ConfigSource`."""
 
     DYNAMIC_TOPIC = 1
     DYNAMIC_BROKER = 2
@@ -35,7 +35,7 @@ class ConfigSource(IntEnum):
 
 
 class ConfigEntry(Message, frozen=True, array_like=True):
-    """One key in force, with its value as text."""
+    """One key in effect, with its value as text."""
 
     name: str
     value: str
@@ -44,18 +44,18 @@ class ConfigEntry(Message, frozen=True, array_like=True):
 
 
 class _ResourceMessage(Message, frozen=True, array_like=True):
-    """What messages about one resource begin with. It stays as it is: a message gets new fields at its own end."""
+    """Begins messages about one resource. It gets no new field: a message gets new fields at its own end."""
 
     resource_type: ResourceType
     resource_name: str
 
 
 class ConfigResourceName(_ResourceMessage, frozen=True, array_like=True):
-    """A topic by name, a broker by its id, or with an empty name all brokers."""
+    """A topic by name, a broker by id, or all brokers by an empty name."""
 
 
 class AlterConfigsResult(_ResourceMessage, frozen=True, array_like=True):
-    """What became of one resource of the request."""
+    """The result for one resource of the request."""
 
     error_code: ErrorCode = ErrorCode.NONE
     error_message: str = ""
@@ -76,7 +76,7 @@ class DescribeConfigsResponse(Message, frozen=True, array_like=True):
 
 
 class DescribeConfigsRequest(Request[DescribeConfigsResponse], frozen=True, array_like=True):
-    """What is in force for these resources; asked of the active controller."""
+    """Asks the active controller for the configuration in effect of these resources."""
 
     resources: tuple[ConfigResourceName, ...]
 
@@ -85,14 +85,14 @@ class DescribeConfigsRequest(Request[DescribeConfigsResponse], frozen=True, arra
 
 
 class AlterConfigOp(IntEnum):
-    """Kafka's `AlterConfigOp.OpType`; lists do not exist here."""
+    """Kafka's `AlterConfigOp.OpType`, without the operations on lists."""
 
     SET = 0
     DELETE = 1
 
 
 class ConfigChange(Message, frozen=True, array_like=True):
-    """One key set to a text, or deleted, so that the default counts again."""
+    """Sets one key to a text, or deletes the key, so that its default counts again."""
 
     name: str
     op: AlterConfigOp
@@ -100,30 +100,30 @@ class ConfigChange(Message, frozen=True, array_like=True):
 
 
 class AlteredResource(_ResourceMessage, frozen=True, array_like=True):
-    """All changes of one resource: made together or not at all."""
+    """The changes of one resource: all are made, or none."""
 
     changes: tuple[ConfigChange, ...]
 
 
 class IncrementalAlterConfigsResponse(Message, frozen=True, array_like=True):
-    """One result for each resource, in order; a broker that has applied up to `metadata_offset` knows them."""
+    """One result for each resource, in order. A broker that has applied `metadata_offset` knows the changes."""
 
     resources: tuple[AlterConfigsResult, ...]
     metadata_offset: int = NO_OFFSET
 
 
 class IncrementalAlterConfigsRequest(Request[IncrementalAlterConfigsResponse], frozen=True, array_like=True):
-    """Changes configurations, each resource on its own. `is_scaling`: the supervisor asks, which alone says of a broker
-    that it goes by the load.
-    """
+    """Changes configurations; the failure of one resource does not affect the others."""
 
     resources: tuple[AlteredResource, ...]
+    # The supervisor asks. Only the supervisor may mark a broker as leaving because the load needs fewer brokers.
     is_scaling: bool = False
 
     def check(self) -> None:
         check_each_once("resources", map(_resource, self.resources))
         for each in self.resources:
-            names = [change.name.replace("_", ".") for change in each.changes]  # a key has two spellings
+            # A key has two spellings.
+            names = [change.name.replace("_", ".") for change in each.changes]
             check_each_once(f"changes of {_resource(each)}", names)
 
 

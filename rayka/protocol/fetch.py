@@ -1,6 +1,18 @@
-"""Fetch and ListOffsets: reading partitions, by consumers and by replicas that follow a log.
+"""Fetch and ListOffsets: consumers and followers read partitions. Fetch sessions: the caller's half.
 
-Kafka: FetchRequest/FetchResponse, ListOffsetsRequest (G1-G8, G12, A27-A32).
+**Session.** A request of a session names only what has changed since the caller's last one (G14), so its size follows
+from the changes and not from the number of partitions. A request may be cut to a number of partitions; the next one
+names the rest. Invariants:
+
+- A request that begins a session is alone until it ends: its answer names the session.
+- A later request may overtake one that the node still holds; the node then answers only the newest.
+- The results of an overtaken request count, but only the newest request's answer tells about the session.
+- Content that may not have arrived (the call broke, the node forgot the session) is sent again in full, in a new
+  session. The same holds if the answer of an overtaken request is lost: the node takes its content for known.
+
+Followers and consumers share it; the node's half is `rayka.node.fetch_sessions`. Kafka: FetchRequest,
+FetchResponse, ListOffsetsRequest (G1-G8, G12, A27-A32), `FetchSessionHandler` (G14). In Kafka no request overtakes
+another: one at a time is open.
 """
 
 from enum import Enum, auto
@@ -29,15 +41,21 @@ from rayka.protocol.wire import NO_BYTES
 
 LATEST_TIMESTAMP, EARLIEST_TIMESTAMP, MAX_TIMESTAMP = -1, -2, -3
 NO_SESSION = 0
-FIRST_SESSION_EPOCH, FINAL_SESSION_EPOCH = 0, -1  # begin a session; have none, or end it (G14)
+# Session epochs of requests (G14): one that begins a session, and one that has none or ends it.
+FIRST_SESSION_EPOCH, FINAL_SESSION_EPOCH = 0, -1
+SESSION_EPOCH_MAX = 2**31 - 1
+# Open requests that were overtaken.
+_OVERTAKEN_MAX = 4
+
+# Topic id and number of a partition.
+PartitionKey = tuple[UUID, int]
 
 
 class FileRange(Message, frozen=True, array_like=True):
-    """Whole batches in a segment file, for a reader on the same machine (design §3).
+    """Whole batches in a segment file, for a reader on the same machine (design §3). Ends below the high watermark.
 
-    The reader opens `path`, checks device and inode and that the file reaches `position + size_bytes`, maps
-    it, and checks that the first batch starts at `base_offset`; otherwise it asks again for bytes. The range
-    ends below the high watermark.
+    The reader opens `path`, checks device and inode, checks that the file reaches `position + size_bytes`, maps the
+    file, and checks that the first batch starts at `base_offset`. If a check fails, the reader asks again for bytes.
     """
 
     path: str
@@ -49,7 +67,7 @@ class FileRange(Message, frozen=True, array_like=True):
 
 
 class FetchPartition(PartitionMessage, frozen=True, array_like=True):
-    """From where to read one partition; epochs of -1 mean "not checked"."""
+    """A read of one partition from an offset on. The node does not check an epoch of NO_EPOCH."""
 
     fetch_offset: int
     max_bytes: int
@@ -60,39 +78,36 @@ class FetchPartition(PartitionMessage, frozen=True, array_like=True):
 
 
 class FetchPartitionResult(PartitionAnswer, frozen=True, array_like=True):
-    """What was read from one partition.
-
-    `records` are whole batches from the one that contains `fetch_offset` (G4); the reader drops what lies before it.
-    `next_offset` is where to continue: after the last batch given, or the fetch offset when nothing was. Either
-    `records` or `file_ranges` has the data, never both. A `snapshot_id` says: fetch that snapshot first, the
-    log does not hold what was asked for (A29, A30). A `preferred_read_replica` says: read there, nothing is given
-    here (G15). Beside an error `leader_id` and `leader_epoch` say which node leads, where this one knows.
-    `last_fetched_epoch` is that of the last batch given: the next request of the reader names it (G2).
-    """
+    """The result of reading one partition. The data are in `records` or in `file_ranges`, never in both."""
 
     high_watermark: int = NO_OFFSET
     log_start_offset: int = NO_OFFSET
+    # The offset to continue from: behind the last batch of the result, or the fetch offset without data.
     next_offset: int = NO_OFFSET
+    # Beside an error: the node that leads, if this one knows it.
     leader_id: int = NO_NODE
     leader_epoch: int = NO_EPOCH
     diverging_epoch: OffsetAndEpoch | None = None
+    # Whole batches, the first of which contains `fetch_offset` (G4): the reader drops the records before it.
     records: np.ndarray = msgspec.field(default_factory=lambda: NO_BYTES)
     file_ranges: tuple[FileRange, ...] = ()
+    # The log does not hold the offset asked for: the reader fetches this snapshot first (A29, A30).
     snapshot_id: OffsetAndEpoch | None = None
+    # The result has no data: the reader reads from this replica (G15).
     preferred_read_replica: int = NO_NODE
+    # The epoch of the last batch of the result; the reader's next request names it (G2).
     last_fetched_epoch: int = NO_EPOCH
 
     @property
     def size_bytes(self) -> int:
-        """How much data it gives, sent or in files."""
+        """The size of the data, sent or in files."""
         return sum(each.size_bytes for each in self.file_ranges) if self.file_ranges else self.records.size
 
 
 class FetchResponse(Message, frozen=True, array_like=True):
-    """One result for each partition of the request, for a consumer in its order; within a session only of those with
-    news (G14).
+    """One result for each partition of the request, in its order; within a session only for partitions with news (G14).
 
-    With an error code the session is over, and nothing was read.
+    With an error code the session has ended, and nothing was read.
     """
 
     partitions: tuple[FetchPartitionResult, ...]
@@ -102,32 +117,35 @@ class FetchResponse(Message, frozen=True, array_like=True):
 
 
 class FetchRequest(Request[FetchResponse], frozen=True, array_like=True):
-    """Waits up to `max_wait_ms` for `min_bytes` (G7), then answers up to `max_bytes` in request order (G5, G6).
-
-    `replica_id` is the follower's or observer's node id, -1 for a consumer. `local_directory_ids` names data
-    directories that the reader can open itself: partitions that live there are answered as file ranges.
-    `replica_epoch` is a follower's broker epoch: an older process does not count (B5). Within a session `partitions`
-    are those that changed, and `forgotten` those that are not wanted any more (G14). `rack_id` is where a consumer
-    is; it may be sent to a replica there (G15).
+    """Reads partitions: waits up to `max_wait_ms` for `min_bytes` (G7), then answers up to `max_bytes` in request order
+    (G5, G6).
     """
 
     max_wait_ms: int
     min_bytes: int
     max_bytes: int
+    # Within a session: the partitions that have changed (G14).
     partitions: tuple[FetchPartition, ...]
+    # The node id of a follower or observer; NO_NODE for a consumer.
     replica_id: int = NO_NODE
     replica_directory_id: UUID = ZERO_ID
     cluster_id: str = ""
+    # Data directories that the reader can open: partitions there are answered as file ranges.
     local_directory_ids: tuple[UUID, ...] = ()
+    # The broker epoch of a follower: an older process of the broker does not count (B5).
     replica_epoch: int = NO_EPOCH
     session_id: int = NO_SESSION
     session_epoch: int = FINAL_SESSION_EPOCH
+    # Partitions of the session that are no longer wanted (G14).
     forgotten: tuple[TopicIdPartition, ...] = ()
+    # The rack of a consumer, which may be sent to a replica there (G15).
     rack_id: str = ""
 
     @property
     def is_of_metadata(self) -> bool:
-        """Whether it asks for the metadata log, which each replica of the quorum has, and which is fetched alone."""
+        """Whether the request reads the metadata log, which each replica of the quorum has and which is fetched
+        alone.
+        """
         return bool(self.partitions) and self.partitions[0].topic_id == METADATA_TOPIC_ID
 
     def check(self) -> None:
@@ -150,18 +168,14 @@ class FetchRequest(Request[FetchResponse], frozen=True, array_like=True):
         if len(named) < len(self.partitions):
             raise InvalidRequest("fetch: expected each partition once, found one twice")
         for each in self.partitions:
-            _check_partition(each)
-
-
-def _check_partition(fetch: FetchPartition) -> None:
-    if fetch.max_bytes < 0 or min(fetch.current_leader_epoch, fetch.last_fetched_epoch) < NO_EPOCH:
-        raise InvalidRequest(f"fetch: an amount or an epoch is negative: {fetch!r}")
-    if not NO_OFFSET <= fetch.log_start_offset <= max(fetch.fetch_offset, NO_OFFSET):
-        raise InvalidRequest(f"fetch: a log starts at or before its end, found {fetch!r}")
+            if each.max_bytes < 0 or min(each.current_leader_epoch, each.last_fetched_epoch) < NO_EPOCH:
+                raise InvalidRequest(f"fetch: an amount or an epoch is negative: {each!r}")
+            if not NO_OFFSET <= each.log_start_offset <= max(each.fetch_offset, NO_OFFSET):
+                raise InvalidRequest(f"fetch: a log starts at or before its end, found {each!r}")
 
 
 def _check_metadata_fetch(request: FetchRequest) -> None:
-    """A follower of the metadata log (A27)."""
+    """Raises InvalidRequest unless a follower of the metadata log may send the request (A27)."""
     found = [(each.topic_id, each.partition) for each in request.partitions]
     is_alone = found == [(METADATA_TOPIC_ID, METADATA_PARTITION)]
     require(is_alone, "partitions", "that of __cluster_metadata alone", found)
@@ -179,16 +193,15 @@ def _check_metadata_fetch(request: FetchRequest) -> None:
 
 
 class ListOffsetsPartition(PartitionMessage, frozen=True, array_like=True):
-    """Which offset of one partition is asked for: a timestamp in ms, or -1 latest, -2 earliest, -3 maximal
-    timestamp.
-    """
+    """A question for one offset of a partition."""
 
+    # LATEST_TIMESTAMP, EARLIEST_TIMESTAMP and MAX_TIMESTAMP are special.
     timestamp_ms: int
     current_leader_epoch: int = NO_EPOCH
 
 
 class ListOffsetsPartitionResult(PartitionAnswer, frozen=True, array_like=True):
-    """The first offset whose timestamp is at or after the one asked for; offset -1 when there is none (G12)."""
+    """The first offset whose timestamp is at or after the one asked for; NO_OFFSET: there is none (G12)."""
 
     timestamp_ms: int = NO_TIMESTAMP
     offset: int = NO_OFFSET
@@ -202,29 +215,18 @@ class ListOffsetsResponse(Message, frozen=True, array_like=True):
 
 
 class ListOffsetsRequest(Request[ListOffsetsResponse], frozen=True, array_like=True):
-    """Offsets by time or by position in the log. For the follower `replica_id` latest is the log end (G12)."""
+    """Asks for offsets by time or by position in the log."""
 
     partitions: tuple[ListOffsetsPartition, ...]
+    # For a follower, the latest offset is the log end (G12).
     replica_id: int = NO_NODE
 
 
-# The caller's half of an incremental fetch session: says only what changed since its last request.
-#
-# The caller states what it wants of each partition; `next` gives what the node does not know yet, so a
-# request costs as much as has changed, not as much as is wanted, and no more than the caller allows: the rest
-# is said next. Invariants: nothing follows a request that begins a session before its answer, which names the
-# session; a later request may overtake one that the node still holds back, and then only the later one's end
-# counts; what may not have arrived (a broken call, a session that the node has forgotten) is said again, in
-# full, in a new session. The node's half is `rayka.node.fetch_sessions`. Kafka:
-# `FetchSessionHandler` (G14).
-
-
-SESSION_EPOCH_MAX = 2**31 - 1
-PartitionKey = tuple[UUID, int]
+# ---- Sessions ------------------------------------------------------------------------------------------------------
 
 
 class SessionRequest(NamedTuple):
-    """The part of a FetchRequest that is about its session; the fields have its names."""
+    """The fields of a FetchRequest that belong to its session."""
 
     session_id: int
     session_epoch: int
@@ -233,13 +235,17 @@ class SessionRequest(NamedTuple):
 
 
 class FetchSessionHandler:
-    """What one caller wants of one node."""
+    """The partitions that one caller reads from one node, and the session in which the node knows them."""
 
     def __init__(self) -> None:
         self._wanted: dict[PartitionKey, FetchPartition] = {}
-        self._changed: dict[PartitionKey, None] = {}  # wanted, but not as the node knows it
-        self._forgotten: dict[PartitionKey, None] = {}  # known to the node, but not wanted
-        self.session_id = NO_SESSION  # the node keeps one of this id, unless it has forgotten it
+        # Wanted partitions that the node knows otherwise, or not at all.
+        self._changed: dict[PartitionKey, None] = {}
+        # Partitions that the node knows and that are not wanted.
+        self._forgotten: dict[PartitionKey, None] = {}
+        # The node keeps a session of this id, unless it has forgotten the session.
+        self.session_id = NO_SESSION
+        # The epoch of the next request.
         self._epoch = FIRST_SESSION_EPOCH
 
     def __repr__(self) -> str:
@@ -249,7 +255,7 @@ class FetchSessionHandler:
         )
 
     def want(self, fetch: FetchPartition) -> None:
-        """This is to be fetched from now on; what was said of the partition before is obsolete."""
+        """Adds a partition to those that are fetched, or replaces its position."""
         key = (fetch.topic_id, fetch.partition)
         if self._wanted.get(key) != fetch:
             self._wanted[key] = fetch
@@ -257,37 +263,39 @@ class FetchSessionHandler:
             self._forgotten.pop(key, None)
 
     def forget(self, topic_id: UUID, partition: int) -> None:
-        """The partition is not wanted any more; one that never was is no error."""
+        """Removes a partition from those that are fetched, if it is one."""
         key = (topic_id, partition)
         if self._wanted.pop(key, None) is not None:
             self._changed.pop(key, None)
             self._forgotten[key] = None
 
     def wanted(self, topic_id: UUID, partition: int) -> FetchPartition | None:
-        """What is fetched of the partition; None: nothing, and a result of it is to be ignored."""
+        """The position from which the partition is fetched. None: it is not fetched, and a result for it is ignored."""
         return self._wanted.get((topic_id, partition))
 
     @property
     def has_changed(self) -> bool:
-        """Whether something is wanted otherwise than the node knows."""
+        """Whether the node does not know all wanted partitions as they are."""
         return bool(self._changed)
 
     def next(self, partitions_max: int | None = None) -> SessionRequest:
-        """What to send now, about so many partitions at most; while some are left, `has_changed`. `on_response` or
-        `on_failure` ends it, unless a later one overtakes it.
+        """The content of the next request, cut to `partitions_max` partitions; `has_changed` stays true if some are
+        left. `on_response` or `on_failure` ends the request, unless a later one overtakes it.
         """
         epoch = self._epoch
         is_first = epoch == FIRST_SESSION_EPOCH
-        unsaid = iter(list(self._wanted if is_first else self._changed))
-        partitions = tuple(self._wanted[key] for key in islice(unsaid, partitions_max))
+        unsent = iter(list(self._wanted if is_first else self._changed))
+        partitions = tuple(self._wanted[key] for key in islice(unsent, partitions_max))
         forgotten = tuple(TopicIdPartition(*key) for key in (() if is_first else self._forgotten))
         if not is_first:
             self._epoch = next_session_epoch(epoch)
-        self._changed, self._forgotten = dict.fromkeys(unsaid), {}
+        self._changed, self._forgotten = dict.fromkeys(unsent), {}
         return SessionRequest(self.session_id, epoch, partitions, forgotten)
 
     def on_response(self, response: FetchResponse) -> None:
-        """The node has answered. After an error, and when it keeps no session, everything is said again."""
+        """Takes the node's answer in. After an error, or if the node keeps no session, the next request names
+        everything.
+        """
         if response.error_code is not ErrorCode.NONE:
             self.on_failure()
         elif response.session_id == NO_SESSION:
@@ -296,48 +304,44 @@ class FetchSessionHandler:
             self.session_id, self._epoch = response.session_id, next_session_epoch(FIRST_SESSION_EPOCH)
 
     def on_failure(self) -> None:
-        """Without an answer it is not known what has arrived: the next request begins another session instead."""
+        """Lets the next request begin a new session: without an answer nothing tells whether the request arrived."""
         self._epoch = FIRST_SESSION_EPOCH
 
 
 def next_session_epoch(epoch: int) -> int:
-    """The epoch of the request that follows: after the largest comes 1, because 0 would begin another session."""
+    """The epoch of the next request. 1 follows the largest epoch, because 0 would begin another session."""
     if epoch == FINAL_SESSION_EPOCH:
         return FINAL_SESSION_EPOCH
     return 1 if epoch >= SESSION_EPOCH_MAX else epoch + 1
 
 
-# The requests of one caller to one node in a fetch session: when one may leave, and what its end means.
-#
-# The next request leaves when the one before it has ended. While the node holds one back, a request that has something
-# new to say overtakes it: the node answers only the newest (G14). Followers and consumers share it.
-#
-# Invariants: nothing follows a request that begins a session before its end; the results of an overtaken request count,
-# but only the newest request's answer says anything about the session; when an overtaken request's answer is lost, the
-# node takes its content for known to the caller, so the session begins anew. Kafka has no such thing: there one request
-# at a time is under way.
-
-
-_OVERTAKEN_MAX = 4  # requests that the node may still hold back
-
-
 class FetchOutcome(Enum):
-    """What the end of a request means for the stream."""
+    """The consequence of a request's end."""
 
-    ANSWERED = auto()  # its results count
-    OVERTAKEN = auto()  # it brought nothing, and a later request is under way
-    RENEWED = auto()  # the node has dropped the session: the next request begins another, at once
-    FAILED = auto()  # the next request begins a session, after a pause
+    # The results of the request count.
+    ANSWERED = auto()
+    # The request brought no results, and a later request is open.
+    OVERTAKEN = auto()
+    # The node has dropped the session: the next request begins another, at once.
+    RENEWED = auto()
+    # The next request begins a session, after a pause.
+    FAILED = auto()
 
 
 class FetchStream:
-    """See the module. The caller puts what it wants into `session`, and sends what `begin` returns."""
+    """The open requests of one caller to one node. The caller puts its partitions into `session`, and sends the
+    requests that `begin` returns.
+    """
 
     def __init__(self) -> None:
         self.session = FetchSessionHandler()
-        self.has_no_sessions = False  # the node keeps none for this caller
-        self._number = 0  # of the newest request
-        self._in_flight: dict[int, bool] = {}  # request number -> whether it begins a session
+        # The node keeps no session for this caller.
+        self.has_no_sessions = False
+        # The number of the newest request.
+        self._number = 0
+        # By number, whether the request begins a session.
+        self._in_flight: dict[int, bool] = {}
+        # An overtaken request has failed: the session ends with the newest request's answer.
         self._has_lost_answer = False
 
     def __repr__(self) -> str:
@@ -345,24 +349,24 @@ class FetchStream:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the newest request is under way."""
+        """Whether the newest request is open."""
         return self._number in self._in_flight
 
     @property
     def may_overtake(self) -> bool:
-        """Whether a request may leave while another is under way: not before it is known under which id the node keeps
-        the session. One that was overtaken is not waited for: its answer may be lost.
+        """Whether a request may leave while another is open: only when the session's id is known. An overtaken request
+        is not waited for: its answer may be lost.
         """
         return not any(self._in_flight.values()) and len(self._in_flight) <= _OVERTAKEN_MAX
 
     @property
     def may_follow(self) -> bool:
-        """Whether a request may leave that overtakes none."""
+        """Whether a request may leave that overtakes no other."""
         return not self.is_waiting and not any(self._in_flight.values())
 
     def begin(self, partitions_max: int | None = None) -> tuple[int, SessionRequest]:
-        """The number of the request that leaves now, and its content, for so many partitions at most; for all where the
-        node keeps no session, since it then knows nothing of former requests. `on_response` or `on_failure` ends it.
+        """Begins a request, and returns its number and its content of at most `partitions_max` partitions: of all, if
+        the node keeps no session and so knows no earlier request. `on_response` or `on_failure` ends the request.
         """
         self._number += 1
         request = self.session.next(None if self.has_no_sessions else partitions_max)
@@ -370,7 +374,7 @@ class FetchStream:
         return self._number, request
 
     def on_response(self, number: int, response: FetchResponse) -> FetchOutcome:
-        """The request of this number was answered."""
+        """Ends a request that was answered."""
         is_first = self._in_flight.pop(number)
         is_newest = number == self._number
         if response.error_code is not ErrorCode.NONE:
@@ -386,7 +390,9 @@ class FetchStream:
         return FetchOutcome.ANSWERED
 
     def on_failure(self, number: int) -> FetchOutcome:
-        """There is no answer. If a later request has overtaken it, the session ends with that one's answer."""
+        """Ends a request without an answer. If the request was overtaken, the session ends with the newest one's
+        answer.
+        """
         del self._in_flight[number]
         if number != self._number:
             self._has_lost_answer = True
@@ -395,6 +401,6 @@ class FetchStream:
         return FetchOutcome.FAILED
 
     def _begin_session(self) -> None:
-        """The next request begins a session: it names all partitions, and all are answered."""
+        """Lets the next request begin a session: the request names all partitions, and all are answered."""
         self._has_lost_answer = False
         self.session.on_failure()

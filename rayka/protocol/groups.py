@@ -1,9 +1,15 @@
-"""Groups: their coordinators, their members, and what operators ask about them.
+"""Groups: coordinators, members, committed offsets, and the questions of operators.
 
-A group's coordinator is the leader of the partition of `__consumer_offsets` that its id hashes to (E1). Kafka:
-FindCoordinatorRequest, JoinGroupRequest, SyncGroupRequest, HeartbeatRequest, LeaveGroupRequest, ListGroupsRequest,
-DescribeGroupsRequest, DeleteGroupsRequest (E3-E8). A group's heartbeat has the name `group_heartbeat`, since
-`heartbeat` is a broker's. Left out: coordinators of transactions, the protocol of KIP-848.
+A group's coordinator is the leader of the partition of `__consumer_offsets` to which the group's id hashes (E1). A
+group's heartbeat has the name `group_heartbeat`, because `heartbeat` is a broker's.
+
+Consumers exchange subscriptions and assignments through their coordinator, to which both are bytes: a member sends its
+subscription with each join, and the leader of the group sends an assignment for each member with its sync.
+
+Kafka: FindCoordinatorRequest, JoinGroupRequest, SyncGroupRequest, HeartbeatRequest, LeaveGroupRequest,
+ListGroupsRequest, DescribeGroupsRequest, DeleteGroupsRequest (E3-E8), OffsetCommitRequest, OffsetFetchRequest,
+OffsetDeleteRequest (E10), ConsumerProtocolSubscription, ConsumerProtocolAssignment. Left out: transactions, the
+protocol of KIP-848.
 """
 
 from enum import StrEnum
@@ -18,14 +24,21 @@ from rayka.ports import Message, Request, ResponseT
 from rayka.protocol.request_parts import NamedPartitionMessage, check_each_once, require
 from rayka.protocol.topics import PartitionResult
 
-GROUP_ID_BYTES_MAX = 32_767  # Kafka's own strings end there
+# The longest string of Kafka.
+GROUP_ID_BYTES_MAX = 32_767
 MEMBERS_PER_REQUEST_MAX = 10_000
-NAME_BYTES_MAX = 249  # of a group_instance_id, as of a topic
+# Of a group_instance_id, as of a topic.
+NAME_BYTES_MAX = 249
 _TIMEOUT_MS_MAX = 2**31 - 1
+# Each partition is a record, and all of them are one batch.
+PARTITIONS_PER_COMMIT_MAX = 10_000
+CONSUMER_PROTOCOL_TYPE = "consumer"
+NO_GENERATION = NO_EPOCH
+_MemberDataT = TypeVar("_MemberDataT", bound=Message)
 
 
 class GroupState(StrEnum):
-    """Where a group is in its life (E2)."""
+    """A group's place in its life cycle (E2)."""
 
     EMPTY = "Empty"
     PREPARING_REBALANCE = "PreparingRebalance"
@@ -35,7 +48,7 @@ class GroupState(StrEnum):
 
 
 class GroupResult(Message, frozen=True, array_like=True):
-    """What became of one group of the request."""
+    """The result for one group of the request."""
 
     group_id: str
     error_code: ErrorCode = ErrorCode.NONE
@@ -43,7 +56,7 @@ class GroupResult(Message, frozen=True, array_like=True):
 
 
 def check_group_id(group_id: str) -> None:
-    """Raises InvalidGroupId, of an empty id or of one that is too long."""
+    """Raises InvalidGroupId for an empty id, and for one that is too long."""
     if not 0 < len(group_id.encode()) <= GROUP_ID_BYTES_MAX:
         raise InvalidGroupId(
             f"group_id: expected 1 to {GROUP_ID_BYTES_MAX:,} bytes, found {len(group_id.encode()):,}"
@@ -51,7 +64,7 @@ def check_group_id(group_id: str) -> None:
 
 
 class _GroupsRequest(Request[ResponseT], frozen=True, array_like=True):
-    """What a request about several groups begins with. It stays as it is: a request gets new fields at its own end."""
+    """Begins requests about several groups. It gets no new field: a request gets new fields at its own end."""
 
     group_ids: tuple[str, ...]
 
@@ -65,72 +78,74 @@ class _GroupsRequest(Request[ResponseT], frozen=True, array_like=True):
 
 
 class GroupCoordinator(Message, frozen=True, array_like=True):
-    """The node that coordinates a group, and the epoch in which it leads the group's partition;
-    COORDINATOR_NOT_AVAILABLE while that has no leader.
-    """
+    """The node that coordinates a group. COORDINATOR_NOT_AVAILABLE: the group's partition has no leader."""
 
     group_id: str
     node_id: int = NO_NODE
     error_code: ErrorCode = ErrorCode.NONE
     error_message: str = ""
+    # The epoch in which the node leads the group's partition.
     leader_epoch: int = NO_EPOCH
 
 
 class FindCoordinatorResponse(Message, frozen=True, array_like=True):
-    """One for each group, in order."""
+    """One coordinator for each group, in order."""
 
     coordinators: tuple[GroupCoordinator, ...]
 
 
 class FindCoordinatorRequest(_GroupsRequest[FindCoordinatorResponse], frozen=True, array_like=True):
-    """Which nodes coordinate these groups; any broker knows. The first one creates `__consumer_offsets`."""
+    """Asks any broker for the coordinators of groups. The first such request creates `__consumer_offsets`."""
 
 
 # ---- Joining ---------------------------------------------------------------------------------------------------------
 
 
 class GroupProtocol(Message, frozen=True, array_like=True):
-    """A way of sharing work that a member offers: for consumers an assignor, with the subscription as metadata."""
+    """A protocol that a member supports. For consumers the name is an assignor's, the metadata a subscription."""
 
     name: str
     metadata: bytes
 
 
 class JoinedMember(Message, frozen=True, array_like=True):
-    """A member as the leader is told of it: its metadata for the chosen protocol; its assignment when that stays."""
+    """A member as the group's leader gets it."""
 
     member_id: str
+    # For the chosen protocol.
     metadata: bytes
     group_instance_id: str = ""
+    # With `skip_assignment`: the assignment that the member keeps.
     assignment: bytes = b""
 
 
 class JoinGroupResponse(Message, frozen=True, array_like=True):
-    """A generation and its leader, which is told all members. MEMBER_ID_REQUIRED comes with the id to join with.
-    `skip_assignment`: the leader need not assign, since the members have what they had (E7).
-    """
+    """A generation and its leader. MEMBER_ID_REQUIRED: the member joins again, with the `member_id` of the response."""
 
     member_id: str
     generation_id: int = NO_EPOCH
     protocol_type: str = ""
     protocol_name: str = ""
+    # The leader's member id.
     leader_id: str = ""
+    # All members, for the leader; empty for the others.
     members: tuple[JoinedMember, ...] = ()
+    # The leader does not assign: the members keep their assignments (E7).
     skip_assignment: bool = False
     error_code: ErrorCode = ErrorCode.NONE
 
 
 class JoinGroupRequest(Request[JoinGroupResponse], frozen=True, array_like=True):
-    """A member wants to be part of the next generation; answered when that has begun. The member id is empty the first
-    time, `group_instance_id` is that of a static member.
-    """
+    """A member joins the next generation of a group. Answered when the generation has begun."""
 
     group_id: str
     session_timeout_ms: int
     rebalance_timeout_ms: int
+    # Empty for the first join.
     member_id: str
     protocol_type: str
     protocols: tuple[GroupProtocol, ...]
+    # Of a static member; empty for others.
     group_instance_id: str = ""
     client_id: str = ""
     client_host: str = ""
@@ -138,9 +153,9 @@ class JoinGroupRequest(Request[JoinGroupResponse], frozen=True, array_like=True)
 
     def check(self) -> None:
         check_group_id(self.group_id)
-        for what in ("group_instance_id", "client_id", "client_host"):
-            found = len(getattr(self, what).encode())
-            require(found <= NAME_BYTES_MAX, what, f"at most {NAME_BYTES_MAX} bytes", found)
+        for name in ("group_instance_id", "client_id", "client_host"):
+            found = len(getattr(self, name).encode())
+            require(found <= NAME_BYTES_MAX, name, f"at most {NAME_BYTES_MAX} bytes", found)
         timeout_ms = self.rebalance_timeout_ms
         require(
             0 < timeout_ms <= _TIMEOUT_MS_MAX, "rebalance_timeout_ms", f"1 to {_TIMEOUT_MS_MAX}", timeout_ms
@@ -156,14 +171,14 @@ class JoinGroupRequest(Request[JoinGroupResponse], frozen=True, array_like=True)
 
 
 class MemberAssignment(Message, frozen=True, array_like=True):
-    """What the leader has assigned to one member."""
+    """The leader's assignment for one member."""
 
     member_id: str
     assignment: bytes
 
 
 class SyncGroupResponse(Message, frozen=True, array_like=True):
-    """The member's assignment of this generation."""
+    """The member's assignment in this generation."""
 
     protocol_type: str
     protocol_name: str
@@ -171,11 +186,12 @@ class SyncGroupResponse(Message, frozen=True, array_like=True):
 
 
 class SyncGroupRequest(Request[SyncGroupResponse], frozen=True, array_like=True):
-    """A member asks for its assignment, and the leader brings those of all; answered when the leader's has come."""
+    """A member asks for its assignment. Answered when the leader's request has arrived."""
 
     group_id: str
     generation_id: int
     member_id: str
+    # The assignments of all members, from the leader; empty from others.
     assignments: tuple[MemberAssignment, ...] = ()
     protocol_type: str = ""
     protocol_name: str = ""
@@ -187,13 +203,13 @@ class SyncGroupRequest(Request[SyncGroupResponse], frozen=True, array_like=True)
 
 
 class GroupHeartbeatResponse(Message, frozen=True, array_like=True):
-    """The member is known. REBALANCE_IN_PROGRESS: its generation ends, so it joins the next one."""
+    """Confirms a member. REBALANCE_IN_PROGRESS: the generation ends, and the member joins the next one."""
 
     error_code: ErrorCode = ErrorCode.NONE
 
 
 class GroupHeartbeatRequest(Request[GroupHeartbeatResponse], frozen=True, array_like=True):
-    """A member of this generation is alive."""
+    """Tells that a member of this generation is alive."""
 
     group_id: str
     generation_id: int
@@ -208,15 +224,16 @@ class GroupHeartbeatRequest(Request[GroupHeartbeatResponse], frozen=True, array_
 
 
 class LeavingMember(Message, frozen=True, array_like=True):
-    """A member by its id, or a static one by its instance id, then with or without the member id."""
+    """A member by its member id, or a static member by its instance id."""
 
+    # May be empty beside a `group_instance_id`.
     member_id: str
     group_instance_id: str = ""
     reason: str = ""
 
 
 class LeftMember(Message, frozen=True, array_like=True):
-    """What became of one member of the request."""
+    """The result for one member of the request."""
 
     member_id: str
     group_instance_id: str = ""
@@ -225,13 +242,13 @@ class LeftMember(Message, frozen=True, array_like=True):
 
 
 class LeaveGroupResponse(Message, frozen=True, array_like=True):
-    """One for each member, in order."""
+    """One result for each member, in order."""
 
     members: tuple[LeftMember, ...]
 
 
 class LeaveGroupRequest(Request[LeaveGroupResponse], frozen=True, array_like=True):
-    """Members leave at once, each on its own."""
+    """Removes members from a group; the failure of one does not affect the others."""
 
     group_id: str
     members: tuple[LeavingMember, ...]
@@ -242,43 +259,47 @@ class LeaveGroupRequest(Request[LeaveGroupResponse], frozen=True, array_like=Tru
         require(found <= MEMBERS_PER_REQUEST_MAX, "members", f"at most {MEMBERS_PER_REQUEST_MAX:,}", found)
 
 
-# ---- What operators ask ----------------------------------------------------------------------------------------------
+# ---- Administration --------------------------------------------------------------------------------------------------
 
 
 class ListedGroup(Message, frozen=True, array_like=True):
-    """A group in a few words; the protocol type of one that has only offsets is empty."""
+    """A short description of a group."""
 
     group_id: str
+    # Empty for a group that has only offsets.
     protocol_type: str
     state: GroupState
 
 
 class ListGroupsResponse(Message, frozen=True, array_like=True):
-    """The groups of the coordinator asked. `is_loading`: it has yet to load some, and does not list those."""
+    """The groups of the coordinator that was asked."""
 
     groups: tuple[ListedGroup, ...]
+    # Groups are missing here: the coordinator has not loaded them yet.
     is_loading: bool = False
 
 
 class ListGroupsRequest(Request[ListGroupsResponse], frozen=True, array_like=True):
-    """The groups that the node asked coordinates, those in these states or, with None, all."""
+    """Lists the groups that the node coordinates."""
 
+    # None: all states.
     states: tuple[GroupState, ...] | None = None
 
 
 class DescribedMember(Message, frozen=True, array_like=True):
-    """A member; metadata and assignment are empty during a rebalance."""
+    """A member of a described group."""
 
     member_id: str
     group_instance_id: str
     client_id: str
     client_host: str
+    # Metadata and assignment are empty during a rebalance.
     metadata: bytes = b""
     assignment: bytes = b""
 
 
 class DescribedGroup(Message, frozen=True, array_like=True):
-    """One group with its members; GROUP_ID_NOT_FOUND with the state DEAD when there is none."""
+    """A group with its members. GROUP_ID_NOT_FOUND and the state DEAD: there is no such group."""
 
     group_id: str
     state: GroupState = GroupState.DEAD
@@ -291,13 +312,13 @@ class DescribedGroup(Message, frozen=True, array_like=True):
 
 
 class DescribeGroupsResponse(Message, frozen=True, array_like=True):
-    """One for each group, in order."""
+    """One description for each group, in order."""
 
     groups: tuple[DescribedGroup, ...]
 
 
 class DescribeGroupsRequest(_GroupsRequest[DescribeGroupsResponse], frozen=True, array_like=True):
-    """Groups that the node asked coordinates."""
+    """Describes groups that the node coordinates."""
 
 
 class DeleteGroupsResponse(Message, frozen=True, array_like=True):
@@ -307,25 +328,21 @@ class DeleteGroupsResponse(Message, frozen=True, array_like=True):
 
 
 class DeleteGroupsRequest(_GroupsRequest[DeleteGroupsResponse], frozen=True, array_like=True):
-    """Forgets groups without members, and all their offsets."""
+    """Deletes groups that have no members, with all their offsets."""
 
 
-# The offsets that a group has committed: written, read, deleted.
-#
-# Kafka: OffsetCommitRequest, OffsetFetchRequest, OffsetDeleteRequest (E10). Left out: offsets of transactions.
-
-
-PARTITIONS_PER_COMMIT_MAX = 10_000  # each is a record, and all of them are one batch
+# ---- Committed offsets -----------------------------------------------------------------------------------------------
 
 
 class CommittedOffset(NamedPartitionMessage, frozen=True, array_like=True, gc=False):
-    """The next record that the group is to read of a partition, and the leader epoch of the one before, if known. The
-    offset means nothing in a topic of that name with another id; ZERO_ID where the caller does not know it.
-    """
+    """A group's position in one partition."""
 
+    # Of the next record that the group reads.
     offset: int
+    # Of the record before it, if known.
     leader_epoch: int = NO_EPOCH
     metadata: str = ""
+    # ZERO_ID if the caller does not know the id. The offset is meaningless in a topic of this name with another id.
     topic_id: UUID = ZERO_ID
 
 
@@ -336,17 +353,16 @@ class OffsetCommitResponse(Message, frozen=True, array_like=True):
 
 
 class OffsetCommitRequest(Request[OffsetCommitResponse], frozen=True, array_like=True):
-    """Commits offsets. Without a generation: of a group that has no members, which a commit creates (E10).
-
-    `coordinator_epoch` is the `GroupCoordinator.leader_epoch` of the coordinator that is meant: one that leads in
-    another epoch refuses the commit, which may be late. NO_EPOCH is not checked.
-    """
+    """Commits offsets."""
 
     group_id: str
     partitions: tuple[CommittedOffset, ...]
+    # NO_EPOCH: the group has no members; the commit creates the group if there is none (E10).
     generation_id: int = NO_EPOCH
     member_id: str = ""
     group_instance_id: str = ""
+    # The `GroupCoordinator.leader_epoch` of the coordinator that the member knows. A coordinator that leads in another
+    # epoch refuses the commit, because the commit may be late. NO_EPOCH is not checked.
     coordinator_epoch: int = NO_EPOCH
 
     def check(self) -> None:
@@ -360,7 +376,7 @@ class OffsetCommitRequest(Request[OffsetCommitResponse], frozen=True, array_like
 
 
 def check_partitions(partitions: tuple[CommittedOffset, ...] | tuple[TopicPartition, ...]) -> None:
-    """Raises InvalidRequest of too many partitions, of one named twice, and of one that cannot be."""
+    """Raises InvalidRequest for too many partitions, for one named twice, and for an impossible name or number."""
     found = len(partitions)
     require(found <= PARTITIONS_PER_COMMIT_MAX, "partitions", f"at most {PARTITIONS_PER_COMMIT_MAX:,}", found)
     if found > 1:
@@ -372,8 +388,9 @@ def check_partitions(partitions: tuple[CommittedOffset, ...] | tuple[TopicPartit
 
 
 class FetchedOffset(NamedPartitionMessage, frozen=True, array_like=True, gc=False):
-    """What the group has committed of a partition; the offset is -1 where it has committed none."""
+    """A group's committed offset of one partition."""
 
+    # NO_OFFSET: the group has committed none.
     offset: int = NO_OFFSET
     leader_epoch: int = NO_EPOCH
     metadata: str = ""
@@ -383,15 +400,16 @@ class FetchedOffset(NamedPartitionMessage, frozen=True, array_like=True, gc=Fals
 
 
 class OffsetFetchResponse(Message, frozen=True, array_like=True):
-    """One for each partition, in order; with None, for each that has a committed offset."""
+    """One committed offset for each partition, in order; all committed offsets if the request names no partitions."""
 
     partitions: tuple[FetchedOffset, ...]
 
 
 class OffsetFetchRequest(Request[OffsetFetchResponse], frozen=True, array_like=True):
-    """The committed offsets of these partitions or, with None, of all; a group that is not known has none."""
+    """Asks for a group's committed offsets. An unknown group has none."""
 
     group_id: str
+    # None: all partitions with a committed offset.
     partitions: tuple[TopicPartition, ...] | None = None
 
     def check(self) -> None:
@@ -406,7 +424,7 @@ class OffsetDeleteResponse(Message, frozen=True, array_like=True):
 
 
 class OffsetDeleteRequest(Request[OffsetDeleteResponse], frozen=True, array_like=True):
-    """Forgets offsets, of topics that no member of the group subscribes to."""
+    """Deletes committed offsets of topics to which no member of the group subscribes."""
 
     group_id: str
     partitions: tuple[TopicPartition, ...]
@@ -416,21 +434,14 @@ class OffsetDeleteRequest(Request[OffsetDeleteResponse], frozen=True, array_like
         check_partitions(self.partitions)
 
 
-# What consumers say to each other through their coordinator, which passes it on: subscriptions and assignments.
-#
-# A member sends its subscription with each join; the leader of the group sends an assignment for each member with its
-# sync. Both are bytes to the protocol of groups. Kafka: ConsumerProtocolSubscription, ConsumerProtocolAssignment.
-
-
-CONSUMER_PROTOCOL_TYPE = "consumer"
-NO_GENERATION = NO_EPOCH
-_MemberDataT = TypeVar("_MemberDataT", bound=Message)
+# ---- Data of consumers -----------------------------------------------------------------------------------------------
 
 
 class ConsumerSubscription(Message, frozen=True, array_like=True):
-    """What a member wants to read, and what it reads since the assignment of that generation."""
+    """A member's subscription."""
 
     topics: tuple[str, ...]
+    # The member reads these partitions since the assignment of `generation_id`.
     owned_partitions: tuple[TopicPartition, ...] = ()
     generation_id: int = NO_GENERATION
     rack: str = ""
@@ -438,20 +449,20 @@ class ConsumerSubscription(Message, frozen=True, array_like=True):
 
 
 class ConsumerAssignment(Message, frozen=True, array_like=True):
-    """What a member is to read from now on."""
+    """The partitions that a member reads in a generation."""
 
     partitions: tuple[TopicPartition, ...]
     user_data: bytes = b""
 
 
-def encode_member_data(said: Message) -> bytes:
-    """The bytes of a subscription or of an assignment; no partition is none."""
-    return msgspec.msgpack.encode(said)
+def encode_member_data(message: ConsumerSubscription | ConsumerAssignment) -> bytes:
+    """The bytes of a subscription or an assignment."""
+    return msgspec.msgpack.encode(message)
 
 
-def decode_member_data(said_type: type[_MemberDataT], data: bytes) -> _MemberDataT:
-    """A subscription or an assignment from its bytes. Raises CorruptRecord that says what was expected."""
+def decode_member_data(message_type: type[_MemberDataT], data: bytes) -> _MemberDataT:
+    """A subscription or an assignment from its bytes. Raises CorruptRecord with the type that was expected."""
     try:
-        return msgspec.msgpack.decode(data, type=said_type)
+        return msgspec.msgpack.decode(data, type=message_type)
     except msgspec.DecodeError as error:
-        raise CorruptRecord(f"expected a {said_type.__name__}, found {data[:40]!r}: {error}") from error
+        raise CorruptRecord(f"expected a {message_type.__name__}, found {data[:40]!r}: {error}") from error

@@ -1,6 +1,7 @@
-"""The cluster itself: metadata, broker registration and heartbeats, a node's status.
+"""Membership of the cluster: metadata, registration and heartbeats of brokers, reports about replicas, status.
 
-Kafka: MetadataRequest, BrokerRegistrationRequest, BrokerHeartbeatRequest (H1-H6).
+Kafka: MetadataRequest, BrokerRegistrationRequest, BrokerHeartbeatRequest (H1-H6), AlterPartitionRequest,
+AlterPartitionResponse (B11-B13), AssignReplicasToDirsRequest. `ReportExit` is Rayka's own (design §4).
 """
 
 from enum import IntEnum, StrEnum
@@ -22,13 +23,15 @@ from rayka.protocol.events import REASON_LENGTH_MAX
 from rayka.protocol.load import LoadReport
 from rayka.protocol.request_parts import PartitionAnswer, PartitionMessage, check_each_once, require
 
+# Of the keys and values in `HeartbeatRequest.started_with`.
 SETTINGS_LENGTH_MAX = 1 << 16
 
 
 class RegisteredDirectory(Message, frozen=True, array_like=True):
-    """A data directory of a broker: its id, and its path on the broker's machine."""
+    """A data directory of a broker."""
 
     directory_id: UUID
+    # On the broker's machine.
     path: str
 
 
@@ -36,7 +39,7 @@ class RegisteredDirectory(Message, frozen=True, array_like=True):
 
 
 class MetadataBroker(Message, frozen=True, array_like=True):
-    """A registered broker, or coordinator: `roles` says which partitions it is for, as in its registration."""
+    """A registered broker or coordinator. `roles` are those of its registration."""
 
     node_id: int
     host: str
@@ -51,12 +54,10 @@ class MetadataBroker(Message, frozen=True, array_like=True):
 
 
 class MetadataPartition(Message, frozen=True, array_like=True, gc=False):
-    """The replicas and leader of one partition; `leader_id` is -1 and the error LEADER_NOT_AVAILABLE without one.
-
-    Part of no cycle, so the garbage collector need not count it: a topic has thousands.
-    """
+    """The replicas and leader of one partition. No garbage collection: a topic has thousands, none part of a cycle."""
 
     partition: int
+    # NO_NODE beside the error LEADER_NOT_AVAILABLE.
     leader_id: int
     leader_epoch: int
     replicas: tuple[int, ...]
@@ -68,7 +69,7 @@ class MetadataPartition(Message, frozen=True, array_like=True, gc=False):
 
 
 class MetadataTopic(Message, frozen=True, array_like=True):
-    """One topic; UNKNOWN_TOPIC_OR_PARTITION, with name and no partitions, when it does not exist."""
+    """One topic. UNKNOWN_TOPIC_OR_PARTITION: there is no topic of this name."""
 
     name: str
     topic_id: UUID = ZERO_ID
@@ -78,22 +79,24 @@ class MetadataTopic(Message, frozen=True, array_like=True):
 
 
 class MetadataResponse(Message, frozen=True, array_like=True):
-    """The image of the node that was asked, as of `metadata_offset` (the first offset it has not applied)."""
+    """The metadata image of the node that was asked."""
 
     cluster_id: str
     controller_id: int
     brokers: tuple[MetadataBroker, ...]
     topics: tuple[MetadataTopic, ...]
+    # The lowest offset that the node has not applied.
     metadata_offset: int
 
 
 class MetadataRequest(Request[MetadataResponse], frozen=True, array_like=True):
-    """Brokers and topics. `topics` None: all of them. Waits until the node has applied up to `min_metadata_offset`.
-
-    Brokers answer from the image they follow; the active controller answers with the newest committed one.
+    """Asks for brokers and topics. A broker answers from its image, the active controller from the newest committed
+    one.
     """
 
+    # None: all topics.
     topics: tuple[str, ...] | None = None
+    # The node answers after it has applied up to this offset.
     min_metadata_offset: int = NO_OFFSET
 
 
@@ -101,31 +104,31 @@ class MetadataRequest(Request[MetadataResponse], frozen=True, array_like=True):
 
 
 class RegisterBrokerResponse(Message, frozen=True, array_like=True):
-    """The broker's epoch (the offset of its registration record, H3) and the cluster's id, for its meta.properties."""
+    """Confirms a registration."""
 
+    # The offset of the registration record (H3).
     broker_epoch: int
+    # For the broker's meta.properties.
     cluster_id: str
 
 
 class RegisterBrokerRequest(Request[RegisterBrokerResponse], frozen=True, array_like=True):
-    """A broker process announces itself (H2). It holds the locks of the directories it names (design §4).
-
-    `cluster_id` is empty for a directory formatted but never registered. `previous_broker_epoch` is the last one this
-    disk knows and has lost nothing since: after a clean shutdown, or under the same kernel boot id; otherwise -1.
-    `known_broker_epoch` is the last one that it knows, whatever was lost since: this process began after that one.
-    `roles`: a broker takes partitions of users' topics, a coordinator those of internal ones before brokers do.
-    """
+    """Registers a broker process (H2). The process holds the locks of the directories that it names (design §4)."""
 
     broker_id: int
+    # Empty for directories that were formatted and never registered.
     cluster_id: str
     incarnation_id: UUID
     host: str
     directories: tuple[RegisteredDirectory, ...]
+    # The last epoch since which the disk has lost nothing: after a clean shutdown, or under the same kernel boot id.
     previous_broker_epoch: int = NO_EPOCH
     rack: str = ""
     min_metadata_version: int = 1
     max_metadata_version: int = 1
+    # The last epoch that the disk knows, whatever was lost since. This process began after that epoch.
     known_broker_epoch: int = NO_EPOCH
+    # A broker takes partitions of users' topics. A coordinator takes partitions of internal topics, before brokers do.
     roles: tuple[Role, ...] = BROKER_ONLY
 
     def check(self) -> None:
@@ -143,7 +146,7 @@ class RegisterBrokerRequest(Request[RegisterBrokerResponse], frozen=True, array_
 
 
 class HeartbeatResponse(Message, frozen=True, array_like=True):
-    """What the controller makes of the broker now (H5)."""
+    """The controller's view of the broker (H5)."""
 
     is_caught_up: bool
     is_fenced: bool
@@ -151,26 +154,26 @@ class HeartbeatResponse(Message, frozen=True, array_like=True):
 
 
 class HeartbeatRequest(Request[HeartbeatResponse], frozen=True, array_like=True):
-    """A broker is alive and says what it wants (H4). `current_metadata_offset`: the last offset it has applied;
-    `recovered_directory_ids`: directories that were full, and are not offline any more; `number`: rises with each
-    heartbeat of a process, for one that comes late would say what was so before; `directory_size_bytes`: of the
-    replicas in each directory, in the order of the registration, or nothing while that is not known; `load`: how much
-    the broker has to do, if it has measured that since a controller last answered; `offline_reasons`: why directories
-    are offline, in the order of their ids, nothing from a broker of an earlier version; `started_with`: beside a load,
-    the settings that only brokers read and that it was started with, by dotted key, where they were set.
-    """
+    """Tells that a broker is alive, and its state (H4)."""
 
     broker_id: int
     broker_epoch: int
+    # The last offset that the broker has applied.
     current_metadata_offset: int
     want_fence: bool
     want_shut_down: bool
     offline_directory_ids: tuple[UUID, ...] = ()
+    # Directories that were full, and are online again.
     recovered_directory_ids: tuple[UUID, ...] = ()
+    # Rises with each heartbeat of a process: the controller ignores a late heartbeat, which tells an old state.
     number: int = 0
+    # Sizes of the replicas in each directory, in the order of the registration; empty while unknown.
     directory_size_bytes: tuple[int, ...] = ()
+    # None if the broker has not measured its load since a controller last answered.
     load: LoadReport | None = None
+    # Reasons in the order of `offline_directory_ids`; empty from a broker of an earlier version.
     offline_reasons: tuple[str, ...] = ()
+    # Beside a load: settings with which the broker was started and which only brokers read, by dotted key.
     started_with: dict[str, str] = {}
 
     def check(self) -> None:
@@ -197,7 +200,7 @@ class HeartbeatRequest(Request[HeartbeatResponse], frozen=True, array_like=True)
 
 
 class NodeState(StrEnum):
-    """Where a node is in its life; Kafka's BrokerState, and FAILED for one that could not start."""
+    """A node's place in its life cycle: Kafka's BrokerState, and FAILED for a node that could not start."""
 
     STARTING = "starting"
     RECOVERY = "recovery"
@@ -207,10 +210,7 @@ class NodeState(StrEnum):
 
 
 class StatusResponse(Message, frozen=True, array_like=True):
-    """One node about itself. `detail` says why it is FAILED, or which directory is offline or full;
-    `offline_data_dirs` and `full_data_dirs` are their paths. `log_path` is where its process writes what it logs, on
-    its machine, empty where that is no file.
-    """
+    """A node's status."""
 
     node_id: int
     roles: tuple[Role, ...]
@@ -220,6 +220,7 @@ class StatusResponse(Message, frozen=True, array_like=True):
     data_dirs: tuple[str, ...]
     cluster_id: str = ""
     incarnation_id: UUID = ZERO_ID
+    # The reason of FAILED, or the directories that are offline or full.
     detail: str = ""
     leader_id: int = NO_NODE
     leader_epoch: int = NO_EPOCH
@@ -227,46 +228,48 @@ class StatusResponse(Message, frozen=True, array_like=True):
     high_watermark: int = NO_OFFSET
     partition_count: int = 0
     size_bytes: int = 0
+    # Paths.
     offline_data_dirs: tuple[str, ...] = ()
     full_data_dirs: tuple[str, ...] = ()
+    # The file on the node's machine to which the process logs; empty if the process logs elsewhere.
     log_path: str = ""
 
 
 class StatusRequest(Request[StatusResponse], frozen=True, array_like=True):
-    """Asks any node, also one that failed to start, how it is."""
+    """Asks any node for its status. A node that failed to start answers too."""
 
 
-# What brokers tell the controller about replicas: the ISR, their directories, and which process has ended.
-#
-# Kafka: AlterPartitionRequest/AlterPartitionResponse (B11-B13), AssignReplicasToDirsRequest. `ReportExit` is
-# rayka's own (design §4).
+# ---- Reports about replicas ----------------------------------------------------------------------------------------
 
 
 class LeaderRecoveryState(IntEnum):
-    """Whether the leader was elected cleanly, or has yet to say that it has recovered (B41)."""
+    """The recovery of a partition after an unclean election (B41)."""
 
+    # The leader was elected cleanly, or has reported its recovery.
     RECOVERED = 0
     RECOVERING = 1
 
 
 class IsrMember(Message, frozen=True, array_like=True, gc=False):
-    """A replica in sync, and the broker epoch in which the leader has seen it fetch; -1 is not checked."""
+    """A replica in sync."""
 
     broker_id: int
+    # The epoch in which the leader has seen the broker fetch. NO_EPOCH is not checked.
     broker_epoch: int = NO_EPOCH
 
 
 class AlterPartitionItem(PartitionMessage, frozen=True, array_like=True, gc=False):
-    """What a leader proposes for one partition, on top of the partition epoch that it knows."""
+    """A leader's proposal for one partition."""
 
     leader_epoch: int
+    # The epoch to which the proposal applies.
     partition_epoch: int
     isr: tuple[IsrMember, ...]
     leader_recovery_state: LeaderRecoveryState = LeaderRecoveryState.RECOVERED
 
 
 class AlterPartitionResult(PartitionAnswer, frozen=True, array_like=True, gc=False):
-    """What became of one proposal: an error, or the partition as it is committed now."""
+    """The result of one proposal: an error, or the partition as now committed."""
 
     leader_id: int = NO_NODE
     leader_epoch: int = NO_EPOCH
@@ -282,7 +285,7 @@ class AlterPartitionResponse(Message, frozen=True, array_like=True):
 
 
 class AlterPartitionRequest(Request[AlterPartitionResponse], frozen=True, array_like=True):
-    """A broker proposes other ISRs for partitions that it leads. StaleBrokerEpoch refuses all of them (B13)."""
+    """Proposes ISRs for partitions that a broker leads. A stale broker epoch refuses all proposals (B13)."""
 
     broker_id: int
     broker_epoch: int
@@ -294,24 +297,26 @@ class AlterPartitionRequest(Request[AlterPartitionResponse], frozen=True, array_
 
 
 class AssignedReplica(PartitionMessage, frozen=True, array_like=True, gc=False):
-    """The broker's replica of this partition is, or is about to be, in this directory of its own."""
+    """A replica's place on the broker."""
 
+    # The directory that has the replica, or will have it soon.
     directory_id: UUID
 
 
 class AssignedReplicaResult(PartitionAnswer, frozen=True, array_like=True, gc=False):
-    """What became of one assignment."""
+    """The result of one assignment."""
 
 
 class AssignReplicasToDirsResponse(Message, frozen=True, array_like=True):
-    """One result for each replica of the request, in its order; metadata from before `metadata_offset` are older."""
+    """One result for each replica of the request, in its order."""
 
     replicas: tuple[AssignedReplicaResult, ...]
+    # Metadata below this offset are older than the response.
     metadata_offset: int = NO_OFFSET
 
 
 class AssignReplicasToDirsRequest(Request[AssignReplicasToDirsResponse], frozen=True, array_like=True):
-    """A broker says in which of its directories replicas are. StaleBrokerEpoch refuses all of them."""
+    """Reports the directories of a broker's replicas. A stale broker epoch refuses all of them."""
 
     broker_id: int
     broker_epoch: int
@@ -323,13 +328,14 @@ class AssignReplicasToDirsRequest(Request[AssignReplicasToDirsResponse], frozen=
 
 
 class ReportExitResponse(Message, frozen=True, array_like=True):
-    """Whether the broker is fenced now; False when another incarnation is registered, which lives on."""
+    """Confirms a report."""
 
+    # The broker is fenced now. False: another incarnation is registered, which may live.
     is_fenced: bool
 
 
 class ReportExitRequest(Request[ReportExitResponse], frozen=True, array_like=True):
-    """Ray has recorded the exit of this process while its raylet lives: the incarnation is dead (design §4).
+    """Reports that an incarnation is dead: Ray has recorded the exit of its process while its raylet lives (design §4).
 
     Failed calls and health checks are no evidence and are never reported.
     """

@@ -1,6 +1,6 @@
-"""Kafka's murmur2 hash of keys, for one key and for a column of them, and the partition that follows from it.
+"""Kafka's murmur2 hash of keys, for one key and for a column of keys, and the partition of a key.
 
-The same key goes to the same partition as with Kafka's Java client. Kafka: `Utils.murmur2`,
+A key goes to the same partition as with Kafka's Java client. Kafka: `Utils.murmur2`,
 `BuiltInPartitioner.partitionForKey`.
 """
 
@@ -15,22 +15,25 @@ _MASK = 0xFFFFFFFF
 _POSITIVE = 0x7FFFFFFF
 _SHORT_KEY_BYTES = 256
 _WORDS = [Struct(f"<{count}I").unpack_from for count in range(_SHORT_KEY_BYTES // 4 + 1)]
-_COLUMN_KEY_BYTES_MAX = 256  # longer keys cost a column more in rounds than one by one
+# Longer keys of a column are hashed one by one: the rounds of the longest key cost the whole column.
+_COLUMN_KEY_BYTES_MAX = 256
 
 
 def murmur2(key: bytes) -> int:
-    """The hash as a signed 32-bit integer, as Java has it."""
+    """The hash as a signed 32-bit integer, as in Java."""
     state = _murmur2(key)
     return state - (1 << 32) if state > _POSITIVE else state
 
 
 def positive_murmur2(key: bytes) -> int:
-    """The hash without its sign: modulo the number of partitions it is the partition of the key."""
+    """The hash without its sign. Modulo the number of partitions, the result is the key's partition."""
     return _murmur2(key) & _POSITIVE
 
 
 def _murmur2(key: bytes) -> int:
-    """A mask commutes with the exclusive or, so that the products of a round are cut once."""
+    """The hash as an unsigned integer. A mask commutes with the exclusive or, so one mask cuts both products of a
+    round.
+    """
     length = len(key)
     state = _SEED ^ length
     words = _WORDS[length >> 2](key) if length <= _SHORT_KEY_BYTES else unpack_from(f"<{length >> 2}I", key)
@@ -45,17 +48,17 @@ def _murmur2(key: bytes) -> int:
 
 
 def partition_for_key(key: bytes, partition_count: int) -> int:
-    """The partition of a key among `partition_count`."""
+    """The partition of a key in a topic of `partition_count` partitions."""
     return positive_murmur2(key) % partition_count
 
 
 def partitions_for_keys(keys: pa.BinaryArray, partition_count: int) -> np.ndarray:
-    """The partition of every key as int32; for a null key, which has none, the number means nothing."""
+    """The partition of every key as int32. The number of a null key is meaningless: such a key has no partition."""
     return (murmur2_column(keys) & _POSITIVE) % np.int32(partition_count)
 
 
 def murmur2_column(keys: pa.BinaryArray) -> np.ndarray:
-    """The hashes of an array of binary as int32: longest key first, one word of every key at a time."""
+    """The hashes of an array of binary as int32, computed one word of every key at a time."""
     _, offsets_buffer, data_buffer = keys.buffers()
     offsets = np.frombuffer(offsets_buffer, np.int32, len(keys) + 1, keys.offset * 4)
     data = np.frombuffer(data_buffer or b"", np.uint8)
@@ -66,16 +69,20 @@ def murmur2_column(keys: pa.BinaryArray) -> np.ndarray:
     for index in order[:long_count]:
         hashes[index] = murmur2(data[offsets[index] : offsets[index + 1]].tobytes())
     short = order[long_count:]
-    hashes[short] = _hash_falling(data, offsets[short], lengths[short]).view(np.int32)
+    hashes[short] = _hashes_of_falling_lengths(data, offsets[short], lengths[short]).view(np.int32)
     return hashes
 
 
-def _hash_falling(data: np.ndarray, begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Hashes of the byte strings at the begins given; their lengths must not rise."""
+def _hashes_of_falling_lengths(data: np.ndarray, begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """The hashes of the byte strings at `begins`. Precondition: `lengths` never rise, so that the keys that have a word
+    in a round are the first ones.
+    """
     factor = np.uint32(_FACTOR)
-    words = np.ndarray(max(len(data) - 3, 0), "<u4", data, strides=(1,))  # a word at every byte
+    # A word at every byte.
+    words = np.ndarray(max(len(data) - 3, 0), "<u4", data, strides=(1,))
     states: np.ndarray = np.uint32(_SEED) ^ lengths.astype(np.uint32)
-    negated_word_counts = -(lengths >> 2)  # rising, so that each round's keys are found by bisection
+    # Rising, for a bisection.
+    negated_word_counts = -(lengths >> 2)
     for round_number in range(-int(negated_word_counts[0]) if len(lengths) else 0):
         active = np.searchsorted(negated_word_counts, -round_number)
         mixed = words[begins[:active] + 4 * round_number] * factor
@@ -89,7 +96,7 @@ def _hash_falling(data: np.ndarray, begins: np.ndarray, lengths: np.ndarray) -> 
 
 
 def _tails(data: np.ndarray, begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """The one to three bytes after the last whole word, as a little-endian number."""
+    """The one to three bytes behind the last whole word, as a little-endian number."""
     tails = np.zeros(len(lengths), np.uint32)
     for place in range(3):
         has = np.flatnonzero(lengths & 3 > place)

@@ -1,4 +1,8 @@
-"""Produce: batches into partitions. Kafka: ProduceRequest/ProduceResponse (G10, B15, B18)."""
+"""Produce: appends batches to partitions, answers who leads a partition, and gives producers their ids.
+
+Kafka: ProduceRequest, ProduceResponse (G10, B15, B18), `CurrentLeader` (KIP-951), InitProducerIdRequest,
+AllocateProducerIdsRequest (C12). Left out: transactional ids.
+"""
 
 from typing import NamedTuple
 
@@ -14,39 +18,34 @@ ACKS_NONE, ACKS_LEADER, ACKS_ALL = 0, 1, -1
 
 
 class ProducePartition(PartitionMessage, frozen=True, array_like=True, gc=False):
-    """Batches for one partition; `records` is one or more whole batches, uint8.
+    """Batches for one partition. No garbage collection: a request has hundreds, and none is part of a cycle."""
 
-    Part of no cycle, so the garbage collector need not count it: a request has hundreds.
-    """
-
+    # One or more whole batches, uint8.
     records: np.ndarray
 
 
 class RecordError(Message, frozen=True, array_like=True, gc=False):
-    """Why a record is refused: the one at this index among the records that were sent for the partition (KIP-467).
+    """The refusal of one record (KIP-467). Kafka's version has no error code for each record."""
 
-    Kafka's has no code of its own for each record.
-    """
-
+    # The record's index among the records that were sent for the partition.
     batch_index: int
     error_code: ErrorCode
     error_message: str
 
 
 class ProducePartitionResult(PartitionAnswer, frozen=True, array_like=True, gc=False):
-    """What became of one partition's batches.
+    """The result of appending one partition's batches."""
 
-    `base_offset` is the offset of the first record; `log_append_time_ms` is -1 unless the topic stamps records itself.
-    `leader_id` and `leader_epoch` go with a refusal of a node that does not lead, where it knows which one does.
-    `record_errors` go with a refusal that is about single records: nothing was appended, and the others may be sent
-    again without them. There may be more of them than are listed.
-    """
-
+    # The offset of the first record.
     base_offset: int = NO_OFFSET
+    # NO_TIMESTAMP unless the topic stamps records itself.
     log_append_time_ms: int = NO_TIMESTAMP
     log_start_offset: int = NO_OFFSET
+    # Beside the refusal of a node that does not lead: the leader, if the node knows it.
     leader_id: int = NO_NODE
     leader_epoch: int = NO_EPOCH
+    # Beside a refusal because of single records, perhaps not all of them. Nothing was appended, and the other records
+    # may be sent again without these.
     record_errors: tuple[RecordError, ...] = ()
 
 
@@ -57,10 +56,9 @@ class ProduceResponse(Message, frozen=True, array_like=True):
 
 
 class ProduceRequest(Request[ProduceResponse], frozen=True, array_like=True):
-    """Appends batches. `acks`: 0 (answered before the append is known), 1 (the leader has it), -1 (every ISR
-    member has it).
-    """
+    """Appends batches."""
 
+    # 0: answered before the append, 1: when the leader has appended, -1: when every ISR member has.
     acks: int
     timeout_ms: int
     partitions: tuple[ProducePartition, ...]
@@ -70,51 +68,42 @@ class ProduceRequest(Request[ProduceResponse], frozen=True, array_like=True):
             raise InvalidRequiredAcks(f"acks: expected 0, 1 or -1 (all), found {self.acks}")
 
 
-# Producer ids: a client gets one from a broker, a broker a block of them from the controller.
-#
-# Kafka: InitProducerIdRequest, AllocateProducerIdsRequest (C12). Left out: transactional ids.
-
-
 class InitProducerIdResponse(Message, frozen=True, array_like=True):
-    """An id that no other producer of the cluster has had, and its first epoch."""
+    """An id that no other producer of the cluster has had, and the first epoch of the id."""
 
     producer_id: int
     producer_epoch: int
 
 
 class InitProducerIdRequest(Request[InitProducerIdResponse], frozen=True, array_like=True):
-    """An idempotent producer asks any broker for its id."""
+    """An idempotent producer asks any broker for a producer id."""
 
 
 class AllocateProducerIdsResponse(Message, frozen=True, array_like=True):
-    """The ids [producer_id_start, producer_id_start + producer_id_count) are the broker's to hand out."""
+    """Gives the broker the ids [producer_id_start, producer_id_start + producer_id_count) to hand out."""
 
     producer_id_start: int
     producer_id_count: int
 
 
 class AllocateProducerIdsRequest(Request[AllocateProducerIdsResponse], frozen=True, array_like=True):
-    """A broker asks the controller for ids."""
+    """A broker asks the controller for a block of producer ids."""
 
     broker_id: int
     broker_epoch: int
 
 
-# Which node leads a partition: what a broker says beside its refusal of a client that asked the wrong node.
-#
-# The client goes on there without a question for metadata. Kafka: `CurrentLeader` in answers to Produce and Fetch
-# (KIP-951).
-
-
+# A broker that refuses a request with one of these errors may name the leader, and the client continues there without
+# asking for metadata.
 LEADER_NAMING_CODES = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
 
 
 class CurrentLeader(NamedTuple):
-    """The leader and its epoch, as far as the broker knows; -1 when it knows of none."""
+    """The leader that a broker knows and the leader's epoch; NO_NODE: the broker knows none."""
 
     leader_id: int = NO_NODE
     leader_epoch: int = NO_EPOCH
 
 
-# What an answer says of one partition. The leader counts beside an error only, and if its epoch is news.
+# A result that may name the leader. The leader counts beside an error only, and only if its epoch is new.
 ResultWithLeader = FetchPartitionResult | ProducePartitionResult

@@ -1,9 +1,9 @@
-"""The quorum's own requests: votes, the beginning and end of an epoch, snapshots, and changes of the voters.
+"""Requests of the quorum: votes, begin and end of an epoch, snapshots, and changes of the voters.
 
 Every answer names the leader and epoch that the answering replica knows, and the asking replica adopts a higher epoch
-from it (A28). A node is reached by its id, so no request carries endpoints. Kafka: VoteRequest,
-BeginQuorumEpochRequest, EndQuorumEpochRequest, FetchSnapshotRequest, DescribeQuorumRequest, AddRaftVoterRequest,
-RemoveRaftVoterRequest, UpdateRaftVoterRequest (A16-A23, A49, A55-A60). ResignRequest is Rayka's own.
+(A28). A node is reached by its id, so no request carries endpoints. Kafka: VoteRequest, BeginQuorumEpochRequest,
+EndQuorumEpochRequest, FetchSnapshotRequest, DescribeQuorumRequest, AddRaftVoterRequest, RemoveRaftVoterRequest,
+UpdateRaftVoterRequest (A16-A23, A49, A55-A60). ResignRequest is Rayka's own.
 """
 
 from uuid import UUID
@@ -18,8 +18,8 @@ from rayka.protocol.wire import NO_BYTES
 
 
 class QuorumAnswer(Message, frozen=True, array_like=True):
-    """What answers begin with: what the receiver knows of the epoch, and whether it did what was asked. It stays as it
-    is: an answer gets new fields at its own end.
+    """Begins answers: the leader and epoch that the receiver knows, and the result. It gets no new field: an answer
+    gets new fields at its own end.
     """
 
     leader_id: int
@@ -31,7 +31,7 @@ class QuorumAnswer(Message, frozen=True, array_like=True):
 
 
 class VoteResponse(Message, frozen=True, array_like=True):
-    """Whether the vote, or the pre-vote, was given."""
+    """Grants or refuses a vote or a pre-vote."""
 
     leader_id: int
     leader_epoch: int
@@ -40,25 +40,26 @@ class VoteResponse(Message, frozen=True, array_like=True):
 
 
 class VoteRequest(Request[VoteResponse], frozen=True, array_like=True):
-    """A candidate asks `voter` for its vote in `replica_epoch`; a prospective, with `is_pre_vote`, whether it would get
-    it (A16). `last_epoch` and `end_offset` say how far the candidate's log reaches.
-    """
+    """Asks `voter` for its vote (A16)."""
 
     cluster_id: str
+    # The candidate, or the prospective.
     replica: ReplicaKey
     replica_epoch: int
     voter: ReplicaKey
+    # The end of the log of `replica`.
     last_epoch: int
     end_offset: int
+    # A prospective asks whether it would get the vote.
     is_pre_vote: bool
 
 
 class BeginQuorumEpochResponse(QuorumAnswer, frozen=True, array_like=True):
-    """What the receiver knows of the epoch."""
+    """The leader and epoch that the receiver knows."""
 
 
 class BeginQuorumEpochRequest(Request[BeginQuorumEpochResponse], frozen=True, array_like=True):
-    """A leader tells a voter that does not fetch from it that it leads (A13, A21)."""
+    """Announces a leader to a voter that does not fetch from it (A13, A21)."""
 
     cluster_id: str
     leader_id: int
@@ -67,28 +68,30 @@ class BeginQuorumEpochRequest(Request[BeginQuorumEpochResponse], frozen=True, ar
 
 
 class EndQuorumEpochResponse(QuorumAnswer, frozen=True, array_like=True):
-    """What the receiver knows of the epoch."""
+    """The leader and epoch that the receiver knows."""
 
 
 class EndQuorumEpochRequest(Request[EndQuorumEpochResponse], frozen=True, array_like=True):
-    """A leader has resigned; `preferred_successors` by descending fetch offset (A22)."""
+    """Announces that a leader has resigned (A22)."""
 
     cluster_id: str
     leader_id: int
     leader_epoch: int
+    # By descending fetch offset.
     preferred_successors: tuple[ReplicaKey, ...]
 
 
 class ResignResponse(QuorumAnswer, frozen=True, array_like=True):
-    """What the receiver knows of the epoch; NOT_LEADER_OR_FOLLOWER where it does not lead the one that was meant."""
+    """The leader and epoch that the receiver knows. NOT_LEADER_OR_FOLLOWER: the receiver does not lead the epoch of the
+    request.
+    """
 
 
 class ResignRequest(Request[ResignResponse], frozen=True, array_like=True):
-    """The leader of this epoch is to resign; of the voters these nodes should follow it before others. Rayka's own;
-    Kafka's `RaftClient.resign`, which no request reaches.
-    """
+    """Asks the leader of an epoch to resign. Rayka's own: no request reaches Kafka's `RaftClient.resign`."""
 
     leader_epoch: int
+    # Ids of the voters that are preferred as the next leader.
     successors: tuple[int, ...] = ()
 
 
@@ -96,19 +99,21 @@ class ResignRequest(Request[ResignResponse], frozen=True, array_like=True):
 
 
 class FetchSnapshotResponse(Message, frozen=True, array_like=True):
-    """Part of a snapshot: `data` from the position asked for, of a file of `size_bytes` (A49)."""
+    """A part of a snapshot (A49)."""
 
     leader_id: int
     leader_epoch: int
     snapshot_id: OffsetAndEpoch
     error_code: ErrorCode = ErrorCode.NONE
+    # Of the whole snapshot.
     size_bytes: int = 0
+    # The position of `data` in the snapshot.
     position: int = 0
     data: np.ndarray = msgspec.field(default_factory=lambda: NO_BYTES)
 
 
 class FetchSnapshotRequest(Request[FetchSnapshotResponse], frozen=True, array_like=True):
-    """A replica, or an observer such as a broker, reads a snapshot of the leader from a byte position on."""
+    """Reads a snapshot of the leader from a byte position on, for a replica, or an observer such as a broker."""
 
     cluster_id: str
     snapshot_id: OffsetAndEpoch
@@ -123,7 +128,7 @@ class FetchSnapshotRequest(Request[FetchSnapshotResponse], frozen=True, array_li
 
 
 class QuorumReplica(Message, frozen=True, array_like=True):
-    """A voter or observer as the leader knows it; -1 where it knows nothing yet. Times are milliseconds ago."""
+    """A voter or observer, as the leader knows it; -1: not known yet."""
 
     replica: ReplicaKey
     log_end_offset: int = NO_OFFSET
@@ -132,7 +137,7 @@ class QuorumReplica(Message, frozen=True, array_like=True):
 
 
 class DescribeQuorumResponse(QuorumAnswer, frozen=True, array_like=True):
-    """The quorum as its leader sees it. From another node NOT_LEADER_OR_FOLLOWER, with the leader it knows."""
+    """The quorum, as its leader knows it. Another node answers NOT_LEADER_OR_FOLLOWER with the leader that it knows."""
 
     high_watermark: int = NO_OFFSET
     voters: tuple[QuorumReplica, ...] = ()
@@ -140,28 +145,28 @@ class DescribeQuorumResponse(QuorumAnswer, frozen=True, array_like=True):
 
 
 class DescribeQuorumRequest(Request[DescribeQuorumResponse], frozen=True, array_like=True):
-    """The leader, the voters and the observers, and how far each is."""
+    """Asks for the leader, the voters and the observers, and for the log end of each."""
 
 
 class VoterChangeResponse(QuorumAnswer, frozen=True, array_like=True):
-    """The outcome of a change of the voters, with the leader that the answering node knows."""
+    """The result of a change of the voters."""
 
     error_message: str = ""
 
 
 class AddRaftVoterRequest(Request[VoterChangeResponse], frozen=True, array_like=True):
-    """Makes a caught-up observer a voter; answered once that is committed, or as soon as it is appended, for a replica
-    that adds itself must go on fetching to have it committed (A56, A60).
-    """
+    """Makes a caught-up observer a voter (A56, A60)."""
 
     cluster_id: str
     voter: ReplicaKey
     timeout_ms: int
+    # False: answered as soon as the change is appended. A replica that adds itself fetches the change to commit it, so
+    # it must not wait for the commit.
     ack_when_committed: bool = True
 
 
 class RemoveRaftVoterRequest(Request[VoterChangeResponse], frozen=True, array_like=True):
-    """Takes the vote from a replica; answered once that is committed (A57)."""
+    """Removes a replica from the voters; answered when the change is committed (A57)."""
 
     cluster_id: str
     voter: ReplicaKey
@@ -169,7 +174,7 @@ class RemoveRaftVoterRequest(Request[VoterChangeResponse], frozen=True, array_li
 
 
 class UpdateRaftVoterRequest(Request[VoterChangeResponse], frozen=True, array_like=True):
-    """A voter tells the leader which versions of `kraft.version` it knows, when the log says otherwise (A58)."""
+    """Tells the leader the versions of `kraft.version` that a voter knows, if the log says otherwise (A58)."""
 
     cluster_id: str
     voter: ReplicaKey

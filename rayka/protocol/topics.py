@@ -1,4 +1,10 @@
-"""Topics created and deleted. Kafka: CreateTopicsRequest, DeleteTopicsRequest."""
+"""Administration of topics, partitions and replicas: the requests of operators.
+
+DeleteRecords, DescribeLogDirs and AlterReplicaLogDirs go to brokers, the others to the active controller. Kafka:
+CreateTopicsRequest, DeleteTopicsRequest, CreatePartitionsRequest, AlterPartitionReassignmentsRequest,
+ListPartitionReassignmentsRequest, ElectLeadersRequest, UnregisterBrokerRequest, DeleteRecordsRequest,
+DescribeLogDirsRequest, AlterReplicaLogDirsRequest (B45-B47, G11).
+"""
 
 from enum import IntEnum
 from uuid import UUID
@@ -13,23 +19,26 @@ from rayka.protocol.request_parts import (
     check_each_once,
 )
 
-DEFAULT_COUNT = -1  # the cluster's `num.partitions` or `default.replication.factor`
+# The cluster's `num.partitions` or `default.replication.factor`.
+DEFAULT_COUNT = -1
+
+
+# ---- Topics ----------------------------------------------------------------------------------------------------------
 
 
 class NewTopic(Message, frozen=True, array_like=True):
-    """A topic to create; -1 asks for the cluster's default count. `assignments`: the replicas of each partition, in
-    order, instead of the counts.
-    """
+    """A topic to create."""
 
     name: str
     partition_count: int = DEFAULT_COUNT
     replication_factor: int = DEFAULT_COUNT
     configs: dict[str, str] = {}
+    # The replicas of each partition, in order, instead of the counts.
     assignments: tuple[tuple[int, ...], ...] | None = None
 
 
 class TopicResult(Message, frozen=True, array_like=True):
-    """What became of one topic of the request."""
+    """The result for one topic of the request."""
 
     name: str
     topic_id: UUID = ZERO_ID
@@ -38,24 +47,24 @@ class TopicResult(Message, frozen=True, array_like=True):
 
 
 class TopicResults(Message, frozen=True, array_like=True):
-    """What answers begin with: one result for each topic, in order; a broker that has applied up to `metadata_offset`
-    knows of the changes. It stays as it is: an answer gets new fields at its own end.
+    """Begins answers with one result for each topic, in order. It gets no new field: an answer gets new fields at its
+    own end.
     """
 
     topics: tuple[TopicResult, ...]
+    # A broker that has applied this offset knows the changes.
     metadata_offset: int = NO_OFFSET
 
 
 class CreateTopicsResponse(TopicResults, frozen=True, array_like=True):
-    """Of the topics that were to be made."""
+    """The result of creating topics."""
 
 
 class CreateTopicsRequest(Request[CreateTopicsResponse], frozen=True, array_like=True):
-    """Creates topics, each on its own: one that is refused does not stop the others. A broker that names itself and its
-    epoch creates internal topics.
-    """
+    """Creates topics; the failure of one does not affect the others."""
 
     topics: tuple[NewTopic, ...]
+    # A broker that creates internal topics, and its epoch.
     broker_id: int = NO_NODE
     broker_epoch: int = NO_EPOCH
 
@@ -64,7 +73,7 @@ class CreateTopicsRequest(Request[CreateTopicsResponse], frozen=True, array_like
 
 
 class DeleteTopicsResponse(TopicResults, frozen=True, array_like=True):
-    """Of the topics that were to go."""
+    """The result of deleting topics."""
 
 
 class DeleteTopicsRequest(Request[DeleteTopicsResponse], frozen=True, array_like=True):
@@ -76,37 +85,32 @@ class DeleteTopicsRequest(Request[DeleteTopicsResponse], frozen=True, array_like
         check_each_once("names", self.names)
 
 
-# What an operator asks about partitions: more of them, other replicas, another leader, fewer records.
-#
-# The first five go to the active controller, the last three to brokers. Kafka: CreatePartitionsRequest,
-# AlterPartitionReassignmentsRequest, ListPartitionReassignmentsRequest, ElectLeadersRequest, UnregisterBrokerRequest,
-# DeleteRecordsRequest, DescribeLogDirsRequest, AlterReplicaLogDirsRequest (B45-B47, G11).
-
-
 class PartitionResult(NamedPartitionMessage, frozen=True, array_like=True, gc=False):
-    """What became of one partition of the request."""
+    """The result for one partition of the request."""
 
     error_code: ErrorCode = ErrorCode.NONE
     error_message: str = ""
 
 
-# ---- More partitions -------------------------------------------------------------------------------------------------
+# ---- Partitions ------------------------------------------------------------------------------------------------------
 
 
 class NewPartitions(Message, frozen=True, array_like=True):
-    """A topic is to have so many partitions in all. `assignments`: the replicas of each new one, or None: placed."""
+    """New partitions of a topic."""
 
     name: str
+    # Old and new partitions.
     partition_count: int
+    # The replicas of each new partition; None: the controller places them.
     assignments: tuple[tuple[int, ...], ...] | None = None
 
 
 class CreatePartitionsResponse(TopicResults, frozen=True, array_like=True):
-    """One result for each topic, in order; a broker that has applied up to `metadata_offset` knows them."""
+    """The result of adding partitions."""
 
 
 class CreatePartitionsRequest(Request[CreatePartitionsResponse], frozen=True, array_like=True):
-    """Adds partitions to topics, each topic on its own."""
+    """Adds partitions to topics; the failure of one topic does not affect the others."""
 
     topics: tuple[NewPartitions, ...]
 
@@ -114,12 +118,13 @@ class CreatePartitionsRequest(Request[CreatePartitionsResponse], frozen=True, ar
         check_each_once("topics", [topic.name for topic in self.topics])
 
 
-# ---- Other replicas --------------------------------------------------------------------------------------------------
+# ---- Reassignments ---------------------------------------------------------------------------------------------------
 
 
 class Reassignment(NamedPartitionMessage, frozen=True, array_like=True, gc=False):
-    """The replicas that a partition is to have, the preferred leader first; None cancels what is under way (B45)."""
+    """New replicas for a partition (B45)."""
 
+    # The preferred leader first; None: cancels the reassignment that is under way.
     replicas: tuple[int, ...] | None
 
 
@@ -133,7 +138,7 @@ class AlterPartitionReassignmentsResponse(Message, frozen=True, array_like=True)
 class AlterPartitionReassignmentsRequest(
     Request[AlterPartitionReassignmentsResponse], frozen=True, array_like=True
 ):
-    """Begins or cancels reassignments; each ends by itself once the new replicas are in sync."""
+    """Begins or cancels reassignments. A reassignment ends when the new replicas are in sync."""
 
     partitions: tuple[Reassignment, ...]
 
@@ -142,7 +147,7 @@ class AlterPartitionReassignmentsRequest(
 
 
 class OngoingReassignment(NamedPartitionMessage, frozen=True, array_like=True, gc=False):
-    """A partition on its way to other replicas."""
+    """A reassignment that is under way."""
 
     replicas: tuple[int, ...]
     adding_replicas: tuple[int, ...]
@@ -158,60 +163,68 @@ class ListPartitionReassignmentsResponse(Message, frozen=True, array_like=True):
 class ListPartitionReassignmentsRequest(
     Request[ListPartitionReassignmentsResponse], frozen=True, array_like=True
 ):
-    """Which reassignments are under way, of these partitions or, with None, of all."""
+    """Lists the reassignments that are under way."""
 
+    # None: of all partitions.
     partitions: tuple[TopicPartition, ...] | None = None
 
 
 class UnregisterBrokerResponse(Message, frozen=True, array_like=True):
-    """The broker is forgotten."""
+    """Confirms that the broker is no longer registered."""
 
 
 class UnregisterBrokerRequest(Request[UnregisterBrokerResponse], frozen=True, array_like=True):
-    """Forgets a broker that is fenced and holds no replica."""
+    """Removes a broker that is fenced and has no replica."""
 
     broker_id: int
 
 
-# ---- Another leader --------------------------------------------------------------------------------------------------
+# ---- Elections -------------------------------------------------------------------------------------------------------
 
 
 class ElectionType(IntEnum):
-    """Kafka's `ElectionType`: the first replica, or any live one where the ISR has none."""
+    """Kafka's `ElectionType`."""
 
+    # Elects the first replica.
     PREFERRED = 0
+    # Elects any live replica, if the ISR has none.
     UNCLEAN = 1
 
 
 class ElectLeadersResponse(Message, frozen=True, array_like=True):
-    """One result for each partition asked for; with None, one for each that was elected or could not be (B46)."""
+    """One result for each partition of the request. If the request names none, one for each election that was made or
+    failed (B46).
+    """
 
     partitions: tuple[PartitionResult, ...]
     metadata_offset: int = NO_OFFSET
 
 
 class ElectLeadersRequest(Request[ElectLeadersResponse], frozen=True, array_like=True):
-    """Elects leaders of these partitions or, with None, of all."""
+    """Elects leaders."""
 
     election_type: ElectionType
+    # None: of all partitions.
     partitions: tuple[TopicPartition, ...] | None = None
 
     def check(self) -> None:
         check_each_once("partitions", map(repr, self.partitions or ()))
 
 
-# ---- Asked of brokers ------------------------------------------------------------------------------------------------
+# ---- Requests to brokers ---------------------------------------------------------------------------------------------
 
 
 class DeleteRecordsPartition(PartitionMessage, frozen=True, array_like=True):
-    """Records below the offset are to go; -1 is the high watermark (G11)."""
+    """Deletes the records of a partition below an offset (G11)."""
 
+    # NO_OFFSET: the high watermark.
     before_offset: int
 
 
 class DeleteRecordsResult(PartitionAnswer, frozen=True, array_like=True):
-    """The lowest log start offset of all live replicas, or an error."""
+    """The result for one partition of the request."""
 
+    # The lowest log start offset of all live replicas.
     low_watermark: int = NO_OFFSET
 
 
@@ -222,38 +235,41 @@ class DeleteRecordsResponse(Message, frozen=True, array_like=True):
 
 
 class DeleteRecordsRequest(Request[DeleteRecordsResponse], frozen=True, array_like=True):
-    """Asked of the leader; answered when every live replica has moved its log start offset (G11)."""
+    """Asks a leader to delete records; answered when every live replica has moved its log start offset (G11)."""
 
     timeout_ms: int
     partitions: tuple[DeleteRecordsPartition, ...]
 
 
 class LastCleaning(Message, frozen=True, array_like=True):
-    """What the last compaction of a log did, and when, by the broker's wall clock; bytes of the segments rewritten."""
+    """The last compaction of a log."""
 
+    # By the broker's wall clock.
     timestamp_ms: int
     end_offset: int
+    # Bytes of the rewritten segments, before and after.
     input_bytes: int
     output_bytes: int
 
 
 class LogCleaning(Message, frozen=True, array_like=True):
-    """A compacted log: its bytes that were compacted before and those that may be compacted now (F20); why it cannot be
-    compacted, or empty (F27); the last compaction since the broker started.
-    """
+    """The compaction of a log."""
 
+    # Bytes that were compacted before, and bytes that may be compacted now (F20).
     clean_bytes: int
     cleanable_bytes: int
+    # The reason why the log cannot be compacted; may be empty (F27).
     problem: str = ""
+    # Since the broker started.
     last: LastCleaning | None = None
 
 
 class LastRetention(Message, frozen=True, array_like=True):
-    """What retention last took out of a log, and when, by the broker's wall clock; the cause is the configuration key,
-    or that the log starts later (F11).
-    """
+    """The last deletion of segments by retention."""
 
+    # By the broker's wall clock.
     timestamp_ms: int
+    # The configuration key, or a text that the log starts later (F11).
     cause: str
     log_start_offset: int
     segment_count: int
@@ -261,11 +277,7 @@ class LastRetention(Message, frozen=True, array_like=True):
 
 
 class ReplicaInfo(Message, frozen=True, array_like=True):
-    """One replica on the broker asked, as far as it is; a follower's high watermark trails (B3). A future one is a copy
-    on its way into this directory, and lacks so many offsets of the replica in the other one. `oldest_timestamp_ms` is
-    that of the oldest batch, -1 where there is none. `cleaning` is None for a log that is not compacted,
-    `retention` for one that has lost nothing to it since the broker started.
-    """
+    """One replica on the broker. A follower's high watermark trails the leader's (B3)."""
 
     topic: str
     topic_id: UUID
@@ -276,54 +288,64 @@ class ReplicaInfo(Message, frozen=True, array_like=True):
     log_end_offset: int
     leader_epoch: int
     is_leader: bool
+    # A copy that is moving into this directory.
     is_future: bool = False
+    # Offsets that the copy lacks of the replica in the other directory.
     offset_lag: int = 0
     segment_count: int = 0
+    # Of the oldest batch; NO_TIMESTAMP: there is no batch.
     oldest_timestamp_ms: int = NO_TIMESTAMP
+    # None: the log is not compacted.
     cleaning: LogCleaning | None = None
+    # None: retention has deleted nothing since the broker started.
     retention: LastRetention | None = None
 
 
 class LogDirDescription(Message, frozen=True, array_like=True):
-    """One data directory of the broker asked, and the replicas in it. `error` is empty while the disk works and has
-    room; a full one is still read, and a cordoned one takes no new replicas.
-    """
+    """One data directory of the broker."""
 
     path: str
     directory_id: UUID
+    # Empty while the disk works and has room.
     error: str
     free_bytes: int
     replicas: tuple[ReplicaInfo, ...]
+    # The directory is still read.
     is_full: bool = False
+    # The directory takes no new replicas.
     is_cordoned: bool = False
 
 
 class DescribeLogDirsResponse(Message, frozen=True, array_like=True):
-    """The broker's data directories, in the order of its settings."""
+    """The broker's data directories, in the order of the broker's settings."""
 
     directories: tuple[LogDirDescription, ...]
 
 
 class DescribeLogDirsRequest(Request[DescribeLogDirsResponse], frozen=True, array_like=True):
-    """What the broker asked holds, of these topics or, with None, of all."""
+    """Describes a broker's data directories and replicas."""
 
+    # Only replicas of these topics; None: of all.
     topics: tuple[str, ...] | None = None
 
 
 class ReplicaLogDir(NamedPartitionMessage, frozen=True, array_like=True, gc=False):
-    """The replica on the broker asked is to be in the data directory with this path."""
+    """Moves one replica on the broker."""
 
+    # Of the data directory to move to.
     path: str
 
 
 class AlterReplicaLogDirsResponse(Message, frozen=True, array_like=True):
-    """One result for each replica, in order. The moves have begun; DescribeLogDirs says how far they are."""
+    """One result for each replica, in order. The moves have begun; DescribeLogDirs tells their progress."""
 
     partitions: tuple[PartitionResult, ...]
 
 
 class AlterReplicaLogDirsRequest(Request[AlterReplicaLogDirsResponse], frozen=True, array_like=True):
-    """Moves replicas of the broker asked between its data directories; the one where a replica is ends its move."""
+    """Moves replicas between the broker's data directories. A move to the replica's own directory ends its current
+    move.
+    """
 
     replicas: tuple[ReplicaLogDir, ...]
 
