@@ -37,7 +37,7 @@ from rayka.protocol.caller import Answer, Call, Caller
 from rayka.protocol.later import Later
 from rayka.protocol.wire import Encoded, Failure, Payload, decode, encode, frame, in_memory, unframe
 from rayka.transport.greeting import LaneOffer
-from rayka.transport.lane import Lanes, NodeKey, lanes_of_this_loop, takes
+from rayka.transport.lane import Lanes, NodeKey, fits_lane, lanes_of_this_loop
 
 PackedCall = tuple[Payload, ...]
 PackedAnswer = bytes | Answer
@@ -158,7 +158,7 @@ class RayNetwork:
 
     def _send(self, call: Call) -> Awaitable[Answer]:
         actors = self._current_actors()
-        if self._is_direct and takes(call):
+        if self._is_direct and fits_lane(call):
             node = NodeKey(self._cluster_name, call.node_id)
             lanes = self._lanes
             if lanes is None:

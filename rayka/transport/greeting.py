@@ -1,16 +1,18 @@
-"""How a lane opens: a ticket that was handed out over Ray, shown before anything else is read.
+"""The opening of a lane: a ticket that was handed out over Ray is proved before anything else is read.
 
-The lane so inherits Ray's authentication: to get a ticket a caller must be able to call the actor. A ticket is valid
-once and for `TICKET_S`. The greeting has a fixed size: no more is read of a connection without a ticket.
+So the lane inherits Ray's authentication: to get a ticket, a caller must be able to call the actor. A ticket is valid
+once and for `TICKET_S`. The greeting has a fixed size: a connection without a ticket is read no further.
 
-Both ends prove that they know the ticket, and neither shows it: when a node has ended, anybody on its machine may
+Both ends prove that they know the ticket, and neither shows it: when a node has ended, any process on its machine may
 listen at the node's former address.
 
-1. The caller sends `MAGIC` and the ticket's digest. 2. The node sends `node_proof`. 3. The caller sends `caller_proof`.
+1. The caller sends `MAGIC` and the ticket's digest.
+2. The node sends `node_proof`.
+3. The caller sends `caller_proof`.
 4. The node sends `WELCOME`.
 
-A caller of an older release sends `MAGIC_SHOWN` and the ticket itself, and is welcomed at once; so is a caller of this
-release by a node whose offer does not promise the proof.
+A caller of an older release sends `MAGIC_SHOWN` and the ticket itself, and is welcomed at once. A caller of this
+release does the same if the node's offer does not promise the proof.
 """
 
 import asyncio
@@ -36,22 +38,21 @@ GREETING_S = 5.0
 
 
 class LaneOffer(Message, frozen=True, array_like=True):
-    """Where a node serves its lane, and a ticket for one connection to it.
+    """The addresses at which a node serves its lane, and a ticket for one connection."""
 
-    `local_name` is an abstract Unix socket, reachable on the same machine alone and gone with its process; empty where
-    the system has none. `port` is 0 where the node serves no TCP. `has_proof`: the node proves that it knows the
-    ticket.
-    """
-
+    # An abstract Unix socket, reachable from the same machine only and gone with its process; empty if the system has
+    # none.
     local_name: str
     host: str
+    # 0: the node serves no TCP.
     port: int
     ticket: bytes
+    # The node proves that it knows the ticket.
     has_proof: bool = False
 
 
 class Tickets:
-    """The tickets of one node that were not shown yet."""
+    """The unused tickets of one node."""
 
     def __init__(self) -> None:
         # By digest, the oldest first.
@@ -61,7 +62,7 @@ class Tickets:
         return f"<Tickets {len(self._valid)}>"
 
     def issue(self, now_s: float) -> bytes:
-        """A new ticket; the oldest one that was not shown gives way when there are too many."""
+        """Issues a ticket; drops the oldest unused ticket when there are too many."""
         while self._valid and (
             len(self._valid) >= TICKETS_MAX or next(iter(self._valid.values())).expires_s <= now_s
         ):
@@ -71,7 +72,7 @@ class Tickets:
         return ticket
 
     def take(self, shown: bytes, now_s: float) -> bytes | None:
-        """The ticket of this digest, or the ticket itself, if it is valid now; it is not any more afterwards."""
+        """Uses up a valid ticket, shown by its digest or itself; None: there is none."""
         for digest in (shown, _digest(shown)):
             found = self._valid.pop(digest, None)
             if found is not None and found.expires_s > now_s:
@@ -81,12 +82,12 @@ class Tickets:
 
 class _Ticket(NamedTuple):
     ticket: bytes
-    # By the clock of the loop.
+    # By the event loop's clock.
     expires_s: float
 
 
 def greeting(offer: LaneOffer) -> bytes:
-    """What a caller sends first."""
+    """The first bytes that a caller sends."""
     return MAGIC + _digest(offer.ticket) if offer.has_proof else MAGIC_SHOWN + offer.ticket
 
 
@@ -105,7 +106,7 @@ def _digest(ticket: bytes) -> bytes:
 
 
 async def receive_exactly(connection: socket.socket, count: int) -> bytes:
-    """The first bytes of a connection, no more. Raises NetworkException when it ends before."""
+    """Receives exactly `count` bytes. Raises NetworkException when the connection ends before."""
     loop, received = asyncio.get_running_loop(), b""
     while len(received) < count:
         some = await loop.sock_recv(connection, count - len(received))

@@ -1,7 +1,12 @@
-"""The caller's end of a direct lane to one node: calls out, answers in, in any order.
+"""The caller's end of direct lanes: one lane to each node, shared by all callers of an event loop.
 
-Invariants: each call ends once, by its answer or by the end of the lane; a call that its caller no longer waits for is
-forgotten, and its answer dropped. Whether a call that the lane's end cut off was executed is not known, as with Ray.
+**Lane.** Sends calls and receives answers, in any order. Invariants: each call ends once, by its answer or by the end
+of the lane; the lane forgets a call whose caller no longer waits, and drops its answer. After the end of a lane its
+open calls may or may not have been executed, as with Ray.
+
+**Lanes.** A lane is opened beside the calls, which go by Ray until it is open. A node whose lane cannot be opened is
+asked again after a growing pause; a node that serves no lane is asked again from time to time. Kafka:
+`ClusterConnectionStates`.
 """
 
 import asyncio
@@ -39,16 +44,28 @@ from rayka.transport.greeting import (
     receive_exactly,
 )
 from rayka.transport.receive_memory import ReceiveMemory
-from rayka.transport.stream import End, Stream, own, tcp_family, tune
+from rayka.transport.stream import End, Stream, close_in_children, tcp_family, tune
+
+_PAUSE_FIRST_S, _PAUSE_MAX_S = 0.5, 10.0
+# Short: a starting node serves its lane soon.
+_PAUSE_UNSERVED_S = 2.0
+
+_logger = logging.getLogger(__name__)
+
+# Asks a node for an offer of its lane.
+Ask = Callable[[], Awaitable[LaneOffer]]
+Open = Callable[[int, LaneOffer], Awaitable["OpenedLane"]]
 
 
 class Lane:
-    """See the module; made by `open_lane`. Belongs to the event loop that it was opened on."""
+    """A lane to one node, made by `open_lane`. Belongs to the event loop on which it was opened."""
 
     def __init__(self, node_id: int, connection: socket.socket, memory: ReceiveMemory) -> None:
         self.node_id = node_id
+        # By request id.
         self._waiting: dict[int, Later[Answer]] = {}
         self._next_id = 0
+        # The reason why the lane ended.
         self._end = ""
         self._closed = asyncio.Event()
         reader = FrameReader(memory, head_bytes_max=ANSWER_BYTES_MAX, payload_bytes_max=ANSWER_BYTES_MAX)
@@ -64,8 +81,8 @@ class Lane:
         return self._stream.is_open
 
     def send(self, call: Call) -> Later[Answer]:
-        """The node's answer, or NetworkException. The call is sent at once when no other is under way, else together
-        with those that follow in this turn of the event loop.
+        """Sends a call and returns the node's answer to come, which may end in NetworkException. A call beside which no
+        other is open leaves at once, any other with the further calls of this turn of the event loop.
         """
         request_id = self._next_id
         self._next_id += 1
@@ -89,7 +106,7 @@ class Lane:
         return answer
 
     def on_frame(self, frame: Frame) -> None:
-        """An answer arrived; dropped when nothing waits for it any more."""
+        """Ends the call that the answer belongs to, unless its caller no longer waits."""
         if frame.kind is FrameKind.CALL:
             raise BrokenStream("expected an answer, found a call")
         waiting = self._waiting.pop(frame.request_id, None)
@@ -97,10 +114,10 @@ class Lane:
             waiting.end((frame.body, None if frame.kind is FrameKind.FAILURE else frame.payload))
 
     def on_sent(self) -> None:
-        """Callers bound what they send by themselves."""
+        """Does nothing: callers bound their open calls themselves."""
 
     def on_closed(self, reason: End, detail: str) -> None:
-        """What waits for an answer fails."""
+        """Ends all open calls with NetworkException."""
         self._end = f"{reason}: {detail}" if detail else str(reason)
         self._closed.set()
         cut_off = list(self._waiting.values())
@@ -109,7 +126,7 @@ class Lane:
             each.end(self._broken())
 
     async def wait_closed(self, at_most_s: float) -> bool:
-        """Waits for the end of the lane, for so long at most; whether it has ended."""
+        """Waits up to `at_most_s` for the end of the lane; False: the lane is still open."""
         with suppress(TimeoutError):
             async with asyncio.timeout(at_most_s):
                 await self._closed.wait()
@@ -123,8 +140,8 @@ class Lane:
         return NetworkException(f"the lane to {node_name(self.node_id)} ended: {self._end}")
 
 
-def takes(call: Call) -> bool:
-    """Whether a call goes by a lane where there is one: a hot one that is not too large for it."""
+def fits_lane(call: Call) -> bool:
+    """Whether a call goes by a lane if there is one: the call is hot, and not too large."""
     body, buffers = call.request
     return (
         call.is_hot
@@ -134,53 +151,46 @@ def takes(call: Call) -> bool:
 
 
 async def open_lane(node_id: int, offer: LaneOffer, memory: ReceiveMemory | None = None) -> Lane:
-    """A lane to a node, over the machine's own socket where the node lives here, else over TCP.
+    """Opens a lane to a node: over the machine's own socket if the node lives here, else over TCP.
 
-    Raises NetworkException when neither can be reached in time, or the ticket is not taken. A connection that breaks
-    once it is there is not tried over TCP: its ticket may be used up, and a lane between processes of one machine would
-    go over TCP from then on.
+    Raises NetworkException when neither can be reached in time, or the ticket is refused. After a connection that broke
+    TCP is not tried: the ticket may be used up, and a lane within one machine would go over TCP from then on.
     """
-    problem: OSError | None = None
-    for family, address in _addresses(offer):
-        connection = own(socket.socket(family, socket.SOCK_STREAM))
+    addresses: list[tuple[socket.AddressFamily, bytes | tuple[str, int]]] = []
+    if offer.local_name and hasattr(socket, "AF_UNIX"):
+        addresses.append((socket.AF_UNIX, b"\0" + offer.local_name.encode()))
+    if offer.port:
+        addresses.append((tcp_family(offer.host), (offer.host, offer.port)))
+    reason = "it serves none that can be reached from here"
+    for family, address in addresses:
+        connection = close_in_children(socket.socket(family, socket.SOCK_STREAM))
         try:
-            problem = await _connect(connection, address)
-            if problem is None:
-                await _greet(connection, offer)
-                return Lane(node_id, connection, memory or ReceiveMemory())
-            connection.close()
+            connection.setblocking(False)
+            try:
+                async with asyncio.timeout(GREETING_S):
+                    await asyncio.get_running_loop().sock_connect(connection, address)
+            except OSError as error:
+                connection.close()
+                reason = error.strerror or "no answer in time"
+                continue
+            await _greet(connection, offer)
+            return Lane(node_id, connection, memory or ReceiveMemory())
         except OSError as error:
             connection.close()
             raise _no_lane(node_id, error.strerror or "no answer in time") from error
         except BaseException:
             connection.close()
             raise
-    raise _no_lane(
-        node_id,
-        problem.strerror or "no answer in time"
-        if problem
-        else "it serves none that can be reached from here",
-    )
+    raise _no_lane(node_id, reason)
 
 
 def _no_lane(node_id: int, reason: str) -> NetworkException:
     return NetworkException(f"{node_name(node_id)} has no lane for this process: {reason}")
 
 
-async def _connect(connection: socket.socket, address: bytes | tuple[str, int]) -> OSError | None:
-    """Why it cannot be connected; None when it is."""
-    connection.setblocking(False)
-    try:
-        async with asyncio.timeout(GREETING_S):
-            await asyncio.get_running_loop().sock_connect(connection, address)
-    except OSError as error:
-        return error
-    return None
-
-
 async def _greet(connection: socket.socket, offer: LaneOffer) -> None:
-    """Greets the node. Raises NetworkException if the peer does not know the ticket: the node may have ended, and
-    another process may listen at its address.
+    """Exchanges the greeting with the node. Raises NetworkException if the peer does not know the ticket: the node may
+    have ended, and another process may listen at its address.
     """
     tune(connection)
     loop = asyncio.get_running_loop()
@@ -195,30 +205,6 @@ async def _greet(connection: socket.socket, offer: LaneOffer) -> None:
             raise NetworkException("what answered at its address is no lane")
 
 
-def _addresses(offer: LaneOffer) -> list[tuple[socket.AddressFamily, bytes | tuple[str, int]]]:
-    addresses: list[tuple[socket.AddressFamily, bytes | tuple[str, int]]] = []
-    if offer.local_name and hasattr(socket, "AF_UNIX"):
-        addresses.append((socket.AF_UNIX, b"\0" + offer.local_name.encode()))
-    if offer.port:
-        addresses.append((tcp_family(offer.host), (offer.host, offer.port)))
-    return addresses
-
-
-# The direct lanes of one event loop, one to each node, shared by all callers on that loop.
-#
-# A lane is opened beside the calls, which go by the other way meanwhile; a node whose lane cannot be opened is asked
-# again after a growing pause, and one that serves none from time to time. Kafka: `ClusterConnectionStates`.
-
-
-_PAUSE_FIRST_S, _PAUSE_MAX_S = 0.5, 10.0
-_PAUSE_UNSERVED_S = 2.0  # a node that is about to start serves its lane soon
-
-_logger = logging.getLogger(__name__)
-
-Ask = Callable[[], Awaitable[LaneOffer]]
-Open = Callable[[int, LaneOffer], Awaitable["OpenedLane"]]
-
-
 class OpenedLane(Protocol):
     """A `Lane`, or a simulated one."""
 
@@ -231,32 +217,36 @@ class OpenedLane(Protocol):
 
 
 class NodeKey(NamedTuple):
-    """A node of a cluster."""
+    """Identifies a node of a cluster."""
 
     cluster_name: str
     node_id: int
 
 
 class Lanes:
-    """See the module. All of them belong to one connection of this process to Ray, and end with it. `open_one`
-    connects to a node; without it sockets do, into memory that these lanes share.
+    """The lanes of one event loop, by node. All belong to one connection of this process to Ray, and end with it.
+    `open_one` opens a lane; by default over sockets, into memory that these lanes share.
     """
 
     def __init__(self, open_one: Open | None = None) -> None:
         self._open_one = open_one or partial(open_lane, memory=ReceiveMemory())
+        # To Ray.
         self._connection: Hashable = None
         self._lanes: dict[NodeKey, OpenedLane] = {}
         self._opening: dict[NodeKey, asyncio.Task[None]] = {}
+        # The last pause of a node whose lane could not be opened.
         self._pauses_s: dict[NodeKey, float] = {}
+        # When a node may be asked again.
         self._not_before_s: dict[NodeKey, float] = {}
 
     def __repr__(self) -> str:
         return f"<Lanes {list(self._lanes.values())} opening={len(self._opening)}>"
 
     def get(self, connection: Hashable, node: NodeKey, ask: Ask) -> OpenedLane | None:
-        """The lane to a node; None while there is none: then one is opened, with what `ask` gives."""
+        """The lane to a node; None: there is none, and one is being opened with the offer that `ask` gets."""
         if connection != self._connection:
-            self._connection = connection  # before the end of a lane has its calls ask for the next
+            # Before `close`: the calls that it ends ask for new lanes at once.
+            self._connection = connection
             self.close()
         lane = self._lanes.get(node)
         if lane is not None and lane.is_open:
@@ -268,7 +258,7 @@ class Lanes:
         return None
 
     def close(self) -> None:
-        """Closes all of them. What this ends may ask for lanes anew at once."""
+        """Closes all lanes. The calls that this ends may ask for new lanes at once."""
         opening, self._opening = self._opening, {}
         lanes, self._lanes = self._lanes, {}
         self._pauses_s.clear()
@@ -306,7 +296,7 @@ _of_loops: "WeakKeyDictionary[asyncio.AbstractEventLoop, Lanes]" = WeakKeyDictio
 
 
 def lanes_of_this_loop() -> Lanes:
-    """Those of the running event loop."""
+    """The lanes of the running event loop."""
     loop = asyncio.get_running_loop()
     lanes = _of_loops.get(loop)
     if lanes is None:

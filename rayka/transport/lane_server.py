@@ -1,11 +1,15 @@
-"""A node's end of its direct lanes: connections that show a ticket, their calls handed to the node's inbox.
+"""A node's end of its direct lanes: accepts connections that show a ticket, and hands their calls to the node's inbox.
 
-Invariants: nothing is read of a connection but its greeting until it has proved that it knows a ticket; of one
-connection calls are handed over in the order in which they arrived; from a connection whose calls and answers on their
-way hold `HELD_BYTES_MAX` of records no further call is read; large calls that are not whole yet hold no more than
-`UNFINISHED_BYTES_MAX` and one call, those beyond it are not read until others are whole. What is refused or cut off is
-counted by reason. Connections take no descriptor that is reserved for files (`rayka.descriptors`): their callers go on
-by Ray. Kafka: `SocketServer`.
+Invariants:
+
+- A connection is read no further than its greeting until it has proved that it knows a ticket.
+- The calls of one connection are handed over in the order of their arrival.
+- A connection whose open calls and unsent answers hold `HELD_BYTES_MAX` of records is not read.
+- Unfinished large calls hold at most `UNFINISHED_BYTES_MAX` and one call; further ones are read when others are whole.
+- Refused and broken connections are counted by reason.
+- A connection takes no descriptor that is reserved for files (`rayka.descriptors`): the caller continues by Ray.
+
+Kafka: `SocketServer`.
 """
 
 import asyncio
@@ -47,7 +51,7 @@ from rayka.transport.greeting import (
     receive_exactly,
 )
 from rayka.transport.receive_memory import ReceiveMemory
-from rayka.transport.stream import End, Stream, own, tcp_family, tune
+from rayka.transport.stream import End, Stream, close_in_children, tcp_family, tune
 
 CONNECTIONS_MAX = 10_000
 GREETINGS_MAX = 1_000
@@ -56,15 +60,14 @@ UNFINISHED_BYTES_MAX = 256 << 20
 UNANSWERED_CALLS_MAX = 10_000
 _BACKLOG = 1_000
 
-# Executes a call as far as it goes without waiting: its answer, what brings it, or what is to be awaited for it. Raises
-# nothing.
+# Executes a call as far as possible without waiting. Returns the answer, or an awaitable of the answer. Raises nothing.
 Handle = Callable[[str, bytes, bytes, Payload], Answer | Awaitable[Answer]]
 
 _logger = logging.getLogger(__name__)
 
 
 class LaneServer:
-    """See the module. Belongs to the event loop that it was started on."""
+    """Serves the lanes of one node. Belongs to the event loop on which it was started."""
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
@@ -77,14 +80,15 @@ class LaneServer:
         self._local_name = ""
         self._host, self._port = "", 0
         self._repeats = Repeats(_logger)
-        self.cut_off: Counter[str] = Counter()  # connections that were refused or ended, by the reason
+        # Connections that were refused or ended, by reason.
+        self.cut_off: Counter[str] = Counter()
 
     def __repr__(self) -> str:
         where = ", ".join(str(each.getsockname()) for each in self._listening)
         return f"<LaneServer {where or 'closed'} connections={len(self._connections)}>"
 
     def start(self, host: str, ports: Sequence[int] = (0,)) -> None:
-        """Listens on this machine's own socket, and on the first free port of `ports` at `host`, where one is."""
+        """Listens on this machine's own socket, and on the first free port of `ports` at `host`, if one is free."""
         if sys.platform == "linux":
             local_name = f"rayka-{secrets.token_hex(16)}"
             try:
@@ -108,12 +112,12 @@ class LaneServer:
         )
 
     def offer(self) -> LaneOffer:
-        """Where this server listens, with a new ticket."""
+        """The addresses of this server, with a new ticket."""
         ticket = self._tickets.issue(asyncio.get_running_loop().time())
         return LaneOffer(self._local_name, self._host, self._port, ticket, has_proof=True)
 
     def close(self) -> None:
-        """Ends all connections; what they asked for goes on without an answer."""
+        """Ends all connections. Their open calls go on without an answer."""
         for task in (*self._accepting, *self._greeting):
             task.cancel()
         for each in self._listening:
@@ -125,7 +129,7 @@ class LaneServer:
     # ---- Connections -----------------------------------------------------------------------------------------------
 
     def _listen(self, family: socket.AddressFamily, address: bytes | tuple[str, int]) -> socket.socket:
-        listening = own(socket.socket(family, socket.SOCK_STREAM))
+        listening = close_in_children(socket.socket(family, socket.SOCK_STREAM))
         try:
             if family != socket.AF_UNIX:
                 listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -145,31 +149,29 @@ class LaneServer:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                connection = own((await loop.sock_accept(listening))[0])
-            except OSError as error:  # no descriptor is left, or the caller has gone already
+                connection = close_in_children((await loop.sock_accept(listening))[0])
+            except OSError as error:
+                # No descriptor is left, or the caller has already gone.
                 self._refuse("it could not be accepted", error.strerror or "")
                 await asyncio.sleep(0.1)
                 continue
-            if self._is_one_too_many(connection):
+            if (
+                len(self._greeting) >= GREETINGS_MAX
+                or len(self._connections) >= CONNECTIONS_MAX
+                or is_reserved(connection.fileno())
+            ):
                 self._refuse("there are too many")
                 connection.close()
                 continue
-            task = loop.create_task(self._welcome(connection), name="greeting")
+            task = loop.create_task(self._greet(connection), name="greeting")
             self._greeting[task] = connection
             task.add_done_callback(self._greeting.pop)
 
-    def _is_one_too_many(self, connection: socket.socket) -> bool:
-        return (
-            len(self._greeting) >= GREETINGS_MAX
-            or len(self._connections) >= CONNECTIONS_MAX
-            or is_reserved(connection.fileno())
-        )
-
-    async def _welcome(self, connection: socket.socket) -> None:
+    async def _greet(self, connection: socket.socket) -> None:
         is_welcome = False
         try:
             async with asyncio.timeout(GREETING_S):
-                is_welcome = await self._has_ticket(connection)
+                is_welcome = await self._proves_ticket(connection)
         except (OSError, NetworkException):
             self._refuse("it showed no ticket in time")
         finally:
@@ -181,7 +183,7 @@ class LaneServer:
             )
             self._connections[_Connection(connection, reader, self._handle, self._on_closed)] = None
 
-    async def _has_ticket(self, connection: socket.socket) -> bool:
+    async def _proves_ticket(self, connection: socket.socket) -> bool:
         loop = asyncio.get_running_loop()
         greeting = await receive_exactly(connection, GREETING_BYTES)
         magic, shown = greeting[: len(MAGIC)], greeting[len(MAGIC) :]
@@ -213,7 +215,7 @@ class LaneServer:
 
 
 class _Connection:
-    """One caller's connection, and what it waits for."""
+    """One caller's connection, and its open calls."""
 
     def __init__(
         self,
@@ -250,21 +252,21 @@ class _Connection:
                 task = self._loop.create_task(_awaited(answer, on_answer), name=frame.api_name)
                 self._tasks[task] = None
                 task.add_done_callback(self._tasks.pop)
-        self._hold_back()
+        self._update_pause()
 
     def on_closed(self, reason: End, detail: str) -> None:
-        """Calls that were taken go on: whether they are executed must not depend on their caller."""
+        """Lets open calls go on: whether a call is executed must not depend on its caller."""
         self._on_closed(self, reason, detail)
 
     def _on_answer(self, request_id: int, size: int, answer: Answer | BaseException) -> None:
-        """The node lets go of a request's records before it answers; nothing here refers to them. The answer to the
-        only call that waits goes at once: no other will leave with it.
+        """Sends the answer, at once if no other call is open. The node releases a request's records before it answers,
+        and nothing here refers to them, so their bytes are no longer held.
         """
         self._unanswered_count -= 1
         self._unanswered_bytes -= size
         if not isinstance(answer, BaseException):
             self._send(request_id, answer, at_once=not self._unanswered_count)
-        self._hold_back()
+        self._update_pause()
 
     def _send(self, request_id: int, answer: Answer, *, at_once: bool = False) -> None:
         body, payload = answer
@@ -273,9 +275,9 @@ class _Connection:
         self._stream.send(frame, at_once=at_once)
 
     def on_sent(self) -> None:
-        self._hold_back()
+        self._update_pause()
 
-    def _hold_back(self) -> None:
+    def _update_pause(self) -> None:
         held_bytes = self._unanswered_bytes + self._stream.queued_bytes
         is_full = held_bytes >= HELD_BYTES_MAX or self._unanswered_count >= UNANSWERED_CALLS_MAX
         self._stream.set_paused(is_full)

@@ -159,7 +159,9 @@ def test_bytes_that_are_no_request_are_an_invalid_request(body: bytes, payload: 
 
 @pytest.mark.parametrize("size", [9, -1, None, True])
 def test_a_message_without_a_payload_holds_no_records(size: object) -> None:
-    with pytest.raises(InvalidRequest, match=r"expected .* bytes of records, found a message without a payload"):
+    with pytest.raises(
+        InvalidRequest, match=r"expected .* bytes of records, found a message without a payload"
+    ):
         decode(ProduceRequest, msgspec.msgpack.encode([1, 1, [[str(ZERO_ID), 0, size]]]))
     empty = decode(ProduceRequest, msgspec.msgpack.encode([1, 1, [[str(ZERO_ID), 0, 0]]]))
     assert empty.partitions[0].records.size == 0

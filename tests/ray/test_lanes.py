@@ -289,7 +289,7 @@ def test_a_frame_that_is_cut_in_the_middle_is_counted_and_its_records_arrive_onc
             futures = [producer.send(topic, LARGE) for _ in range(20)]
             assert [each.result(60).offset for each in futures] == list(range(sent, sent + 20))
             sent += 20
-            return ends(direct, leader).get(End.HALF_A_FRAME, 0) > 0
+            return ends(direct, leader).get(End.PARTIAL_FRAME, 0) > 0
 
         wait_until(is_half_a_frame_counted)
     assert sum(1 for _ in rayka.read(topic, cluster=direct)) == sent

@@ -180,7 +180,7 @@ def test_half_a_large_frame_whose_peer_stops_there_holds_its_own_connection_only
             for number in range(50):
                 assert await answers(lane, b"%d" % number)
             connection.close()
-            await until(lambda: server.cut_off[End.HALF_A_FRAME] == 1)
+            await until(lambda: server.cut_off[End.PARTIAL_FRAME] == 1)
 
     run(body())
 
@@ -196,7 +196,7 @@ def test_half_a_large_frame_whose_peer_stops_there_holds_its_own_connection_only
 def test_a_peer_that_stops_in_the_middle_of_a_frame_is_cut_off_and_counted(
     sent: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(stream, "HALF_A_FRAME_S", 0.05)
+    monkeypatch.setattr(stream, "PARTIAL_FRAME_S", 0.05)
 
     async def body() -> None:
         async with connected() as (server, lane):
@@ -222,10 +222,10 @@ def test_a_frame_whose_rest_came_while_the_process_did_not_run_is_taken() -> Non
             connection.send(bytes(frame)[:10])
             await until(lambda: len(server._connections) == 1)
             (served_end,) = server._connections
-            await until(lambda: served_end._stream._half is not None)
+            await until(lambda: served_end._stream._progress_timer is not None)
             connection.send(bytes(frame)[10:])
             select.select([served_end._stream._socket], [], [], WAIT_S)  # no turn of the event loop
-            served_end._stream._look_at_half()
+            served_end._stream._check_progress()
             assert await asyncio.get_running_loop().sock_recv(connection, 1_000)
             assert not server.cut_off
             connection.close()
@@ -241,11 +241,11 @@ def test_the_time_in_which_a_connection_is_held_back_does_not_count() -> None:
             await until(lambda: len(server._connections) == 1)
             (served_end,) = server._connections
             held_back = served_end._stream
-            await until(lambda: held_back._half is not None)
+            await until(lambda: held_back._progress_timer is not None)
             held_back.set_paused(True)
-            held_back._look_at_half()
+            held_back._check_progress()
             held_back.set_paused(False)
-            held_back._look_at_half()
+            held_back._check_progress()
             connection.send(bytes(1000))
             assert await asyncio.get_running_loop().sock_recv(connection, 2_000)
             assert not server.cut_off
@@ -277,14 +277,14 @@ def test_calls_that_are_not_whole_hold_a_bounded_number_of_bytes_and_small_ones_
                 each.close()
             _, payload = await large
             assert len(records_of(payload)) == size
-            assert (server.cut_off, unfinished.held_bytes) == ({End.HALF_A_FRAME: count}, 0)
+            assert (server.cut_off, unfinished.held_bytes) == ({End.PARTIAL_FRAME: count}, 0)
 
     run(body())
 
 
 def test_a_peer_that_is_cut_off_gives_its_memory_to_those_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     count, size = 6, 3 << 20
-    monkeypatch.setattr(stream, "HALF_A_FRAME_S", 0.1)
+    monkeypatch.setattr(stream, "PARTIAL_FRAME_S", 0.1)
     monkeypatch.setattr(lane_server, "UNFINISHED_BYTES_MAX", size)
 
     async def body() -> None:
@@ -292,7 +292,7 @@ def test_a_peer_that_is_cut_off_gives_its_memory_to_those_that_wait(monkeypatch:
             stopped = [await greeted(server) for _ in range(count)]
             for each in stopped:
                 each.send(announced(size))
-            await until(lambda: server._memory.unfinished.is_short)
+            await until(lambda: server._memory.unfinished.has_waiting)
             _, payload = await lane.send(call(b"", bytes(size)))
             assert len(records_of(payload)) == size
             await until(lambda: not server._memory.unfinished.held_bytes)
@@ -307,7 +307,7 @@ def test_a_peer_that_sends_a_byte_now_and_then_is_cut_off_when_others_wait_for_i
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     size = 3 << 20
-    monkeypatch.setattr(stream, "HALF_A_FRAME_S", 0.1)
+    monkeypatch.setattr(stream, "PARTIAL_FRAME_S", 0.1)
     monkeypatch.setattr(lane_server, "UNFINISHED_BYTES_MAX", 1)
 
     async def drip(connection: socket.socket) -> None:
@@ -364,7 +364,7 @@ def test_a_connection_that_is_held_back_ends_the_call_that_has_begun(monkeypatch
             connection.send(b"".join(map(bytes, first)) + announced(size))
             await until(lambda: server._memory.unfinished.held_bytes > size)
             other = lane.send(call(b"other", bytes(size)))
-            await until(lambda: server._memory.unfinished.is_short)
+            await until(lambda: server._memory.unfinished.has_waiting)
             try:
                 await loop.sock_sendall(connection, bytes(size))
                 assert (await other)[0].endswith(b"other")

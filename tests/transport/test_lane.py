@@ -28,7 +28,7 @@ from rayka.transport.greeting import (
     greeting,
     receive_exactly,
 )
-from rayka.transport.lane import Lane, open_lane, takes
+from rayka.transport.lane import Lane, fits_lane, open_lane
 from rayka.transport.lane_server import LaneServer
 from rayka.transport.receive_memory import SCRATCH_BYTES, ReceiveMemory
 from rayka.transport.stream import End
@@ -84,8 +84,8 @@ def test_the_largest_call_that_takes_a_lane_is_answered_and_a_larger_one_goes_by
     """Else it would end the lane, and with it all calls under way, each time that it is sent again."""
     largest = call(bytes(CALL_HEAD_BYTES_MAX - len("produce") - len("header")), b"records")
     larger = largest._replace(request=largest.request._replace(body=largest.request.body + b"x"))
-    assert takes(largest._replace(is_hot=True))
-    assert not takes(larger._replace(is_hot=True))
+    assert fits_lane(largest._replace(is_hot=True))
+    assert not fits_lane(larger._replace(is_hot=True))
 
     async def body() -> None:
         async with connected() as (_, lane):
@@ -338,7 +338,7 @@ def test_a_connection_without_a_valid_ticket_is_closed_before_anything_else_is_r
         return b"", b""
 
     monkeypatch.setattr(CountingSocket, "received_bytes", 0)
-    monkeypatch.setattr(lane_server, "own", lambda each: CountingSocket(fileno=each.detach()))
+    monkeypatch.setattr(lane_server, "close_in_children", lambda each: CountingSocket(fileno=each.detach()))
 
     async def body() -> None:
         async with served(note) as server:
@@ -455,7 +455,7 @@ def test_half_a_frame_is_counted_when_its_connection_ends() -> None:
             connection = await greeted(server)
             connection.send(bytes(encode_frame(FrameKind.CALL, 1, b"body", b"", api_name="produce")[0])[:-1])
             connection.close()
-            await until(lambda: server.cut_off[End.HALF_A_FRAME] == 1)
+            await until(lambda: server.cut_off[End.PARTIAL_FRAME] == 1)
 
     run(body())
 

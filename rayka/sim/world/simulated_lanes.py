@@ -26,7 +26,7 @@ from rayka.sim.run_options import SimOptions
 from rayka.sim.trace import Trace
 from rayka.sim.world.exchange import Endpoint, Exchange, Link, Links
 from rayka.transport.greeting import LaneOffer
-from rayka.transport.lane import Lanes, NodeKey, takes
+from rayka.transport.lane import Lanes, NodeKey, fits_lane
 
 # What a simulated lane is made of: a pair of caller and node, with what is drawn for it, and two pipes.
 
@@ -157,7 +157,7 @@ class SimLanes:
 
     def lane_of(self, caller: Process, call: Call) -> "SimLane | None":
         """The lane that this call takes; None: it goes by Ray, and a lane is opened where there can be one."""
-        if not self._options.lanes.share or not takes(call):
+        if not self._options.lanes.share or not fits_lane(call):
             return None
         pair = self._pair(caller.node_id, call.node_id)
         if pair.kind is Kind.NOT_WANTED:
