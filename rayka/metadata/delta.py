@@ -1,8 +1,8 @@
-"""What a run of metadata records makes of an image: the next image, and what changed on the way.
+"""Collects metadata records on top of an image: makes the next image, and tells what has changed.
 
-Replaying costs as much as the records say, whatever the image holds; `apply` copies the maps that changed. A
-record that contradicts the image (a partition of an unknown topic, a gap in partition numbers) is a bug of
-its writer, and `InvariantBroken` says so: a node that went on would hold another image than the rest.
+Replaying costs as much as the records, whatever the size of the image; `apply` copies the changed maps. A record that
+contradicts the image (a partition of an unknown topic, a gap in partition numbers) is a bug of its writer and raises
+`InvariantBroken`: a node that went on would hold another image than the other nodes.
 
 Kafka: `MetadataDelta`, `TopicsDelta`, `ClusterDelta`, `ConfigurationsDelta`, `ProducerIdsDelta` (H9, H12).
 """
@@ -41,18 +41,19 @@ from rayka.protocol.events import EVENTS_MAX
 
 KeyT = TypeVar("KeyT")
 ValueT = TypeVar("ValueT")
-_state_of = attrgetter(*PartitionImage.__struct_fields__)  # a record of a partition has them all
+# A PartitionRecord has all fields of a PartitionImage.
+_state_of = attrgetter(*PartitionImage.__struct_fields__)
 
 
 @dataclass(slots=True, eq=False)
 class _Topic:
-    """A topic while its records are replayed: its name, and those of its partitions that changed, by
-    number.
-    """
+    """A topic while its records are replayed."""
 
     name: str
     topic_id: UUID
+    # The partitions of the image.
     base: tuple[PartitionImage, ...]
+    # Changed and new partitions by number.
     changed: dict[int, PartitionImage] = field(default_factory=dict)
 
     def partition(self, number: int) -> PartitionImage | None:
@@ -69,19 +70,26 @@ class _Topic:
 
 
 class MetadataDelta:
-    """Collects records on top of an image. Afterwards: `apply` for the new image, and what changed in it."""
+    """The changes that records make to an image. `replay` takes the records in, `apply` makes the new image."""
 
     def __init__(self, image: MetadataImage) -> None:
         self.image = image
-        self._topics: dict[UUID, _Topic | None] = {}  # None: removed
-        self._added: dict[str, UUID] = {}  # by name, the last of each; it may be removed by now
+        # None: removed.
+        self._topics: dict[UUID, _Topic | None] = {}
+        # The last topic of each name; may be removed since.
+        self._added: dict[str, UUID] = {}
+        # Names of topics.
         self._reconfigured: dict[str, None] = {}
+        # Ids of brokers as text; empty: all brokers.
         self._reconfigured_brokers: dict[str, None] = {}
-        self._brokers: dict[int, BrokerImage | None] = {}  # None: unregistered
+        # None: unregistered.
+        self._brokers: dict[int, BrokerImage | None] = {}
+        # All values of a resource; None: of a removed topic.
         self._configs: dict[ConfigResource, dict[str, str] | None] = {}
         self._features: dict[str, int] = {}
         self._next_producer_id = image.next_producer_id
         self._events: list[EventRecord] = []
+        # Equal tuples, to share one of them.
         self._directories: dict[tuple[UUID, ...], tuple[UUID, ...]] = {}
 
     def __repr__(self) -> str:
@@ -96,7 +104,7 @@ class MetadataDelta:
     # ---- Replaying ---------------------------------------------------------------------------------------------------
 
     def replay(self, record: MetadataRecord) -> None:
-        """Takes one record in."""
+        """Adds one record's change."""
         _REPLAY[type(record)](self, record)
 
     def _register_broker(self, record: RegisterBrokerRecord) -> None:
@@ -107,7 +115,7 @@ class MetadataDelta:
     def _change_broker(self, record: BrokerRegistrationChangeRecord) -> None:
         broker = self._registered(record.broker_id, record.broker_epoch)
         names = ("is_fenced", "is_in_controlled_shutdown", "offline_directories")
-        self._brokers[record.broker_id] = msgspec.structs.replace(broker, **_given(record, names))
+        self._brokers[record.broker_id] = msgspec.structs.replace(broker, **_changed_fields(record, names))
 
     def _unregister_broker(self, record: UnregisterBrokerRecord) -> None:
         self._registered(record.broker_id, record.broker_epoch)
@@ -140,7 +148,8 @@ class MetadataDelta:
         if record.partition != 0 and before is None:
             raise InvariantBroken(f"{record!r}: there is none before it")
         replicas, directories, *others = _state_of(record)
-        # Partitions on the same brokers share them: most of an image's memory, and of what is collected, else.
+        # Partitions on the same brokers share the tuple. Else these tuples are most of an image's memory, and most of
+        # the garbage collector's work.
         shared = self._directories.setdefault(directories, directories)
         topic.changed[record.partition] = PartitionImage(replicas, shared, *others)
 
@@ -152,17 +161,25 @@ class MetadataDelta:
         topic.changed[record.partition] = changed_partition(partition, record)
 
     def _clear_elr(self, record: ClearElrRecord) -> None:
-        """The leader and the ISR stay as they are, but every partition epoch rises.
+        """Clears the eligible leader replicas, and raises every partition epoch; leader and ISR do not change.
 
-        Else this could happen: 1. The controller makes it two that must be in sync; the leader does not know that yet.
-        2. The leader proposes itself alone as the ISR. 3. The controller agrees, and holds those that leave for
-        eligible.
-        4. The leader, for which one is still enough, commits more than those have. So its proposals are refused until
-        it has applied this record, and the configuration with it.
+        Without the new epoch: 1. The controller raises `min.insync.replicas` to two; the leader does not know that yet.
+        2. The leader proposes itself alone as the ISR. 3. The controller agrees, and takes the replicas that leave for
+        eligible. 4. The leader, for which one replica is still enough, commits records that those replicas lack.
+        With it, the leader's proposals are refused until the leader has applied this record and the configuration.
 
-        Where the ISR is empty they stay: nothing is committed until one of them leads, and no other replica has it all.
+        A partition with an empty ISR keeps its eligible replicas: nothing is committed until one of them leads, and no
+        other replica has all committed records.
         """
-        for topic_id in _topic_ids(self.image, self._added, record.topic_name):
+        name = record.topic_name
+        topic_ids: list[UUID] = []
+        if not name:
+            topic_ids = [*self.image.topics_by_id, *self._added.values()]
+        elif name in self._added:
+            topic_ids = [self._added[name]]
+        elif name in self.image.topics:
+            topic_ids = [self.image.topics[name].topic_id]
+        for topic_id in topic_ids:
             topic = self._topic(topic_id)
             if topic is None:
                 continue
@@ -170,9 +187,9 @@ class MetadataDelta:
                 partition = topic.partition(number)
                 if partition is None:
                     raise InvariantBroken(f"{record!r}: partition {number} is missing")
-                forgotten = {"eligible_leader_replicas": (), "last_known_elr": ()} if partition.isr else {}
+                cleared = {"eligible_leader_replicas": (), "last_known_elr": ()} if partition.isr else {}
                 topic.changed[number] = msgspec.structs.replace(
-                    partition, partition_epoch=partition.partition_epoch + 1, **forgotten
+                    partition, partition_epoch=partition.partition_epoch + 1, **cleared
                 )
 
     def _set_config(self, record: ConfigRecord) -> None:
@@ -200,12 +217,12 @@ class MetadataDelta:
 
     def _add_event(self, record: EventRecord) -> None:
         last = self._events[-1].number if self._events else self.image.next_event_number - 1
-        # An event out of order is left out: a record of history must not end a node, least of all every one.
+        # An event out of order is ignored: a record of history must not end a node, least of all every node.
         if record.number > last:
             self._events.append(record)
 
     def _topic(self, topic_id: UUID) -> _Topic | None:
-        """The topic, ready to be changed; None when there is none or it was removed."""
+        """The topic, to be changed; None: there is none, or it was removed."""
         if topic_id in self._topics:
             return self._topics[topic_id]
         known = self.image.topics_by_id.get(topic_id)
@@ -223,19 +240,21 @@ class MetadataDelta:
     # ---- The outcome -------------------------------------------------------------------------------------------------
 
     def apply(self, next_offset: int) -> MetadataImage:
-        """The image after these records; `next_offset` follows the last of them."""
+        """The image after the records; `next_offset` follows the last one."""
         if next_offset < self.image.next_offset:
             raise InvariantBroken(f"{self!r} cannot go back to {next_offset}")
         changed = {topic_id: topic.image() if topic else None for topic_id, topic in self._topics.items()}
         topics = dict(self.image.topics) if self._topics else {}
         for name in self.deleted_names():
-            del topics[name]  # one that was created anew is last
+            # A topic that was created again is last.
+            del topics[name]
         topics |= {topic.name: topic for topic in changed.values() if topic is not None}
         return MetadataImage(
             next_offset=next_offset,
             topics=topics if self._topics else self.image.topics,
             topics_by_id=_merged(self.image.topics_by_id, changed),
-            brokers=_sorted(_merged(self.image.brokers, self._brokers))
+            # By id: the place of a broker that was unregistered and is back would depend on the grouping of records.
+            brokers=dict(sorted(_merged(self.image.brokers, self._brokers).items()))
             if self._brokers
             else self.image.brokers,
             configs=_merged(
@@ -247,17 +266,17 @@ class MetadataDelta:
         )
 
     def deleted_names(self) -> dict[str, UUID]:
-        """The ids of `deleted_topics`, by the names they had."""
+        """Ids of `deleted_topics` by name."""
         return {self.image.topics_by_id[topic_id].name: topic_id for topic_id in self.deleted_topics()}
 
     def deleted_topics(self) -> list[UUID]:
-        """Topics of the image that are gone, in the order in which they went."""
+        """Topics of the image that were removed, in the order of removal."""
         return [
             key for key, topic in self._topics.items() if topic is None and key in self.image.topics_by_id
         ]
 
     def changed_partitions(self) -> list[TopicIdPartition]:
-        """Partitions that are new or changed, and not gone since."""
+        """Partitions that are new or changed, and still exist."""
         return [
             TopicIdPartition(topic_id, number)
             for topic_id, topic in self._topics.items()
@@ -266,11 +285,11 @@ class MetadataDelta:
         ]
 
     def reconfigured_topics(self) -> list[str]:
-        """Names of topics whose own configuration was written, in the order of the first write."""
+        """Names of topics whose configuration was written, in the order of the first write."""
         return list(self._reconfigured)
 
     def is_reconfigured(self, broker_id: int) -> bool:
-        """Whether the configuration of this broker, or that of all brokers, was written."""
+        """Whether the configuration of the broker or of all brokers was written."""
         return "" in self._reconfigured_brokers or str(broker_id) in self._reconfigured_brokers
 
 
@@ -292,30 +311,22 @@ _REPLAY: Mapping[type[Any], Callable[[MetadataDelta, Any], None]] = {
 
 
 def changed_partition(partition: PartitionImage, change: PartitionChangeRecord) -> PartitionImage:
-    """H12: only the fields given; the partition epoch always rises, the leader epoch when a leader is
-    named.
+    """Applies a change (H12): of the fields that it sets. The partition epoch always rises, the leader epoch if the
+    change names a leader.
     """
-    given = _given(change, CHANGEABLE_FIELDS)
+    changes = _changed_fields(change, CHANGEABLE_FIELDS)
     if change.leader_id != NO_LEADER_CHANGE:
-        given |= {"leader_id": change.leader_id, "leader_epoch": partition.leader_epoch + 1}
-    return msgspec.structs.replace(partition, partition_epoch=partition.partition_epoch + 1, **given)
+        changes |= {"leader_id": change.leader_id, "leader_epoch": partition.leader_epoch + 1}
+    return msgspec.structs.replace(partition, partition_epoch=partition.partition_epoch + 1, **changes)
 
 
-def _topic_ids(image: MetadataImage, added: Mapping[str, UUID], name: str) -> list[UUID]:
-    """The topic of this name, if there is one, found without a walk over all; all topics where none is named."""
-    if not name:
-        return [*image.topics_by_id, *added.values()]
-    if name in added:
-        return [added[name]]
-    return [image.topics[name].topic_id] if name in image.topics else []
-
-
-def _given(record: MetadataRecord, names: Sequence[str]) -> dict[str, Any]:
+def _changed_fields(record: MetadataRecord, names: Sequence[str]) -> dict[str, Any]:
+    """The fields of `names` that a record sets."""
     return {name: value for name in names if (value := getattr(record, name)) is not None}
 
 
 def _merged(base: Mapping[KeyT, ValueT], changes: Mapping[KeyT, ValueT | None]) -> Mapping[KeyT, ValueT]:
-    """The base itself when nothing changed; None removes."""
+    """The base with changes, of which None removes an entry; the base itself without changes."""
     if not changes:
         return base
     merged = dict(base)
@@ -325,8 +336,3 @@ def _merged(base: Mapping[KeyT, ValueT], changes: Mapping[KeyT, ValueT | None]) 
         else:
             merged[key] = value
     return merged
-
-
-def _sorted(brokers: Mapping[int, BrokerImage]) -> Mapping[int, BrokerImage]:
-    """By id: one that was unregistered and is back would be last or where it was, as its records were grouped."""
-    return {broker_id: brokers[broker_id] for broker_id in sorted(brokers)}

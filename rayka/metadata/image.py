@@ -1,8 +1,18 @@
-"""The cluster's metadata at one offset of `__cluster_metadata`, immutable.
+"""The cluster's metadata at one offset of `__cluster_metadata`, immutable; configurations in effect; answers from it.
 
-`MetadataDelta` makes the next one. Two images share every topic, broker and configuration that did not change
-between them, so a new image costs a copy of the maps that changed, not of what they hold. Maps keep the order
-in which their entries came, but for the brokers, which come by their ids.
+**Image.** `MetadataDelta` makes the next image. Two images share every topic, broker and configuration that did not
+change between them, so a new image costs a copy of the changed maps, not of their content. Maps keep the order in which
+their entries were added; brokers are in the order of their ids.
+
+**Configuration in effect.** One rule for brokers, controllers and callers that ask. A topic's key is the topic's own
+value, else the broker's value of the synonym. A broker's key is the broker's own value, else the value of all brokers,
+else the value with which the node was started, else the default. One exception: `segment.bytes` of
+`__consumer_offsets`, if it is the default of earlier releases, counts as the broker's (decision 084). A value that this
+release does not accept counts as not set, and the log names it: another release wrote it, and a node that ended because
+of the value would end at each start. Kafka: `KafkaConfigSchema`.
+
+**Answers.** To Metadata requests and requests for events, the same on brokers and controllers. A Metadata response is
+made in steps, because one about all topics may name a hundred thousand partitions. Kafka: `KRaftMetadataCache`.
 
 Kafka: `MetadataImage`, `TopicsImage`, `ClusterImage`, `ConfigurationsImage`, `ProducerIdsImage` (H9).
 """
@@ -41,11 +51,13 @@ from rayka.protocol.membership import (
 
 
 class PartitionImage(msgspec.Struct, frozen=True, gc=False):
-    """One partition's replicas, which are in sync, and which leads it in which epoch. `leader_id` -1: none."""
+    """One partition: its replicas, ISR and leader."""
 
     replicas: tuple[int, ...]
+    # The replicas' directories, in the order of `replicas`.
     directories: tuple[UUID, ...]
     isr: tuple[int, ...]
+    # NO_NODE: no leader.
     leader_id: int
     leader_epoch: int
     partition_epoch: int
@@ -68,29 +80,30 @@ class PartitionImage(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def is_reassigned(self) -> bool:
-        """Whether a reassignment of it is under way."""
+        """Whether a reassignment of the partition is under way."""
         return bool(self.adding_replicas or self.removing_replicas)
 
     @property
     def target_replicas(self) -> tuple[int, ...]:
-        """What it has, or will have when its reassignment is over."""
+        """The replicas after the end of the reassignment; all replicas without one."""
         return tuple(each for each in self.replicas if each not in self.removing_replicas)
 
     @property
     def original_replicas(self) -> tuple[int, ...]:
-        """What a cancel of its reassignment goes back to; all replicas while nothing is under way."""
+        """The replicas after a cancel of the reassignment; all replicas without one."""
         return tuple(each for each in self.replicas if each not in self.adding_replicas)
 
     def directory_of(self, broker_id: int) -> UUID | None:
-        """The directory that holds this broker's replica; None when it holds none."""
+        """The directory of the broker's replica; None: the broker has no replica."""
         return self.directories[self.replicas.index(broker_id)] if broker_id in self.replicas else None
 
 
 class TopicImage(msgspec.Struct, frozen=True):
-    """One topic: partition number n is `partitions[n]`."""
+    """One topic."""
 
     name: str
     topic_id: UUID
+    # By partition number.
     partitions: tuple[PartitionImage, ...] = ()
 
     def __repr__(self) -> str:
@@ -98,7 +111,7 @@ class TopicImage(msgspec.Struct, frozen=True):
 
 
 class BrokerImage(msgspec.Struct, frozen=True):
-    """One registered broker: the process of that epoch, and whether it may lead."""
+    """One registered broker."""
 
     registration: RegisterBrokerRecord
     is_fenced: bool
@@ -129,7 +142,7 @@ class BrokerImage(msgspec.Struct, frozen=True):
 
     @property
     def is_coordinator(self) -> bool:
-        """Whether internal partitions go to it before they go to other brokers."""
+        """Whether the broker gets internal partitions before other brokers do."""
         return Role.COORDINATOR in self.registration.roles
 
     @property
@@ -139,13 +152,13 @@ class BrokerImage(msgspec.Struct, frozen=True):
 
     @property
     def online_directories(self) -> tuple[UUID, ...]:
-        """Ids of its directories that have not failed, in the order of its registration."""
+        """Ids of the directories that have not failed, in the order of the registration."""
         ids = [directory.directory_id for directory in self.directories]
         return tuple(each for each in ids if each not in self.offline_directories)
 
 
 class ConfigResource(msgspec.Struct, frozen=True):
-    """What a configuration belongs to."""
+    """A topic, a broker, or all brokers: the owner of a configuration."""
 
     type: ResourceType
     name: str
@@ -153,20 +166,21 @@ class ConfigResource(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class MetadataImage:
-    """The metadata after every record below `next_offset`. No broker has a producer id from `next_producer_id` on.
-    `events` are the newest ones, at most 1,000.
+    """The metadata after every record below `next_offset`.
 
-    Invariants: `topics` (by name) and `topics_by_id` hold the same topics; no map is changed after
-    construction; the numbers of events rise.
+    Invariants: `topics` and `topics_by_id` hold the same topics; no map changes after construction.
     """
 
     next_offset: int = 0
+    # By name.
     topics: Mapping[str, TopicImage] = field(default_factory=dict)
     topics_by_id: Mapping[UUID, TopicImage] = field(default_factory=dict)
     brokers: Mapping[int, BrokerImage] = field(default_factory=dict)
     configs: Mapping[ConfigResource, Mapping[str, str]] = field(default_factory=dict)
     features: Mapping[str, int] = field(default_factory=dict)
+    # No broker has a producer id from here on.
     next_producer_id: int = 0
+    # The newest ones, at most 1,000. Their numbers rise.
     events: tuple[EventRecord, ...] = ()
 
     def __repr__(self) -> str:
@@ -176,17 +190,17 @@ class MetadataImage:
 
     @property
     def metadata_version(self) -> int:
-        """The version at which metadata records are written; 0 before the first controller decided it."""
+        """The version in which metadata records are written; 0 until the first controller has decided it."""
         return self.features.get(METADATA_VERSION, 0)
 
     @property
     def has_eligible_leader_replicas(self) -> bool:
-        """Whether the cluster keeps track of replicas that left the ISR and are whole (B42)."""
+        """Whether the cluster remembers replicas that left the ISR and have all committed records (B42)."""
         return self.features.get(ELIGIBLE_LEADER_REPLICAS, 0) > 0
 
     @property
     def has_events(self) -> bool:
-        """Whether events may be written: every node can read them."""
+        """Whether events may be written, because every node can read them."""
         return self.metadata_version >= EVENTS_LEVEL
 
     @property
@@ -194,16 +208,16 @@ class MetadataImage:
         return self.events[-1].number + 1 if self.events else 0
 
     def broker_configs(self, broker_id: int | None) -> Mapping[str, str]:
-        """What was set for this broker itself, or with None for all brokers."""
+        """The values set for one broker; None: for all brokers."""
         name = "" if broker_id is None else str(broker_id)
         return self.configs.get(ConfigResource(ResourceType.BROKER, name), {})
 
     def topic_configs(self, name: str) -> Mapping[str, str]:
-        """What was set for this topic itself, by Kafka's dotted keys."""
+        """The values set for one topic, by Kafka's dotted keys."""
         return self.configs.get(ConfigResource(ResourceType.TOPIC, name), {})
 
     def partition(self, key: TopicIdPartition) -> PartitionImage | None:
-        """The partition, or None when no topic of that id has it."""
+        """The partition; None: no topic of the id has it."""
         topic = self.topics_by_id.get(key.topic_id)
         if topic is None or not 0 <= key.partition < len(topic.partitions):
             return None
@@ -217,7 +231,7 @@ class MetadataImage:
 
 
 def named_partition(image: MetadataImage, name: TopicPartition) -> tuple[TopicIdPartition, PartitionImage]:
-    """The partition that a request names. Raises UnknownTopicOrPartition, saying which there are."""
+    """The partition that a request names. Raises UnknownTopicOrPartition with the partitions that exist."""
     topic = image.topics.get(name.topic)
     if topic is None:
         raise UnknownTopicOrPartition(f"there is no topic {name.topic!r}")
@@ -228,18 +242,11 @@ def named_partition(image: MetadataImage, name: TopicPartition) -> tuple[TopicId
     return TopicIdPartition(topic.topic_id, name.partition), topic.partitions[name.partition]
 
 
-# Which configuration is in force: one answer for brokers, controllers and callers that ask to see it.
-#
-# A topic's key is its own, or else what the broker has under the synonym; a broker's key is its own, or else
-# that of all brokers, or else what the node was started with, or else the default. One exception:
-# `segment.bytes` of `__consumer_offsets` that is the default of earlier releases counts as the broker's
-# (decision 084). A value in the metadata that this release does not take counts as not set, and is named in
-# the log: another release wrote it, and a node that ended because of it would end at each start. Kafka:
-# `KafkaConfigSchema`, `ConfigurationsImage`.
+# ---- Configuration in effect ---------------------------------------------------------------------------------------
 
 
-# A frozen model of pydantic's is hashable, which pyright does not know.
-_CACHED_MAX = 1024  # topics configured differently that are remembered: the others are parsed each time
+# Configurations that are remembered; of more topics with different ones, some are parsed each time.
+_CACHED_MAX = 1024
 
 _SEGMENT_BYTES, _EARLIER_DEFAULT = "segment.bytes", str(100 << 20)
 
@@ -249,16 +256,17 @@ _logger = logging.getLogger(__name__)
 
 
 def broker_config(image: MetadataImage, static: BrokerConfig, broker_id: int | None = None) -> BrokerConfig:
-    """What is in force on this broker, or with None on those of which nothing special was said."""
+    """The configuration in effect on one broker; None: on brokers without values of their own."""
     own = {} if broker_id is None else image.broker_configs(broker_id)
     dynamic = {**image.broker_configs(None), **own}
+    # A frozen pydantic model is hashable, which pyright does not know.
     return _with_dynamic(static, _items(dynamic)) if dynamic else static  # pyright: ignore[reportArgumentType]
 
 
 def topic_config(
     image: MetadataImage, static: BrokerConfig, name: str, broker_id: int | None = None
 ) -> TopicConfig:
-    """What is in force for this topic on this broker, or with None where nothing special was said of the broker."""
+    """The configuration in effect of one topic on one broker; None: on brokers without values of their own."""
     config = broker_config(image, static, broker_id)
     own = image.topic_configs(name)
     if is_internal(name) and own.get(_SEGMENT_BYTES) == _EARLIER_DEFAULT:
@@ -281,50 +289,52 @@ def _topic_config(config: BrokerConfig, own: _Items) -> TopicConfig:
 
 
 def _with_valid(make: Callable[[Mapping[str, Any]], ConfigT], items: _Items) -> ConfigT:
-    """The configuration with those of the values that are valid."""
+    """Makes a configuration from the valid values, and logs the others."""
     try:
         return make(dict(items))
     except ConfigError:
-        return make({key: value for key, value in items if _is_valid(make, key, value)})
+        valid: dict[str, str] = {}
+        for key, value in items:
+            try:
+                make({key: value})
+                valid[key] = value
+            except ConfigError as error:
+                _logger.warning(
+                    "the metadata have %s=%s, which counts as not set: %s; set it anew", key, value, error
+                )
+        return make(valid)
 
 
-def _is_valid(make: Callable[[Mapping[str, Any]], object], key: str, value: str) -> bool:
-    try:
-        make({key: value})
-    except ConfigError as error:
-        _logger.warning(
-            "the metadata have %s=%s, which counts as not set: %s; set it anew", key, value, error
-        )
-        return False
-    return True
+# ---- Answers -------------------------------------------------------------------------------------------------------
 
 
-# Answers from an image, the same on brokers and controllers: to a Metadata request, and to one for events.
-#
-# The former is made in steps: one about all topics may name a hundred thousand partitions. Kafka: `KRaftMetadataCache`.
-
-
-_PER_STEP = 32  # partitions and topics, a microsecond each
+# Partitions and topics, a microsecond each.
+_PER_STEP = 32
 
 
 def metadata_steps(
     image: MetadataImage, request: MetadataRequest, *, cluster_id: str, controller_id: int
 ) -> Generator[None, int, MetadataResponse]:
-    """What the image says of the topics asked for, in their order; all of them, by name, when none is named.
+    """Answers a Metadata request in steps: the topics in the order of the request, or all topics by name.
 
-    A partition without a leader carries LEADER_NOT_AVAILABLE, an unknown topic UNKNOWN_TOPIC_OR_PARTITION.
+    A partition without a leader has the error LEADER_NOT_AVAILABLE, an unknown topic UNKNOWN_TOPIC_OR_PARTITION.
     """
     names = sorted(image.topics) if request.topics is None else request.topics
     topics: list[MetadataTopic] = []
     looked_at = 0
     for name in names:
+        topic = image.topics.get(name)
         partitions: list[MetadataPartition] = []
-        for each in image.topics[name].partitions if name in image.topics else ():
+        for each in topic.partitions if topic is not None else ():
             partitions.append(_partition(len(partitions), each))
             looked_at += 1
             if looked_at % _PER_STEP == 0:
                 yield
-        topics.append(_topic(image, name, tuple(partitions)))
+        if topic is None:
+            topics.append(MetadataTopic(name, error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+        else:
+            configs = dict(image.topic_configs(name))
+            topics.append(MetadataTopic(name, topic.topic_id, tuple(partitions), configs))
         looked_at += 1
         if looked_at % _PER_STEP == 0:
             yield
@@ -352,13 +362,6 @@ def _broker(broker: BrokerImage) -> MetadataBroker:
     )
 
 
-def _topic(image: MetadataImage, name: str, partitions: tuple[MetadataPartition, ...]) -> MetadataTopic:
-    topic: TopicImage | None = image.topics.get(name)
-    if topic is None:
-        return MetadataTopic(name, error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-    return MetadataTopic(name, topic.topic_id, partitions, dict(image.topic_configs(name)))
-
-
 def _partition(number: int, partition: PartitionImage) -> MetadataPartition:
     error = ErrorCode.NONE if partition.has_leader else ErrorCode.LEADER_NOT_AVAILABLE
     return MetadataPartition(
@@ -375,7 +378,7 @@ def _partition(number: int, partition: PartitionImage) -> MetadataPartition:
 
 
 def events_response(image: MetadataImage, request: DescribeEventsRequest) -> DescribeEventsResponse:
-    """The newest of those after an event."""
+    """Answers a request for events."""
     found = [each for each in image.events if each.number > request.since][-request.count :]
     events = (Event(each.number, each.timestamp_ms, each.kind, each.subjects, each.reason) for each in found)
     return DescribeEventsResponse(tuple(events))

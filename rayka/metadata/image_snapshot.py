@@ -1,10 +1,9 @@
-"""An image as records and back: what a snapshot of the metadata holds, and what it means to a node that had an older
-image.
+"""Turns an image into records and back, for snapshots of the metadata; tells how two images differ, in records.
 
-`image_of(image_records(image), image.next_offset) == image`, the order of its maps included, except that the
-configurations come in the order of their topics: which order they had depended on how the records were grouped into
-deltas, and a snapshot must not. So all nodes write the same snapshot of one offset, and loading it and replaying what
-follows gives what replaying the whole log gives.
+`image_of(image_records(image), image.next_offset) == image`, including the order of the maps. One exception:
+configurations come in the order of their topics, because their order in an image depends on the grouping of records
+into deltas, and a snapshot must not. So all nodes write the same snapshot of one offset, and a node that loads a
+snapshot and replays the records behind it gets the image of a node that replays the whole log.
 
 Kafka: `MetadataImage.write`, `ImageWriter`, `MetadataDelta.finishSnapshot` (A45, H9).
 """
@@ -31,12 +30,12 @@ from rayka.protocol.configs import ResourceType
 
 
 def image_records(image: MetadataImage) -> Iterator[MetadataRecord]:
-    """The records that make this image out of an empty one."""
+    """The records that make the image from an empty one."""
     return difference(MetadataImage(), image)
 
 
 def image_of(records: Iterable[MetadataRecord], next_offset: int) -> MetadataImage:
-    """The image that a snapshot's records make."""
+    """The image that the records of a snapshot make."""
     delta = MetadataDelta(MetadataImage())
     for record in records:
         delta.replay(record)
@@ -44,7 +43,7 @@ def image_of(records: Iterable[MetadataRecord], next_offset: int) -> MetadataIma
 
 
 def _resources(image: MetadataImage) -> Iterator[ConfigResource]:
-    """What has a configuration, in the order of the topics; then what is no topic's."""
+    """Configured resources: topics in the order of the image, then all others."""
     of_topics = [ConfigResource(ResourceType.TOPIC, name) for name in image.topics]
     yield from (resource for resource in of_topics if resource in image.configs)
     others = [
@@ -70,8 +69,8 @@ def _broker_records(broker: BrokerImage) -> Iterator[MetadataRecord]:
 
 
 def difference(old: MetadataImage, new: MetadataImage) -> Iterator[MetadataRecord]:
-    """The records that lead from one image of a cluster to a later one: as if those in between had been read, but for
-    what came and went among them.
+    """The records that lead from one image of a cluster to a later one. Topics and brokers that came and went between
+    the images are left out.
     """
     for topic_id in old.topics_by_id:
         if topic_id not in new.topics_by_id:
@@ -80,7 +79,7 @@ def difference(old: MetadataImage, new: MetadataImage) -> Iterator[MetadataRecor
         if old.features.get(name) != level:
             yield FeatureLevelRecord(name=name, level=level)
     if new.next_producer_id != old.next_producer_id:
-        # Which broker got the last block is of no interest any more.
+        # The broker that got the last block no longer matters.
         yield ProducerIdsRecord(
             broker_id=NO_NODE, broker_epoch=NO_EPOCH, next_producer_id=new.next_producer_id
         )
@@ -116,6 +115,8 @@ def _config_difference(old: MetadataImage, new: MetadataImage) -> Iterator[Metad
 
 
 def _is_gone(resource: ConfigResource, old: MetadataImage, new: MetadataImage) -> bool:
-    """Whether it was a topic's that is no more, whose configuration went with it; one of its name may be another."""
+    """Whether a resource was a topic that was removed, and its configuration with it. A topic of the same name in the
+    later image is another topic.
+    """
     topic = old.topics.get(resource.name) if resource.type is ResourceType.TOPIC else None
     return topic is not None and topic.topic_id not in new.topics_by_id

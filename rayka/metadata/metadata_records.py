@@ -1,10 +1,10 @@
-"""The records of `__cluster_metadata`: every change of the cluster's metadata.
+"""Records of `__cluster_metadata`: every change of the cluster's metadata.
 
 A record's value is MessagePack, `[type, version, fields…]`. Type numbers are Kafka's `apiKey`s (H11;
-`metadata/src/main/resources/common/metadata`), from 1,000 on Rayka's own. A record evolves by appending fields with
-defaults; one that older nodes must not read as the old one gets a new version. An unknown type or version is an error,
-never skipped: a node that skipped a record would hold another image than the rest. So a later type is written from a
-level of `metadata.version` on: events from 2.
+`metadata/src/main/resources/common/metadata`), and from 1,000 on Rayka's own. A record evolves by appending fields with
+defaults; a record that older nodes must not read as the old one gets a new version. An unknown type or version is an
+error and never skipped: a node that skipped a record would hold another image than the other nodes. So a new type is
+written only from a certain level of `metadata.version` on: events from level 2.
 
 Left out until something writes them: quotas, ACLs, users, tokens, metadata transactions.
 """
@@ -19,22 +19,26 @@ from rayka.ids import BROKER_ONLY, NO_NODE, Role
 from rayka.protocol.configs import ResourceType
 from rayka.protocol.membership import LeaderRecoveryState, RegisteredDirectory
 
-METADATA_VERSION = "metadata.version"  # the feature whose level says at which version records are written
-METADATA_VERSION_MIN, METADATA_VERSION_MAX = 1, 2  # what this node can read and write
-EVENTS_LEVEL = 2  # of metadata.version: events are written
-ELIGIBLE_LEADER_REPLICAS = "eligible.leader.replicas.version"  # level 1: ELRs are kept (B42)
+# The feature whose level is the version in which records are written.
+METADATA_VERSION = "metadata.version"
+# The levels that this node can read and write.
+METADATA_VERSION_MIN, METADATA_VERSION_MAX = 1, 2
+# The level of `metadata.version` from which on events are written.
+EVENTS_LEVEL = 2
+# The feature whose level 1 keeps eligible leader replicas (B42).
+ELIGIBLE_LEADER_REPLICAS = "eligible.leader.replicas.version"
 NO_LEADER = NO_NODE
 NO_LEADER_CHANGE = -2
 
 
 class _Record(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag_field="type", gc=False):
-    # No cycles, and there may be a hundred thousand: the garbage collector need not look at them.
+    # No garbage collection: there may be a hundred thousand records, and none is part of a cycle.
     version: Literal[0] = 0
 
 
 class RegisterBrokerRecord(_Record, tag=0, frozen=True, array_like=True, kw_only=True):
-    """A broker process announced itself; its epoch is this record's offset (H3). It replaces the one
-    before.
+    """A broker process has registered. The broker's epoch is the record's offset (H3). Replaces an earlier
+    registration.
     """
 
     broker_id: int
@@ -51,25 +55,26 @@ class RegisterBrokerRecord(_Record, tag=0, frozen=True, array_like=True, kw_only
 
 
 class UnregisterBrokerRecord(_Record, tag=1, frozen=True, array_like=True, kw_only=True):
-    """A broker is forgotten; it holds no replica."""
+    """A broker without replicas was unregistered."""
 
     broker_id: int
     broker_epoch: int
 
 
 class TopicRecord(_Record, tag=2, frozen=True, array_like=True, kw_only=True):
-    """A topic exists; its partitions follow."""
+    """A topic was created; its partitions follow."""
 
     name: str
     topic_id: UUID
 
 
 class PartitionRecord(_Record, tag=3, frozen=True, array_like=True, kw_only=True):
-    """A partition exists, whole. `directories` are those of `replicas`, in their order."""
+    """A partition was created; also its whole state, in snapshots."""
 
     topic_id: UUID
     partition: int
     replicas: tuple[int, ...]
+    # The replicas' directories, in the order of `replicas`.
     directories: tuple[UUID, ...]
     isr: tuple[int, ...]
     leader_id: int
@@ -83,11 +88,12 @@ class PartitionRecord(_Record, tag=3, frozen=True, array_like=True, kw_only=True
 
 
 class ConfigRecord(_Record, tag=4, frozen=True, array_like=True, kw_only=True):
-    """One configuration key of one resource was set, or with None removed."""
+    """One configuration key of one resource was set or removed."""
 
     resource_type: ResourceType
     resource_name: str
     name: str
+    # None: removed.
     value: str | None
 
 
@@ -98,10 +104,10 @@ def config_record(
 
 
 class PartitionChangeRecord(_Record, tag=5, frozen=True, array_like=True, kw_only=True):
-    """What changed of a partition: None, and -2 for the leader, means unchanged.
+    """The state of a partition has changed. None, and NO_LEADER_CHANGE for the leader: unchanged.
 
-    Applying it raises the partition epoch by one, and the leader epoch by one if `leader_id` is given, even
-    when it names the same leader (H12).
+    The change raises the partition epoch by one. It also raises the leader epoch by one if it names a leader, even the
+    same leader (H12).
     """
 
     topic_id: UUID
@@ -117,7 +123,7 @@ class PartitionChangeRecord(_Record, tag=5, frozen=True, array_like=True, kw_onl
     last_known_elr: tuple[int, ...] | None = None
 
 
-# Of a partition, given where they change and None where not: all but its name and its leader.
+# Fields of a PartitionChangeRecord that are None if unchanged: all but the partition and the leader.
 CHANGEABLE_FIELDS = tuple(
     name
     for name in PartitionChangeRecord.__struct_fields__
@@ -126,28 +132,29 @@ CHANGEABLE_FIELDS = tuple(
 
 
 class RemoveTopicRecord(_Record, tag=9, frozen=True, array_like=True, kw_only=True):
-    """A topic is gone, with its partitions and its configuration."""
+    """A topic was removed, with its partitions and its configuration."""
 
     topic_id: UUID
 
 
 class FeatureLevelRecord(_Record, tag=12, frozen=True, array_like=True, kw_only=True):
-    """A feature's finalised level, such as `metadata.version`."""
+    """The finalised level of a feature, such as `metadata.version`, was set."""
 
     name: str
     level: int
 
 
 class ProducerIdsRecord(_Record, tag=15, frozen=True, array_like=True, kw_only=True):
-    """A block of producer ids went to a broker: all below `next_producer_id` are given away (C12)."""
+    """A broker got a block of producer ids (C12)."""
 
     broker_id: int
     broker_epoch: int
+    # All ids below are given away.
     next_producer_id: int
 
 
 class BrokerRegistrationChangeRecord(_Record, tag=17, frozen=True, array_like=True, kw_only=True):
-    """A registered broker changed its state; None means unchanged (H4)."""
+    """The state of a registered broker has changed (H4). None: unchanged."""
 
     broker_id: int
     broker_epoch: int
@@ -157,21 +164,22 @@ class BrokerRegistrationChangeRecord(_Record, tag=17, frozen=True, array_like=Tr
 
 
 class ClearElrRecord(_Record, tag=28, frozen=True, array_like=True, kw_only=True):
-    """Forgets the eligible leader replicas of a topic, of all topics when the name is empty: what makes one eligible,
-    `min.insync.replicas`, is about to change (B42). Partitions whose ISR is empty keep theirs; the
-    partition epochs of all rise by one.
+    """The eligible leader replicas of a topic are cleared, because `min.insync.replicas`, which makes a replica
+    eligible, is about to change (B42). Partitions with an empty ISR keep theirs; all partition epochs rise by one.
     """
 
+    # Empty: all topics.
     topic_name: str = ""
 
 
 class NoOpRecord(_Record, tag=20, frozen=True, array_like=True, kw_only=True):
-    """Nothing changed; that it is committed shows that the quorum works (A68)."""
+    """No change. Its commit shows that the quorum works (A68)."""
 
 
 class EventRecord(_Record, tag=1000, frozen=True, array_like=True, kw_only=True):
-    """The cluster decided something by itself; its number is higher than those of all events before it."""
+    """An event happened: an incident, or a decision of the cluster."""
 
+    # Higher than the numbers of all earlier events.
     number: int
     timestamp_ms: int
     kind: str
@@ -203,15 +211,14 @@ _TYPES: dict[Any, str] = {
 
 
 def encode_record(record: MetadataRecord) -> bytes:
-    """The record as the value that the log holds."""
+    """Encodes a record to the value in the log."""
     return _ENCODER.encode(record)
 
 
 def decode_record(value: bytes | memoryview) -> MetadataRecord:
-    """The record in a value of the log.
+    """Decodes a record from the value in the log.
 
-    Raises UnsupportedVersion for a type or version that this node does not know, CorruptRecord for bytes that
-    are none.
+    Raises UnsupportedVersion for a type or version that this node does not know, CorruptRecord for other bytes.
     """
     try:
         return _DECODER.decode(value)
