@@ -311,8 +311,8 @@ _REPLAY: Mapping[type[Any], Callable[[MetadataDelta, Any], None]] = {
 
 
 def changed_partition(partition: PartitionImage, change: PartitionChangeRecord) -> PartitionImage:
-    """Applies a change (H12): of the fields that it sets. The partition epoch always rises, the leader epoch if the
-    change names a leader.
+    """Applies the fields that a change sets (H12). The partition epoch always rises, the leader epoch if the change
+    names a leader.
     """
     changes = _changed_fields(change, CHANGEABLE_FIELDS)
     if change.leader_id != NO_LEADER_CHANGE:
@@ -326,7 +326,7 @@ def _changed_fields(record: MetadataRecord, names: Sequence[str]) -> dict[str, A
 
 
 def _merged(base: Mapping[KeyT, ValueT], changes: Mapping[KeyT, ValueT | None]) -> Mapping[KeyT, ValueT]:
-    """The base with changes, of which None removes an entry; the base itself without changes."""
+    """The base with the changes; None removes an entry. The base itself if there are no changes."""
     if not changes:
         return base
     merged = dict(base)

@@ -32,7 +32,7 @@ NO_LEADER_CHANGE = -2
 
 
 class _Record(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag_field="type", gc=False):
-    # No garbage collection: there may be a hundred thousand records, and none is part of a cycle.
+    # Not tracked by the garbage collector: there may be a hundred thousand records, and none is part of a cycle.
     version: Literal[0] = 0
 
 

@@ -75,11 +75,16 @@ def encode_batch(
 ) -> np.ndarray:
     """Encodes one batch to a contiguous `uint8` array whose length is a multiple of 8.
 
-    values, keys: lists of `bytes | None`, or Arrow arrays of binary or string type, slices included; keys None: all
-    null. headers: for each record a sequence of (str, bytes | None) or None, or a `list<struct<key, value>>` array.
-    timestamps_ms: one for all records, or one for each (`array("q")` and numpy int64 without a copy). offset_deltas:
-    rising offsets from the base, only where compaction made gaps. sequence: the producer, and the batch's place among
-    the producer's batches (C1).
+    values, keys: lists of `bytes | None`, or Arrow arrays of binary or string type, slices included. keys None: all are
+    null.
+
+    headers: for each record a sequence of (str, bytes | None) or None, or a `list<struct<key, value>>` array.
+
+    timestamps_ms: one for all records, or one for each (`array("q")` and numpy int64 without a copy).
+
+    offset_deltas: rising offsets from the base, only where compaction made gaps.
+
+    sequence: the producer, and the batch's place among the producer's batches (C1).
 
     Raises SerializationError (wrong types, columns of unequal length), RecordTooLarge (the uncompressed
     columns exceed UNCOMPRESSED_BYTES_MAX) or UnsupportedCompressionType (snappy).

@@ -338,8 +338,8 @@ def pack_contents(uncompressed_bytes: int, lengths: list[tuple[int, int]]) -> by
 
 
 def parse_contents(body: memoryview) -> Contents:
-    """The table of contents at the beginning of a body. Raises CorruptRecord for any that `pack_contents` never
-    writes.
+    """Parses the table of contents at the beginning of a body. Raises CorruptRecord unless `pack_contents` could have
+    written it.
     """
     if len(body) < _PREFIX.size:
         raise CorruptRecord(f"a body of {len(body)} bytes has no table of contents")

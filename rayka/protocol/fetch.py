@@ -4,7 +4,7 @@
 from the changes and not from the number of partitions. A request may be cut to a number of partitions; the next one
 names the rest. Invariants:
 
-- A request that begins a session is alone until it ends: its answer names the session.
+- No request follows one that begins a session until that one ends: its answer names the session.
 - A later request may overtake one that the node still holds; the node then answers only the newest.
 - The results of an overtaken request count, but only the newest request's answer tells about the session.
 - Content that may not have arrived (the call broke, the node forgot the session) is sent again in full, in a new

@@ -18,7 +18,7 @@ def _nothing() -> None:
 
 
 class Later(asyncio.Future[ResultT]):
-    """A result to come. `on_given_up` is called when the result is no longer wanted, which `cancel` tells."""
+    """A result to come. `on_given_up` is called when `cancel` gives the result up."""
 
     __slots__ = ("_observers", "_on_end", "_on_given_up")
 

@@ -54,7 +54,9 @@ class MetadataBroker(Message, frozen=True, array_like=True):
 
 
 class MetadataPartition(Message, frozen=True, array_like=True, gc=False):
-    """The replicas and leader of one partition. No garbage collection: a topic has thousands, none part of a cycle."""
+    """The replicas and leader of one partition. Not tracked by the garbage collector: a topic has thousands, and none
+    is part of a cycle.
+    """
 
     partition: int
     # NO_NODE beside the error LEADER_NOT_AVAILABLE.

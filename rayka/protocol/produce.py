@@ -1,4 +1,4 @@
-"""Produce: appends batches to partitions, answers who leads a partition, and gives producers their ids.
+"""Produce: appends batches to partitions, names the leader of a partition, and gives producers their ids.
 
 Kafka: ProduceRequest, ProduceResponse (G10, B15, B18), `CurrentLeader` (KIP-951), InitProducerIdRequest,
 AllocateProducerIdsRequest (C12). Left out: transactional ids.
@@ -18,7 +18,9 @@ ACKS_NONE, ACKS_LEADER, ACKS_ALL = 0, 1, -1
 
 
 class ProducePartition(PartitionMessage, frozen=True, array_like=True, gc=False):
-    """Batches for one partition. No garbage collection: a request has hundreds, and none is part of a cycle."""
+    """Batches for one partition. Not tracked by the garbage collector: a request has hundreds, and none is part of a
+    cycle.
+    """
 
     # One or more whole batches, uint8.
     records: np.ndarray

@@ -4,9 +4,9 @@ Frames that are sent within one turn of the event loop leave in one system call,
 Answers to received frames leave when all of these are handed over. A slice of a file leaves by `sendfile`, so its bytes
 never enter this process. Invariants:
 
-- Frames leave in the order of `send`. - The queue of bytes to send is bounded. A peer that takes nothing from the
-queue for `STALLED_S` is cut off, and so is a
-  peer that stops in the middle of a frame for `PARTIAL_FRAME_S`.
+- Frames leave in the order of `send`.
+- The queue of bytes to send is bounded. A peer that takes nothing from the queue for `STALLED_S` is cut off, and so is
+  a peer that stops in the middle of a frame for `PARTIAL_FRAME_S`.
 - A large frame that has begun is received to its end, which releases its memory.
 - `on_closed` is called once, whatever ends the stream.
 
