@@ -51,11 +51,11 @@ def test_an_older_clusters_topic_of_offsets_gets_the_segments_of_today(
     assert topic_config(image_of([record]), BrokerConfig(), topic).segment_bytes == expected
 
 
-def test_where_nothing_was_said_the_default_counts() -> None:
+def test_a_key_that_was_not_set_has_its_default() -> None:
     assert topic_config(MetadataImage(), BrokerConfig(), "orders").segment_bytes == 1 << 30
 
 
-def test_what_was_set_while_it_runs_leaves_the_rest_as_it_was_started() -> None:
+def test_a_value_that_was_set_later_leaves_the_other_values_of_the_start() -> None:
     image = image_of([of_broker("", "min.insync.replicas", "2")])
     config = broker_config(image, BrokerConfig(num_partitions=7), 1)
     assert (config.num_partitions, config.min_insync_replicas) == (7, 2)
@@ -101,7 +101,7 @@ def test_a_delta_says_whose_configuration_was_written(name: str, expected: list[
     assert [delta.is_reconfigured(broker_id) for broker_id in (1, 2)] == expected
 
 
-def test_a_topics_configuration_is_no_brokers() -> None:
+def test_a_topics_configuration_does_not_count_for_a_broker() -> None:
     delta = MetadataDelta(image_of([topic()]))
     delta.replay(of_topic("segment.bytes", "5000"))
     assert not delta.is_reconfigured(1)

@@ -30,7 +30,7 @@ def test_the_hot_calls_are_those_of_clients_followers_and_heartbeats() -> None:
     assert {each.name for each in APIS if each.is_hot} == HOT
 
 
-def test_of_what_no_broker_serves_only_the_heartbeats_of_brokers_are_hot() -> None:
+def test_among_apis_that_no_broker_serves_only_heartbeats_are_hot() -> None:
     unserved = [each for each in APIS if ServedBy.BROKER not in each.served_by]
     assert [each.request_type for each in unserved if each.is_hot] == [HeartbeatRequest]
     assert not any(each.is_hot for each in APIS if each.served_by is ServedBy.QUORUM)

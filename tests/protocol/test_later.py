@@ -19,7 +19,7 @@ def run(play: Coroutine[Any, Any, None]) -> None:
     asyncio.run(play)
 
 
-def test_the_taker_is_told_in_the_step_that_ends_it_and_once() -> None:
+def test_the_callback_is_called_once_in_the_step_that_ends_the_future() -> None:
     async def play() -> None:
         told: list[object] = []
         later: Later[str] = Later()
@@ -31,7 +31,7 @@ def test_the_taker_is_told_in_the_step_that_ends_it_and_once() -> None:
     run(play())
 
 
-def test_a_taker_that_asks_behind_the_end_is_told_at_once() -> None:
+def test_a_callback_that_is_set_after_the_end_is_called_at_once() -> None:
     async def play() -> None:
         told: list[object] = []
         for outcome in ("answer", GONE):
@@ -43,7 +43,7 @@ def test_a_taker_that_asks_behind_the_end_is_told_at_once() -> None:
     run(play())
 
 
-def test_a_coroutine_awaits_it_as_any_other_future() -> None:
+def test_a_coroutine_awaits_a_later_as_any_other_future() -> None:
     async def play() -> None:
         answered: Later[str] = Later()
         asyncio.get_running_loop().call_soon(answered.end, "answer")
@@ -56,7 +56,7 @@ def test_a_coroutine_awaits_it_as_any_other_future() -> None:
     run(play())
 
 
-def test_a_task_that_is_cancelled_while_it_awaits_gives_it_up() -> None:
+def test_a_cancelled_task_gives_up_the_later_that_it_awaits() -> None:
     async def play() -> None:
         told: list[str] = []
         later: Later[str] = Later(lambda: told.append("given up"))
@@ -78,7 +78,7 @@ def note(told: list[object], name: str, outcome: object) -> None:
     told.append((name, outcome))
 
 
-def test_those_that_look_on_are_told_before_the_one_that_waits() -> None:
+def test_observers_are_called_before_the_callback() -> None:
     async def play() -> None:
         for outcome in ("answer", GONE):
             told: list[object] = []
@@ -95,7 +95,7 @@ def test_those_that_look_on_are_told_before_the_one_that_waits() -> None:
     run(play())
 
 
-def test_observers_are_called_when_it_was_given_up() -> None:
+def test_observers_are_called_when_the_future_is_given_up() -> None:
     async def play() -> None:
         told: list[object] = []
         later: Later[str] = Later(lambda: told.append("given up"))
@@ -108,7 +108,7 @@ def test_observers_are_called_when_it_was_given_up() -> None:
     run(play())
 
 
-def test_what_waits_for_one_that_is_given_up_may_be_told_an_exception() -> None:
+def test_a_failed_later_gives_its_exception_to_waiting_code() -> None:
     async def play() -> None:
         told: list[object] = []
         later: Later[str] = Later(lambda: told.append("given up"))
@@ -120,7 +120,7 @@ def test_what_waits_for_one_that_is_given_up_may_be_told_an_exception() -> None:
     run(play())
 
 
-def test_a_coroutine_becomes_one_that_ends_with_it_and_is_cancelled_with_it() -> None:
+def test_the_later_of_a_coroutine_ends_and_is_cancelled_with_it() -> None:
     async def answer(outcome: str | Exception) -> str:
         await asyncio.sleep(0)
         if isinstance(outcome, Exception):
@@ -140,7 +140,7 @@ def test_a_coroutine_becomes_one_that_ends_with_it_and_is_cancelled_with_it() ->
     run(play())
 
 
-def test_one_that_has_ended_is_freed_without_a_pass_of_the_garbage_collector() -> None:
+def test_an_ended_later_is_freed_without_a_pass_of_the_garbage_collector() -> None:
     class Asked:
         """As a call, which its answer's giving up leads back to."""
 

@@ -41,12 +41,12 @@ def one(**changes: int) -> LoadReport:
     ],
     ids=repr,
 )
-def test_a_report_that_no_broker_can_mean_is_not_plausible(report: LoadReport) -> None:
+def test_an_impossible_report_is_not_plausible(report: LoadReport) -> None:
     assert is_plausible(REPORT)
     assert not is_plausible(report)
 
 
-def test_a_heartbeat_of_before_reports_were_made_is_read_and_a_newer_one_by_older_nodes() -> None:
+def test_heartbeats_with_and_without_a_load_are_read_by_newer_and_older_nodes() -> None:
     newer = HeartbeatRequest(1, 2, 3, False, False, load=REPORT)
     fields = msgspec.msgpack.decode(msgspec.msgpack.encode(newer))
     older = msgspec.msgpack.encode(fields[: HeartbeatRequest.__struct_fields__.index("load")])

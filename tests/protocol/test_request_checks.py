@@ -121,7 +121,7 @@ def test_a_request_that_contradicts_the_protocol_is_refused(request_: Request[An
     ],
     ids=repr,
 )
-def test_what_is_named_twice_is_refused(request_: Request[Any]) -> None:
+def test_a_name_that_occurs_twice_is_refused(request_: Request[Any]) -> None:
     with pytest.raises(InvalidRequest, match=r"expected each once, found"):
         request_.check()
 

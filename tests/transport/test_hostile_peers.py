@@ -150,7 +150,7 @@ def test_a_call_from_a_node_ends_the_lane_of_its_caller() -> None:
     run(body())
 
 
-def test_what_answers_at_a_nodes_address_and_is_no_lane_is_not_taken_for_one() -> None:
+def test_a_stranger_at_a_nodes_address_does_not_count_as_a_lane() -> None:
     async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         await writer.drain()

@@ -214,7 +214,7 @@ def test_a_call_that_is_answered_at_once_needs_no_task() -> None:
     run(body())
 
 
-def test_when_what_takes_an_answer_raises_the_calls_whose_answers_came_with_it_fail() -> None:
+def test_when_the_handler_of_an_answer_raises_the_calls_answered_with_it_fail() -> None:
     """They arrived in one piece of the stream, of which the rest is lost: without the lane's end they would wait."""
     raised: list[object] = []
 
