@@ -160,7 +160,7 @@ def with_body(columns: Columns, codec: Codec) -> np.ndarray | bytearray:
     uncompressed_bytes = 0
     for column, data in columns:
         length = len(data)
-        lengths.append((column, length))
+        lengths += ((column, length),)
         parts += (data, _PADDING[-length & 7])
         uncompressed_bytes += length + 7 & -8
     if uncompressed_bytes > UNCOMPRESSED_BYTES_MAX:
@@ -199,11 +199,13 @@ def _fill(block: memoryview, columns: Columns) -> None:
 def write_header(batch: np.ndarray | bytearray, base_offset: int, leader_epoch: int, *fields: int) -> None:
     """Writes the header; `fields` are the fields from the attributes to the record count."""
     length = len(batch) - LENGTH_FIELD_END
-    HEADER.pack_into(bytes_view(batch), 0, base_offset, length, leader_epoch, MAGIC, 0, *fields, RESERVED)
+    # numpy arrays are buffers too.
+    buffer: bytearray = batch  # type: ignore[assignment]
+    HEADER.pack_into(buffer, 0, base_offset, length, leader_epoch, MAGIC, 0, *fields, RESERVED)
     write_crc(batch)
 
 
 def write_crc(batch: np.ndarray | bytearray) -> None:
     """Writes the CRC of the bytes behind the CRC."""
-    view = bytes_view(batch)
-    _CRC.pack_into(view, _CRC_POSITION, crc32c(view[CRC_START:]))
+    buffer: bytearray = batch  # type: ignore[assignment]
+    _CRC.pack_into(buffer, _CRC_POSITION, crc32c(memoryview(buffer)[CRC_START:]))
