@@ -33,7 +33,7 @@ class HangingNetwork(RayNetwork):
         raise RequestTimedOut(f"node {node_id} did not answer")
 
 
-def test_what_nodes_do_not_say_in_two_seconds_is_left_out_however_many_they_are() -> None:
+def test_answers_after_two_seconds_are_left_out_however_many_nodes_there_are() -> None:
     nodes = [
         NodeDescription(node_id=each, roles=(), actor_name="", state=NodeState.RUNNING)
         for each in (1, 2, 3, 4, 5, 6, 3001, 3002, 3003)

@@ -37,30 +37,30 @@ def test_an_address_that_is_given_is_the_one(machine: Machine) -> None:
     assert candidates(NAMED) == [RayCandidate(NAMED, "the address given")]
 
 
-def test_then_the_environment_counts(machine: Machine) -> None:
+def test_auto_means_ray_address_before_other_rays(machine: Machine) -> None:
     machine(ONE, started_last=ONE, left=LEFT, named=NAMED)
     assert candidates() == [RayCandidate(NAMED, "RAY_ADDRESS")]
 
 
 @pytest.mark.parametrize("named", ["", "auto", "local"])
-def test_then_what_rayka_left_running(machine: Machine, named: str) -> None:
+def test_auto_means_the_ray_of_rayka_start_before_found_ones(machine: Machine, named: str) -> None:
     machine(ONE, OTHER, started_last=ONE, left=LEFT, named=named)
     assert candidates() == [RayCandidate(OTHER, "the one that `rayka start` left running")]
 
 
 @pytest.mark.parametrize("named", ["", "auto"])
-def test_then_what_was_started_last_if_it_runs(machine: Machine, named: str) -> None:
+def test_auto_means_the_ray_started_last_if_it_runs(machine: Machine, named: str) -> None:
     machine(ONE, OTHER, started_last=OTHER, named=named)
     assert candidates() == [RayCandidate(OTHER, "the one that `ray start` started last", is_found=True)]
 
 
 @pytest.mark.parametrize("started_last", [None, NAMED])
-def test_then_the_only_one(machine: Machine, started_last: str | None) -> None:
+def test_auto_means_the_only_ray_that_runs(machine: Machine, started_last: str | None) -> None:
     machine(ONE, started_last=started_last)
     assert candidates() == [RayCandidate(ONE, "the only one that runs on this machine", is_found=True)]
 
 
-def test_of_several_none_is_chosen_and_the_error_names_them(machine: Machine) -> None:
+def test_none_of_several_rays_is_chosen_and_the_error_names_them(machine: Machine) -> None:
     machine(ONE, OTHER, started_last=NAMED)
     assert [each.address for each in candidates()] == [ONE, OTHER]
     with pytest.raises(UnavailableError, match="several Rays run on this machine") as raised:

@@ -306,7 +306,7 @@ def test_topics_are_created_described_and_deleted_by_the_command_line(
     assert "by-command" not in command("topic", "list", *there).out
 
 
-def test_what_a_topic_has_and_which_settings_are_in_force_is_to_be_had_from_the_command_line(
+def test_the_command_line_shows_a_topics_contents_and_the_settings_in_force(
     cluster: Cluster, command: Callable[..., Said]
 ) -> None:
     with rayka.Admin(cluster=cluster) as admin:

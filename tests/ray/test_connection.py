@@ -419,7 +419,7 @@ def test_the_death_of_a_broker_is_not_printed_among_what_ray_prints_of_the_users
 # ---- What Ray keeps to itself ----
 
 
-def test_nothing_imports_what_ray_keeps_private_but_through_a_place_with_fallbacks() -> None:
+def test_private_parts_of_ray_are_imported_only_where_fallbacks_are() -> None:
     found = [
         f"{each.name}: {text}"
         for each in tidy.python_files("rayka/")

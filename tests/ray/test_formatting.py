@@ -263,6 +263,8 @@ def test_a_directory_that_is_there_or_would_be_the_only_one_is_not_replaced(two_
         ("3001:/mnt", "/mnt is none of several directories of controller-3001: "),
     ],
 )
-def test_what_cannot_be_replaced_is_said(two_disks: ClusterSpec, replace: str, said: str) -> None:
+def test_a_replacement_that_cannot_be_made_is_refused_with_the_reason(
+    two_disks: ClusterSpec, replace: str, said: str
+) -> None:
     with pytest.raises(ConfigError, match=said):
         plan(two_disks, replace=[replace])

@@ -86,7 +86,7 @@ def test_the_cluster_is_the_one_that_most_controllers_are_of() -> None:
     assert learned.directory_ids == {each: KNOWN.directory_ids[each] for each in (1, 2, 3001, 3002)}
 
 
-def test_where_two_clusters_have_as_much_of_a_claim_neither_is_taken() -> None:
+def test_disks_of_two_clusters_with_equally_many_controllers_are_refused() -> None:
     every = SPEC.roles
     with pytest.raises(
         StorageError, match=f"disks of 2 clusters .* of cluster {OLDER} /a/kept/controller-3001 on"

@@ -330,7 +330,7 @@ def test_the_clients_of_a_ray_task_and_of_an_actor_use_lanes(lanes: Lanes) -> No
 
 @ONLY_DIRECT
 @pytest.mark.parametrize("transport", ["auto", "ray"])
-def test_what_a_task_of_spark_reads_of_another_machines_broker_comes_by_the_lane(
+def test_a_spark_task_reads_from_another_machines_broker_by_the_lane(
     lanes: Lanes, ray_address: str, transport: str
 ) -> None:
     direct = lanes.cluster

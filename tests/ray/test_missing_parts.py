@@ -78,7 +78,7 @@ def test_without_rays_tables_nothing_is_known(records: ModuleType, name: str) ->
     assert getattr(records, name)(*arguments) == answer
 
 
-def test_where_ray_logs_and_which_machines_are_lost_is_known_from_its_public_interface(
+def test_log_directories_and_lost_machines_come_from_rays_public_interface(
     records: ModuleType,
 ) -> None:
     assert records.log_directories() == ray_records.log_directories() != {}

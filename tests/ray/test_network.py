@@ -60,7 +60,7 @@ def test_a_call_and_its_answer_arrive_as_they_were_sent(size: int) -> None:
     assert (body, bytes(records)) == (b"response", sent.tobytes())
 
 
-def test_what_is_small_is_one_frame_whose_records_are_aligned() -> None:
+def test_a_small_call_is_one_frame_with_aligned_records() -> None:
     for length in range(16):
         frame = pack_call(b"h" * length, Encoded(b"request", [np.arange(8, dtype=np.uint8)]))
         assert len(frame) == 1

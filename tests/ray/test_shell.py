@@ -109,7 +109,7 @@ def test_a_node_that_refuses_to_start_is_failed_and_answers_only_status_with_the
     assert "broker-1 is failed: no such directory" in refusal.error_message
 
 
-def test_it_tries_again_and_serves_when_the_cause_is_gone(tmp_path: Path) -> None:
+def test_a_node_that_was_refused_tries_again_and_serves_when_the_cause_is_gone(tmp_path: Path) -> None:
     async def check(shell: NodeShell) -> list[str]:
         found = [await status_when(shell, each) for each in (NodeState.FAILED, NodeState.RUNNING)]
         return [each.detail for each in found]

@@ -96,7 +96,7 @@ def test_nodes_may_be_added_to_a_cluster_that_runs_and_settings_differ(
         "roles",
     ],
 )
-def test_what_cannot_change_is_named_with_what_to_do(
+def test_a_change_that_needs_a_stop_is_named_with_what_to_do(
     running: dict[str, Any], wanted: dict[str, Any], says: str
 ) -> None:
     assert says in refusal(spec(**running), spec(**wanted))

@@ -142,7 +142,7 @@ def test_a_change_of_a_controllers_key_restarts_no_broker(key: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
-def test_what_both_read_restarts_all() -> None:
+def test_a_key_that_brokers_and_controllers_read_restarts_all_nodes() -> None:
     both = [each for each in BrokerConfig.model_fields if each not in (*BROKER_KEYS, *CONTROLLER_KEYS)]
     assert {"num_partitions", "broker_heartbeat_interval_ms", "unclean_leader_election_enable"} <= set(both)
     for key in both:

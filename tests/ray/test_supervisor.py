@@ -92,7 +92,7 @@ def test_a_disk_is_worth_more_than_free_resources(spec: ClusterSpec) -> None:
     assert homes(spec, [2], found, {}, {"a": CPUS, "b": {}}) == {2: "b"}
 
 
-def test_what_a_ray_node_lacks_is_named_with_what_is_asked(tmp_path: Path) -> None:
+def test_a_shortage_names_the_free_and_the_asked_resources(tmp_path: Path) -> None:
     resources = {"broker": {"num_cpus": 2, "resources": {"disk": 0.5}}}
     spec = ClusterSpec(name="kept", data_dir=str(tmp_path), resources=resources)
     assert shortage(spec, 1, {"CPU": 1.5}) == "CPU 1.5 free of 2 asked, disk 0 free of 0.5 asked"
@@ -112,7 +112,7 @@ def test_an_actor_is_overdue_when_it_waits_too_long_for_the_same_ray_nodes() -> 
     assert times.overdue(second, ["b", "a"], 130) == {2: 31}
 
 
-def test_where_the_disk_is_but_not_the_resources_no_actor_is_made(spec: ClusterSpec) -> None:
+def test_no_actor_is_made_where_the_disk_is_but_not_the_resources(spec: ClusterSpec) -> None:
     found, ray_nodes = {"a": on_disk(spec, 2), "b": on_disk(spec, 3)}, {"a": {"CPU": 0.0}, "b": CPUS}
     assert list(place_found(spec, [2, 3], found, ray_nodes, {})) == [3]
     assert able_ray_nodes(spec, [2, 3], ray_nodes) == ["b"]

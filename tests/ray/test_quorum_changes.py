@@ -80,7 +80,7 @@ def test_no_vote_is_taken_where_those_left_have_no_majority_that_is_there(
     assert bool(step.waits_for) is waits, step
 
 
-def test_of_those_that_go_the_dead_go_first() -> None:
+def test_dead_voters_lose_their_votes_first() -> None:
     step = next_step(quorum([3001, 3002, 3003], dead=[3003]), [], [3002, 3003])
     assert step == VoterStep(3003, directory(3003), False)
 
