@@ -58,15 +58,22 @@ def bring_up(record: ClusterRecord, placements: Collection[NodePlacement]) -> No
     """Makes the actors, the supervisor last, and waits until all nodes of the cluster run. If one does not run, ends
     the actors that it made.
     """
-    handles: dict[int, Any] = {}
     name = record.spec.name
+    handles: dict[int, Any] = {}
+
+    async def await_all(supervisor: Any) -> None:
+        await node_handles.await_made(name, handles, MAKE_TIMEOUT_S)
+        await supervisor_handle.await_made(supervisor, MAKE_TIMEOUT_S)
+        network = RayNetwork(name)
+        await _await_running(network, await network.node_ids())
+
     had_supervisor = supervisor_handle.find(name) is not None
     try:
         for placement in placements:
             handles[placement.node_id] = node_handles.create(placement)
         supervisor = supervisor_handle.create(record)
         if placements or not had_supervisor:
-            wait_for(partial(_await_all, name, handles, supervisor), START_TIMEOUT_S)
+            wait_for(partial(await_all, supervisor), START_TIMEOUT_S)
     except BaseException:
         if not had_supervisor:
             supervisor_handle.end(name)
@@ -123,11 +130,17 @@ def add_nodes(record: ClusterRecord, placements: Collection[NodePlacement], adde
 
     The other nodes may be away: a cluster that lost a broker may well get another one.
     """
+    name = record.spec.name
     handles: dict[int, Any] = {}
+
+    async def await_added() -> None:
+        await node_handles.await_made(name, handles, MAKE_TIMEOUT_S)
+        await _await_running(RayNetwork(name), sorted({*handles, *added}))
+
     try:
         for placement in placements:
             handles[placement.node_id] = node_handles.create(placement)
-        wait_for(partial(_await_some, record.spec.name, handles, added), START_TIMEOUT_S)
+        wait_for(await_added, START_TIMEOUT_S)
     except BaseException:
         _end(handles)
         raise
@@ -137,18 +150,6 @@ def add_nodes(record: ClusterRecord, placements: Collection[NodePlacement], adde
 def _end(handles: Mapping[int, Any]) -> None:
     for handle in handles.values():
         node_handles.end(handle)
-
-
-async def _await_all(cluster_name: str, made: Mapping[int, Any], supervisor: Any) -> None:
-    await node_handles.await_made(cluster_name, made, MAKE_TIMEOUT_S)
-    await supervisor_handle.await_made(supervisor, MAKE_TIMEOUT_S)
-    network = RayNetwork(cluster_name)
-    await _await_running(network, await network.node_ids())
-
-
-async def _await_some(cluster_name: str, made: Mapping[int, Any], others: Collection[int]) -> None:
-    await node_handles.await_made(cluster_name, made, MAKE_TIMEOUT_S)
-    await _await_running(RayNetwork(cluster_name), sorted({*made, *others}))
 
 
 async def _await_running(network: RayNetwork, node_ids: Collection[int]) -> None:

@@ -12,6 +12,7 @@ from rayka.actors.names import NAMESPACE, actor_name, node_directories
 from rayka.actors.ray_network import RayNetwork
 from rayka.actors.ray_records import last_places
 from rayka.actors.scaling.planner import ScalingStatus
+from rayka.actors.supervisor_handle import SupervisorReport
 from rayka.client.admin.admin_quorum import ask_quorum
 from rayka.client.admin.admin_results import BrokerDescription, QuorumInfo
 from rayka.config.cluster_config import ClusterSpec
@@ -113,8 +114,7 @@ async def describe(network: RayNetwork, ray_address: str, node_ids: Collection[i
     ]
     nodes = tuple(sorted((*nodes, *gone), key=lambda each: each.node_id))
     nodes = await _with_last_places(nodes, spec)
-    nodes = tuple(_with_problem(each, report.problems.get(each.node_id)) for each in nodes)
-    nodes = tuple(replace(each, drained_until_ms=report.draining.get(each.node_id, -1)) for each in nodes)
+    nodes = tuple(_with_report(each, report) for each in nodes)
     if metadata is not None:
         brokers = {each.node_id: BrokerDescription.of(each, ()) for each in metadata.brokers}
         nodes = tuple(_with_registration(each, brokers.get(each.node_id)) for each in nodes)
@@ -175,11 +175,14 @@ async def _kept_spec(cluster_name: str) -> ClusterSpec | None:
     return record.spec if record is not None else None
 
 
-def _with_problem(node: NodeDescription, problem: str | None) -> NodeDescription:
-    """Adds the supervisor's problem with an unreachable node to its detail."""
-    if problem is None or node.state != UNREACHABLE:
-        return node
-    return replace(node, detail="; ".join(filter(None, (node.detail, problem))))
+def _with_report(node: NodeDescription, report: SupervisorReport) -> NodeDescription:
+    """Adds the supervisor's problem with an unreachable node to its detail, and when the machine of a node goes."""
+    problem = report.problems.get(node.node_id) if node.state == UNREACHABLE else None
+    return replace(
+        node,
+        detail=node.detail if problem is None else "; ".join(filter(None, (node.detail, problem))),
+        drained_until_ms=report.draining.get(node.node_id, -1),
+    )
 
 
 async def _with_last_places(

@@ -9,11 +9,11 @@ The supervisor has the right ids on record. A disk that replaces another one is 
 start without a supervisor learns the ids from the disks, as far as they agree.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from uuid import UUID
 
-from rayka.actors.found_directories import Found, FoundDirectory, look_around
+from rayka.actors.found_directories import NOTHING, Found, FoundDirectory, look_around
 from rayka.actors.names import formatted_directories, nodes_with
 from rayka.actors.node_placement import NodePlacement, Site, place
 from rayka.actors.ray_nodes import JobAnswers, run_on_all
@@ -145,9 +145,12 @@ def _cluster_id(spec: ClusterSpec, seen: FoundByRayNode) -> str:
     """
     controllers = nodes_with(spec, Role.CONTROLLER)
     claims: dict[str, dict[int, str]] = {}
-    for node_id, path, ray_node_id, each in _formatted(spec, seen):
-        if node_id in controllers and each.cluster_id:
-            claims.setdefault(each.cluster_id, {})[node_id] = f"{path} on Ray node {ray_node_id}"
+    for node_id in controllers:
+        for path in formatted_directories(spec, node_id):
+            for ray_node_id, there in seen.items():
+                each = there.get(path, NOTHING)
+                if each.is_formatted and each.node_id == node_id and each.cluster_id:
+                    claims.setdefault(each.cluster_id, {})[node_id] = f"{path} on Ray node {ray_node_id}"
     whole = [each for each in claims if len(claims[each]) > len(controllers) // 2]
     chosen = list(claims) if len(claims) == 1 else whole
     if claims and len(chosen) != 1:
@@ -172,15 +175,3 @@ def _directory_id(seen: FoundByRayNode, path: str) -> UUID | None:
             "replaced, and nothing tells which those are: unmount or remove them"
         )
     return next(iter(ids), None)
-
-
-def _formatted(spec: ClusterSpec, seen: FoundByRayNode) -> Iterator[tuple[int, str, str, FoundDirectory]]:
-    """Yields node, path, Ray node and content of each directory that is formatted for the node to which the path
-    belongs.
-    """
-    for node_id in spec.roles:
-        for path in formatted_directories(spec, node_id):
-            for ray_node_id, found in seen.items():
-                each = found.get(path)
-                if each is not None and each.is_formatted and each.node_id == node_id:
-                    yield node_id, path, ray_node_id, each

@@ -181,7 +181,13 @@ def plan_formatting(
     plan = _plan_rest(spec, found, whole, whole_nodes, random)
     alone = {each: paths for each, paths in parts.items() if each not in whole_nodes}
     _refuse_missing(spec, found, _required_directories(spec, found, plan, awaited, alone))
-    _refuse_formatted(found, parts)
+    for node_id, paths in parts.items():
+        for each in paths:
+            if found.get(each, NOTHING).is_formatted:
+                raise StorageError(
+                    f"replace: {each} of {node_name(node_id)} is there; start without replacing it, or remove it first "
+                    "if its data is not wanted"
+                )
     alone_ids = {each: {path: random_uuid(random) for path in paths} for each, paths in alone.items()}
     return dataclasses.replace(plan, brokers={**plan.brokers, **alone_ids})
 
@@ -344,16 +350,6 @@ def _advice(spec: ClusterSpec, found: Found, missing: Collection[str]) -> str:
         f". If the spec has more nodes than before, or a disk is lost for good, let {names} start empty: `rayka start "
         f"{options}`, replace={without} in Python; a broker comes without records, a controller without a vote"
     )
-
-
-def _refuse_formatted(found: Found, replaced: Mapping[int, Collection[str]]) -> None:
-    for node_id, paths in replaced.items():
-        for each in paths:
-            if found.get(each, NOTHING).is_formatted:
-                raise StorageError(
-                    f"replace: {each} of {node_name(node_id)} is there; start without replacing it, or remove it first "
-                    "if its data is not wanted"
-                )
 
 
 # ---- Places --------------------------------------------------------------------------------------------------------

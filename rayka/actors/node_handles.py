@@ -216,13 +216,17 @@ def only_start(cluster_name: str, timeout_s: float) -> Iterator[None]:
         num_cpus=0,
         runtime_env=ray_nodes.actor_environment(()),
     )
-    while (holder := _taken(lock)) is None:
-        if time.monotonic() > deadline:
-            raise UnavailableError(
-                f"cluster {cluster_name!r} is being started by another process for more than {timeout_s:g} s; "
-                "wait until that start ends, or end it, and start again"
-            )
-        time.sleep(_LOCK_POLL_S)
+    holder = None
+    while holder is None:
+        try:
+            holder = lock.remote()
+        except ray.exceptions.ActorAlreadyExistsError:
+            if time.monotonic() > deadline:
+                raise UnavailableError(
+                    f"cluster {cluster_name!r} is being started by another process for more than {timeout_s:g} s; "
+                    "wait until that start ends, or end it, and start again"
+                ) from None
+            time.sleep(_LOCK_POLL_S)
     try:
         yield
     finally:
@@ -232,11 +236,3 @@ def only_start(cluster_name: str, timeout_s: float) -> Iterator[None]:
 def is_starting(cluster_name: str) -> bool:
     """Whether a process starts this cluster just now."""
     return named(start_lock_name(cluster_name)) is not None
-
-
-def _taken(lock: Any) -> Any | None:
-    """Returns the holder of the lock; None while another process has it."""
-    try:
-        return lock.remote()
-    except ray.exceptions.ActorAlreadyExistsError:
-        return None

@@ -105,7 +105,12 @@ def next_step(info: QuorumInfo, to_add: Collection[int], to_remove: Collection[i
     voters = {each.node_id: each for each in info.voters}
     lacking = sorted(each for each in to_add if each not in voters)
     if lacking:
-        return _addition(info, lacking)
+        # The first that follows; all must follow in the end.
+        found = [each for id in lacking for each in info.observers if each.node_id == id and follows(each)]
+        if not found:
+            reason = "it does not follow the metadata"
+            return VoterStep(lacking[0], ZERO_ID, is_added=True, waits_for=reason)
+        return VoterStep(found[0].node_id, found[0].directory_id, is_added=True)
     leaving = [each for each in info.voters if each.node_id in to_remove]
     if not leaving:
         return None
@@ -125,15 +130,6 @@ def controllers_without_vote(
     voters = {each.node_id for each in info.voters}
     following = {each.node_id for each in info.observers if follows(each)}
     return tuple(each for each in controllers if each not in voters and each in {*added, *following})
-
-
-def _addition(info: QuorumInfo, node_ids: Sequence[int]) -> VoterStep:
-    """Returns the step for the first of these nodes that follows; all must follow in the end."""
-    found = [each for id in node_ids for each in info.observers if each.node_id == id and follows(each)]
-    if not found:
-        reason = "it does not follow the metadata"
-        return VoterStep(node_ids[0], ZERO_ID, is_added=True, waits_for=reason)
-    return VoterStep(found[0].node_id, found[0].directory_id, is_added=True)
 
 
 def follows(observer: ReplicaState) -> bool:

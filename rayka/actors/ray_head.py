@@ -160,9 +160,16 @@ def _judge(connection: ConnectionId, address: str, *, has_answered: bool, for_cl
     lost_s = time.monotonic() - lost.since_s
     if not for_client or lost_s < patience_s():
         raise NetworkException(f"the Ray at {address} does not answer: has it ended?")
+    if connection == _Known.outlives:
+        advice = "; this process then connects to it by itself, and its clients go on"
+    else:
+        advice = (
+            ", then make a new client, in this process after ray.shutdown(). Ray itself ends this process "
+            f"{_reconnect_s():g} s after it lost its head, as ray.init() connected it"
+        )
     raise RayEnded(
         f"the Ray at {address} has ended: for {lost_s:.0f} s nothing has answered there; when its nodes have ended "
-        f"too, start it again (`rayka start`){_fate(connection)}"
+        f"too, start it again (`rayka start`){advice}"
     )
 
 
@@ -184,15 +191,6 @@ def try_connection(address: str, timeout_s: float) -> None:
 def patience_s() -> float:
     """How long a head may be away until its Ray counts as ended: well before Ray ends the process."""
     return min(_PATIENCE_MAX_S, _reconnect_s() / _SHARE_OF_IT)
-
-
-def _fate(connection: ConnectionId) -> str:
-    if connection == _Known.outlives:
-        return "; this process then connects to it by itself, and its clients go on"
-    return (
-        ", then make a new client, in this process after ray.shutdown(). Ray itself ends this process "
-        f"{_reconnect_s():g} s after it lost its head, as ray.init() connected it"
-    )
 
 
 def _reconnect_s() -> float:

@@ -76,9 +76,14 @@ class NamedActors:
         """Returns the handle of the actor that has this name now. Raises NetworkException, also when the head goes
         during the look-up, ValueError if there is no such actor, and Ray's errors. The look-up ends by itself.
         """
+
+        def find() -> Any:
+            check_head(for_client=self._for_client)
+            return ray.get_actor(name, NAMESPACE)
+
         waiting = self._look_ups.get(name)
         if waiting is None:
-            waiting = asyncio.get_running_loop().run_in_executor(None, self._find, name)
+            waiting = asyncio.get_running_loop().run_in_executor(None, find)
             self._look_ups[name] = waiting
             waiting.add_done_callback(partial(self._on_looked_up, name))
         return await while_head_answers(waiting, for_client=self._for_client)
@@ -110,10 +115,6 @@ class NamedActors:
         now_s = asyncio.get_running_loop().time()
         while self._open_calls:
             self._open_calls.popitem()[0].reschedule(now_s)
-
-    def _find(self, name: str) -> Any:
-        check_head(for_client=self._for_client)
-        return ray.get_actor(name, NAMESPACE)
 
     def _on_looked_up(self, name: str, looked_up: "asyncio.Future[Any]") -> None:
         del self._look_ups[name]
@@ -148,13 +149,14 @@ class RayNetwork:
 
     async def node_ids(self) -> Sequence[int]:
         """Returns the nodes that have an actor, ascending."""
-        self._current_actors()
-        asked = asyncio.get_running_loop().run_in_executor(None, self._running_node_ids)
-        return await while_head_answers(asked, for_client=self._for_client)
 
-    def _running_node_ids(self) -> Sequence[int]:
-        check_head(for_client=self._for_client)
-        return running_node_ids(self._cluster_name)
+        def find() -> Sequence[int]:
+            check_head(for_client=self._for_client)
+            return running_node_ids(self._cluster_name)
+
+        self._current_actors()
+        asked = asyncio.get_running_loop().run_in_executor(None, find)
+        return await while_head_answers(asked, for_client=self._for_client)
 
     def _send(self, call: Call) -> Awaitable[Answer]:
         actors = self._current_actors()

@@ -96,7 +96,12 @@ def pending_actors(namespace: str) -> dict[str, PendingActor]:
     """
     found = _actors(namespace, *_WAITING)
     nodes = ray.nodes() if found else []
-    return {each.name: _pending(each, nodes) for each in found}
+    pending = {}
+    for each in found:
+        ray_node_id = _pinned_to(each, nodes)
+        is_placed = bool(each.address.worker_id) or (each.num_restarts > 0 and ray_node_id != "")
+        pending[each.name] = PendingActor(each.actor_id.hex(), ray_node_id, is_placed)
+    return pending
 
 
 def free_resources() -> dict[str, dict[str, float]]:
@@ -191,12 +196,6 @@ def _actors(namespace: str, *states: str) -> list[Any]:
 def _addresses(actor: Any) -> tuple[Any, ...]:
     """Returns the addresses of the actor's processes, oldest first."""
     return (*getattr(actor, "previous_incarnations", ()), actor.address)
-
-
-def _pending(actor: Any, nodes: Collection[Mapping[str, Any]]) -> PendingActor:
-    ray_node_id = _pinned_to(actor, nodes)
-    is_placed = bool(actor.address.worker_id) or (actor.num_restarts > 0 and ray_node_id != "")
-    return PendingActor(actor.actor_id.hex(), ray_node_id, is_placed)
 
 
 def _pinned_to(actor: Any, nodes: Collection[Mapping[str, Any]]) -> str:

@@ -116,29 +116,22 @@ def _registered(admin: Admin) -> dict[int, BrokerDescription]:
 def remove_controllers(cluster: ClusterHandle, record: ClusterRecord, node_ids: Collection[int]) -> None:
     """Removes these controllers from the cluster of this record. Raises the errors of `Cluster.remove_controllers`."""
     for each in node_ids:
-        _refuse_other(record, each)
+        roles = record.spec.roles.get(each, ())
+        # A controller on record that is not in the spec was taken out of it by a removal that broke off.
+        is_on_record = role_of(each) is Role.CONTROLLER and each in record.identities.directory_ids
+        if roles != (Role.CONTROLLER,) and not is_on_record:
+            controllers = ", ".join(map(str, nodes_with(record.spec, Role.CONTROLLER)))
+            raise ConfigError(
+                f"{node_name(each)} of cluster {record.spec.name!r} is {', '.join(roles) or 'not there'}: expected a "
+                f"node that is a controller and nothing else; its controllers: {controllers}"
+            )
     spec = without_nodes(record.spec, node_ids)
-    controllers = nodes_with(spec, Role.CONTROLLER)
     with Admin(cluster=cluster) as admin:
         info = admin.describe_quorum()
-    change_votes(cluster, controllers_without_vote(info, controllers), node_ids)
+    lacking = controllers_without_vote(info, nodes_with(spec, Role.CONTROLLER))
+    change_votes(cluster, lacking, node_ids)
     if any(each in record.spec.roles for each in node_ids):
         replace_supervisor(ClusterRecord(spec, record.identities))
     for each, handle in node_handles.find_all(spec.name, node_ids).items():
         stop_node(spec.name, each, handle)
     remove_everywhere([path for each in node_ids for path in node_directories(spec, each)])
-
-
-def _refuse_other(record: ClusterRecord, node_id: int) -> None:
-    """Raises ConfigError for a node that is no controller, or not only a controller. A controller that is on record
-    without being in the spec was taken out of the spec by a removal that broke off.
-    """
-    spec = record.spec
-    is_on_record = role_of(node_id) is Role.CONTROLLER and node_id in record.identities.directory_ids
-    if spec.roles.get(node_id) != (Role.CONTROLLER,) and not is_on_record:
-        roles = ", ".join(spec.roles.get(node_id, ())) or "not there"
-        controllers = ", ".join(map(str, nodes_with(spec, Role.CONTROLLER)))
-        raise ConfigError(
-            f"{node_name(node_id)} of cluster {spec.name!r} is {roles}: expected a node that is a controller and "
-            f"nothing else; its controllers: {controllers}"
-        )

@@ -26,7 +26,6 @@ from rayka.protocol.configs import MIN_ISR
 from rayka.protocol.membership import MetadataPartition, MetadataRequest, MetadataTopic, NodeState
 
 if TYPE_CHECKING:
-    from rayka.actors.shell import NodeProcess
     from rayka.cluster import Cluster
 
 
@@ -241,10 +240,13 @@ class RollingRestart:
             )
         stop_nodes(name, {node_id: handle}, {node_id: former})
         deadline_s = time.monotonic() + self._timeout_s
+        placement = replace(former.placement, spec=self._spec) if self._spec else former.placement
         lacks = "it does not run"
         while lacks and time.monotonic() < deadline_s:
             time.sleep(_POLL_S)
-            if _is_made_again(former, self._spec):
+            # Makes the actor if Ray has none of that name.
+            process = process_of(node_handles.create(placement))
+            if process is not None and process.pid != former.pid:
                 lacks = self._what_lacks(node_id, in_sync)
         return lacks
 
@@ -284,10 +286,3 @@ class RollingRestart:
 
 def _named(steps: Sequence[RestartStep]) -> str:
     return ", ".join(each.actor_name for each in steps)
-
-
-def _is_made_again(former: "NodeProcess", spec: ClusterSpec | None) -> bool:
-    """Whether the actor is another process now. Makes the actor if Ray has none of that name."""
-    placement = replace(former.placement, spec=spec) if spec else former.placement
-    process = process_of(node_handles.create(placement))
-    return process is not None and process.pid != former.pid

@@ -244,7 +244,12 @@ class SpecUpdate:
         `Cluster.plan_restart` if nodes have to restart.
         """
         running = self._record.spec if self._record else self._spec
-        outdated = self._outdated()
+        # By node that has to restart, the settings that change for it.
+        outdated = {
+            node_id: changes
+            for node_id, process in self._processes.items()
+            if (changes := outdated_settings(process.placement.spec, self._spec, node_id))
+        }
         differences = [
             *changed_settings(running, self._spec),
             *(each for found in outdated.values() for each in found),
@@ -270,27 +275,14 @@ class SpecUpdate:
         lacking = lacking_resources(self._spec, made, free_resources())
         if lacking:
             raise UnavailableError(f"{lacking}; nothing was restarted; ask for less in the spec's resources")
-        if self._record is not None:
-            self._put_in_force(self._record, change.settings)
+        if self._record is not None and changed_settings(self._record.spec, self._spec):
+            if any(each.key == MIN_ISR for each in change.settings):
+                with Admin(cluster=self._cluster) as admin:
+                    admin.alter_configs({MIN_ISR: self._spec.config.min_insync_replicas}, broker="all")
+            replace_supervisor(ClusterRecord(self._spec, self._record.identities))
         if change.new_voters:
             change_votes(self._cluster, change.new_voters, ())
         self._restarting.execute(change.restarts, on_restarted)
-
-    def _put_in_force(self, record: ClusterRecord, settings: Collection[SettingChange]) -> None:
-        if not changed_settings(record.spec, self._spec):
-            return
-        if any(each.key == MIN_ISR for each in settings):
-            with Admin(cluster=self._cluster) as admin:
-                admin.alter_configs({MIN_ISR: self._spec.config.min_insync_replicas}, broker="all")
-        replace_supervisor(ClusterRecord(self._spec, record.identities))
-
-    def _outdated(self) -> dict[int, tuple[SettingChange, ...]]:
-        """Returns the nodes that have to restart, with the settings that change for each."""
-        found = {
-            each: outdated_settings(process.placement.spec, self._spec, each)
-            for each, process in self._processes.items()
-        }
-        return {each: settings for each, settings in found.items() if settings}
 
     def _new_voters(self, added: Collection[int]) -> tuple[int, ...]:
         """Returns the controllers without a vote that are new, or follow because an earlier start broke off."""
