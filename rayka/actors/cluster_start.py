@@ -146,8 +146,8 @@ def execute(plan: StartPlan) -> None:
         for ray_node_id, node_ids in on_ray_nodes.items():
             run_on(ray_node_id, prepare_controllers, [placements[each] for each in node_ids], formats.voters)
     for ray_node_id, node_ids in on_ray_nodes.items():
-        given = [(placements[each], formats.controllers[each]) for each in node_ids]
-        run_on(ray_node_id, format_controllers, given)
+        wanted = [(placements[each], formats.controllers[each]) for each in node_ids]
+        run_on(ray_node_id, format_controllers, wanted)
 
 
 def _by_ray_node(node_ids: Collection[int], placements: Mapping[int, NodePlacement]) -> dict[str, list[int]]:
@@ -155,9 +155,6 @@ def _by_ray_node(node_ids: Collection[int], placements: Mapping[int, NodePlaceme
     for each in node_ids:
         found.setdefault(placements[each].ray_node_id, []).append(each)
     return found
-
-
-# ---- Looking -------------------------------------------------------------------------------------------------------
 
 
 def _merged(seen: FoundByRayNode) -> dict[str, FoundDirectory]:
@@ -252,7 +249,7 @@ class ClusterStart:
         self._replaced = replaced_directories(spec, replace)
         # The actors there are, and the processes of those that answer.
         self.handles, self.processes = processes_of(cluster.name)
-        # None: no supervisor keeps one.
+        # The supervisor's record; None: there is no supervisor.
         self.record = kept_record(cluster.name) if self.handles else None
         known = (*self.handles, *(self.record.spec.roles if self.record else ()))
         # The spec with the brokers that came by the load.
@@ -358,8 +355,8 @@ class ClusterStart:
             )
 
     def _gone(self, running: ClusterSpec) -> list[int]:
-        """Returns nodes without an actor, of a spec that no supervisor confirms: they were taken out since, unless they
-        are voters.
+        """Returns the nodes without an actor, of a spec that no supervisor confirms, but for voters: these nodes were
+        taken out since.
         """
         gone = [each for each in running.roles if each not in self.handles]
         if not any(Role.CONTROLLER in running.roles[each] for each in gone):

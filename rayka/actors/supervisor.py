@@ -141,7 +141,7 @@ class Supervisor:
         return None if self._scaler is None else self._scaler.status(Role.BROKER)
 
     def coordinator_scaling(self) -> ScalingStatus | None:
-        """Returns the same of coordinators."""
+        """Returns how many coordinators there should be and are, as `scaling`."""
         return None if self._scaler is None else self._scaler.status(Role.COORDINATOR)
 
     def draining(self) -> dict[int, int]:
@@ -226,7 +226,7 @@ class Supervisor:
         """Ends actors that Ray cannot make where they are pinned, if it can elsewhere. The next look finds them
         missing.
 
-        Waits while a command starts the cluster: it waits for the actors that it has made.
+        Does nothing while a command starts the cluster: the command waits for the actors that it has made.
         """
         now_s = asyncio.get_running_loop().time()
         waits = self._pending_times.overdue(pending, list(ray_nodes), now_s)
