@@ -337,19 +337,20 @@ class LocalDisk:
     # ---- Open files ----------------------------------------------------------------------------------------
 
     def _file(self, path: str) -> OpenFile:
-        """The file, to be read."""
-        return self._used(path) if path in self._files else self._opened(path, os.O_RDONLY)
+        """The file, open for reading."""
+        file = self._files.get(path)
+        if file is None:
+            return self._opened(path, os.O_RDONLY)
+        self._files.move_to_end(path)
+        return file
 
     def _writable(self, path: str, *, create: bool = False) -> OpenFile:
-        """The file, to be read and written. Earlier readers keep the descriptor that they have."""
+        """The file, open for reading and writing. Earlier readers keep the descriptor that they have."""
         file = self._files.get(path)
         if file is not None and file.is_writable:
-            return self._used(path)
+            self._files.move_to_end(path)
+            return file
         return self._opened(path, os.O_RDWR | os.O_APPEND | (os.O_CREAT if create else 0))
-
-    def _used(self, path: str) -> OpenFile:
-        self._files.move_to_end(path)
-        return self._files[path]
 
     def _opened(self, path: str, flags: int) -> OpenFile:
         file = self._make_way(lambda: OpenFile(path, flags, self._threads.of(path, Work.REMOVAL)))

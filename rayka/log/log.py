@@ -188,7 +188,7 @@ class Log:
             outcomes += run.outcomes
         return outcomes
 
-    def append_as_follower(self, batches: Sequence[RecordBatch], *, now_ms: int) -> AppendInfo:
+    def append_as_follower(self, batches: Sequence[RecordBatch], *, now_ms: int) -> None:
         """Appends batches that have offsets and epochs. The first may leave a gap, none may go back (B18). One from
         before `segment.bytes` was lowered gets a segment that is larger.
 
@@ -196,7 +196,7 @@ class Log:
         """
         placed = placed_by_follower(self.name, batches, self.log_end_offset)
         with _Change(self):
-            return self._appender.append(placed, self.config, now_ms)
+            self._appender.append(placed, self.config, now_ms)
 
     def make_files(self) -> None:
         """The log has its directory from now on, whether there is a record or not."""
