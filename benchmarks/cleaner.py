@@ -23,12 +23,12 @@ from crc32c import crc32c
 from benchmarks import cleaner_beside, cleaner_turns
 from benchmarks.harness import Bar, Row, compare, in_turn
 from rayka.cleaner.compaction import Compaction, SyncNeeded, cleanable
-from rayka.cleaner.file_cleaning import CleaningSettings, GroupPlan
+from rayka.cleaner.file_cleaning import CleaningSettings, SegmentGroup
 from rayka.config.topic_config import TopicConfig
 from rayka.log.local_disk import LocalDisk
 from rayka.log.log import Log
 from rayka.log.log_files import run_to_end
-from rayka.log.log_opening import Left, opening_log
+from rayka.log.log_opening import ShutdownState, opening_log
 from rayka.ports import Slice
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_format import RecordBatch
@@ -104,7 +104,9 @@ def _write_log(disk: LocalDisk, directory: str, size_bytes: int) -> None:
 
 
 def _opened(disk: LocalDisk, directory: str) -> Log:
-    log = run_to_end(opening_log(disk, directory, CONFIG, Left(recovery_point=0), now_ms=0, new_files={}))
+    log = run_to_end(
+        opening_log(disk, directory, CONFIG, ShutdownState(recovery_point=0), now_ms=0, new_files={})
+    )
     plan = log.unsynced()
     asyncio.run(disk.sync(plan.files, plan.directories))
     log.on_synced(plan)
@@ -164,7 +166,7 @@ def _largest_bytes(disk: LocalDisk, original: str) -> int:
 
 async def _run_elsewhere(disk: LocalDisk, compaction: Compaction) -> int:
     job, largest = disk.start(compaction.job), 0
-    answer: GroupPlan | None = None
+    answer: SegmentGroup | None = None
     while (step := await job.next(answer)) is not None:
         largest = max(largest, _children_bytes())
         turns = compaction.on_step(step)

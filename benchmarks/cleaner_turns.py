@@ -14,12 +14,12 @@ import numpy as np
 
 from benchmarks.harness import Row
 from rayka.cleaner.compaction import Compaction, SyncNeeded, cleanable
-from rayka.cleaner.file_cleaning import CleaningSettings, GroupPlan, Step, Steps
+from rayka.cleaner.file_cleaning import CleaningSettings, SegmentGroup, Step, Steps
 from rayka.config.topic_config import TopicConfig
 from rayka.log.local_disk import LocalDisk
 from rayka.log.log import Log
 from rayka.log.log_files import run_to_end
-from rayka.log.log_opening import Left, opening_log
+from rayka.log.log_opening import ShutdownState, opening_log
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_format import Codec, RecordBatch
 
@@ -55,7 +55,9 @@ def _filled(
     disk: LocalDisk, directory: str, config: TopicConfig, records: int, batches: int, *, codec: Codec
 ) -> Log:
     """A log of so many batches of so many records each, all sealed and durable."""
-    log = run_to_end(opening_log(disk, directory, config, Left(recovery_point=0), now_ms=0, new_files={}))
+    log = run_to_end(
+        opening_log(disk, directory, config, ShutdownState(recovery_point=0), now_ms=0, new_files={})
+    )
     random, values = np.random.default_rng(1), [bytes(92)] * records
     for _ in range(batches):
         keys = [each.tobytes() for each in random.integers(0, KEYS, records, np.int64)]
@@ -100,7 +102,7 @@ def longest_turn_s(disk: LocalDisk, log: Log) -> float:
     return longest_s
 
 
-def _next_of(steps: Steps, answer: GroupPlan | None) -> Step | None:
+def _next_of(steps: Steps, answer: SegmentGroup | None) -> Step | None:
     try:
         return steps.send(answer)
     except StopIteration:

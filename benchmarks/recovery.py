@@ -12,7 +12,7 @@ from benchmarks.limits import seconds
 from rayka.config.topic_config import TopicConfig
 from rayka.log.local_disk import LocalDisk
 from rayka.log.log_files import run_to_end
-from rayka.log.log_opening import Left, opening_log
+from rayka.log.log_opening import ShutdownState, opening_log
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_format import RecordBatch
 
@@ -50,7 +50,9 @@ def _write_log(disk: LocalDisk, directory: str, size_bytes: int, batch_bytes: in
     value = np.random.default_rng(1).bytes(RECORD_BYTES)
     record_count = batch_bytes // (RECORD_BYTES + 4)
     batch = RecordBatch(encode_batch([value] * record_count, timestamps_ms=1))
-    log = run_to_end(opening_log(disk, directory, CONFIG, Left(recovery_point=0), now_ms=0, new_files={}))
+    log = run_to_end(
+        opening_log(disk, directory, CONFIG, ShutdownState(recovery_point=0), now_ms=0, new_files={})
+    )
     while log.segments.size_bytes < size_bytes:
         log.append_as_leader([batch], 0, now_ms=0)
     assert len(log.segments) == 1
@@ -58,6 +60,8 @@ def _write_log(disk: LocalDisk, directory: str, size_bytes: int, batch_bytes: in
 
 
 def _recover(disk: LocalDisk, directory: str, size_bytes: int) -> None:
-    log = run_to_end(opening_log(disk, directory, CONFIG, Left(recovery_point=0), now_ms=0, new_files={}))
+    log = run_to_end(
+        opening_log(disk, directory, CONFIG, ShutdownState(recovery_point=0), now_ms=0, new_files={})
+    )
     assert log.recovery.cut is None
     assert log.recovery.scanned_bytes >= size_bytes

@@ -14,7 +14,7 @@ from rayka.config.topic_config import TopicConfig
 from rayka.log.local_disk import LocalDisk
 from rayka.log.log import Log
 from rayka.log.log_files import run_to_end
-from rayka.log.log_opening import Left, opening_log
+from rayka.log.log_opening import ShutdownState, opening_log
 from rayka.log.retention import Clock, expire
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_format import RecordBatch
@@ -46,7 +46,9 @@ def run(*, quick: bool = False) -> list[Row]:
 
 
 def _written(disk: LocalDisk, directory: str, segment_count: int) -> Log:
-    log = run_to_end(opening_log(disk, directory, CONFIG, Left(recovery_point=0), now_ms=0, new_files={}))
+    log = run_to_end(
+        opening_log(disk, directory, CONFIG, ShutdownState(recovery_point=0), now_ms=0, new_files={})
+    )
     batch = RecordBatch(encode_batch([_VALUE], timestamps_ms=1))
     for _ in range(segment_count + 1):
         log.append_as_leader([batch], 0, now_ms=0)

@@ -19,8 +19,8 @@ from rayka.cleaner.file_cleaning import (
     Copied,
     FileCleaning,
     FilePlan,
-    GroupPlan,
     MapBuilt,
+    SegmentGroup,
     SegmentPlan,
     Step,
 )
@@ -151,7 +151,7 @@ class SyncNeeded(NamedTuple):
     directories: tuple[str, ...]
 
 
-Turns = Generator[Slice | SyncNeeded, None, GroupPlan | None]
+Turns = Generator[Slice | SyncNeeded, None, SegmentGroup | None]
 
 
 class CleaningFailed(Exception):
@@ -252,14 +252,14 @@ class Compaction:
             config.index_interval_bytes,
         )
 
-    def _next_group(self) -> GroupPlan | None:
+    def _next_group(self) -> SegmentGroup | None:
         group = next(self._groups, None)
         if group is None:
             return None
         self._check(group)
         self._current = group
-        self._aside = self._log.swaps.new_segment(group[0], self._log.config.index_interval_bytes)
-        return GroupPlan(_plans(group), _needed_ends(self._log, group))
+        self._aside = self._log.replacements.new_segment(group[0], self._log.config.index_interval_bytes)
+        return SegmentGroup(_plans(group), _needed_ends(self._log, group))
 
     # ---- Checks --------------------------------------------------------------------------------------------
 
@@ -289,10 +289,10 @@ class Compaction:
         yield SyncNeeded((new.path, *new.indexes.paths), ())
         self._check(group)
         new.open_sealed(group[-1].next_offset)
-        swaps = self._log.swaps
-        swaps.swap_in(group, new)
+        replacements = self._log.replacements
+        replacements.swap_in(group, new)
         self._current, self._aside = (), None
-        for act in (swaps.remove_old, swaps.end):
+        for act in (replacements.remove_old, replacements.end):
             yield SyncNeeded((), directory)
             if not self._is_here():
                 raise CleaningAborted(f"{self._log.name} is gone")

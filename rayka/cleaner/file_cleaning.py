@@ -164,7 +164,7 @@ class SegmentPlan(NamedTuple):
     size_bytes: int
 
 
-class GroupPlan(NamedTuple):
+class SegmentGroup(NamedTuple):
     """Segments that become one, and the ends of the batches by which producers are recognised (C2, F25)."""
 
     segments: Sequence[SegmentPlan]
@@ -198,7 +198,7 @@ class Copied(NamedTuple):
 
 
 Step = Slice | MapBuilt | Copied
-Steps = Generator[Step, GroupPlan | None, None]
+Steps = Generator[Step, SegmentGroup | None, None]
 
 
 class FileCleaning:

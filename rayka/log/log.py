@@ -35,7 +35,7 @@ from rayka.log.log_files import LogFiles, SyncPlan
 from rayka.log.producer_state import ProducerSnapshots
 from rayka.log.recovery import Recovery
 from rayka.log.segment import Segment, Span
-from rayka.log.segment_removal import RetiredSegments, Swaps
+from rayka.log.segment_removal import Replacements, RetiredSegments
 from rayka.log.segments import Segments
 from rayka.protocol.batch_format import RecordBatch
 
@@ -111,10 +111,10 @@ class Log:
         self.truncation_count = 0
         self.is_reopened = False  # from the files, so these do not change meanwhile
         self.cleaned_offset = 0  # below it compaction has seen everything
-        self.swaps = Swaps(
+        self.replacements = Replacements(
             files, segments, snapshots, partial(_Change, self), partial(_Change, self, makes_room=True)
         )
-        self.retired = RetiredSegments(files, segments, snapshots, self.swaps)
+        self.retired = RetiredSegments(files, segments, snapshots, self.replacements)
         self.log_start_offset = log_start_offset
         self.flushed_offset = flushed_offset
         self.recovery = recovery
@@ -262,9 +262,9 @@ class Log:
         if offset < self.segments.first.base_offset:
             self.truncate_fully_and_start_at(offset)
             return None
-        self.swaps.end_behind(offset)
+        self.replacements.end_behind(offset)
         place = self.segments.prefix_to_copy(offset, self.flushed_offset)
-        change_count = self.truncation_count + self.swaps.count
+        change_count = self.truncation_count + self.replacements.count
         needed = None if place is None else PrefixCopy(*place, change_count)
         if needed is not None and needed != copied:
             return needed
@@ -275,7 +275,7 @@ class Log:
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
         """Removes everything; the log is empty and goes on at the offset (B25)."""
-        self.swaps.end_behind(self.segments.first.base_offset)
+        self.replacements.end_behind(self.segments.first.base_offset)
         with self._truncating(self.segments.first.base_offset):
             self._appender.make_files()
             self._files.write({**lowered_recovery_point(0), **raised_log_start(offset)})

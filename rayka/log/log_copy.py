@@ -16,7 +16,7 @@ from rayka.protocol.batch_format import RecordBatch, split_batches
 SLICE_BYTES = 256 << 10
 
 
-class Piece(NamedTuple):
+class CopiedBatches(NamedTuple):
     """What was read of the log to be appended to its copy."""
 
     batches: Sequence[RecordBatch]
@@ -88,20 +88,20 @@ class LogCopy:
 
     # ---- Going on --------------------------------------------------------------------------------------------
 
-    def read(self, original: Log, max_bytes: int = SLICE_BYTES) -> Piece:
+    def read(self, original: Log, max_bytes: int = SLICE_BYTES) -> CopiedBatches:
         """What comes next in the log; nothing at its end. Raises CorruptRecord for a batch that is damaged, and
         StorageError of the log's disk.
         """
         offset = self.log.log_end_offset
         if offset >= original.log_end_offset:
-            return Piece((), 0)
+            return CopiedBatches((), 0)
         read = original.read(offset, max_bytes=max_bytes, end_offset=original.log_end_offset)
         batches = tuple(split_batches(read.records))
         for batch in batches:
             batch.check_crc(original.name)
-        return Piece(batches, len(read.records))
+        return CopiedBatches(batches, len(read.records))
 
-    def append(self, original: Log, piece: Piece, now_ms: int) -> None:
+    def append(self, original: Log, piece: CopiedBatches, now_ms: int) -> None:
         """Goes on with that, and begins where the log begins. Raises StorageError of the copy's disk."""
         copy = self.log
         copy.config = original.config

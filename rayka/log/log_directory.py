@@ -41,7 +41,7 @@ from rayka.log.checkpoint_files import (
 )
 from rayka.log.log import Log
 from rayka.log.log_files import Slices
-from rayka.log.log_opening import Left, opening_log
+from rayka.log.log_opening import ShutdownState, opening_log
 from rayka.log.meta_properties import (
     META_PROPERTIES_FILE,
     MetaProperties,
@@ -105,7 +105,7 @@ class FutureLogs:
         StorageError.
         """
         path = self._partitions.future_path(topic_partition, topic_id)
-        left = Left(0, start_offset, Tearing.NOTHING if was_clean else Tearing.ANYWHERE)
+        left = ShutdownState(0, start_offset, Tearing.NOTHING if was_clean else Tearing.ANYWHERE)
         new_files = {PARTITION_METADATA_FILE: encode_partition_metadata(topic_id)}
         log = yield from opening_log(self._disk, path, config, left, now_ms=now_ms, new_files=new_files)
         log.make_files()
@@ -330,7 +330,7 @@ class LogDirectory:
             new_files |= lowered_recovery_point(0)  # what the checkpoint says was true of a deleted log
         if has_swap(self._disk, path):
             await self._disk.sync([], [path])
-        left = Left(
+        left = ShutdownState(
             checkpoints.recovery_points.get(topic_partition, 0),
             checkpoints.log_start_offsets.get(topic_partition, 0),
             tearing,

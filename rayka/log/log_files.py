@@ -34,7 +34,7 @@ class SyncPlan(NamedTuple):
         return not self.files and not self.directories
 
 
-class Unsynced:
+class UnsyncedPaths:
     """Paths changed and not yet synced, each with the number of its last change."""
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Unsynced:
         self._directories: dict[str, int] = {}
 
     def __repr__(self) -> str:
-        return f"<Unsynced files={list(self._files)} directories={list(self._directories)}>"
+        return f"<UnsyncedPaths files={list(self._files)} directories={list(self._directories)}>"
 
     def content_changed(self, path: str) -> None:
         """Bytes were appended to the file."""
@@ -102,7 +102,7 @@ class LogFiles:
     def __init__(self, disk: Disk, directory: str, awaited: Mapping[str, bytes] | None = None) -> None:
         self.disk = disk
         self.directory = directory
-        self.unsynced = Unsynced()
+        self.unsynced = UnsyncedPaths()
         self._awaited = awaited
 
     def __repr__(self) -> str:

@@ -21,12 +21,12 @@ from rayka.log.leader_epoch_cache import LeaderEpochCache
 from rayka.log.log import Log
 from rayka.log.log_files import LogFiles, Slices
 from rayka.log.producer_state import ProducerSnapshots, ProducerStates, has_snapshot
-from rayka.log.recovery import POWER_CUTS, Suspect, Tearing, find_segments, open_segments
+from rayka.log.recovery import POWER_CUTS, Tearing, UnsyncedPart, find_segments, open_segments
 from rayka.log.segments import Segments, created_segment, planned_segment
 from rayka.ports import Disk
 
 
-class Left(NamedTuple):
+class ShutdownState(NamedTuple):
     """How a log was left: the first two come from the data directory's checkpoints."""
 
     recovery_point: int
@@ -35,7 +35,7 @@ class Left(NamedTuple):
 
 
 def opening_log(
-    disk: Disk, directory: str, config: TopicConfig, left: Left, *, now_ms: int,
+    disk: Disk, directory: str, config: TopicConfig, left: ShutdownState, *, now_ms: int,
     new_files: Mapping[str, bytes],
 ) -> Slices[Log]:  # fmt: skip
     """The log in this directory, new if there is none, recovered as `left.tearing` asks for (B31, B32), by slices:
@@ -59,7 +59,7 @@ def opening_log(
 
 
 def _existing(
-    files: LogFiles, config: TopicConfig, left: Left, snapshots: ProducerSnapshots, *, now_ms: int,
+    files: LogFiles, config: TopicConfig, left: ShutdownState, snapshots: ProducerSnapshots, *, now_ms: int,
     new_files: Mapping[str, bytes],
 ) -> Slices[Log]:  # fmt: skip
     disk, directory, epochs = files.disk, files.directory, LeaderEpochCache(files)
@@ -83,7 +83,7 @@ def _existing(
         files,
         epochs,
         scan_from=scan_from if epochs.load() else 0,
-        suspect=Suspect(synced_offset, left.tearing),
+        suspect=UnsyncedPart(synced_offset, left.tearing),
     )
     if not found:
         is_clean = False

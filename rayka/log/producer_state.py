@@ -12,7 +12,7 @@ of an entry are of its one epoch, oldest first. Nothing here depends on how many
 Silence is counted on this process's clock, from the producer's last append or from when the log was opened (C8 counts
 from the timestamp of the last record: a producer that sends the records of last year would be forgotten between a
 request and its retry). Kafka: `ProducerStateManager`, `ProducerAppendInfo`, `ProducerStateEntry`,
-`BatchMetadata` (C1-C8). Left out: transactions.
+`SequencedBatch` (C1-C8). Left out: transactions.
 """
 
 import logging
@@ -37,7 +37,7 @@ CACHED_BATCHES = 5  # as many as a producer may have in flight (C7)
 _logger = logging.getLogger(__name__)
 
 
-class BatchMetadata(NamedTuple):
+class SequencedBatch(NamedTuple):
     """One batch that is in the log. `offset_delta`: last offset minus first, and last sequence minus first."""
 
     last_sequence: int
@@ -61,7 +61,7 @@ class ProducerStateEntry:
 
     def __init__(self, producer_epoch: int) -> None:
         self.producer_epoch = producer_epoch
-        self.batches: deque[BatchMetadata] = deque(maxlen=CACHED_BATCHES)
+        self.batches: deque[SequencedBatch] = deque(maxlen=CACHED_BATCHES)
         self.seen_ms = 0
 
     def __repr__(self) -> str:
@@ -73,7 +73,7 @@ class ProducerStateEntry:
         """Whether it holds as many batches as are remembered: nothing before the first of them counts."""
         return len(self.batches) == CACHED_BATCHES
 
-    def add(self, producer_epoch: int, batch: BatchMetadata) -> None:
+    def add(self, producer_epoch: int, batch: SequencedBatch) -> None:
         """The batch is in the log now; another epoch forgets those of the one before."""
         if producer_epoch != self.producer_epoch:
             self.producer_epoch = producer_epoch
@@ -101,7 +101,7 @@ class ProducerStates:
 
     # ---- Before an append: only of what a client sends -------------------------------------------------------
 
-    def check(self, batch: RecordBatch) -> BatchMetadata | None:
+    def check(self, batch: RecordBatch) -> SequencedBatch | None:
         """The batch as it stands in the log already, or None when it may be appended (C3-C5).
 
         Raises InvalidProducerEpoch or OutOfOrderSequence. A batch without a producer id may always be appended.
@@ -149,11 +149,11 @@ class ProducerStates:
         """The batch stands in the log at this offset, with this as its largest timestamp."""
         if batch.producer_id != NO_PRODUCER_ID:
             delta = batch.last_offset_delta
-            appended = BatchMetadata(batch.last_sequence, first_offset + delta, delta, timestamp_ms)
+            appended = SequencedBatch(batch.last_sequence, first_offset + delta, delta, timestamp_ms)
             self._now_ms = now_ms
             self.add(batch.producer_id, batch.producer_epoch, appended)
 
-    def add(self, producer_id: int, producer_epoch: int, batch: BatchMetadata) -> None:
+    def add(self, producer_id: int, producer_epoch: int, batch: SequencedBatch) -> None:
         """As `on_appended`, for a batch of which only this much is known."""
         entry = self._entries.get(producer_id)
         if entry is None:
@@ -198,7 +198,7 @@ class ProducerStates:
         self._entries.clear()
 
 
-def _found(entry: ProducerStateEntry, batch: RecordBatch) -> BatchMetadata | None:
+def _found(entry: ProducerStateEntry, batch: RecordBatch) -> SequencedBatch | None:
     last_sequence = batch.last_sequence
     for known in entry.batches:
         if known.last_sequence == last_sequence and known.first_sequence == batch.base_sequence:
@@ -238,7 +238,7 @@ _NO_COORDINATOR_EPOCH, _NO_TRANSACTION = -1, -1
 _BATCH = Struct(">qi11xi8xqqhi")
 _REWOUND_OFFSETS, _REWOUND_FACTOR = 500, 8  # so far a truncation looks back, and then so much further
 
-ProducerBatch = tuple[int, int, BatchMetadata]  # producer id, epoch, batch
+ProducerBatch = tuple[int, int, SequencedBatch]  # producer id, epoch, batch
 
 
 class ProducerSnapshots:
@@ -405,7 +405,7 @@ class ProducerSnapshots:
             )
             if producer_id != NO_PRODUCER_ID and (segment.path, position) not in damaged:
                 last_sequence = sequence_after(sequence, delta)
-                batch = BatchMetadata(last_sequence, base_offset + delta, delta, timestamp_ms)
+                batch = SequencedBatch(last_sequence, base_offset + delta, delta, timestamp_ms)
                 yield producer_id, producer_epoch, batch
             else:
                 yield None
@@ -450,6 +450,6 @@ def decode_snapshot(data: bytes) -> list[ProducerBatch] | None:
     if version != _VERSION or crc32c(content) != crc or len(content) != _COUNT.size + count * _ENTRY.size:
         return None
     return [
-        (producer_id, producer_epoch, BatchMetadata(*batch))
+        (producer_id, producer_epoch, SequencedBatch(*batch))
         for producer_id, producer_epoch, *batch, _, _ in _ENTRY.iter_unpack(content[_COUNT.size :])
     ]

@@ -63,7 +63,7 @@ class Tearing(Enum):
 POWER_CUTS = (Tearing.TAIL, Tearing.ANYWHERE)
 
 
-class Suspect(NamedTuple):
+class UnsyncedPart(NamedTuple):
     """Which part of a log may be torn, and how. What is below the offset was synced."""
 
     from_offset: int
@@ -131,7 +131,7 @@ def open_segments(
     epochs: LeaderEpochCache,
     *,
     scan_from: int | None,
-    suspect: Suspect,
+    suspect: UnsyncedPart,
 ) -> Slices[Recovery]:
     """Opens what `find_segments` found, by slices; what recovery cuts off is dropped from the list too.
 
@@ -166,7 +166,7 @@ class _Scan:
     """One recovery under way."""
 
     def __init__(
-        self, segments: list[Segment], files: LogFiles, epochs: LeaderEpochCache, suspect: Suspect
+        self, segments: list[Segment], files: LogFiles, epochs: LeaderEpochCache, suspect: UnsyncedPart
     ) -> None:
         self._segments = segments
         self._disk = files.disk

@@ -24,7 +24,7 @@ from rayka.log.segment_removal import SEGMENTS_PER_TURN
 UNLIMITED = -1
 
 
-class Cause(StrEnum):
+class DeletionReason(StrEnum):
     """Why segments go."""
 
     START = "below the log start offset"
@@ -35,7 +35,7 @@ class Cause(StrEnum):
 class Expired(NamedTuple):
     """What was removed in one turn: `segment_count` segments of `size_bytes` together, up to `end_offset`."""
 
-    cause: Cause
+    cause: DeletionReason
     end_offset: int
     segment_count: int
     size_bytes: int
@@ -76,18 +76,18 @@ def ahead_ms(log: Log, timestamp_ms: int) -> int:
 HasExpired = Callable[[Segment], bool]
 
 
-def _rules(log: Log, clock: Clock) -> Iterator[tuple[Cause, HasExpired]]:
+def _rules(log: Log, clock: Clock) -> Iterator[tuple[DeletionReason, HasExpired]]:
     config, start_offset = log.config, log.log_start_offset
     yield (
-        Cause.START,
+        DeletionReason.START,
         lambda segment: segment.next_offset <= start_offset and segment is not log.segments.active,
     )
     if not config.is_expiring:
         return
     if config.retention_ms != UNLIMITED:
-        yield Cause.TIME, lambda segment: _age_ms(segment, clock) > config.retention_ms
+        yield DeletionReason.TIME, lambda segment: _age_ms(segment, clock) > config.retention_ms
     if config.retention_bytes != UNLIMITED:
-        yield Cause.SIZE, _Surplus(log.segments.size_bytes - config.retention_bytes).covers
+        yield DeletionReason.SIZE, _Surplus(log.segments.size_bytes - config.retention_bytes).covers
 
 
 def _age_ms(segment: Segment, clock: Clock) -> int:
@@ -126,7 +126,7 @@ def _going(log: Log, bound: int, has_expired: HasExpired) -> list[Segment]:
     return list(islice(takewhile(has_expired, committed), SEGMENTS_PER_TURN))
 
 
-def _remove(log: Log, cause: Cause, going: list[Segment]) -> Expired:
+def _remove(log: Log, cause: DeletionReason, going: list[Segment]) -> Expired:
     """The log start offset moves up first, then the files go."""
     end_offset, size_bytes = going[-1].next_offset, sum(each.size_bytes for each in going)
     if end_offset > log.log_start_offset:

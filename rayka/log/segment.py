@@ -59,7 +59,7 @@ class Segment:
         self._index_interval_bytes = index_interval_bytes
         self._first_timestamp_ms: int | None = None
         self._positions: dict[int, int] = {}  # offsets at which a reader is about to go on
-        self._given_bytes = 0  # nothing that a reader was given to read later reaches further
+        self._sliced_bytes = 0  # nothing that a reader was given to read later reaches further
         self.base_offset = base_offset
         self.next_offset = base_offset
         self.size_bytes = 0
@@ -75,7 +75,7 @@ class Segment:
 
     def on_found(self) -> None:
         """The file was here before this process: another one of this broker may have given all of it to readers."""
-        self._given_bytes = self._files.disk.size(self.path)
+        self._sliced_bytes = self._files.disk.size(self.path)
 
     def open_sealed(self, next_offset: int) -> None:
         """Takes the file as it is, up to where the next segment begins. Indexes are loaded when asked for."""
@@ -205,9 +205,9 @@ class Segment:
         """The span's bytes, as they are now."""
         return self.file.read(span.position, span.stop - span.position)
 
-    def give(self, span: Span) -> FileSlice:
+    def slice(self, span: Span) -> FileSlice:
         """The span for a reader that reads or maps it later: from now on it is not cut off."""
-        self._given_bytes = max(self._given_bytes, span.stop)
+        self._sliced_bytes = max(self._sliced_bytes, span.stop)
         return self._files.disk.slice(self.path, span.position, span.stop - span.position)
 
     # ---- Cutting -------------------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ class Segment:
         """Whether the file may be cut here in place: no reader was given what is behind, and the kernel is done with it
         at once.
         """
-        return self._given_bytes <= position and self.size_bytes - position <= _CUT_BYTES_MAX
+        return self._sliced_bytes <= position and self.size_bytes - position <= _CUT_BYTES_MAX
 
     def prefix(self, offset: int) -> "Segment":
         """What is left of this segment without the batch that contains the offset and all after it, whether the file is
@@ -229,7 +229,7 @@ class Segment:
             index_interval_bytes=self._index_interval_bytes,
         )
         kept.size_bytes = self.position_of(offset)
-        kept._given_bytes = min(self._given_bytes, kept.size_bytes)
+        kept._sliced_bytes = min(self._sliced_bytes, kept.size_bytes)
         cut_off = next(self.batches(kept.size_bytes), None)
         kept.indexes.take_prefix(
             self.indexes, offset if cut_off is None else min(offset, cut_off.base_offset)
@@ -289,7 +289,7 @@ def file_ranges(spans: Spans) -> tuple[FileRange, ...]:
     return tuple(_file_range(segment, span) for segment, span in spans)
 
 
-class Given(NamedTuple):
+class FetchData(NamedTuple):
     """Either records or file ranges, and where reading goes on."""
 
     next_offset: int
@@ -297,21 +297,23 @@ class Given(NamedTuple):
     file_ranges: tuple[FileRange, ...] = ()
 
 
-def given(found: Iterable[tuple[Segment, Span]], offset: int, *, range_bytes_min: int | None = None) -> Given:
+def fetch_data(
+    found: Iterable[tuple[Segment, Span]], offset: int, *, range_bytes_min: int | None = None
+) -> FetchData:
     """What a reader gets of these spans; one segment's, but for ranges, which it gets from so many bytes on."""
     spans = list(found if range_bytes_min is not None else islice(found, 1))
     if not spans:
-        return Given(offset)
+        return FetchData(offset)
     if range_bytes_min is not None and sum(span.stop - span.position for _, span in spans) >= range_bytes_min:
-        return Given(spans[-1][1].next_offset, file_ranges=file_ranges(spans))
+        return FetchData(spans[-1][1].next_offset, file_ranges=file_ranges(spans))
     segment, span = spans[0]
     if span.stop - span.position >= SLICE_BYTES_MIN:
-        return Given(span.next_offset, segment.give(span))
-    return Given(span.next_offset, np.frombuffer(segment.read(span), dtype=np.uint8))
+        return FetchData(span.next_offset, segment.slice(span))
+    return FetchData(span.next_offset, np.frombuffer(segment.read(span), dtype=np.uint8))
 
 
 def _file_range(segment: Segment, span: Span) -> FileRange:
-    piece = segment.give(span)
+    piece = segment.slice(span)
     identity = piece.identity()
     first = next(segment.batches(span.position))
     return FileRange(

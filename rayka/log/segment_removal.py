@@ -15,7 +15,7 @@ from rayka.log.segments import Segments
 from rayka.log.swap import CLEANED_SUFFIX, Swap
 
 
-class Swaps:
+class Replacements:
     """The swap of one log, if one is under way. Within `changing` the log changes, or fails; within `making_room` also
     while its disk is full.
     """
@@ -37,7 +37,7 @@ class Swaps:
         self._current: Swap | None = None
 
     def __repr__(self) -> str:
-        return f"<Swaps count={self.count} current={self._current!r}>"
+        return f"<Replacements count={self.count} current={self._current!r}>"
 
     def new_segment(self, first: Segment, index_interval_bytes: int) -> Segment:
         """A segment that begins where this one does, in files of its own, not yet part of the log."""
@@ -115,12 +115,12 @@ class RetiredSegments:
     """See the module."""
 
     def __init__(
-        self, files: LogFiles, segments: Segments, snapshots: ProducerSnapshots, swaps: Swaps
+        self, files: LogFiles, segments: Segments, snapshots: ProducerSnapshots, replacements: Replacements
     ) -> None:
         self._files = files
         self._segments = segments
         self._snapshots = snapshots
-        self._swaps = swaps
+        self._replacements = replacements
         self._paths: list[str] = []
         # An error came between two renames.
         self.is_half_way = False
@@ -137,7 +137,7 @@ class RetiredSegments:
         """The offset, at most the given one, below which segments can be retired now: none of a swap, and none whose
         successor's snapshot of producers is not durable (C8).
         """
-        offset, unsynced_offset = self._swaps.removable(offset), self._snapshots.first_unsynced_offset
+        offset, unsynced_offset = self._replacements.removable(offset), self._snapshots.first_unsynced_offset
         return offset if unsynced_offset is None else min(offset, unsynced_offset - 1)
 
     def retire_below(self, offset: int) -> bool:

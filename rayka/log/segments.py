@@ -260,10 +260,10 @@ def largest_before(log: "Log", *, end_offset: int) -> Search:
 
 def _while_nothing_goes(log: "Log", search: Search) -> Search:
     """The search, as long as nothing is removed from the log between its slices; else it raises OffsetNotAvailable."""
-    before = log.log_start_offset, log.truncation_count, log.swaps.count
+    before = log.log_start_offset, log.truncation_count, log.replacements.count
     while True:
         yield  # before the first slice, too: a request may ask for thousands of logs
-        if (log.log_start_offset, log.truncation_count, log.swaps.count) != before:
+        if (log.log_start_offset, log.truncation_count, log.replacements.count) != before:
             raise OffsetNotAvailable(f"{log.name}: records were removed during a search by time; try again")
         try:
             next(search)

@@ -19,7 +19,7 @@ from rayka.node.replica import ReplicaOwner, key_of
 from rayka.node.settings import NodeSettings
 from rayka.node.tasks import in_turns
 from rayka.partition.partition import Partition
-from rayka.partition.replica_log import NO_TRAFFIC, Counts
+from rayka.partition.replica_log import NO_TRAFFIC, TrafficCounts
 from rayka.protocol.load import AMOUNT_MAX, REPORTED_PARTITIONS_MAX, LoadReport, PartitionLoad
 
 _LEADERS_MAX = REPORTED_PARTITIONS_MAX // 2  # by size, and as many by traffic
@@ -80,7 +80,7 @@ class LoadMeter:
             return path
 
 
-_Entry = tuple[Partition, int, Counts]
+_Entry = tuple[Partition, int, TrafficCounts]
 
 
 def _size_of(entry: _Entry) -> int:
@@ -119,7 +119,9 @@ class _Tally:
             self._size_bytes,
             self._count,
             self._leader_count,
-            **{name: self._rate(total) for name, total in zip(Counts._fields, self._sums, strict=True)},
+            **{
+                name: self._rate(total) for name, total in zip(TrafficCounts._fields, self._sums, strict=True)
+            },
             partitions=tuple(chosen.values()),
         )
 
@@ -128,7 +130,7 @@ class _Tally:
         for rank_of in (_size_of, _traffic_of):
             yield from nlargest(_LEADERS_MAX, filter(rank_of, self._entries), key=rank_of)
 
-    def _load(self, partition: Partition, size_bytes: int, counts: Counts) -> PartitionLoad:
+    def _load(self, partition: Partition, size_bytes: int, counts: TrafficCounts) -> PartitionLoad:
         rates = map(self._rate, counts[:4])
         number = partition.topic_partition.partition
         return PartitionLoad(partition.topic_id, number, partition.is_leader, size_bytes, *rates)

@@ -21,7 +21,7 @@ from rayka.cleaner.compaction import (
     Turns,
     cleanable,
 )
-from rayka.cleaner.file_cleaning import CleaningAborted, CleaningSettings, GroupPlan, Step
+from rayka.cleaner.file_cleaning import CleaningAborted, CleaningSettings, SegmentGroup, Step
 from rayka.config.broker_config import BrokerConfig
 from rayka.errors import DiskFull, PassingStorageError, StorageError
 from rayka.log.log import Log
@@ -218,12 +218,12 @@ class LogCleaner:
                 f"{compaction.directory} has {free_bytes} bytes of room, and {spare_bytes} stay free; free some space"
             )
 
-    async def _make(self, turns: Turns, chosen: _Chosen) -> GroupPlan | None:
+    async def _make(self, turns: Turns, chosen: _Chosen) -> SegmentGroup | None:
         while True:
             try:
                 turn = next(turns)
             except StopIteration as end:
-                answer: GroupPlan | None = end.value
+                answer: SegmentGroup | None = end.value
                 return answer
             if isinstance(turn, SyncNeeded):
                 await self._sync(turn, chosen)

@@ -211,7 +211,7 @@ class IsrState:
         return self.proposal is not None
 
 
-class Outcome(Enum):
+class ProposalOutcome(Enum):
     """What a leader does after an answer to its proposal."""
 
     ACCEPTED = auto()
@@ -221,14 +221,14 @@ class Outcome(Enum):
 
 
 # B12. An error that is not known says nothing about what was done: the same is proposed again (RETRIED).
-OUTCOMES = {
-    ErrorCode.NONE: Outcome.ACCEPTED,
-    ErrorCode.OPERATION_NOT_ATTEMPTED: Outcome.REVERTED,
-    ErrorCode.INELIGIBLE_REPLICA: Outcome.REVERTED,
-    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: Outcome.AWAITS_METADATA,
-    ErrorCode.UNKNOWN_TOPIC_ID: Outcome.AWAITS_METADATA,
-    ErrorCode.FENCED_LEADER_EPOCH: Outcome.AWAITS_METADATA,
-    ErrorCode.INVALID_UPDATE_VERSION: Outcome.AWAITS_METADATA,
-    ErrorCode.INVALID_REQUEST: Outcome.AWAITS_METADATA,
-    ErrorCode.NEW_LEADER_ELECTED: Outcome.AWAITS_METADATA,
+PROPOSAL_OUTCOMES = {
+    ErrorCode.NONE: ProposalOutcome.ACCEPTED,
+    ErrorCode.OPERATION_NOT_ATTEMPTED: ProposalOutcome.REVERTED,
+    ErrorCode.INELIGIBLE_REPLICA: ProposalOutcome.REVERTED,
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ProposalOutcome.AWAITS_METADATA,
+    ErrorCode.UNKNOWN_TOPIC_ID: ProposalOutcome.AWAITS_METADATA,
+    ErrorCode.FENCED_LEADER_EPOCH: ProposalOutcome.AWAITS_METADATA,
+    ErrorCode.INVALID_UPDATE_VERSION: ProposalOutcome.AWAITS_METADATA,
+    ErrorCode.INVALID_REQUEST: ProposalOutcome.AWAITS_METADATA,
+    ErrorCode.NEW_LEADER_ELECTED: ProposalOutcome.AWAITS_METADATA,
 }

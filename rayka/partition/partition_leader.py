@@ -29,12 +29,12 @@ from rayka.errors import (
 from rayka.ids import NO_NODE, NO_OFFSET, NO_TIMESTAMP, OffsetAndEpoch
 from rayka.metadata.image import PartitionImage
 from rayka.partition.follower_states import (
-    OUTCOMES,
+    PROPOSAL_OUTCOMES,
     FollowerFetch,
     FollowerState,
     FollowerStates,
     IsrState,
-    Outcome,
+    ProposalOutcome,
 )
 from rayka.partition.replica_log import ReplicaLog
 from rayka.partition.validation import is_stamped_by_broker, own_batch, validate_batches
@@ -386,12 +386,12 @@ class PartitionLeader:
         """
         if self.isr.proposal != item:
             return None
-        outcome = OUTCOMES.get(result.error_code, Outcome.RETRIED)
-        if outcome is Outcome.RETRIED:
+        outcome = PROPOSAL_OUTCOMES.get(result.error_code, ProposalOutcome.RETRIED)
+        if outcome is ProposalOutcome.RETRIED:
             return item
-        if outcome is Outcome.REVERTED:
+        if outcome is ProposalOutcome.REVERTED:
             self.isr = IsrState(self.isr.committed)
-        elif outcome is Outcome.ACCEPTED:
+        elif outcome is ProposalOutcome.ACCEPTED:
             self._accept(result)
         self.maybe_increment_high_watermark(now_ms)
         return None

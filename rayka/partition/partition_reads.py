@@ -9,7 +9,7 @@ from typing import NamedTuple
 from rayka.errors import OffsetOutOfRange
 from rayka.ids import NO_EPOCH, NO_OFFSET, NO_TIMESTAMP, OffsetAndEpoch
 from rayka.log.log import Log
-from rayka.log.segment import given
+from rayka.log.segment import fetch_data
 from rayka.log.segments import first_at_or_after, largest_before
 from rayka.protocol.fetch import EARLIEST_TIMESTAMP, MAX_TIMESTAMP, FetchPartition, FileRange
 from rayka.protocol.wire import NO_BYTES, Part
@@ -61,7 +61,7 @@ def read_log(
         return nothing
     max_bytes = min(limits.max_bytes, fetch.max_bytes)
     spans = log.spans(fetch.fetch_offset, max_bytes, limits.end_offset, limits.min_one_batch)
-    read = given(spans, fetch.fetch_offset, range_bytes_min=range_bytes_min)
+    read = fetch_data(spans, fetch.fetch_offset, range_bytes_min=range_bytes_min)
     return nothing._replace(records=read.records, file_ranges=read.file_ranges, next_offset=read.next_offset)
 
 

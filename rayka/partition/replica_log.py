@@ -18,7 +18,7 @@ from rayka.log.log import Log
 # is given counts by its offsets, so what compaction has taken out counts as records, too.
 
 
-class Counts(NamedTuple):
+class TrafficCounts(NamedTuple):
     """Bytes and records since the last time that they were taken. What followers fetch is apart: it follows from what
     producers send.
     """
@@ -31,13 +31,13 @@ class Counts(NamedTuple):
     replication_bytes_out: int = 0
 
 
-NO_TRAFFIC = Counts()
+NO_TRAFFIC = TrafficCounts()
 
 
 class Traffic:
     """The counters of one replica. They are attributes and no more, for each request adds to some of them."""
 
-    __slots__ = Counts._fields
+    __slots__ = TrafficCounts._fields
 
     def __init__(self) -> None:
         self.take()
@@ -45,9 +45,9 @@ class Traffic:
     def __repr__(self) -> str:
         return f"<Traffic in={self.bytes_in} out={self.bytes_out}>"
 
-    def take(self) -> Counts:
+    def take(self) -> TrafficCounts:
         """What was counted; the counters begin anew."""
-        counts = Counts(*(getattr(self, name, 0) for name in Counts._fields))
+        counts = TrafficCounts(*(getattr(self, name, 0) for name in TrafficCounts._fields))
         self.bytes_in = self.records_in = self.bytes_out = self.records_out = 0
         self.replication_bytes_in = self.replication_bytes_out = 0
         return counts

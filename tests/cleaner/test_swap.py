@@ -337,7 +337,7 @@ def test_whatever_gives_up_between_the_steps_of_a_swap_leaves_a_log_that_goes_on
         elif way == "failed":
             log = reopened(disk, log.flushed_offset, Tearing.SHORT_TAIL)
         assert not [each for each in disk.list(log.directory) if each.endswith((".cleaned", ".swap"))]
-        assert log.swaps.removable(log.log_end_offset) == log.log_end_offset
+        assert log.replacements.removable(log.log_end_offset) == log.log_end_offset
         assert table_of(records_of(log)) == expected
         if way == "full":
             log = reopened(disk, log.flushed_offset, Tearing.SHORT_TAIL)

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from rayka.cleaner.compaction import SEGMENTS_MAX, Compaction, SyncNeeded, Turns, grouped
-from rayka.cleaner.file_cleaning import CHUNK_BYTES, GroupPlan
+from rayka.cleaner.file_cleaning import CHUNK_BYTES, SegmentGroup
 from rayka.config.topic_config import TopicConfig
 from rayka.errors import CorruptRecord
 from rayka.protocol.batch_format import HEADER_BYTES, LENGTH_FIELD_END, ProducerSequence
@@ -109,12 +109,12 @@ def test_a_group_is_told_of_the_producers_that_wrote_to_it_and_of_no_others() ->
     assert told == {(number // 3, 2 * number + 1) for number in range(30)}
 
 
-def run_to_end(turns: Turns) -> GroupPlan | None:
+def run_to_end(turns: Turns) -> SegmentGroup | None:
     while True:
         try:
             next(turns)
         except StopIteration as end:
-            answer: GroupPlan | None = end.value
+            answer: SegmentGroup | None = end.value
             return answer
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from rayka.config.topic_config import TopicConfig
 from rayka.log.log import Log
 from rayka.log.log_files import run_to_end
-from rayka.log.log_opening import Left, opening_log
+from rayka.log.log_opening import ShutdownState, opening_log
 from rayka.log.recovery import Tearing
 from rayka.log.segment import file_ranges
 from rayka.ports import Buffer, Disk
@@ -45,7 +45,7 @@ def opened_log(
     disk: Disk,
     directory: str,
     config: TopicConfig,
-    left: Left = Left(recovery_point=0),  # noqa: B008 - a value
+    left: ShutdownState = ShutdownState(recovery_point=0),  # noqa: B008 - a value
     *,
     now_ms: int = 0,
 ) -> Log:
@@ -61,7 +61,7 @@ def open_log(
     start: int = 0,
     tearing: Tearing = Tearing.SHORT_TAIL,
 ) -> Log:
-    return opened_log(disk, DIRECTORY, config, Left(recovery_point, start, tearing))
+    return opened_log(disk, DIRECTORY, config, ShutdownState(recovery_point, start, tearing))
 
 
 def new_log(config: TopicConfig = SMALL) -> tuple[MemoryDisk, Log]:

@@ -15,11 +15,11 @@ APPENDER = """
 import sys
 from rayka.config.cluster_config import TopicConfig
 from rayka.log.local_disk import LocalDisk
-from rayka.log.log_opening import Left, opening_log
+from rayka.log.log_opening import ShutdownState, opening_log
 from rayka.log.log_files import run_to_end
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_format import RecordBatch
-config, left = TopicConfig(segment_bytes=200_000), Left(recovery_point=0)
+config, left = TopicConfig(segment_bytes=200_000), ShutdownState(recovery_point=0)
 log = run_to_end(opening_log(LocalDisk(), sys.argv[1], config, left, now_ms=0, new_files={}))
 batch = RecordBatch(encode_batch([b"x" * 1000] * 20, timestamps_ms=1))
 while True:

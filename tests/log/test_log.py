@@ -7,7 +7,7 @@ import pytest
 from rayka.config.topic_config import TopicConfig
 from rayka.errors import CorruptRecord, DamagedLog, OffsetOutOfRange, RecordBatchTooLarge, StorageError
 from rayka.log.recovery import Tearing
-from rayka.log.segment import Given, given
+from rayka.log.segment import FetchData, fetch_data
 from rayka.partition.partition_reads import readable_bytes
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_format import TimestampType, split_batches
@@ -259,7 +259,7 @@ def test_file_ranges_name_the_same_bytes_as_reads() -> None:
     disk, log = new_log()
     fill(log, 60)
     for offset, max_bytes, end_offset in ((0, 1 << 20, 120), (31, 1, 120), (31, 5000, 100), (119, 100, 120)):
-        local = given(log.spans(offset, max_bytes, end_offset, True), offset, range_bytes_min=0)
+        local = fetch_data(log.spans(offset, max_bytes, end_offset, True), offset, range_bytes_min=0)
         mapped = [
             disk.map(each.path)[each.position : each.position + each.size_bytes] for each in local.file_ranges
         ]
@@ -277,7 +277,7 @@ def test_file_ranges_name_the_same_bytes_as_reads() -> None:
 def test_there_are_no_file_ranges_at_the_end() -> None:
     _, log = new_log()
     fill(log, 1)
-    assert given(log.spans(2, 100, 2, True), 2, range_bytes_min=0) == Given(2)
+    assert fetch_data(log.spans(2, 100, 2, True), 2, range_bytes_min=0) == FetchData(2)
 
 
 # ---- Rolling ----

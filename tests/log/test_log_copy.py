@@ -20,7 +20,7 @@ from rayka.log.log import Log
 from rayka.log.log_copy import LogCopy
 from rayka.log.log_directory import FutureLogs
 from rayka.log.log_files import run_to_end
-from rayka.log.log_opening import Left
+from rayka.log.log_opening import ShutdownState
 from rayka.log.partition_directories import PartitionDirectories
 from rayka.log.recovery import Tearing
 from rayka.protocol.batch_decode import decode
@@ -170,7 +170,7 @@ def test_a_copy_takes_over_what_is_known_of_producers_whose_records_are_gone() -
     assert copy.log.name == "orders-0"
     sync(disk, copy.log)
     copy.log.on_recovery_point_saved(copy.log.flushed_offset)
-    reopened = opened_log(disk, "/two/orders-0", SMALL, Left(copy.log.flushed_offset, 40))
+    reopened = opened_log(disk, "/two/orders-0", SMALL, ShutdownState(copy.log.flushed_offset, 40))
     assert dict(reopened.producers.items()).keys() == dict(log.producers.items()).keys()
 
 
@@ -253,12 +253,12 @@ class LogCopyModel(RuleBasedStateMachine):
     def end(self, seed: int | None) -> None:
         """The process ends, or with a seed the machine: the log is recovered, and the copy goes on."""
         had_copy, start_offset = self.copy is not None, self.log.log_start_offset
-        left = Left(self.log.flushed_offset, start_offset, Tearing.SHORT_TAIL)
+        left = ShutdownState(self.log.flushed_offset, start_offset, Tearing.SHORT_TAIL)
         if seed is None:
             self.disk.process_crash()
         else:
             sync(self.disk, self.log)
-            left = Left(self.log.flushed_offset, start_offset, Tearing.ANYWHERE)
+            left = ShutdownState(self.log.flushed_offset, start_offset, Tearing.ANYWHERE)
             self.disk.power_loss(Random(seed))
             self.epoch += 1
         self.log = opened_log(self.disk, self._path(self.home), CONFIG, left)

@@ -14,8 +14,8 @@ from rayka.errors import ErrorCode, StorageError
 from rayka.log.log import Log
 from rayka.log.producer_state import (
     CACHED_BATCHES,
-    BatchMetadata,
     ProducerStates,
+    SequencedBatch,
     decode_snapshot,
     encode_snapshot,
 )
@@ -67,7 +67,7 @@ def reopened(disk: MemoryDisk, log: Log) -> Log:
 
 def test_a_snapshot_has_kafkas_layout() -> None:  # C9
     states = ProducerStates("orders-3", 0)
-    states.add(7, 2, BatchMetadata(last_sequence=9, last_offset=109, offset_delta=4, timestamp_ms=1234))
+    states.add(7, 2, SequencedBatch(last_sequence=9, last_offset=109, offset_delta=4, timestamp_ms=1234))
     data = encode_snapshot(states)
     assert struct.unpack(">hIi", data[:10]) == (1, crc32c(data[6:]), 1)
     assert struct.unpack(">qhiqiqiq", data[10:]) == (7, 2, 9, 109, 4, 1234, -1, -1)
@@ -76,7 +76,7 @@ def test_a_snapshot_has_kafkas_layout() -> None:  # C9
 def test_a_snapshot_comes_back_as_it_was() -> None:  # C9
     states = ProducerStates("orders-3", 0)
     for number in range(12):
-        batch = BatchMetadata(number * 3 + 2, number * 3 + 102, 2, number)
+        batch = SequencedBatch(number * 3 + 2, number * 3 + 102, 2, number)
         states.add(number % 2, 5, batch)
     again = ProducerStates("orders-3", 0)
     for each in decode_snapshot(encode_snapshot(states)) or []:
@@ -88,7 +88,7 @@ def test_a_snapshot_comes_back_as_it_was() -> None:  # C9
 @pytest.mark.parametrize("cut", [0, 3, 9, 30, 55])
 def test_a_snapshot_that_was_cut_is_noticed(cut: int) -> None:  # C10
     states = ProducerStates("orders-3", 0)
-    states.add(7, 2, BatchMetadata(9, 109, 4, 1234))
+    states.add(7, 2, SequencedBatch(9, 109, 4, 1234))
     data = encode_snapshot(states)
     assert len(data) == 56
     assert decode_snapshot(data[:cut]) is None

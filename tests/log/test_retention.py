@@ -12,7 +12,7 @@ from rayka.errors import DiskFull, StorageError
 from rayka.ids import NO_TIMESTAMP
 from rayka.log.log import Log
 from rayka.log.recovery import Tearing
-from rayka.log.retention import Cause, Clock, Expired, ahead_ms, expire
+from rayka.log.retention import Clock, DeletionReason, Expired, ahead_ms, expire
 from rayka.log.segment_removal import SEGMENTS_PER_TURN
 from rayka.testing.memory_disk import MemoryDisk
 from tests.log.support import (
@@ -79,7 +79,7 @@ def test_a_segment_expires_by_its_largest_timestamp_not_its_first_or_last() -> N
     _, log = log_of((100, 900, 300), (1000,), (2000,), retention_ms=500)
     assert look(log, 1400) == []
     (expired,) = look(log, 1401)
-    assert expired == Expired(Cause.TIME, 3, 1, expired.size_bytes)
+    assert expired == Expired(DeletionReason.TIME, 3, 1, expired.size_bytes)
     assert (log.log_start_offset, read_offsets(log)) == (3, [3, 4])
 
 
@@ -167,7 +167,7 @@ def test_segments_below_the_log_start_go_whatever_the_policy_says() -> None:  # 
     disk, log = log_of(*[(1,)] * 5, cleanup_policy="compact")
     log.log_start_offset = 3  # as a checkpoint says after a crash
     (expired,) = look(log)
-    assert (expired.cause, expired.segment_count, segment_bases(disk)[0]) == (Cause.START, 3, 3)
+    assert (expired.cause, expired.segment_count, segment_bases(disk)[0]) == (DeletionReason.START, 3, 3)
 
 
 def test_one_turn_removes_a_bounded_number_of_segments_and_the_rest_follows() -> None:

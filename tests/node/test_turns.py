@@ -6,7 +6,7 @@ from collections.abc import Generator
 from uuid import UUID
 
 from rayka.ids import TopicIdPartition
-from rayka.log.producer_state import BatchMetadata
+from rayka.log.producer_state import SequencedBatch
 from rayka.metadata.metadata_records import MetadataRecord
 from rayka.node.fetch_handler import ListOffsetsHandler
 from rayka.node.produce_handler import expire_producers
@@ -92,7 +92,7 @@ def test_producers_of_many_partitions_are_forgotten_in_several_turns() -> None: 
         states = [broker.partition(number).log.producers for number in range(3)]
         for each in states:
             for producer_id in range(ITEMS_PER_TURN):
-                each.add(producer_id, 0, BatchMetadata(0, 0, 0, 0))
+                each.add(producer_id, 0, SequencedBatch(0, 0, 0, 0))
         config = broker.settings.config.model_copy(
             update={"producer_id_expiration_ms": 0, "producer_id_expiration_check_interval_ms": 1}
         )

@@ -13,7 +13,7 @@ from rayka.config.topic_config import TopicConfig
 from rayka.errors import ApiError, ErrorCode, OffsetOutOfRange
 from rayka.ids import NO_NODE, ZERO_ID, TopicPartition
 from rayka.log.log import PrefixCopy
-from rayka.log.log_opening import Left
+from rayka.log.log_opening import ShutdownState
 from rayka.log.recovery import Tearing
 from rayka.metadata.image import BrokerImage, PartitionImage
 from rayka.partition.follower_states import FollowerFetch
@@ -139,7 +139,7 @@ class Replica:
 
     def start(self, saved_high_watermark: int, tearing: Tearing) -> None:
         """A process begins, with what the last one left."""
-        log = opened_log(self.disk, "/data/orders-0", self._config, Left(0, tearing=tearing))
+        log = opened_log(self.disk, "/data/orders-0", self._config, ShutdownState(0, tearing=tearing))
         self.partition = Partition(
             TopicPartition("orders", 0),
             ZERO_ID,

@@ -13,7 +13,7 @@ from uuid import UUID
 from rayka.config.topic_config import TopicConfig
 from rayka.ids import METADATA_TOPIC_ID, OffsetAndEpoch, ReplicaKey
 from rayka.log.log import Log
-from rayka.log.log_opening import Left
+from rayka.log.log_opening import ShutdownState
 from rayka.log.recovery import Tearing
 from rayka.ports import Request
 from rayka.protocol.batch_decode import decode
@@ -67,7 +67,7 @@ class Node:
             self.disk.sync_now([], ["/data", "/"])
         if disk is None and voters is not None:
             write_snapshot(self.disk, BOOTSTRAP_SNAPSHOT_ID.offset, 0, VoterSet(tuple(voters)))
-        self.log = opened_log(self.disk, DIRECTORY, LOG_CONFIG, Left(0, tearing=tearing))
+        self.log = opened_log(self.disk, DIRECTORY, LOG_CONFIG, ShutdownState(0, tearing=tearing))
         self.snapshots = SnapshotStore(self.disk, DIRECTORY)
         self.stored = stored
         self.quorum = Quorum(

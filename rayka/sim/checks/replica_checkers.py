@@ -91,8 +91,8 @@ class ReplicaCheckers:
         if partition.maximal_isr is not view.maximal_isr:
             view.maximal_isr = partition.maximal_isr
             self.check_maximal_isr(view)
-        if log.swaps.count != view.replacements:
-            view.replacements = log.swaps.count
+        if log.replacements.count != view.replacements:
+            view.replacements = log.replacements.count
             self._check_compacted(view)
         if log.log_start_offset != view.log_start_offset:
             view.log_start_offset = log.log_start_offset

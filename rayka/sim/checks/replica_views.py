@@ -37,7 +37,7 @@ class ReplicaView:
         self.leader_epoch = NO_EPOCH
         self.maximal_isr: tuple[int, ...] = ()
         self.truncations = partition.log.truncation_count
-        self.replacements = partition.log.swaps.count
+        self.replacements = partition.log.replacements.count
         self.log_start_offset = 0
 
     def __repr__(self) -> str:
@@ -54,7 +54,7 @@ class ReplicaView:
             or partition.high_watermark != self.high_watermark
             or role.state.leader_epoch != self.leader_epoch
             or log.truncation_count != self.truncations
-            or log.swaps.count != self.replacements
+            or log.replacements.count != self.replacements
             or log.log_start_offset != self.log_start_offset
             or role.isr.maximal is not self.maximal_isr
         )

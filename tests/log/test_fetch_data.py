@@ -10,7 +10,7 @@ from rayka.config.topic_config import TopicConfig
 from rayka.errors import StorageError
 from rayka.log.local_disk import LocalDisk
 from rayka.log.log import Log
-from rayka.log.segment import COPIED_RANGE_BYTES_MIN, SLICE_BYTES_MIN, Given, given
+from rayka.log.segment import COPIED_RANGE_BYTES_MIN, SLICE_BYTES_MIN, FetchData, fetch_data
 from rayka.ports import Disk, FileSlice
 from rayka.testing.memory_disk import MemoryDisk
 from tests.log.support import batch, opened_log, truncate
@@ -38,8 +38,8 @@ def _append(log: Log, *values: bytes, epoch: int = 0) -> None:
         log.append_as_leader([batch([each])], epoch, now_ms=0)
 
 
-def _given(log: Log, offset: int = 0, range_bytes_min: int | None = None) -> Given:
-    return given(
+def _given(log: Log, offset: int = 0, range_bytes_min: int | None = None) -> FetchData:
+    return fetch_data(
         log.spans(offset, 1 << 30, log.log_end_offset, True), offset, range_bytes_min=range_bytes_min
     )
 
