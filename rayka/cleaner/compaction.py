@@ -38,7 +38,6 @@ from rayka.ports import JobDied, Slice
 # event
 # loop; of very many small ones several groups are made, and the next cleaning joins those.
 
-
 SEGMENTS_MAX = 25
 
 

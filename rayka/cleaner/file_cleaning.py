@@ -31,7 +31,6 @@ from rayka.protocol.batch_format import CRC_START, HEADER_BYTES, LENGTH_FIELD_EN
 #
 # Kafka: the read buffer of `Cleaner`, which grows to the largest batch, too.
 
-
 CHUNK_BYTES = 512 << 10
 CHUNK_BATCHES = 100
 _LARGE_BYTES = 16 << 20

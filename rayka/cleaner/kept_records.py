@@ -44,7 +44,6 @@ from rayka.protocol.batch_format import (
 # timestamp is that of the records that are left, or of the batch before where none is. Kafka:
 # `MemoryRecords.filterTo`, `DefaultRecordBatch.writeEmptyHeader`.
 
-
 _NO_RECORD = np.zeros(1, np.int32).view(np.uint8)  # the offsets of a column without values
 
 

@@ -1,11 +1,20 @@
-"""Kafka's small text files: offsets by partition for a whole data directory, and durable replacement of
-files.
+"""Small text files: offsets by partition for a whole data directory, two markers beside the segments of a log, and
+durable replacement of files.
 
-A checkpoint is lines: version 0, the number of entries, then `topic partition offset` (F4). Recovery point,
-high watermark, log start offset and the offset up to which a log is compacted each have one. A power cut may leave a
-checkpoint torn; it is then missing, which is safe for each of them: more is scanned or cleaned again, the high
-watermark starts lower. Kafka:
-`CheckpointFile`, `OffsetCheckpointFile`.
+A checkpoint is Kafka's: lines with version 0, the number of entries, then `topic partition offset` (F4). Recovery
+point, high watermark, log start offset and the offset up to which a log is compacted each have one. A power cut may
+tear a checkpoint. A torn one counts as missing, which is safe for each of them: more is scanned or cleaned again, the
+high watermark starts lower. Kafka: `CheckpointFile`, `OffsetCheckpointFile`, `Utils.atomicMoveWithFallback`.
+
+A marker says at once what the checkpoints say later:
+
+- `recovery-point-lowered`: recovery begins here, whatever the checkpoint says, until the checkpoint is saved anew.
+- `log-start-raised`: the first segment begins here, because the segments before it were removed on purpose.
+
+A marker is written before its change and into the directory of the segments, so a power cut takes its name after
+theirs. A power cut may tear the content: then everything is scanned, and the records found count as all there were. An
+operator who goes on without lost records makes an empty marker, which does the same. Kafka has no markers; it does not
+notice missing records.
 """
 
 import logging
@@ -24,12 +33,12 @@ _logger = logging.getLogger(__name__)
 
 
 def encode_lines(entries: Sequence[str]) -> bytes:
-    """A checkpoint file's content."""
+    """The content of a file with these entries."""
     return "".join(f"{line}\n" for line in (_VERSION, len(entries), *entries)).encode()
 
 
 def decode_lines(data: bytes) -> list[list[str]] | None:
-    """The entries' words, or None when the file is torn, damaged or of another version."""
+    """The entries' words; None when the file is torn, damaged or of another version."""
     text = data.decode("ascii", errors="replace")
     lines = text.split("\n")
     if len(lines) < 3 or lines[-1] or lines[0] != str(_VERSION) or lines[1] != str(len(lines) - 3):
@@ -38,12 +47,12 @@ def decode_lines(data: bytes) -> list[list[str]] | None:
 
 
 def encode_offsets(offsets: Mapping[TopicPartition, int]) -> bytes:
-    """A checkpoint of offsets, in the order of the partitions."""
+    """A checkpoint of offsets, sorted by partition."""
     return encode_lines([f"{each.topic} {each.partition} {offsets[each]}" for each in sorted(offsets)])
 
 
 def decode_offsets(data: bytes) -> dict[TopicPartition, int] | None:
-    """The offsets in a checkpoint, or None when it is damaged."""
+    """The offsets in a checkpoint; None when it is damaged."""
     lines = decode_lines(data)
     if lines is None:
         return None
@@ -63,13 +72,10 @@ def read_offsets(disk: Disk, path: str) -> dict[TopicPartition, int]:
     return offsets or {}
 
 
-# Replacing small files so that a power cut cannot tear them (A8). Kafka: `Utils.atomicMoveWithFallback`.
-
-
 async def replace_durably(disk: Disk, contents: Mapping[str, bytes]) -> None:
-    """Replaces files so that after a power cut each has its old content or its new one, whole.
+    """Replaces files so that a power cut leaves of each the old content or the new one, whole (A8).
 
-    On return the new content survives. All files share two syncs: of the contents, then of the names.
+    The new content is durable on return. All files share two syncs: of the contents, then of the names.
     """
     aside = {path: f"{path}.new" for path in contents}
     for path, data in contents.items():
@@ -80,43 +86,37 @@ async def replace_durably(disk: Disk, contents: Mapping[str, bytes]) -> None:
     await disk.sync([], sorted({posixpath.dirname(path) for path in contents}))
 
 
-# Two small files beside the segments of a log. They say at once what the data directory's checkpoints say later.
-#
-# `recovery-point-lowered`: recovery begins here, whatever the checkpoint says, until that is saved anew.
-# `log-start-raised`: the first segment begins here, because what was before it was removed on purpose.
-# Each is written before the change that it tells of, and into the directory of the segments, so a power cut takes
-# its name after theirs. It may tear the content: then everything is scanned, and what is found counts as all there
-# was. So may an operator that wants to go on without records that are lost, and makes an empty file. Kafka has no such
-# files; it does not notice what is missing.
-
+# ---- Markers -------------------------------------------------------------------------------------------------
 
 LOWERED_RECOVERY_POINT_FILE = "recovery-point-lowered"
 RAISED_LOG_START_FILE = "log-start-raised"
 
 
 def lowered_recovery_point(scan_from: int) -> dict[str, bytes]:
-    """The file, by name, that makes a recovery begin here."""
+    """The marker, by name, that makes recovery begin here."""
     return {LOWERED_RECOVERY_POINT_FILE: encode_lines([str(scan_from)])}
 
 
 def raised_log_start(first_offset: int) -> dict[str, bytes]:
-    """The file, by name, that says that nothing before this offset is missed."""
+    """The marker, by name, that no record before this offset is missing."""
     return {RAISED_LOG_START_FILE: encode_lines([str(first_offset)])}
 
 
 def read_lowered_recovery_point(disk: Disk, directory: str, recovery_point: int) -> int:
-    """Where recovery begins, with this recovery point in the checkpoint."""
+    """Where recovery begins: the checkpoint's recovery point, or the marker's if that is lower."""
     lowered = _read(disk, posixpath.join(directory, LOWERED_RECOVERY_POINT_FILE), missing=recovery_point)
     return min(recovery_point, lowered or 0)
 
 
 def read_raised_log_start(disk: Disk, directory: str) -> int | None:
-    """Where the first segment has to begin at the latest; None: that is not known."""
+    """The offset at which the first segment begins at the latest; None: not known, because the marker is torn
+    or empty.
+    """
     return _read(disk, posixpath.join(directory, RAISED_LOG_START_FILE), missing=0)
 
 
 def is_given_up(disk: Disk, directory: str) -> bool:
-    """Whether an operator has made one of the files, to go on without records that are lost."""
+    """Whether an operator has made a marker, to go on without lost records."""
     paths = (posixpath.join(directory, name) for name in (LOWERED_RECOVERY_POINT_FILE, RAISED_LOG_START_FILE))
     return any(disk.exists(path) and not disk.size(path) for path in paths)
 

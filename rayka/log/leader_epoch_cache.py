@@ -1,8 +1,7 @@
-"""Which leader epoch began at which offset: the lineage of one log, and its file `leader-epoch-checkpoint`
-(B20, B21).
+"""The lineage of one log: at which offset each leader epoch began; and its file `leader-epoch-checkpoint` (B20, B21).
 
-Invariant: epochs and start offsets both strictly rise. The file is rewritten at every change; a power cut may
-lose or tear the last of them, and recovery mends it from the batches, each of which carries its epoch. Kafka:
+Invariant: epochs and start offsets both rise strictly. The file is rewritten at every change. A power cut may lose or
+tear the last version, and recovery rebuilds it from the batches, which carry their epochs. Kafka:
 `LeaderEpochFileCache`, `LeaderEpochCheckpointFile`.
 """
 
@@ -19,7 +18,7 @@ LEADER_EPOCH_FILE = "leader-epoch-checkpoint"
 
 
 class EpochStart(NamedTuple):
-    """A leader epoch and the first offset that belongs to it."""
+    """A leader epoch and its first offset."""
 
     epoch: int
     start_offset: int
@@ -41,7 +40,7 @@ class LeaderEpochCache:
         return self._files.path(LEADER_EPOCH_FILE)
 
     def load(self) -> bool:
-        """Reads the file. False when it is missing or damaged: then the whole log must say what was in it."""
+        """Reads the file. False when it is missing or damaged: then the whole log must be scanned for its epochs."""
         disk = self._files.disk
         entries = None
         if disk.exists(self.path):
@@ -50,7 +49,7 @@ class LeaderEpochCache:
         return self._is_whole
 
     def complete(self) -> None:
-        """The whole log has said what was in it: until now nothing is written that the next load would believe."""
+        """The whole log was scanned. Until now nothing was written that the next load would believe."""
         if not self._is_whole:
             self._is_whole = True
             self.write()
@@ -65,8 +64,8 @@ class LeaderEpochCache:
         return self._entries[-1].epoch if self._entries else NO_EPOCH
 
     def assign(self, epoch: int, start_offset: int) -> None:
-        """The epoch begins here. Entries that contradict it (epoch or start not below) are removed first
-        (B20).
+        """Begins the epoch at this offset. First removes entries that contradict it: with the same epoch or start, or a
+        later one (B20).
         """
         if min(epoch, start_offset) < 0:
             raise InvariantBroken(f"epoch {epoch} from offset {start_offset}: neither can be negative")
@@ -84,7 +83,7 @@ class LeaderEpochCache:
         self.write()
 
     def end_offset_for(self, epoch: int, log_end_offset: int) -> OffsetAndEpoch:
-        """The largest epoch at or below this one, and where it ends; (-1, -1) when not known (B21)."""
+        """The largest epoch at or below this one, and its end; (-1, -1) when not known (B21)."""
         if epoch == NO_EPOCH or not self._entries or epoch > self.latest_epoch:
             return OffsetAndEpoch(offset=NO_OFFSET, epoch=NO_EPOCH)
         if epoch == self.latest_epoch:
@@ -94,7 +93,7 @@ class LeaderEpochCache:
         return OffsetAndEpoch(offset=self._entries[higher].start_offset, epoch=floor_epoch)
 
     def epoch_of(self, offset: int) -> int:
-        """The epoch that an offset belongs to, or -1."""
+        """The epoch of an offset, or -1."""
         return next(
             (entry.epoch for entry in reversed(self._entries) if entry.start_offset <= offset), NO_EPOCH
         )
@@ -104,8 +103,9 @@ class LeaderEpochCache:
         self.replace([entry for entry in self._entries if entry.start_offset < offset])
 
     def truncate_from_start(self, offset: int) -> None:
-        """No segment holds anything below the offset: epochs are forgotten that ended before the record in front of it,
-        whose own is still asked for by a replica that has no more than a snapshot that ends there.
+        """Forgets the epochs that ended before the record in front of the offset, because no segment holds their
+        records. The epoch of that record stays: a replica that has no more than a snapshot which ends there still asks
+        for it.
         """
         ends = [entry.start_offset for entry in self._entries[1:]]
         ended = zip(self._entries, [*ends, offset], strict=False)
@@ -117,7 +117,7 @@ class LeaderEpochCache:
         self.write()
 
     def replace(self, entries: Sequence[EpochStart]) -> None:
-        """These are known from now on, and no others. The file is written if they are other ones."""
+        """Replaces all entries. Writes the file if they differ."""
         if self._entries != list(entries):
             self._entries = list(entries)
             self.write()
@@ -128,7 +128,7 @@ class LeaderEpochCache:
             self._files.unsynced.file_replaced(self.path)
 
     def write(self) -> None:
-        """Writes the file, once there is a directory and all is known; until then changes stay in memory."""
+        """Writes the file, once there is a directory and every epoch is known. Until then changes stay in memory."""
         if self._is_whole and not self._files.are_awaited:
             self._files.write({LEADER_EPOCH_FILE: encode_epochs(self._entries)})
 
@@ -139,7 +139,7 @@ def encode_epochs(entries: list[EpochStart]) -> bytes:
 
 
 def decode_epochs(data: bytes) -> list[EpochStart] | None:
-    """The epochs in a file, or None when it is damaged or contradicts itself."""
+    """The epochs in a file; None when it is damaged or contradicts itself."""
     lines = decode_lines(data)
     if lines is None:
         return None

@@ -38,7 +38,6 @@ from rayka.ports import Buffer, FileIdentity, FileSlice, Job, Lock, RunningJob
 # the
 # last of them: an answer that is dropped, whatever the way, leaves none behind. Kafka: `FileRecords.slice`, `writeTo`.
 
-
 _SMALL_FILE_BYTES = 4 << 20  # the kernel frees so much in about 1 ms
 _NO_SENDFILE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # what file systems without it answer
 _READ_BYTES_MAX = 256 << 10  # a socket takes little more at a time

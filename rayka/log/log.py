@@ -1,14 +1,18 @@
-"""The log of one partition: batches in offset order, in segments, with indexes by offset and time and a
-lineage of epochs.
+"""The log of one partition: batches in offset order, in segments, with indexes by offset and time and a lineage of
+epochs.
 
-Invariants: neither log_start_offset nor flushed_offset is above log_end_offset; the last segment is the active one;
-offsets rise and, but for gaps that compaction made, have none missing; nothing below flushed_offset is lost to a power
-cut, nothing below log_end_offset to the end of the process. A change that fails half way is the last one: what it left
-behind the log end offset is unknown, so the log only reads on, and opening it again recovers it. A new log has no files
-before its first record: an empty directory says no more than none, and thousands of partitions are made at once.
+Invariants:
+- log_start_offset <= log_end_offset and flushed_offset <= log_end_offset.
+- The last segment is the active one.
+- Offsets rise without gaps, except for the gaps that compaction made.
+- A power cut loses nothing below flushed_offset; the end of the process loses nothing below log_end_offset.
+- A change that fails half way is the last change: the files behind the log end offset are unknown, so the log is only
+  read until it is opened again and recovered.
+- A new log has no files before its first record. An empty directory says no more than no directory, and thousands of
+  partitions are made at once.
 
 Kafka: `UnifiedLog`, `LocalLog` (F4-F6, F10, F11, G4-G6, B18, B20, B21, B30-B32, C2-C10). Left out: transactions, tiered
-storage; what compaction keeps is decided in `rayka.cleaner`, what expires in `retention`.
+storage. `rayka.cleaner` decides what compaction keeps, `retention` what expires.
 """
 
 import posixpath
@@ -43,26 +47,27 @@ NOTHING_DONE = Recovery()
 
 
 class LogRead(NamedTuple):
-    """Whole batches as they stand in the log, and where to continue."""
+    """Whole batches, byte for byte as in the log, and the offset to continue at."""
 
     records: bytes
     next_offset: int
 
 
 class PrefixCopy(NamedTuple):
-    """A copy that a truncation needs of the part of a file that stays: arguments of `Disk.copy_prefix`, and which
-    truncation of the log it is for.
+    """A copy that a truncation needs: the part of a file that stays. The first three fields are arguments of
+    `Disk.copy_prefix`.
     """
 
     source: str
     target: str
     size_bytes: int
-    truncation: int
+    # The truncations and replacements of the log so far; a copy from before another one is not used.
+    change_count: int
 
 
 class _Change:
-    """The block is a change of the log: after one that failed half way, there is no other. One that `makes_room` is
-    made also while a full disk has stopped the others.
+    """A block that changes the log. A change that fails half way is the last one. A change that `makes_room` is allowed
+    while a full disk refuses the others.
     """
 
     __slots__ = ("_log", "_makes_room")
@@ -85,7 +90,9 @@ class _Change:
 
 
 def _is_closed(log: "Log") -> bool:
-    """Whether the log takes no change at all, not even one that makes room: it failed for good, or is opened again."""
+    """Whether the log refuses every change, also those that make room: the log failed for good, or is being opened
+    again.
+    """
     is_failed = log.failure is not None and not isinstance(log.failure, PassingStorageError)
     return is_failed or log.is_reopened
 
@@ -102,15 +109,20 @@ class Log:
         self.epochs = epochs
         self._snapshots = snapshots
         self._appender = Appender(files, segments, epochs, snapshots)
-        self.config = config  # counts from the next append on
+        # A new configuration counts from the next append on.
+        self.config = config
         self.segments = segments
         self.producers = snapshots.states
         self.directory = files.directory
-        self.name = posixpath.basename(files.directory)  # `orders-3`
-        self.failure: StorageError | None = None  # why it takes no more changes; None while it does
+        # `orders-3`
+        self.name = posixpath.basename(files.directory)
+        # Why the log takes no more changes; None while it takes them.
+        self.failure: StorageError | None = None
         self.truncation_count = 0
-        self.is_reopened = False  # from the files, so these do not change meanwhile
-        self.cleaned_offset = 0  # below it compaction has seen everything
+        # Another object is being opened from the files, so they must not change.
+        self.is_reopened = False
+        # Compaction has seen every record below this offset.
+        self.cleaned_offset = 0
         self.replacements = Replacements(
             files, segments, snapshots, partial(_Change, self), partial(_Change, self, makes_room=True)
         )
@@ -130,12 +142,12 @@ class Log:
 
     @property
     def log_end_offset(self) -> int:
-        """The offset that the next record gets."""
+        """The offset of the next record."""
         return self.segments.active.next_offset
 
     @property
     def latest_epoch(self) -> int:
-        """The newest leader epoch assigned, or -1."""
+        """The newest leader epoch, or -1."""
         return self.epochs.latest_epoch
 
     # ---- Appending -----------------------------------------------------------------------------------------
@@ -148,12 +160,12 @@ class Log:
         now_ms: int,
         log_append_time_ms: int | None = None,
     ) -> AppendInfo:
-        """Gives the batches their offsets and the epoch and appends them, in one write (B18). They are valid
-        already, but for their sequences. One with a producer id comes alone (C1); if it is here already, nothing is
-        appended (C3).
+        """Gives the batches offsets and the epoch, and appends them in one write (B18). The batches are validated
+        already, except for their sequences. A batch with a producer id comes alone (C1); a duplicate is not appended
+        (C3).
 
-        Raises RecordBatchTooLarge and what `ProducerStates.check` raises, with nothing written, and StorageError,
-        after which nothing can be appended.
+        Raises RecordBatchTooLarge and the errors of `ProducerStates.check`, with nothing written; and StorageError,
+        which fails the log.
         """
         (outcome,) = self.append_all_as_leader(
             (batches,), leader_epoch, now_ms=now_ms, log_append_time_ms=log_append_time_ms
@@ -171,8 +183,8 @@ class Log:
         log_append_time_ms: int | None = None,
         batch_bytes_max: int | None = None,
     ) -> list[AppendOutcome]:
-        """As `append_as_leader` for each of several requests, in their order, almost always in one write. What that
-        would raise is the request's outcome. `batch_bytes_max`: how large a batch may be, by default `segment.bytes`.
+        """Appends several requests as `append_as_leader` does, in their order, almost always in one write. An error of
+        a request is the outcome of that request. `batch_bytes_max`: the limit of a batch, by default `segment.bytes`.
         """
         outcomes: list[AppendOutcome] = []
         for run_requests in runs_without_repeats(requests):
@@ -189,22 +201,22 @@ class Log:
         return outcomes
 
     def append_as_follower(self, batches: Sequence[RecordBatch], *, now_ms: int) -> None:
-        """Appends batches that have offsets and epochs. The first may leave a gap, none may go back (B18). One from
-        before `segment.bytes` was lowered gets a segment that is larger.
+        """Appends batches that have offsets and epochs already. Offsets may leave a gap before the first batch and
+        never go back (B18). A batch that was written before `segment.bytes` was lowered gets a larger segment.
 
-        Raises CorruptRecord when offsets go back; otherwise as `append_as_leader`.
+        Raises CorruptRecord when offsets go back, and the errors of `append_as_leader`.
         """
         placed = placed_by_follower(self.name, batches, self.log_end_offset)
         with _Change(self):
             self._appender.append(placed, self.config, now_ms)
 
     def make_files(self) -> None:
-        """The log has its directory from now on, whether there is a record or not."""
+        """Makes the directory of the log, whether there is a record or not."""
         with _Change(self):
             self._appender.make_files()
 
     def roll(self, now_ms: int) -> None:
-        """Seals the active segment and begins another at the log end offset; an empty one stays as it is."""
+        """Seals the active segment, unless it is empty, and begins another at the log end offset."""
         if self.segments.active.size_bytes:
             with _Change(self):
                 self._appender.roll(self.log_end_offset, self.config, now_ms)
@@ -212,24 +224,24 @@ class Log:
     # ---- Epochs --------------------------------------------------------------------------------------------
 
     def assign_epoch(self, epoch: int, start_offset: int) -> None:
-        """A leader epoch begins, perhaps without a record yet (B16, B20). Durable once a sync plan made now
-        is, except in a log that never had a record.
+        """Begins a leader epoch, perhaps without a record yet (B16, B20). Durable once a sync plan made now is done,
+        except in a log that never had a record.
         """
         with _Change(self):
             self.epochs.assign(epoch, start_offset)
 
     def end_offset_for_epoch(self, epoch: int) -> OffsetAndEpoch:
-        """The largest epoch known at or below this one, and its end offset; (-1, -1) when undefined (B21)."""
+        """The largest known epoch at or below this one, and its end offset; (-1, -1) when undefined (B21)."""
         return self.epochs.end_offset_for(epoch, self.log_end_offset)
 
     # ---- Reading -------------------------------------------------------------------------------------------
 
     def read(self, offset: int, *, max_bytes: int, end_offset: int, min_one_batch: bool = True) -> LogRead:
-        """Whole batches of one segment from the one that contains the offset, none reaching `end_offset`
-        (G4-G6).
+        """Reads whole batches of one segment, from the batch that contains `offset` to the last one that ends before
+        `end_offset` (G4-G6).
 
-        With `min_one_batch` the first is given even if it is larger than max_bytes. CRCs are the reader's
-        business. Raises OffsetOutOfRange outside [log_start_offset, log_end_offset] (G3).
+        `min_one_batch` returns the first batch even if it is larger than `max_bytes`. The reader checks CRCs. Raises
+        OffsetOutOfRange outside [log_start_offset, log_end_offset] (G3).
         """
         for segment, span in self.spans(offset, max_bytes, end_offset, min_one_batch):
             return LogRead(segment.read(span), span.next_offset)
@@ -238,7 +250,7 @@ class Log:
     def spans(
         self, offset: int, max_bytes: int, end_offset: int, min_one: bool
     ) -> Iterator[tuple[Segment, Span]]:
-        """The spans that together make one read, of consecutive segments, for `rayka.log.segment`."""
+        """The spans of consecutive segments that together make one read, for `segment.fetch_data`. Raises as `read`."""
         log_end_offset = self.log_end_offset
         if not self.log_start_offset <= offset <= log_end_offset:
             raise OffsetOutOfRange(
@@ -249,11 +261,12 @@ class Log:
     # ---- Truncating, at the end and at the start ------------------------------------------------------------
 
     def truncate_to(self, offset: int, copied: PrefixCopy | None = None) -> PrefixCopy | None:
-        """Removes the batch that contains the offset and all after it; readers keep what they mapped. None when that is
-        done. Otherwise nothing has changed: this is to be copied first, and given here with the same offset.
+        """Removes the batch that contains the offset and all batches after it; readers keep their maps. Returns None
+        when that is done. Else nothing has changed, and the caller makes the copy returned and calls again with the
+        same offset and that copy.
 
-        The log then ends after the last batch that lies wholly below the offset. An epoch that began there without
-        a record is forgotten even when the log is no longer than that: another leader never had it (B20).
+        The log then ends after the last batch that lies wholly below the offset. An epoch that began there without a
+        record is forgotten even when the log was no longer than that: another leader never had the epoch (B20).
         """
         if offset >= self.log_end_offset:
             with _Change(self):
@@ -264,8 +277,9 @@ class Log:
             return None
         self.replacements.end_behind(offset)
         place = self.segments.prefix_to_copy(offset, self.flushed_offset)
-        change_count = self.truncation_count + self.replacements.count
-        needed = None if place is None else PrefixCopy(*place, change_count)
+        needed = None
+        if place is not None:
+            needed = PrefixCopy(*place, self.truncation_count + self.replacements.count)
         if needed is not None and needed != copied:
             return needed
         with self._truncating(offset):
@@ -274,21 +288,24 @@ class Log:
         return None
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
-        """Removes everything; the log is empty and goes on at the offset (B25)."""
+        """Removes all records and continues, empty, at the offset (B25)."""
         self.replacements.end_behind(self.segments.first.base_offset)
         with self._truncating(self.segments.first.base_offset):
             self._appender.make_files()
             self._files.write({**lowered_recovery_point(0), **raised_log_start(offset)})
-            self._snapshots.on_cleared()  # before the segments go: a killed process leaves none that is about them
+            # Before the segments go: a killed process leaves no snapshot of records that are gone.
+            self._snapshots.on_cleared()
             self.segments.replace_all(offset, self.config)
             self.log_start_offset = offset
             self.epochs.clear()
 
     def increment_log_start_offset(self, offset: int) -> None:
-        """Whatever lies below the offset is not needed any more, durable or not: it is not read, and segments wholly
-        below it are removed (A51), if there are many by `remove_below_start`. The offset lasts once the directory's
-        checkpoint has it; until then a crash lets the log start at its first segment again, so all epochs from there on
-        stay known. One that is not higher changes nothing. Raises as `remove_below_start`.
+        """Raises the log start offset. Records below it are no longer readable, whether they are durable or not; whole
+        segments below it are removed (A51), at most one turn's worth now and the rest by `remove_below_start`. A lower
+        offset is ignored.
+
+        The offset is durable with the directory's next checkpoint. Until then a crash restores the start of the first
+        segment, so the epochs from there on stay known. Raises as `remove_below_start`.
         """
         if offset <= self.log_start_offset:
             return
@@ -302,39 +319,37 @@ class Log:
             raise
 
     def remove_below_start(self) -> bool:
-        """Removes segments wholly below the log start offset, oldest first and so many as one turn of an event loop
-        takes; whether any went. Their files are renamed, and `retired` has them. Raises PassingStorageError, with
-        nothing changed, and other StorageErrors, which fail the log.
-        """
-        with self._shortening():
-            is_shorter = self.retired.retire_below(self.log_start_offset)
-            # More epochs on the disk than there need be are harmless.
-            with suppress(PassingStorageError):
-                self.epochs.truncate_from_start(self.segments.first.base_offset)
-            return is_shorter
+        """Removes segments wholly below the log start offset, oldest first and at most one turn's worth; True if any
+        went. Their files are only renamed: `retired` lists them.
 
-    @contextmanager
-    def _shortening(self) -> Iterator[None]:
-        """Within the block the log's start changes. The change makes room, so a full disk that has stopped appends does
-        not stop the change. A disk that refuses the first step leaves all as it was; one that refuses a later step
-        stops the log until it is opened again.
+        The removal makes room, so it works while a full disk has stopped appends. Raises PassingStorageError when the
+        disk refuses the first step, with nothing changed; a StorageError of a later step fails the log until it is
+        opened again.
         """
         if _is_closed(self):
             raise StorageError(f"{self.name} cannot start later: {self.failure or 'it is opened again'}")
         try:
-            yield
+            is_shorter = self.retired.retire_below(self.log_start_offset)
+            # Superfluous epochs on the disk are harmless.
+            with suppress(PassingStorageError):
+                self.epochs.truncate_from_start(self.segments.first.base_offset)
         except StorageError as error:
             if self.retired.is_half_way or not isinstance(error, PassingStorageError):
                 self.failure = error
             raise
+        return is_shorter
 
     @contextmanager
     def _truncating(self, offset: int) -> Iterator[None]:
-        """Lowers the recovery point on disk first: the checkpoint may be higher, and what follows is unsynced.
+        """Lowers the recovery point on disk first: the checkpoint may be higher, and the records appended next are
+        unsynced.
 
-        1. The checkpoint says 100. 2. The log is truncated to 50, appended to 120 and rolled in between.
-        3. Power is lost, and the first segment's tail with it. 4. A scan from 100 would miss the hole.
-        The name of this file is in the directory of the segments, so it is never lost before theirs.
+        1. The checkpoint says 100.
+        2. The log is truncated to 50, appended to 120 and rolled in between.
+        3. Power is lost, and the first segment's tail with it.
+        4. A scan from 100 would miss the hole.
+
+        The file's name is in the directory of the segments, so a power cut never takes it before theirs.
         """
         with _Change(self):
             self.truncation_count += 1
@@ -349,8 +364,8 @@ class Log:
     # ---- Durability ----------------------------------------------------------------------------------------
 
     def unsynced(self, *, epochs_only: bool = False) -> SyncPlan:
-        """What to hand to `Disk.sync`, and then to `on_synced`, so that everything up to now is durable; or the epochs
-        alone: where a leader's epoch begins must be durable, and not at once what comes before it (B20).
+        """The plan for `Disk.sync` and then `on_synced` that makes everything durable; or the epochs alone. The begin
+        of a leader's epoch must be durable at once, the records before it need not be (B20).
         """
         unsynced = self._files.unsynced
         if epochs_only:
@@ -358,14 +373,14 @@ class Log:
         return unsynced.plan(self.log_end_offset, self.truncation_count)
 
     def on_synced(self, plan: SyncPlan) -> None:
-        """The plan was synced. One made before a truncation says nothing about the offsets after it."""
+        """The plan was synced. A plan from before a truncation says nothing about offsets."""
         self._files.unsynced.on_synced(plan)
         if plan.truncation == self.truncation_count:
             self.flushed_offset = max(self.flushed_offset, plan.up_to_offset)
 
     def on_recovery_point_saved(self, offset: int) -> None:
-        """The data directory's checkpoint durably says this: a lower point written by a truncation is
-        obsolete, unless that one ended half way.
+        """The checkpoint durably has this recovery point. Removes the lower one that a truncation wrote, unless that
+        truncation ended half way.
         """
         path = self._files.path(LOWERED_RECOVERY_POINT_FILE)
         if self.failure is None and offset <= self.flushed_offset and self._disk.exists(path):
@@ -374,8 +389,8 @@ class Log:
     # ---- Copies --------------------------------------------------------------------------------------------
 
     def take_over(self, other: "Log") -> None:
-        """This log holds the records of the other one, up to its end; now it also knows which epochs began without a
-        record, and of producers whose records are gone (C8).
+        """Takes epochs and producers from `other`, whose records this log holds up to its end. `other` also knows
+        epochs that began without a record, and producers whose records are gone (C8).
         """
         with _Change(self):
             self.epochs.replace(other.epochs.entries)
@@ -384,7 +399,7 @@ class Log:
             self._snapshots.take_last(self.log_end_offset)
 
     def move_to(self, directory: str) -> None:
-        """Renames the directory of the log; durable once a sync plan made now is. Readers keep what they mapped."""
+        """Renames the directory of the log, durably once a sync plan made now is done. Readers keep their maps."""
         with _Change(self):
             self._files.move_to(directory)
             self.segments.on_moved()
@@ -394,8 +409,8 @@ class Log:
     # ---- End -----------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Writes the active segment's indexes and the producers' state. Clean once the plan that `unsynced` gives now
-        is synced.
+        """Writes the active segment's indexes and the producers' state. The shutdown is clean once the plan of
+        `unsynced` is synced.
         """
         if self.failure is None and not self._files.are_awaited:
             self.segments.active.indexes.write()

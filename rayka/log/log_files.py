@@ -1,7 +1,7 @@
-"""Where the files of one log live, what of them is not synced, and the small ones beside the segments.
+"""The files of one log: their directory, the changes that a power cut would take, and slices of long work.
 
-A new log has no files before its first record: an empty directory says no more than none, and thousands of partitions
-are made at once.
+A new log has no files before its first record: an empty directory says no more than no directory, and thousands of
+partitions are made at once. Kafka: the flush part of `UnifiedLog` and `LocalLog` (F13).
 """
 
 import posixpath
@@ -10,23 +10,19 @@ from typing import NamedTuple, TypeVar
 
 from rayka.ports import Disk
 
-# What of a log a power cut would take: the files and names changed since they were last synced.
-#
-# The node takes a plan, awaits `Disk.sync` with it and reports back; whatever changed meanwhile stays unsynced.
-# So any number that wait for durability can share one sync. Kafka: the flush part of `UnifiedLog` and
-# `LocalLog` (F13).
-
 
 class SyncPlan(NamedTuple):
-    """What to sync, and what is durable then: the log up to `up_to_offset`.
-
-    `change` counts the changes, `truncation` the truncations, that the plan knows of.
+    """Files and directories to sync. The node takes a plan, awaits `Disk.sync` and reports back; changes after the plan
+    stay unsynced. So any number of waiters share one sync.
     """
 
     files: tuple[str, ...]
     directories: tuple[str, ...]
+    # The log below this offset is durable once the plan is synced.
     up_to_offset: int
+    # The number of the last change that the plan covers.
     change: int
+    # The truncations of the log so far; the plan says nothing of offsets behind a later one.
     truncation: int
 
     @property
@@ -35,10 +31,12 @@ class SyncPlan(NamedTuple):
 
 
 class UnsyncedPaths:
-    """Paths changed and not yet synced, each with the number of its last change."""
+    """Paths that changed since their last sync: a power cut may take the changes."""
 
     def __init__(self) -> None:
+        # The number of the last change.
         self._change = 0
+        # By path, the number of its last change.
         self._files: dict[str, int] = {}
         self._directories: dict[str, int] = {}
 
@@ -65,14 +63,14 @@ class UnsyncedPaths:
         return path in self._files
 
     def moved(self, directory: str, target: str) -> None:
-        """The directory has this name now; no plan of before is under way."""
+        """Rewrites recorded paths after a rename. Precondition: no SyncPlan made before the rename is in use."""
         self._files = {_renamed(path, directory, target): each for path, each in self._files.items()}
         self._directories = {
             _renamed(path, directory, target): each for path, each in self._directories.items()
         }
 
     def plan(self, up_to_offset: int, truncation: int) -> SyncPlan:
-        """Everything that is unsynced now."""
+        """Everything unsynced now."""
         return SyncPlan(tuple(self._files), tuple(self._directories), up_to_offset, self._change, truncation)
 
     def plan_of(self, path: str, up_to_offset: int, truncation: int) -> SyncPlan:
@@ -95,8 +93,8 @@ def _renamed(path: str, directory: str, target: str) -> str:
 
 
 class LogFiles:
-    """The directory of one log. `awaited`: what is to stand beside the first segment, by name, of a log that has no
-    files yet.
+    """The directory of one log. `awaited`: files by name, to be made with the first segment, of a log without a
+    directory; None: the directory exists.
     """
 
     def __init__(self, disk: Disk, directory: str, awaited: Mapping[str, bytes] | None = None) -> None:
@@ -110,11 +108,11 @@ class LogFiles:
 
     @property
     def are_awaited(self) -> bool:
-        """Whether there is no directory yet."""
+        """Whether the log has no directory yet."""
         return self._awaited is not None
 
     def make(self) -> None:
-        """Makes the directory, and in it what was awaited."""
+        """Makes the directory and the awaited files."""
         if self._awaited is not None:
             self.disk.make_directory(self.directory)
             self.unsynced.name_changed(self.directory)
@@ -122,7 +120,7 @@ class LogFiles:
             self._awaited = None
 
     def move_to(self, directory: str) -> None:
-        """Renames the directory, if there is one yet; paths that were asked for before are of the old name."""
+        """Renames the directory, if it exists. Paths handed out before lead nowhere."""
         if not self.are_awaited:
             self.disk.rename(self.directory, directory)
             self.unsynced.moved(self.directory, directory)
@@ -130,7 +128,7 @@ class LogFiles:
         self.directory = directory
 
     def rename(self, source: str, target: str) -> None:
-        """Gives a file of the directory another name."""
+        """Renames a file of the directory."""
         self.disk.rename(source, target)
         self.unsynced.name_changed(target)
 
@@ -149,18 +147,19 @@ class LogFiles:
             self.unsynced.file_replaced(self.path(name))
 
 
-# Long work on a log, by slices: a generator that yields after each, so that an event loop can let others have their
-# turn. What a slice has done stays done; the work counts once the generator has ended.
-
+# Long work on a log is a generator that yields after each slice, so that the event loop serves others in between.
+# Finished slices stay done; the result counts once the generator has ended.
 
 ResultT = TypeVar("ResultT")
 Slices = Generator[None, None, ResultT]
-SLICE_BATCHES = 1_000  # of a few microseconds each
-SLICE_BYTES = 4 << 20  # a CRC over so much takes about a millisecond
+# A few microseconds each.
+SLICE_BATCHES = 1_000
+# A CRC over this much takes about a millisecond.
+SLICE_BYTES = 4 << 20
 
 
 def run_to_end(work: Slices[ResultT]) -> ResultT:
-    """What the work comes to, with nothing in between its slices."""
+    """Runs all slices at once, and returns the result."""
     while True:
         try:
             next(work)

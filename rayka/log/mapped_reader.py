@@ -153,7 +153,6 @@ def topic_id_beside(segment_path: str) -> UUID | None:
 # that keeps finding other files than it was told of (another mount under the same path) reads none any more. A reader
 # without a free descriptor gets its records over the network for a while. Kafka has no such thing.
 
-
 _MISSES_MAX = 3
 _LOOKS_PASSED_OVER = 10
 

@@ -14,7 +14,6 @@ from rayka.ports import Disk
 # `partition.metadata`: which topic, by id, a partition's directory belongs to (F4). Kafka:
 # `PartitionMetadataFile`.
 
-
 PARTITION_METADATA_FILE = "partition.metadata"
 
 

@@ -1,24 +1,41 @@
-"""What one log knows of the producers that wrote to it: which batch of which producer must come next, and which came
-already.
+"""The producers of one log: which batch of a producer must come next, which came already; and their snapshots on disk.
 
-Of each producer id the last five batches are kept (C2), by sequences and offsets. From them follow: a batch that
-was appended already is answered with its old offsets (C3), one whose predecessor is missing is refused (C5), one of
-an epoch that is over is refused (C4). Every replica builds the same state from the log that it appends; only a
-leader refuses anything, and only what comes from a client (C6).
+The last five batches of each producer id are kept (C2), by sequences and offsets. So a batch that was appended already
+is answered with its old offsets (C3), a batch whose predecessor is missing is refused (C5), and so is a batch of an
+epoch that is over (C4). Every replica builds the same state from its log; only a leader refuses batches, and only those
+of clients (C6).
 
-Invariants: `check` changes nothing, and what it let pass is appended before anything else is checked; the batches
-of an entry are of its one epoch, oldest first. Nothing here depends on how many records a batch holds.
+Invariants: `check` changes nothing, and a batch that passed is appended before the next check. The batches of an entry
+belong to its one epoch, oldest first. Nothing here depends on the number of records in a batch.
 
-Silence is counted on this process's clock, from the producer's last append or from when the log was opened (C8 counts
-from the timestamp of the last record: a producer that sends the records of last year would be forgotten between a
-request and its retry). Kafka: `ProducerStateManager`, `ProducerAppendInfo`, `ProducerStateEntry`,
-`SequencedBatch` (C1-C8). Left out: transactions.
+A producer's silence is counted on this process's clock, from its last append or from the opening of the log. C8 counts
+from the timestamp of the last record; a producer of last year's records would be forgotten between a request and its
+retry. Kafka: `ProducerStateManager`, `ProducerAppendInfo`, `ProducerStateEntry`, `BatchMetadata` (C1-C8). Left out:
+transactions.
+
+A snapshot `<offset>.snapshot` holds the state before that offset (C9). A roll writes one, named by the base offset of
+the new segment, and the closing of the log one at the log end. Opening loads the newest trusted one, and reads the
+headers of the batches behind it; so does a truncation, unless the batches close before the new end are enough. A
+damaged snapshot is removed, and an older one used (C10). A log that never had a producer id and was never rolled has
+none.
+
+Invariants of snapshots:
+- None is above the log end offset.
+- Each segment except the log's first one has a snapshot at its base offset. It is durable before any segment in front
+  goes: from then on only the snapshot knows their producers (C8).
+- After a power cut a snapshot above both the recovery point and the base offset of the first segment is not trusted:
+  its batches may be gone and others in their place. After the end of a process every snapshot is trusted.
+
+Contents of a snapshot: int16 version, CRC-32C of the rest, a count, and for each batch producer id, epoch, last
+sequence, last offset, offset delta, timestamp, coordinator epoch, first offset of an open transaction. Kafka:
+`ProducerSnapshot.json`, with the last batch of each producer only. Here the other four come before it, so that a
+producer with several requests in flight meets no broker that has forgotten them.
 """
 
 import logging
 import re
 from collections import deque
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator
 from itertools import takewhile
 from struct import Struct
 from struct import error as struct_error
@@ -33,15 +50,17 @@ from rayka.log.segment import DELETED_SUFFIX, Segment
 from rayka.log.segments import Segments
 from rayka.protocol.batch_format import LENGTH_FIELD_END, NO_PRODUCER_ID, RecordBatch, sequence_after
 
-CACHED_BATCHES = 5  # as many as a producer may have in flight (C7)
+# As many as a producer may have in flight (C7).
+CACHED_BATCHES = 5
 _logger = logging.getLogger(__name__)
 
 
 class SequencedBatch(NamedTuple):
-    """One batch that is in the log. `offset_delta`: last offset minus first, and last sequence minus first."""
+    """A batch in the log, by its sequences and offsets. Kafka: `BatchMetadata`."""
 
     last_sequence: int
     last_offset: int
+    # Last offset minus first offset, and last sequence minus first sequence.
     offset_delta: int
     timestamp_ms: int
 
@@ -55,7 +74,7 @@ class SequencedBatch(NamedTuple):
 
 
 class ProducerStateEntry:
-    """One producer id: its newest epoch here, and the last batches of that epoch."""
+    """One producer id: its newest epoch in the log, and the last batches of that epoch."""
 
     __slots__ = ("batches", "producer_epoch", "seen_ms")
 
@@ -70,11 +89,11 @@ class ProducerStateEntry:
 
     @property
     def is_full(self) -> bool:
-        """Whether it holds as many batches as are remembered: nothing before the first of them counts."""
+        """Whether batches before the first one here are forgotten."""
         return len(self.batches) == CACHED_BATCHES
 
     def add(self, producer_epoch: int, batch: SequencedBatch) -> None:
-        """The batch is in the log now; another epoch forgets those of the one before."""
+        """Adds a batch of the log. A new epoch forgets the batches of the one before."""
         if producer_epoch != self.producer_epoch:
             self.producer_epoch = producer_epoch
             self.batches.clear()
@@ -86,7 +105,8 @@ class ProducerStates:
 
     def __init__(self, name: str, now_ms: int) -> None:
         self.name = name
-        self._now_ms = now_ms  # the time of the last call that gave one
+        # The time of the last call that gave one.
+        self._now_ms = now_ms
         self._entries: dict[int, ProducerStateEntry] = {}
 
     def __repr__(self) -> str:
@@ -102,7 +122,7 @@ class ProducerStates:
     # ---- Before an append: only of what a client sends -------------------------------------------------------
 
     def check(self, batch: RecordBatch) -> SequencedBatch | None:
-        """The batch as it stands in the log already, or None when it may be appended (C3-C5).
+        """The duplicate of the batch in the log; None when the batch may be appended (C3-C5).
 
         Raises InvalidProducerEpoch or OutOfOrderSequence. A batch without a producer id may always be appended.
         """
@@ -110,9 +130,19 @@ class ProducerStates:
             return None
         entry = self._entries.get(batch.producer_id)
         if entry is None:
-            return None  # expired, or never here: any sequence may be the first (C5)
-        if batch.producer_epoch != entry.producer_epoch:
-            self._check_epoch(batch, entry)
+            # Expired, or never here: any sequence may be the first (C5).
+            return None
+        if batch.producer_epoch < entry.producer_epoch:
+            raise InvalidProducerEpoch(
+                f"{self.name}: producer {batch.producer_id} sends in epoch {batch.producer_epoch}, which ended:"
+                f" its epoch is {entry.producer_epoch}"
+            )
+        if batch.producer_epoch > entry.producer_epoch:
+            if batch.base_sequence != 0:
+                raise OutOfOrderSequence(
+                    f"{self.name}: producer {batch.producer_id} begins epoch {batch.producer_epoch} with sequence"
+                    f" {batch.base_sequence}; expected 0"
+                )
             return None
         last = entry.batches[-1].last_sequence
         if batch.base_sequence == sequence_after(last, 1):
@@ -126,27 +156,15 @@ class ProducerStates:
         return duplicate
 
     def has(self, batch: RecordBatch) -> bool:
-        """Whether the batch stands in the log already (C3), as far as its producer's last batches are known."""
+        """Whether the batch is in the log already (C3), as far as the last batches of its producer tell."""
         entry = self._entries.get(batch.producer_id)
         is_of_epoch = entry is not None and entry.producer_epoch == batch.producer_epoch
         return is_of_epoch and entry is not None and _found(entry, batch) is not None
 
-    def _check_epoch(self, batch: RecordBatch, entry: ProducerStateEntry) -> None:
-        if batch.producer_epoch < entry.producer_epoch:
-            raise InvalidProducerEpoch(
-                f"{self.name}: producer {batch.producer_id} sends in epoch {batch.producer_epoch}, which ended:"
-                f" its epoch is {entry.producer_epoch}"
-            )
-        if batch.base_sequence != 0:
-            raise OutOfOrderSequence(
-                f"{self.name}: producer {batch.producer_id} begins epoch {batch.producer_epoch} with sequence"
-                f" {batch.base_sequence}; expected 0"
-            )
-
-    # ---- After an append, of a producer or of the leader ------------------------------------------------------------
+    # ---- After an append, of a producer or of the leader -----------------------------------------------------
 
     def on_appended(self, batch: RecordBatch, first_offset: int, now_ms: int, timestamp_ms: int) -> None:
-        """The batch stands in the log at this offset, with this as its largest timestamp."""
+        """The batch is in the log now, at this offset and with this largest timestamp."""
         if batch.producer_id != NO_PRODUCER_ID:
             delta = batch.last_offset_delta
             appended = SequencedBatch(batch.last_sequence, first_offset + delta, delta, timestamp_ms)
@@ -154,7 +172,7 @@ class ProducerStates:
             self.add(batch.producer_id, batch.producer_epoch, appended)
 
     def add(self, producer_id: int, producer_epoch: int, batch: SequencedBatch) -> None:
-        """As `on_appended`, for a batch of which only this much is known."""
+        """As `on_appended`, for a batch known by its sequences alone."""
         entry = self._entries.get(producer_id)
         if entry is None:
             entry = self._entries[producer_id] = ProducerStateEntry(producer_epoch)
@@ -180,7 +198,7 @@ class ProducerStates:
             del self._entries[producer_id]
 
     def reaching(self, offset: int) -> list[int]:
-        """The producers of which a batch lies at or behind an offset."""
+        """The producers with a batch at or behind an offset."""
         return [
             producer_id
             for producer_id, entry in self._entries.items()
@@ -188,7 +206,7 @@ class ProducerStates:
         ]
 
     def replace(self, entries: dict[int, ProducerStateEntry]) -> None:
-        """This is known of these producers from now on, instead of what was."""
+        """Replaces the entries of these producers."""
         for entry in entries.values():
             entry.seen_ms = self._now_ms
         self._entries.update(entries)
@@ -206,26 +224,7 @@ def _found(entry: ProducerStateEntry, batch: RecordBatch) -> SequencedBatch | No
     return None
 
 
-# The producers of a log on disk: snapshots `<offset>.snapshot`, each saying what was known before that offset (C9).
-#
-# One is written when a segment is rolled, named by the offset at which the next one begins, and one at the log end
-# when the log is closed. Opening loads the newest that can be trusted, and reads the headers of the batches behind
-# it; so
-# does truncating, for what is not found close before the end. A damaged one is removed, and an older one used (C10). A
-# log that never had a producer id and was never rolled has none.
-#
-# Invariants: no snapshot is above the log end offset; each segment but the log's first one has a snapshot where it
-# begins, and that is durable before anything that stood before the segment goes: from then on it alone knows the
-# producers of what is gone (C8). After a power cut no snapshot is trusted that is above both the recovery point and the
-# begin of the first segment, because the batches that it tells of may be gone and others in their place. After the
-# end of
-# a process all are.
-#
-# Contents: int16 version, CRC-32C of the rest, a count, and for each batch producer id, epoch, last sequence, last
-# offset, offset delta, timestamp, coordinator epoch, first offset of an open transaction. Kafka:
-# `ProducerStateManager`, `ProducerSnapshot.json`, which hold the last batch of each producer only; here the others of
-# the five come before it, so that a producer with several requests in flight meets no broker that has forgotten them.
-
+# ---- Snapshots -------------------------------------------------------------------------------------------------
 
 SNAPSHOT_SUFFIX = ".snapshot"
 _SNAPSHOT_FILE = re.compile(r"(\d{20})\.snapshot")
@@ -234,11 +233,13 @@ _HEAD = Struct(">hI")
 _COUNT = Struct(">i")
 _ENTRY = Struct(">qhiqiqiq")
 _NO_COORDINATOR_EPOCH, _NO_TRANSACTION = -1, -1
-# base offset, length, last offset delta, max timestamp, producer id, epoch, base sequence
+# Base offset, length, last offset delta, max timestamp, producer id, epoch, base sequence.
 _BATCH = Struct(">qi11xi8xqqhi")
-_REWOUND_OFFSETS, _REWOUND_FACTOR = 500, 8  # so far a truncation looks back, and then so much further
+# A truncation reads the headers of so many offsets before the end, then of a multiple.
+_REWOUND_OFFSETS, _REWOUND_FACTOR = 500, 8
 
-ProducerBatch = tuple[int, int, SequencedBatch]  # producer id, epoch, batch
+# Producer id, epoch, batch.
+ProducerBatch = tuple[int, int, SequencedBatch]
 
 
 class ProducerSnapshots:
@@ -248,6 +249,7 @@ class ProducerSnapshots:
         self._disk = files.disk
         self._files = files
         self.states = states
+        # Of the snapshots on disk, rising.
         self._offsets: list[int] = []
 
     def __repr__(self) -> str:
@@ -256,34 +258,34 @@ class ProducerSnapshots:
     # ---- Writing ---------------------------------------------------------------------------------------------
 
     def take(self, offset: int) -> None:
-        """Everything below the offset is in the state; durable once a sync plan made now is."""
+        """Writes a snapshot of the state, which covers everything below the offset. Durable once a sync plan made now
+        is done.
+        """
         self._files.write({_name(offset): encode_snapshot(self.states)})
         if offset not in self._offsets:
             self._offsets = sorted([*self._offsets, offset])
 
     def take_last(self, log_end_offset: int) -> None:
-        """The log is being closed. Without snapshot and without state there is nothing to say."""
+        """Writes the last snapshot of a log that is being closed, unless there is neither a snapshot nor a producer."""
         if self._offsets or len(self.states):
             self.take(log_end_offset)
 
     @property
     def first_unsynced_offset(self) -> int | None:
-        """The lowest offset whose snapshot a power cut may take; None when it takes none."""
-        unsynced = takewhile(self._is_unsynced, reversed(self._offsets))
+        """The lowest offset whose snapshot a power cut may take; None when all are durable."""
+        has_content = self._files.unsynced.has_content
+        unsynced = takewhile(lambda offset: has_content(self._path(offset)), reversed(self._offsets))
         return min(unsynced, default=None)
-
-    def _is_unsynced(self, offset: int) -> bool:
-        return self._files.unsynced.has_content(self._path(offset))
 
     # ---- Loading ---------------------------------------------------------------------------------------------
 
     def open(
         self, segments: Segments, *, trusted_offset: int | None, damaged: Iterable[DamagedBatch] = ()
     ) -> Slices[None]:
-        """Makes the state that of the log, which has just been opened, by slices.
+        """Loads the state of the log, which has just been opened, by slices.
 
-        `trusted_offset` is the recovery point after a power cut, or where the first segment begins, else the log's end;
-        None: the log was shut down cleanly, so if there was anything to say there is a snapshot.
+        `trusted_offset`: snapshots above it are removed. After a power cut it is the recovery point or the begin of the
+        first segment, else the log's end. None: the log was shut down cleanly, so a log with producers has a snapshot.
         """
         names = map(_SNAPSHOT_FILE.fullmatch, self._disk.list(self._files.directory))
         self._offsets = [int(match[1]) for match in names if match]
@@ -293,14 +295,11 @@ class ProducerSnapshots:
         self._remove_above(end_offset if trusted_offset is None else min(trusted_offset, end_offset))
         yield from self._load(segments, {(each.path, each.position): None for each in damaged})
         if trusted_offset is None:
-            self._remove_strays([each.base_offset for each in segments])
-
-    def _remove_strays(self, base_offsets: Sequence[int]) -> None:
-        """Removes snapshots where no segment begins. The largest stays: it was written when the log was closed (C10).
-        Only after a clean shutdown: after an unclean end the snapshots that replace them may not be durable.
-        """
-        strays = [each for each in self._offsets if each not in base_offsets]
-        self._remove(strays[:-1] if strays and strays[-1] > base_offsets[-1] else strays)
+            # Snapshots where no segment begins; not after an unclean end, for their successors may not be durable then.
+            base_offsets = [each.base_offset for each in segments]
+            strays = [each for each in self._offsets if each not in base_offsets]
+            # The snapshot behind the last segment's begin was written when the log was closed (C10).
+            self._remove(strays[:-1] if strays and strays[-1] > base_offsets[-1] else strays)
 
     def on_unclean(self, recovery_point: int) -> None:
         """Counts snapshots from the recovery point on as unsynced: the former process may have synced none of them."""
@@ -309,7 +308,7 @@ class ProducerSnapshots:
                 self._files.unsynced.file_replaced(self._path(offset))
 
     def on_truncated(self, segments: Segments) -> None:
-        """The log ends earlier now: the state becomes what it was there (C9)."""
+        """Restores the state that the log had at its new end (C9)."""
         end_offset = segments.active.next_offset
         self._remove_above(end_offset)
         producer_ids = self.states.reaching(end_offset)
@@ -318,9 +317,10 @@ class ProducerSnapshots:
             run_to_end(self._load(segments, {}))
 
     def _rewind(self, segment: Segment, producer_ids: Iterable[int]) -> bool:
-        """Whether all that is to be known of these producers was found close before the end: mostly it is, and then a
-        truncation need not read the headers of a whole segment, a quarter of a second for a million batches. What is
-        known of the others stays as it is: no batch of theirs was cut off.
+        """Restores the state of these producers from the batches close before the end; False if they are not all there.
+
+        Mostly they are, and the truncation need not read the headers of a whole segment, a quarter of a second for a
+        million batches. The other producers stay as they are: none of their batches was cut off.
         """
         first_offset = max([segment.base_offset, *self._offsets[-1:]])
         distance = _REWOUND_OFFSETS
@@ -338,13 +338,13 @@ class ProducerSnapshots:
         return False
 
     def on_cleared(self) -> None:
-        """The log is empty now, and begins elsewhere."""
+        """The log is empty, and begins elsewhere."""
         self._remove(list(self._offsets))
         self.states.clear()
 
     def retire_before(self, first_offset: int) -> list[str]:
-        """The first segment begins here now. What is known of producers stays (C8). Older files are renamed, which is
-        quicker than to remove them; returns where they are.
+        """The first segment begins here now. Renames older snapshots, which is quicker than to remove them, and returns
+        their new paths. The state stays (C8).
         """
         going = [each for each in self._offsets if each < first_offset]
         retired = [self._path(each) + DELETED_SUFFIX for each in going]
@@ -354,7 +354,9 @@ class ProducerSnapshots:
         return retired
 
     def remove_within(self, base_offset: int, end_offset: int) -> None:
-        """One segment holds all of this from now on: no other begins behind its base offset and before its end."""
+        """One segment replaces those between these offsets: removes the snapshots between its base offset and
+        its end.
+        """
         self._remove([each for each in self._offsets if base_offset < each < end_offset])
 
     def _remove_above(self, offset: int) -> None:
@@ -383,7 +385,7 @@ class ProducerSnapshots:
                         yield
 
     def _newest(self) -> list[ProducerBatch]:
-        """What the newest snapshot holds that is whole; damaged ones are removed on the way (C10)."""
+        """The batches of the newest whole snapshot; removes damaged ones on the way (C10)."""
         while self._offsets:
             path = self._path(self._offsets[-1])
             batches = decode_snapshot(self._disk.read_at(path, 0, self._disk.size(path)))
@@ -438,7 +440,7 @@ def has_snapshot(files: LogFiles, offset: int) -> bool:
 
 
 def decode_snapshot(data: bytes) -> list[ProducerBatch] | None:
-    """The batches in a snapshot, of each producer oldest first; None when it is torn, damaged or of another
+    """The batches in a snapshot, oldest first for each producer; None when it is torn, damaged or of another
     version.
     """
     try:

@@ -191,7 +191,7 @@ class _Scan:
                 segment.next_offset = self._segments[number + 1].base_offset
                 # Below, a segment was read for its epochs alone: its indexes are synced, and stay as they are.
                 if number < unsynced:
-                    segment.indexes.find()
+                    segment.indexes.use_files()
                 else:
                     segment.indexes.write()
                     segment.indexes.drop()

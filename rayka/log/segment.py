@@ -1,10 +1,11 @@
-"""One segment of a log: a file of whole batches, and its two indexes (F4-F6).
+"""One segment of a log: a file of whole batches and its two indexes (F4-F6); and the spans of it that a fetch gets.
 
-A segment is active (the last of its log, appended to, its indexes in memory) or sealed (its indexes written,
-loaded when asked for). Sizes, positions and offsets are those of the batches known to be whole; the file may
-be longer while a write is under way or after one failed. Invariants: positions handed out are begins of
-batches; no byte that was given to a reader to read later is cut off or overwritten. Kafka: `LogSegment`. Left
-out: transaction index, producer snapshots.
+The active segment is the last one of its log: appended to, its indexes in memory. The others are sealed: their indexes
+are in files, loaded when needed. Sizes, positions and offsets describe the whole batches; the file may be longer during
+a write or after one that failed.
+
+Invariants: a position handed out is the begin of a batch. Bytes that a reader will read later are neither cut off nor
+overwritten. Kafka: `LogSegment`, `FetchDataInfo`, `FileRecords.slice`. Left out: transaction index.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,16 +26,16 @@ from rayka.protocol.wire import NO_BYTES, Part
 
 MAX_RELATIVE_OFFSET = 2**31 - 1
 DELETED_SUFFIX = ".deleted"
-# A gap that does not fit a segment is wider, for no batch spans as many offsets.
+# A wider gap does not fit into a segment, for no batch spans so many offsets.
 GAP_MAX = MAX_RELATIVE_OFFSET // 2
 _MAGIC_POSITION = 16
-# More than this is not cut in place: the kernel frees page by page, 1 GiB in 300 ms.
+# More than this is not cut off in place: the kernel frees page by page, 1 GiB in 300 ms.
 _CUT_BYTES_MAX = 16 << 20
 _REMEMBERED_MAX = 64
 
 
 class Span(NamedTuple):
-    """Whole batches of a segment, one after another: from `position` up to `stop`; then reading goes on at
+    """Whole batches of a segment, one after another: the bytes in [position, stop). Reading goes on at
     `next_offset`.
     """
 
@@ -58,8 +59,10 @@ class Segment:
         self._files = files
         self._index_interval_bytes = index_interval_bytes
         self._first_timestamp_ms: int | None = None
-        self._positions: dict[int, int] = {}  # offsets at which a reader is about to go on
-        self._sliced_bytes = 0  # nothing that a reader was given to read later reaches further
+        # Positions by offset, of offsets at which a reader will continue.
+        self._positions: dict[int, int] = {}
+        # No slice or file range of a reader reaches beyond this position.
+        self._sliced_bytes = 0
         self.base_offset = base_offset
         self.next_offset = base_offset
         self.size_bytes = 0
@@ -74,27 +77,29 @@ class Segment:
     # ---- Coming to life ------------------------------------------------------------------------------------
 
     def on_found(self) -> None:
-        """The file was here before this process: another one of this broker may have given all of it to readers."""
+        """The file is older than this process. An earlier process of this broker may have described all of it to
+        readers.
+        """
         self._sliced_bytes = self._files.disk.size(self.path)
 
     def open_sealed(self, next_offset: int) -> None:
-        """Takes the file as it is, up to where the next segment begins. Indexes are loaded when asked for."""
+        """Opens the file as it is; the next segment begins at `next_offset`. Indexes are loaded when needed."""
         self.size_bytes = self._files.disk.size(self.path)
         self.next_offset = next_offset
-        self.indexes.find()
+        self.indexes.use_files()
 
     def open_active(self) -> None:
-        """Takes the file as it is, and walks from the last index entry to its end.
+        """Opens the file as it is, and walks from the last index entry to its end.
 
-        Raises CorruptRecord when it does not end with a whole batch: then it needs recovery.
+        Raises CorruptRecord when the file does not end with a whole batch: it needs recovery.
         """
         self.open_sealed(self.base_offset)
         self.next_offset = self.indexes.resume()
 
     def find_end(self) -> int | None:
-        """The offset at which the whole batches in a sealed segment's file end, whatever `next_offset` says: walked
-        from the last entry of the index, or from the begin when that leads nowhere. None when a broken header hides
-        it: then the file is not short, and readers find the damage.
+        """The offset at which the whole batches in a sealed segment's file end, whatever `next_offset` says. Walks from
+        the last index entry, or from the begin if that entry leads nowhere. None when a broken header hides the end:
+        the file is not short then, and readers find the damage.
         """
         end_offset, position = self._end_behind(self.indexes.last_written_position())
         if position < self.size_bytes:
@@ -113,7 +118,7 @@ class Segment:
         return end_offset, position
 
     def reset(self) -> None:
-        """Forgets what is known of the file's content; `note` then adds it anew."""
+        """Forgets the content of the file; `note` then adds it anew."""
         self.size_bytes, self.next_offset = 0, self.base_offset
         self.indexes.clear()
         self._positions.clear()
@@ -123,15 +128,14 @@ class Segment:
     def append(self, buffers: Sequence[Buffer], batches: Sequence[BatchPosition]) -> None:
         """Writes whole batches in one call; the first of them is at the end of the segment.
 
-        Raises StorageError when the disk fails; the file may then end with a part of them, the segment does
-        not.
+        Raises StorageError when the disk fails. The file may end with a part of the batches then; the segment does not.
         """
         self.file.append(buffers, self.size_bytes)
         for batch in batches:
             self.note(batch)
 
     def note(self, batch: BatchPosition) -> None:
-        """Takes in a batch that stands in the file: offsets, timestamp, perhaps an index entry (F5)."""
+        """Adds a batch that is in the file: offsets, timestamp, perhaps an index entry (F5)."""
         if batch.position != self.size_bytes:
             raise InvariantBroken(f"{self!r}: {batch!r} is not at its end")
         if batch.base_offset < self.next_offset:
@@ -142,9 +146,7 @@ class Segment:
 
     @property
     def first_timestamp_ms(self) -> int:
-        """The largest timestamp of the first batch, from which time-based rolling counts (F10); -1 when there
-        is none.
-        """
+        """The largest timestamp of the first batch; -1 without a batch. Time-based rolling counts from it (F10)."""
         if self._first_timestamp_ms is None:
             first = next(self.batches(0), None)
             if first is None:
@@ -155,12 +157,12 @@ class Segment:
     # ---- Reading -------------------------------------------------------------------------------------------
 
     def batches(self, position: int) -> Iterator[BatchPosition]:
-        """The batches from a position on, headers only. Raises CorruptRecord where no whole batch stands."""
+        """The batches from a position on, by their headers. Raises CorruptRecord where there is no whole batch."""
         return self.file.batches(position, self.size_bytes)
 
     def position_of(self, offset: int) -> int:
-        """Where the batch begins that contains the offset, or the first one after it; the segment's end if
-        there is none.
+        """The begin of the batch that contains the offset, or of the first batch after it; the segment's end if there
+        is none.
         """
         if offset >= self.next_offset:
             return self.size_bytes
@@ -173,9 +175,9 @@ class Segment:
         return self.size_bytes
 
     def span(self, offset: int, *, max_bytes: int, end_offset: int, min_one_batch: bool) -> Span:
-        """Whole batches from the one that contains `offset`, up to max_bytes and `end_offset` (G4-G6).
+        """Whole batches from the one that contains `offset`, up to `max_bytes` and `end_offset` (G4-G6).
 
-        With `min_one_batch` the first one is in the span whatever its size.
+        `min_one_batch` includes the first batch whatever its size.
         """
         position = self.position_of(offset)
         limit = position + max_bytes
@@ -189,7 +191,7 @@ class Segment:
                 span = Span(position, position + first.size_bytes, first.last_offset + 1)
         if len(self._positions) >= _REMEMBERED_MAX:
             self._positions.clear()
-        # Readers go on where they stopped: their next look-up needs neither index nor walk.
+        # Readers continue where they stopped: their next look-up needs neither index nor walk.
         self._positions[span.next_offset] = span.stop
         return span
 
@@ -202,25 +204,25 @@ class Segment:
         return Span(position, self.size_bytes, min(self.next_offset, end_offset))
 
     def read(self, span: Span) -> bytes:
-        """The span's bytes, as they are now."""
+        """Reads the bytes of the span."""
         return self.file.read(span.position, span.stop - span.position)
 
     def slice(self, span: Span) -> FileSlice:
-        """The span for a reader that reads or maps it later: from now on it is not cut off."""
+        """The span for a reader that reads or maps it later: the bytes are not cut off from now on."""
         self._sliced_bytes = max(self._sliced_bytes, span.stop)
         return self._files.disk.slice(self.path, span.position, span.stop - span.position)
 
     # ---- Cutting -------------------------------------------------------------------------------------------
 
     def can_be_cut(self, position: int) -> bool:
-        """Whether the file may be cut here in place: no reader was given what is behind, and the kernel is done with it
-        at once.
+        """Whether the file may be cut here in place: no reader needs the bytes behind, and the kernel frees them at
+        once.
         """
         return self._sliced_bytes <= position and self.size_bytes - position <= _CUT_BYTES_MAX
 
     def prefix(self, offset: int) -> "Segment":
-        """What is left of this segment without the batch that contains the offset and all after it, whether the file is
-        cut in place then or replaced by a copy of that part. This one is not used any more.
+        """A segment of the batches before the one that contains the offset, whether the file is cut in place next or
+        replaced by a copy of that part. Replaces this segment.
         """
         kept = Segment(
             self._files,
@@ -238,20 +240,20 @@ class Segment:
         return kept
 
     def rename(self, suffix: str) -> None:
-        """Its files have this suffix from now on, the log's last: while it has the old one, an index may be missing."""
+        """Gives the files this suffix, the log file last: while it has the old suffix, an index may be missing."""
         self.indexes.rename(suffix)
         self.file.rename(suffix)
         self.path = self.file.path
 
     def on_moved(self) -> None:
-        """The log's directory has another name."""
+        """The log's directory was renamed."""
         self.file.on_moved()
         self.indexes.on_moved()
         self.path = self.file.path
 
     def retire(self) -> list[str]:
-        """Takes the files out of the way by renaming, the log file first, and returns where they are; readers go on
-        with what they have open or mapped. Its own paths lead nowhere then.
+        """Renames the files out of the way, the log file first, and returns their new paths. Readers keep what they
+        have open or mapped; the segment itself is not used any more.
         """
         retired = []
         for path in (self.path, *self.indexes.paths):
@@ -261,36 +263,43 @@ class Segment:
         return retired
 
     def delete(self) -> None:
-        """Removes the files, indexes last: without its log file an index is an orphan and goes when the log
-        opens.
+        """Removes the files, indexes last: an index without its log file is an orphan, which the next opening of the
+        log removes.
         """
         for path in (self.path, *self.indexes.paths):
             if self._files.disk.exists(path):
                 self._files.remove(path)
 
 
-# What a fetch is given of a log: bytes, a slice of a segment's file, or the ranges that a reader here maps or copies.
-#
-# Few bytes are read at once, whatever the reader could do with a file: for them one read costs less than all else.
-# Invariant: what a reader reads later is marked in its segment, which then is not cut in place below its end; so a
-# truncation, a deletion or a replacement meanwhile changes none of it. Kafka: `FetchDataInfo`, `FileRecords.slice`.
-
-
-# Processor time, with Python's: up to here a read and one send more cost less than a slice and a system call more.
+# Up to here a read and one more send cost less processor time than a slice and one more system call.
 SLICE_BYTES_MIN = 128 << 10
-# Up to here a follower that gets bytes spends less than one that opens the file and reads them there.
+# Up to here a follower spends less on bytes than on opening the file and reading them there.
 COPIED_RANGE_BYTES_MIN = 64 << 10
 
 Spans = Sequence[tuple[Segment, Span]]
 
 
 def file_ranges(spans: Spans) -> tuple[FileRange, ...]:
-    """Where a reader on this machine finds them (design §3)."""
-    return tuple(_file_range(segment, span) for segment, span in spans)
+    """Where a reader on this machine finds the spans (design §3)."""
+    ranges = []
+    for segment, span in spans:
+        piece = segment.slice(span)
+        identity = piece.identity()
+        ranges.append(
+            FileRange(
+                path=piece.path,
+                device=identity.device,
+                inode=identity.inode,
+                position=piece.position,
+                size_bytes=piece.size,
+                base_offset=next(segment.batches(span.position)).base_offset,
+            )
+        )
+    return tuple(ranges)
 
 
 class FetchData(NamedTuple):
-    """Either records or file ranges, and where reading goes on."""
+    """The part of a log that a fetch gets, records or file ranges, and the offset to continue at."""
 
     next_offset: int
     records: Part = NO_BYTES
@@ -300,7 +309,12 @@ class FetchData(NamedTuple):
 def fetch_data(
     found: Iterable[tuple[Segment, Span]], offset: int, *, range_bytes_min: int | None = None
 ) -> FetchData:
-    """What a reader gets of these spans; one segment's, but for ranges, which it gets from so many bytes on."""
+    """Chooses how a reader gets these spans: as file ranges, from `range_bytes_min` bytes on; else the first span
+    alone, as a slice of the file, or as bytes if it is small. For few bytes one read costs less than everything else.
+
+    A reader's slice or range is marked in its segment, so a later truncation, deletion or replacement changes none of
+    its bytes.
+    """
     spans = list(found if range_bytes_min is not None else islice(found, 1))
     if not spans:
         return FetchData(offset)
@@ -310,17 +324,3 @@ def fetch_data(
     if span.stop - span.position >= SLICE_BYTES_MIN:
         return FetchData(span.next_offset, segment.slice(span))
     return FetchData(span.next_offset, np.frombuffer(segment.read(span), dtype=np.uint8))
-
-
-def _file_range(segment: Segment, span: Span) -> FileRange:
-    piece = segment.slice(span)
-    identity = piece.identity()
-    first = next(segment.batches(span.position))
-    return FileRange(
-        path=piece.path,
-        device=identity.device,
-        inode=identity.inode,
-        position=piece.position,
-        size_bytes=piece.size,
-        base_offset=first.base_offset,
-    )

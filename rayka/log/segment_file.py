@@ -1,8 +1,8 @@
 """The file of one segment: whole batches, one after another.
 
-No byte of it is overwritten, and none is taken off that a reader was given (design §3): what is cut off then goes with
-the inode, when a copy of what is kept gets its name. Sizes are the segment's to know: the file may be longer while a
-write is under way or after one failed. Kafka: `FileRecords`.
+No byte is overwritten, and no byte that a reader may read later is taken off (design §3): a cut that would take some
+copies the part that stays, gives the copy the name, and leaves the old inode to the readers. The segment knows the
+sizes: the file may be longer during a write or after one that failed. Kafka: `FileRecords`.
 """
 
 import posixpath
@@ -17,14 +17,16 @@ from rayka.ports import Buffer
 from rayka.protocol.batch_format import HEADER_BYTES, LENGTH_FIELD_END, MAGIC
 
 LOG_SUFFIX = ".log"
-CUT_SUFFIX = ".cut"  # what recovery cut off and an operator may want; never read, never removed
+# Bytes that recovery cut off, kept for an operator; never read, never removed.
+CUT_SUFFIX = ".cut"
 # Base offset, length, epoch, magic, CRC, attributes, last offset delta, max timestamp.
 SCANNED = Struct(">qiibIhi8xq")
-_WALK_BYTES = 4096  # read at once while walking from header to header
+# Read at once while walking from header to header.
+_WALK_BYTES = 4096
 
 
 class BatchPosition(NamedTuple):
-    """Where one batch of a segment stands."""
+    """The place of one batch in its segment."""
 
     position: int
     size_bytes: int
@@ -34,7 +36,7 @@ class BatchPosition(NamedTuple):
 
 
 class SegmentFile:
-    """One file of batches, by its path."""
+    """One file of batches."""
 
     def __init__(self, files: LogFiles, base_offset: int, suffix: str = "") -> None:
         self._files = files
@@ -47,19 +49,21 @@ class SegmentFile:
         return f"<SegmentFile {self.path}>"
 
     def create(self) -> None:
-        """Makes it, empty."""
+        """Makes the file, empty."""
         self._disk.append(self.path, ())
         self._unsynced.file_replaced(self.path)
 
     def append(self, buffers: Sequence[Buffer], size_bytes: int) -> None:
-        """Writes at the end, which is to be at this size. Raises StorageError; there may be a part of them then."""
+        """Writes at the end of the file, which must be at `size_bytes`. Raises StorageError; a part of the buffers may
+        be in the file then.
+        """
         begin = self._disk.append(self.path, buffers)
         self._unsynced.content_changed(self.path)
         if begin != size_bytes:
             raise StorageError(f"{self.path}: expected {size_bytes} bytes, found {begin}; restart the node")
 
     def read(self, position: int, size_bytes: int) -> bytes:
-        """So many bytes, in one read."""
+        """Reads exactly these bytes, in one call. Raises CorruptRecord where the file is shorter."""
         data = self._disk.read_at(self.path, position, size_bytes)
         if len(data) < size_bytes:
             raise CorruptRecord(
@@ -68,7 +72,9 @@ class SegmentFile:
         return data
 
     def batches(self, position: int, end: int) -> Iterator[BatchPosition]:
-        """The batches from a position up to the end, headers only. Raises CorruptRecord where no whole batch stands."""
+        """The batches from `position` to `end`, by their headers. Raises CorruptRecord where there is no whole
+        batch.
+        """
         chunk, begin = b"", position
         while position < end:
             if position + HEADER_BYTES > begin + len(chunk):
@@ -91,20 +97,20 @@ class SegmentFile:
 
     @property
     def replacement_path(self) -> str:
-        """Where a file is made that is to take this one's place; one that is left over goes when the log opens."""
+        """The path of a file that will replace this one. A file left there is removed when the log opens."""
         return self.path + TEMPORARY_SUFFIX
 
     def replace(self) -> None:
-        """The file made there, synced already, takes the place of this one."""
+        """Puts the file at `replacement_path`, already synced, in the place of this one."""
         self._files.rename(self.replacement_path, self.path)
 
     def rename(self, suffix: str) -> None:
-        """The file has this suffix from now on; what had that name goes."""
+        """Gives the file this suffix; replaces a file of that name."""
         before, self.path = self.path, self._final_path + suffix
         self._files.rename(before, self.path)
 
     def on_moved(self) -> None:
-        """The log's directory has another name."""
+        """The log's directory was renamed."""
         suffix = self.path[len(self._final_path) :]
         self._final_path = self._files.path(posixpath.basename(self._final_path))
         self.path = self._final_path + suffix
@@ -115,7 +121,7 @@ class SegmentFile:
         self._unsynced.content_changed(self.path)
 
     def copy_aside(self, cut_off: memoryview) -> str:
-        """Copies what is to be cut off to a name that nothing here reads; returns it."""
+        """Copies bytes that will be cut off to a name that is never read; returns the path."""
         aside, target = self.replacement_path, self._cut_path()
         if self._disk.exists(aside):
             self._disk.unlink(aside)
@@ -125,13 +131,13 @@ class SegmentFile:
         return target
 
     def set_aside(self) -> str:
-        """Gives the file such a name instead of its own."""
+        """Renames the file to a name that is never read; returns the path."""
         target = self._cut_path()
         self._files.rename(self.path, target)
         return target
 
     def _cut_path(self) -> str:
-        """`<segment>.log.cut`, or with a number when there is one from an earlier time."""
+        """`<segment>.log.cut`, with a number when an earlier cut has that name."""
         path, number = self.path + CUT_SUFFIX, 1
         while self._disk.exists(path):
             number += 1

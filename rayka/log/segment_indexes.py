@@ -1,9 +1,9 @@
-"""The two indexes of one segment, by offset and by time, and the largest timestamp in it (F5).
+"""The two indexes of one segment, by offset and by time, and the largest timestamp in the segment (F5).
 
-Those of the active segment are in memory; those of a sealed one are in their files, loaded when asked for, until they
-are dropped. Ones that do not fit the segment are built anew from its batches, and stay in memory: what is written below
-the recovery point without a sync, a power cut may tear, and no recovery looks there. Kafka: the index part of
-`LogSegment`.
+The indexes of the active segment are in memory. Those of a sealed segment are in their files, and in memory from the
+first use until they are dropped. Indexes that do not fit the segment are built anew from its batches and stay in
+memory: a file written below the recovery point without a sync could be torn by a power cut, and no recovery looks
+there. Kafka: the index part of `LogSegment`.
 """
 
 from bisect import bisect_right
@@ -17,31 +17,21 @@ from rayka.log.log_files import LogFiles
 from rayka.log.segment_file import BatchPosition
 from rayka.protocol.batch_format import HEADER_BYTES
 
-# The time index of one segment: up to where a timestamp has been reached (F5, F6).
-#
-# One entry of 12 bytes, (timestamp as i64, offset - base offset as i32), means: the largest timestamp so far is
-# this, and it is at or before this offset, the last of the first batch that holds it. Entries come with those
-# of the offset index, the last one when the segment is sealed. Invariant: timestamps strictly rise, offsets
-# rise. Kafka: `TimeIndex`.
-
 
 class TimestampedOffset(NamedTuple):
-    """An entry: the largest timestamp so far, and the offset at or before which it is."""
+    """An entry of the time index: the largest timestamp so far, and an offset at or before which its record is."""
 
     timestamp_ms: int
     offset: int
 
 
-# What the offset and the time index share: fixed-size entries in one buffer, kept as they stand in the file.
-#
-# The index of the active segment is a bytearray that grows, that of a sealed one the bytes of its file; a
-# look-up bisects the buffer itself, so nothing is unpacked that is not asked for. Kafka: `AbstractIndex`. Left
-# out: Kafka maps a preallocated file and trims it; here the file is written when the segment is sealed or the
-# log closed, and recovery rebuilds it.
-
-
 class SparseIndex:
-    """Entries of two integers, both rising; the last field but one is what look-ups compare."""
+    """Entries of two integers, both rising, in one buffer as in the file. A look-up bisects the buffer, so only the
+    entries on its way are unpacked.
+
+    Kafka: `AbstractIndex`, which maps a preallocated file and trims it. Here the file is written when the segment is
+    sealed or the log closed, and recovery rebuilds it.
+    """
 
     ENTRY: ClassVar[Struct]
 
@@ -57,17 +47,17 @@ class SparseIndex:
 
     @property
     def data(self) -> bytes:
-        """The file's content."""
+        """The content of the file."""
         return bytes(self._data)
 
     @classmethod
     def load(cls, base_offset: int, data: bytes) -> Self | None:
-        """The index in a file's content, or None when it fails its sanity check and must be rebuilt (F5)."""
+        """The index in a file's content; None when a sanity check fails and the index must be rebuilt (F5)."""
         index = cls(base_offset, data)
         return index if len(data) % cls.ENTRY.size == 0 and index.is_sane() else None
 
     def is_sane(self) -> bool:
-        """Whether the last entry could have been written by this class."""
+        """Whether this class could have written the last entry."""
         raise AssertionError("each kind of index has its own check")
 
     def _entry(self, number: int) -> tuple[int, int]:
@@ -75,7 +65,7 @@ class SparseIndex:
         return first, second
 
     def _floor(self, field: int, value: int) -> int:
-        """Number of the last entry whose field is at most the value, or -1."""
+        """Number of the last entry whose field is at most the value; -1 without one."""
         return bisect_right(range(len(self)), value, key=lambda number: self._entry(number)[field]) - 1
 
     def _keep(self, count: int) -> None:
@@ -83,12 +73,18 @@ class SparseIndex:
 
 
 class TimeIndex(SparseIndex):
-    """Offsets by timestamp, sparse."""
+    """The time index: up to which offset a timestamp has been reached (F5, F6).
+
+    An entry of 12 bytes, (timestamp as i64, offset - base offset as i32), says that the largest timestamp so far is
+    this, and that its record is at or before this offset, the last one of the first batch with that timestamp. Entries
+    are added together with those of the offset index, the last one when the segment is sealed. Invariant: timestamps
+    rise strictly, offsets rise. Kafka: `TimeIndex`.
+    """
 
     ENTRY = Struct(">qi")
 
     def maybe_append(self, timestamp_ms: int, offset: int) -> None:
-        """Adds an entry unless the largest timestamp is still that of the last one."""
+        """Adds an entry unless the last one has this timestamp or a later one."""
         last = self.last
         if timestamp_ms <= last.timestamp_ms:
             return
@@ -97,7 +93,9 @@ class TimeIndex(SparseIndex):
         self._data += self.ENTRY.pack(timestamp_ms, offset - self.base_offset)
 
     def lookup(self, timestamp_ms: int) -> TimestampedOffset:
-        """The last entry at or before a timestamp: no earlier batch holds that timestamp or a later one."""
+        """The last entry at or before a timestamp: no batch before the one at its offset has this timestamp or a later
+        one.
+        """
         return self._at(self._floor(0, timestamp_ms))
 
     def lookup_offset(self, offset: int) -> TimestampedOffset:
@@ -106,7 +104,7 @@ class TimeIndex(SparseIndex):
 
     @property
     def last(self) -> TimestampedOffset:
-        """The last entry; (-1, base offset) when there is none."""
+        """The last entry; (-1, base offset) without one."""
         return self._at(len(self) - 1)
 
     def truncate_to(self, offset: int) -> None:
@@ -123,21 +121,19 @@ class TimeIndex(SparseIndex):
         return TimestampedOffset(timestamp_ms, self.base_offset + relative_offset)
 
 
-# The offset index of one segment: where its batches begin (F5).
-#
-# One entry of 8 bytes, (offset - base offset as i32, position as i32), for every `index.interval.bytes` of log;
-# an entry is the base offset of a batch and its position. The batch at position 0 has none. Invariant: strictly
-# rising in both fields. Kafka: `OffsetIndex`, whose entries hold a batch's last offset; a base offset finds the
-# batch that begins there at once.
-
-
 class OffsetIndex(SparseIndex):
-    """Positions by offset, sparse."""
+    """The offset index: where batches begin (F5).
+
+    An entry of 8 bytes, (offset - base offset as i32, position as i32), is the base offset and the position of one
+    batch; one for every `index.interval.bytes` of log. The batch at position 0 has no entry. Invariant: both fields
+    rise strictly. Kafka: `OffsetIndex`, whose entries hold a batch's last offset; a base offset finds the batch that
+    begins there at once.
+    """
 
     ENTRY = Struct(">ii")
 
     def append(self, offset: int, position: int) -> None:
-        """Adds the batch that begins here, the last so far."""
+        """Adds an entry for a batch behind the last one."""
         relative_offset = offset - self.base_offset
         last_offset, last_position = self._entry(len(self) - 1) if self else (-1, 0)
         if relative_offset <= last_offset:
@@ -147,18 +143,18 @@ class OffsetIndex(SparseIndex):
         self._data += self.ENTRY.pack(relative_offset, position)
 
     def lookup(self, offset: int) -> int:
-        """Position of the last indexed batch that begins at or before the offset; 0 when there is none."""
+        """Position of the last indexed batch that begins at or before the offset; 0 without one."""
         number = self._floor(0, offset - self.base_offset)
         return self._entry(number)[1] if number >= 0 else 0
 
     def lookup_position(self, position: int) -> int:
-        """The last indexed position at or before this one; 0 when there is none."""
+        """The last indexed position at or before this one; 0 without one."""
         number = self._floor(1, position)
         return self._entry(number)[1] if number >= 0 else 0
 
     @property
     def last_position(self) -> int:
-        """Position of the last entry; 0 when there is none."""
+        """Position of the last entry; 0 without one."""
         return self._entry(len(self) - 1)[1] if self else 0
 
     def truncate_to(self, offset: int) -> None:
@@ -176,7 +172,7 @@ OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX = ".index", ".timeindex"
 
 
 class Indexed(Protocol):
-    """The segment that the indexes are of."""
+    """The segment of the indexes."""
 
     base_offset: int
     size_bytes: int
@@ -203,14 +199,14 @@ class SegmentIndexes:
         return stem + OFFSET_INDEX_SUFFIX + suffix, stem + TIME_INDEX_SUFFIX + suffix
 
     def rename(self, suffix: str) -> None:
-        """The files have this suffix from now on."""
+        """Gives the files this suffix."""
         before, (self._offset_path, self._time_path) = self.paths, self._named(suffix)
         for old, new in zip(before, self.paths, strict=True):
             if self._disk.exists(old):
                 self._files.rename(old, new)
 
     def on_moved(self) -> None:
-        """The log's directory has another name, and no swap of this segment is under way."""
+        """The log's directory was renamed. Precondition: no swap of this segment is under way."""
         self._offset_path, self._time_path = self._named("")
 
     def clear(self) -> None:
@@ -222,21 +218,21 @@ class SegmentIndexes:
         self._bytes_since_entry = 0
         self._are_in_files = False
 
-    def find(self) -> None:
-        """The segment was found, sealed and synced: all of this is in files."""
+    def use_files(self) -> None:
+        """The segment is sealed and synced: the indexes are read from their files when needed."""
         self._are_in_files = True
         self.drop()
         self._largest = None
 
     def drop(self) -> None:
-        """Lets go of the indexes of a sealed segment, where they are in their files."""
+        """Frees the memory of a sealed segment's indexes, if they are in files."""
         if self._are_in_files:
             self._offset_index = self._time_index = None
 
     # ---- Growing and shrinking -------------------------------------------------------------------------------
 
     def note(self, batch: BatchPosition) -> None:
-        """The segment has one batch more: perhaps it has an entry (F5)."""
+        """Adds a batch to the segment, and an index entry if the last one is far enough behind (F5)."""
         largest = self.largest
         if batch.max_timestamp_ms > largest.timestamp_ms:
             largest = self._largest = TimestampedOffset(batch.max_timestamp_ms, batch.last_offset)
@@ -247,7 +243,7 @@ class SegmentIndexes:
         self._bytes_since_entry += batch.size_bytes
 
     def resume(self) -> int:
-        """What is behind the last entries is noted anew; returns the offset at which the segment ends."""
+        """Adds the batches behind the last entries of the files; returns the offset at which the segment ends."""
         position, end_offset = self.by_offset.last_position, self._segment.base_offset
         self._largest = self.by_time.last
         self._bytes_since_entry = self._segment.size_bytes - position
@@ -258,13 +254,13 @@ class SegmentIndexes:
         return end_offset
 
     def take_prefix(self, whole: "SegmentIndexes", offset: int) -> None:
-        """These are of the part of another segment that is below the offset, and take its entries over."""
+        """Takes over the entries of `whole` below the offset. `whole` is not used any more."""
         self._offset_index, self._time_index = whole.by_offset, whole.by_time
         self.by_offset.truncate_to(offset)
         self.by_time.truncate_to(offset)
 
     def are_full(self, max_index_bytes: int) -> bool:
-        """Whether an index has no room for another entry and the last one (F10)."""
+        """Whether an index has no room for one entry and the last one (F10)."""
         offset_room = max_index_bytes // OffsetIndex.ENTRY.size - len(self.by_offset)
         time_room = max_index_bytes // TimeIndex.ENTRY.size - len(self.by_time)
         return offset_room < 1 or time_room < 2
@@ -287,9 +283,7 @@ class SegmentIndexes:
 
     @property
     def largest(self) -> TimestampedOffset:
-        """The largest timestamp, and the last offset of the first batch that holds it; (-1, base offset) when
-        empty.
-        """
+        """The largest timestamp, and the last offset of the first batch that has it; (-1, base offset) when empty."""
         if self._largest is None:
             self._largest = self._last_written_time() or self.by_time.last
         return self._largest
@@ -319,7 +313,9 @@ class SegmentIndexes:
         return self._disk.read_at(path, 0, self._disk.size(path)) if self._disk.exists(path) else b"missing"
 
     def last_written_position(self) -> int:
-        """The last indexed position, from the file, which is not loaded; 0 when no entry points into the segment."""
+        """The last indexed position, read from the file without loading the index; 0 when no entry points into the
+        segment.
+        """
         path, entry = self._offset_path, OffsetIndex.ENTRY
         if not self._disk.exists(path) or self._disk.size(path) < entry.size:
             return 0
@@ -327,7 +323,7 @@ class SegmentIndexes:
         return int(position) if 0 < position < self._segment.size_bytes else 0
 
     def _last_written_time(self) -> TimestampedOffset | None:
-        """The last entry by time, from the file, which is not loaded; None where the file cannot have it."""
+        """The last entry by time, read from the file without loading the index; None where the file cannot have it."""
         path, entry = self._time_path, TimeIndex.ENTRY
         size_bytes = self._disk.size(path) if self._disk.exists(path) else 0
         if self._time_index is not None or not size_bytes or size_bytes % entry.size:
@@ -338,14 +334,14 @@ class SegmentIndexes:
         return index.last if index.is_sane() else None
 
     def remove_files(self) -> None:
-        """Makes room: the indexes are made anew when they are asked for."""
+        """Removes the files to make room. The indexes are built anew when needed."""
         for path in self.paths:
             if self._disk.exists(path):
                 self._files.remove(path)
 
     @property
     def size_bytes(self) -> int:
-        """How large the file of the larger one is; 0 when there is none, as after a crash."""
+        """Size of the larger file; 0 without files, as after a crash."""
         return max(self._disk.size(path) if self._disk.exists(path) else 0 for path in self.paths)
 
     @property

@@ -1,6 +1,11 @@
-"""The swaps of one log, one at a time: cleaned segments come in, and a truncation ends what is under way (F26).
+"""Segments that leave a log: replaced by cleaned ones (F26), or below the log start offset (F11).
 
-Invariant: a swap is undone or ended before a truncation reaches its segment.
+Invariants:
+- There is one swap at a time. A swap is undone or ended before a truncation reaches its segment.
+- The file `log-start-raised` is on the disk before a segment below it goes, so that its records are not missed.
+
+A rename takes microseconds, a removal milliseconds or, of a large file, much longer. So a log that begins later only
+renames files, and its broker removes them outside of the log.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,8 +21,8 @@ from rayka.log.swap import CLEANED_SUFFIX, Swap
 
 
 class Replacements:
-    """The swap of one log, if one is under way. Within `changing` the log changes, or fails; within `making_room` also
-    while its disk is full.
+    """The current swap of one log, if there is one. `changing` is a block that changes the log or fails it;
+    `making_room` is allowed while the disk is full.
     """
 
     def __init__(
@@ -28,7 +33,8 @@ class Replacements:
         changing: Callable[[], AbstractContextManager[None]],
         making_room: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        self.count = 0  # how often segments were replaced
+        # How often segments were replaced; a reader that goes by segments in slices begins anew when it changes.
+        self.count = 0
         self._files = files
         self._segments = segments
         self._snapshots = snapshots
@@ -40,7 +46,7 @@ class Replacements:
         return f"<Replacements count={self.count} current={self._current!r}>"
 
     def new_segment(self, first: Segment, index_interval_bytes: int) -> Segment:
-        """A segment that begins where this one does, in files of its own, not yet part of the log."""
+        """A segment that begins where `first` does, in files of its own, not part of the log yet."""
         return Segment(
             self._files,
             first.base_offset,
@@ -50,8 +56,8 @@ class Replacements:
         )
 
     def swap_in(self, old: Sequence[Segment], new: Segment) -> None:
-        """The new segment, complete and durable, is read in the place of these, one behind the other, from now on; the
-        steps that the swap still has are its user's to call.
+        """Reads the new segment, complete and durable, in the place of the consecutive segments `old`. The caller then
+        makes the remaining steps of the swap.
         """
         if self._current is not None:
             raise InvariantBroken(f"{self!r}: a swap is not over")
@@ -61,8 +67,8 @@ class Replacements:
             self.count += 1
 
     def remove_old(self) -> None:
-        """Step 3 of the swap, unless a truncation has ended it. With the old segments go the snapshots of producers
-        that stood beside them, but for the first one's.
+        """Step 3 of the swap, unless a truncation has ended it. Also removes the producers' snapshots of the old
+        segments, except the first one's.
         """
         swap = self._current
         if swap is not None:
@@ -79,14 +85,14 @@ class Replacements:
                 swap.end()
 
     def removable(self, offset: int) -> int:
-        """Up to where segments may be removed at the log's start: a swap under way keeps those that it is about, for
-        what is left of them on disk is decided when it is over.
+        """The offset, at most the given one, below which segments may be removed at the log's start: a swap keeps its
+        own segments, because their files are decided when it ends.
         """
         swap = self._current
         return offset if swap is None else min(offset, swap.new.base_offset)
 
     def end_behind(self, offset: int) -> None:
-        """Before what lies at or behind the offset goes."""
+        """Ends or undoes a swap of records at or behind the offset, which are about to be truncated."""
         swap = self._current
         if swap is None or offset >= swap.end_offset:
             return
@@ -100,19 +106,12 @@ class Replacements:
             self.count += 1
 
 
-# Segments taken out at the begin of a log, and their files until their user removes them (F11).
-#
-# Renaming a file takes microseconds, removing one milliseconds or, where it is large, much longer. So a log that begins
-# later renames files, and what its broker does with their new names is not the log's to wait for. Invariant: that
-# nothing
-# before a segment is missed is on the disk before anything that stood before it goes.
-
-
-SEGMENTS_PER_TURN = 25  # each takes four renames of some 20 microseconds, or of 100 on a busy machine
+# Each takes four renames of some 20 microseconds, or of 100 on a busy machine.
+SEGMENTS_PER_TURN = 25
 
 
 class RetiredSegments:
-    """See the module."""
+    """Segments taken out at the begin of a log: their renamed files, until the user of the log removes them."""
 
     def __init__(
         self, files: LogFiles, segments: Segments, snapshots: ProducerSnapshots, replacements: Replacements
@@ -122,7 +121,7 @@ class RetiredSegments:
         self._snapshots = snapshots
         self._replacements = replacements
         self._paths: list[str] = []
-        # An error came between two renames.
+        # An error came between two renames: the files do not show what the log says.
         self.is_half_way = False
 
     def __repr__(self) -> str:
@@ -130,7 +129,7 @@ class RetiredSegments:
 
     @property
     def waits_for_sync(self) -> bool:
-        """Whether segments stay because a power cut may still take what the roll behind them wrote."""
+        """Whether segments stay because the snapshot of the roll behind them is not durable yet."""
         return self._snapshots.first_unsynced_offset is not None
 
     def removable(self, offset: int) -> int:
@@ -141,9 +140,8 @@ class RetiredSegments:
         return offset if unsynced_offset is None else min(offset, unsynced_offset - 1)
 
     def retire_below(self, offset: int) -> bool:
-        """Takes out segments wholly below the offset that are `removable`, oldest first, at most so many as one turn of
-        an event loop takes, and never the active one; whether any went. Raises StorageError: unless that is half way,
-        with nothing changed.
+        """Retires `removable` segments wholly below the offset, oldest first and at most one turn's worth; never the
+        active one. True if any went. Raises StorageError, with nothing changed unless `is_half_way`.
         """
         count = min(self._segments.count_below(self.removable(offset)), SEGMENTS_PER_TURN)
         if count:
@@ -156,7 +154,7 @@ class RetiredSegments:
         return count > 0
 
     def _raise_start(self, first_offset: int) -> None:
-        """On a full disk the indexes of what is about to go make room."""
+        """Writes the new log start. On a full disk the indexes of a segment that goes anyway make room."""
         try:
             self._files.write(raised_log_start(first_offset))
         except DiskFull:
@@ -164,11 +162,11 @@ class RetiredSegments:
             self._files.write(raised_log_start(first_offset))
 
     def take(self) -> tuple[str, ...]:
-        """The files, which are the caller's to remove from now on."""
+        """Hands the files over to the caller, to be removed."""
         paths, self._paths = tuple(self._paths), []
         return paths
 
     def remove(self) -> None:
-        """Removes the files now, on the event loop: of a log that has few segments."""
+        """Removes the files now, on the event loop: for a log of few segments."""
         for path in self.take():
             self._files.disk.unlink(path)

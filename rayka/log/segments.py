@@ -1,7 +1,8 @@
-"""The segments of one log, oldest first: which one holds an offset, and spans of batches across several.
+"""The segments of one log, oldest first: the one that holds an offset, spans of batches across several, and the search
+for records by timestamp.
 
-Invariants: there is at least one, and the last is the active one; each begins where the one before it ends; of the
-sealed ones only the few in use keep their indexes in memory. Kafka: `LogSegments`.
+Invariants: there is at least one segment, and the last is the active one. Each begins where the one before it ends. Of
+the sealed segments only the few in use keep their indexes in memory. Kafka: `LogSegments`.
 """
 
 from bisect import bisect_left, bisect_right
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from rayka.log.log import Log
 
 
-_WARM_SEGMENTS = 8  # sealed segments whose indexes stay in memory
+# Sealed segments whose indexes stay in memory.
+_WARM_SEGMENTS = 8
 
 
 class Segments:
@@ -59,7 +61,7 @@ class Segments:
 
     @property
     def all(self) -> tuple[Segment, ...]:
-        """Oldest first, whether their indexes are at hand or not."""
+        """Oldest first. Their indexes may have to be loaded."""
         return tuple(self._segments)
 
     @property
@@ -69,25 +71,22 @@ class Segments:
     # ---- Looking -------------------------------------------------------------------------------------------
 
     def holding(self, offset: int) -> Segment:
-        """The segment that contains the offset, or the first."""
-        return self._segments[self._number_of(offset)]
+        """The segment that contains the offset, or the first one."""
+        return self._segments[self.count_below(offset)]
 
     def size_from(self, offset: int) -> int:
-        """Bytes of the batch that contains the offset and of all after it."""
-        number = self._number_of(offset)
+        """Bytes of the batch that contains the offset and of all batches after it."""
+        number = self.count_below(offset)
         holding = self._segments[number]
         self._warm_up(holding)
         later = self._segments[number + 1 :]
         return holding.size_bytes - holding.position_of(offset) + sum(each.size_bytes for each in later)
 
-    def _number_of(self, offset: int) -> int:
-        return bisect_right(self._segments, offset, lo=1, key=attrgetter("base_offset")) - 1
-
     def spans(
         self, offset: int, max_bytes: int, end_offset: int, min_one: bool
     ) -> Iterator[tuple[Segment, Span]]:
         """The non-empty spans of consecutive segments that together make one read (G4-G6)."""
-        number = self._number_of(offset)
+        number = self.count_below(offset)
         while offset < end_offset and (max_bytes > 0 or min_one) and number < len(self._segments):
             segment = self._segments[number]
             self._warm_up(segment)
@@ -100,7 +99,7 @@ class Segments:
             offset, number = span.next_offset, number + 1
 
     def _warm_up(self, segment: Segment) -> None:
-        """Keeps the indexes of the few sealed segments in use, and lets go of the others."""
+        """Keeps the indexes of the sealed segments used last, and drops those of the others."""
         if segment is self.active or segment in self._warm:
             return
         self._warm.append(segment)
@@ -110,7 +109,7 @@ class Segments:
     # ---- Coming and going ----------------------------------------------------------------------------------
 
     def roll(self, base_offset: int, config: TopicConfig, now_ms: int) -> None:
-        """Seals the active segment, and begins another one."""
+        """Seals the active segment and begins another."""
         sealed = self.active
         sealed.indexes.write()
         self._segments.append(created_segment(self._files, config, base_offset, now_ms))
@@ -118,11 +117,14 @@ class Segments:
         self._warm_up(sealed)
 
     def prefix_to_copy(self, offset: int, flushed_offset: int) -> tuple[str, str, int] | None:
-        """What `truncate_to` needs a copy of, where to, and how many bytes; None where it can cut in place.
+        """Arguments of the copy that `truncate_to` needs: source, target and bytes. None where the file can be cut in
+        place.
 
-        Never in place below the flushed offset: 1. The file is cut at 50 and appended to. 2. The block with the new
-        bytes reaches the disk, and power is lost before the file system's journal does. 3. New and old batches are
-        mixed in the file, below a recovery point from before.
+        A file is never cut in place below the flushed offset:
+
+        1. The file is cut at 50 and appended to.
+        2. The block with the new bytes reaches the disk, and power is lost before the file system's journal does.
+        3. New and old batches are mixed in the file, below a recovery point from before.
         """
         segment = self.holding(offset)
         position = segment.position_of(offset)
@@ -132,8 +134,8 @@ class Segments:
         return segment.path, segment.file.replacement_path, position
 
     def truncate_to(self, offset: int, *, is_copied: bool) -> None:
-        """Drops the batch that contains the offset and all after it, later segments first, so that the log on disk
-        never has a hole: in place, or by the copy that `prefix_to_copy` asks for.
+        """Drops the batch that contains the offset and all batches after it: in place, or by the copy of
+        `prefix_to_copy`. Later segments go first, so the log on disk never has a hole.
         """
         while len(self) > 1 and self.active.base_offset > offset:
             self._segments.pop().delete()
@@ -147,12 +149,14 @@ class Segments:
         self._put(segment, kept)
 
     def replace(self, old: Segment, new: Segment) -> None:
-        """The new segment takes the place of the old one, from the same base offset on; readers keep what they mapped.
+        """Puts the new segment in the place of the old one, which begins at the same offset. Readers keep their maps.
 
-        A crash leaves one of them, whole: 1. The new file is complete and synced under a temporary name; one that is
-        left over there is removed when the log opens. 2. The log's lowered recovery point is in its directory before
-        this is called, so that a recovery scans the segment whatever the checkpoint says, and makes its indexes anew:
-        those on disk may still be of the old file. 3. One rename changes one for the other.
+        A crash leaves one of them, whole:
+
+        1. The new file is complete and synced under a temporary name. A file left there is removed when the log opens.
+        2. The log's lowered recovery point is in the directory before this call. So a recovery scans the segment
+           whatever the checkpoint says, and builds its indexes anew: the index files may still belong to the old file.
+        3. One rename exchanges the files.
         """
         if old.base_offset != new.base_offset:
             raise InvariantBroken(f"{new!r} cannot replace {old!r}")
@@ -160,12 +164,12 @@ class Segments:
         self._put(old, new)
 
     def have(self, segments: Sequence[Segment]) -> bool:
-        """Whether all of these are still here, sealed, one behind the other."""
+        """Whether all of these are still sealed segments of the log, one behind the other."""
         begin = bisect_left(self._segments, segments[0].base_offset, key=attrgetter("base_offset"))
         return self._segments[:-1][begin : begin + len(segments)] == list(segments)
 
     def swap(self, old: Sequence[Segment], new: Sequence[Segment]) -> None:
-        """These take the place of those, in memory; their files are `Swap`'s."""
+        """Puts the segments `new` in the place of `old`, in memory; `Swap` handles their files."""
         ends = [(each[0].base_offset, each[-1].next_offset) for each in (old, new)]
         if not self.have(old) or ends[0] != ends[1]:
             raise InvariantBroken(f"{new!r} cannot take the place of {old!r} in {self!r}")
@@ -178,28 +182,30 @@ class Segments:
         self._warm = [segment for segment in self._warm if segment in self._segments[:-1]]
 
     def on_moved(self) -> None:
-        """The log's directory has another name."""
+        """The log's directory was renamed."""
         for segment in self._segments:
             segment.on_moved()
 
     def count_below(self, offset: int) -> int:
-        """How many segments lie wholly below the offset, the active one apart."""
-        return self._number_of(offset)
+        """How many segments lie wholly below the offset. Never counts the active one."""
+        return bisect_right(self._segments, offset, lo=1, key=attrgetter("base_offset")) - 1
 
     def retire_first(self, count: int) -> list[str]:
-        """Takes so many segments out, oldest first, but never the active one. Returns where their files are."""
+        """Takes so many segments out, oldest first, and renames their files; returns the new paths. Never the active
+        one.
+        """
         if count >= len(self):
             raise InvariantBroken(f"{self!r} keeps one segment at least, and {count} are to go")
         retired: list[str] = []
         while count:
-            # Out of the list before the rename: if that fails half way, nobody reads a file that may have no name.
+            # Out of the list before the rename: if the rename fails half way, no reader meets a file without its name.
             removed, count = self._segments.pop(0), count - 1
             self._warm = [segment for segment in self._warm if segment is not removed]
             retired += removed.retire()
         return retired
 
     def replace_all(self, base_offset: int, config: TopicConfig) -> None:
-        """Removes all, newest first, and begins an empty one."""
+        """Removes all segments, newest first, and begins an empty one."""
         created_ms = self.active.created_ms
         while self._segments:
             self._segments.pop().delete()
@@ -219,18 +225,19 @@ def planned_segment(files: LogFiles, config: TopicConfig, base_offset: int, now_
     return Segment(files, base_offset, created_ms=now_ms, index_interval_bytes=config.index_interval_bytes)
 
 
-# Finding records by timestamp, in a log and in one segment (F6).
+# ---- Search by timestamp (F6) ----------------------------------------------------------------------------------
 #
-# The time index says up to which offset nothing is late enough, the offset index where that is, batch headers
-# say which batch, and only that one is decoded. The index of a segment also counts records below the log's start;
-# where those decide, the rest of the segment is walked. So a search is a generator: it yields after each slice of
-# work, and others get their turn. Kafka: `LogSegment.findOffsetByTimestamp`, `UnifiedLog.fetchOffsetByTimestamp`.
-
+# The time index says up to which offset no record is late enough, the offset index where that offset is, and batch
+# headers which batch holds the record; only that batch is decoded. A segment's index also counts records below the log
+# start offset; where they decide, the rest of the segment is walked. So a search is a generator that yields after each
+# slice of work, and the event loop serves others in between. Kafka: `LogSegment.findOffsetByTimestamp`,
+# `UnifiedLog.fetchOffsetByTimestamp`.
 
 _RECORD_COUNT = Struct(">57xi3x")
 # A larger batch has records.
 _EMPTIED_BYTES_MAX = 128
-SLICE_BATCHES = 500  # the header of each is at most one read of 4 KiB: a few milliseconds
+# The header of each is at most one read of 4 KiB: a slice takes a few milliseconds.
+SLICE_BATCHES = 500
 
 
 class TimestampAndOffset(NamedTuple):
@@ -246,7 +253,7 @@ Search = Generator[None, None, TimestampAndOffset | None]
 
 def first_at_or_after(log: "Log", timestamp_ms: int, *, end_offset: int) -> Search:
     """The first record at or after a time, below `end_offset`; None when there is none (F6, G12). Raises
-    OffsetNotAvailable when between two slices of the search something was removed.
+    OffsetNotAvailable when records were removed between two slices of the search.
     """
     return _while_nothing_goes(log, _first_in_segments(log, timestamp_ms, end_offset))
 
@@ -259,10 +266,11 @@ def largest_before(log: "Log", *, end_offset: int) -> Search:
 
 
 def _while_nothing_goes(log: "Log", search: Search) -> Search:
-    """The search, as long as nothing is removed from the log between its slices; else it raises OffsetNotAvailable."""
+    """Runs the search; raises OffsetNotAvailable if records were removed from the log between two slices."""
     before = log.log_start_offset, log.truncation_count, log.replacements.count
     while True:
-        yield  # before the first slice, too: a request may ask for thousands of logs
+        # Before the first slice, too: a request may ask for thousands of logs.
+        yield
         if (log.log_start_offset, log.truncation_count, log.replacements.count) != before:
             raise OffsetNotAvailable(f"{log.name}: records were removed during a search by time; try again")
         try:
@@ -296,7 +304,7 @@ def _largest_in_segments(log: "Log", end_offset: int) -> Search:
 
 
 def _first_in_segment(segment: Segment, timestamp_ms: int, start_offset: int) -> Search:
-    """The first record from start_offset on whose timestamp is at or after the one given."""
+    """The first record at or after both `start_offset` and the timestamp."""
     indexed_offset = segment.indexes.by_time.lookup(timestamp_ms).offset
     position = segment.position_of(max(indexed_offset, start_offset))
     while position < segment.size_bytes:
@@ -311,7 +319,7 @@ def _first_in_segment(segment: Segment, timestamp_ms: int, start_offset: int) ->
 
 
 def _largest_in_segment(segment: Segment, start_offset: int, end_offset: int) -> Search:
-    """The first record with the largest timestamp in [start_offset, end_offset); None when none has a
+    """The first record with the largest timestamp in [start_offset, end_offset); None when no record has a
     timestamp.
     """
     best = _indexed_largest(segment, start_offset, end_offset)
@@ -339,8 +347,8 @@ def _largest_in_segment(segment: Segment, start_offset: int, end_offset: int) ->
 
 
 def _indexed_largest(segment: Segment, start_offset: int, end_offset: int) -> BatchPosition | None:
-    """The batch with the largest timestamp up to the last index entry before the end, as the index knows it; None when
-    it knows none, one that does not lie wholly behind the start, or one that compaction has emptied.
+    """The batch with the largest timestamp up to the last index entry before the end, by the index alone. None when the
+    index has no such batch, when the batch does not lie wholly behind the start, or when compaction has emptied it.
     """
     indexed = segment.indexes.by_time.lookup_offset(end_offset - 1)
     if indexed.timestamp_ms == NO_TIMESTAMP or indexed.offset < start_offset:
@@ -360,8 +368,8 @@ def _has_records(segment: Segment, batch: BatchPosition) -> bool:
 def _largest_in_cut_batch(
     segment: Segment, position: int, start_offset: int, end_offset: int
 ) -> tuple[TimestampAndOffset | None, int]:
-    """The largest among the records from start_offset on of a batch that begins before it, and where the next batch is;
-    None where no batch does. Its header counts the records before, too.
+    """The record with the largest timestamp in a batch that begins before `start_offset`, from that offset on, and the
+    position of the next batch. None when no batch does. The header cannot tell: it counts the records before, too.
     """
     batch = next(segment.batches(position), None)
     if batch is None or batch.base_offset >= start_offset or batch.last_offset >= end_offset:
@@ -375,8 +383,8 @@ def _largest_in_cut_batch(
 def _first_in(
     segment: Segment, place: BatchPosition, timestamp_ms: int, start_offset: int
 ) -> TimestampAndOffset | None:
-    """The first record of a batch from an offset on at or after a time. Raises CorruptRecord for a broken
-    batch.
+    """The first record of the batch at or after both `start_offset` and the timestamp. Raises CorruptRecord for a
+    broken batch.
     """
     batch, records = _decoded(segment, place)
     timestamps_ms, offsets = records.timestamps_ms, records.offsets

@@ -1,18 +1,17 @@
-"""Cleaned segments take the place of the ones that they were made of, so that a crash at any point leaves one or the
-other, whole (F26).
+"""A cleaned segment takes the place of the segments that it was made of: a crash at any point leaves one or the others,
+whole (F26).
 
-1. The new segment's files are complete and synced, with the suffix `.cleaned`. A crash leaves the old ones, and these
-   are removed when the log opens.
-2. They are renamed to `.swap`, and the log reads the new segment from then on. Nothing else changes until that name is
-   durable; then the swap is decided: an opening log finishes it.
-3. The files of the old ones are removed, and that is durable before the next step: an index of theirs must not stand
-   beside the new segment's file.
-4. The new files are renamed to their names.
+1. The new segment's files are complete and synced, with the suffix `.cleaned`. A crash leaves the old segments, and
+   these files are removed when the log opens.
+2. The files are renamed to `.swap`, and the log reads the new segment. Nothing else changes until the name is durable.
+   Then the swap is decided: an opening log finishes it.
+3. The old segments' files are removed, durably before the next step: an old index must not stand beside the new
+   segment's file.
+4. The new files get their final names.
 
-Invariants: a swap is undone or ended before a truncation reaches its segment; for any other reason it is not given up,
-but for the end of its process or the failure of its directory. Readers keep the files that they have
-open or mapped; one that finds another file under the name asks again. Kafka: `LocalLog.replaceSegments`, `LogLoader`
-(B32).
+Invariants: a swap is undone or ended before a truncation reaches its segment. Only the end of the process or the
+failure of the directory breaks it off for another reason. Readers keep the files that they have open or mapped; a
+reader that finds another file under the name asks again. Kafka: `LocalLog.replaceSegments`, `LogLoader` (B32).
 """
 
 import posixpath
@@ -28,13 +27,14 @@ CLEANED_SUFFIX, SWAP_SUFFIX = ".cleaned", ".swap"
 
 
 class Swap:
-    """One swap under way: it begins with step 2."""
+    """One swap under way, from step 2 on."""
 
     def __init__(self, files: LogFiles, old: Sequence[Segment], new: Segment) -> None:
         self._files = files
         self.old = old
         self.new = new
-        self.is_decided = False  # the name is durable
+        # The name with the suffix `.swap` is durable: the swap cannot be undone.
+        self.is_decided = False
         new.rename(SWAP_SUFFIX)
 
     def __repr__(self) -> str:
@@ -42,35 +42,40 @@ class Swap:
 
     @property
     def end_offset(self) -> int:
-        """Where the new segment ends."""
+        """The end of the new segment."""
         return self.new.next_offset
 
     def remove_old(self) -> None:
-        """Step 3, after a sync of the directory; then another one is due."""
+        """Step 3, after a sync of the directory; another sync follows."""
         self.is_decided = True
         for segment in reversed(self.old):
             segment.delete()
 
     def end(self) -> None:
-        """Step 4, after that sync; a truncation cannot wait for it, and makes a recovery build the indexes anew."""
-        if self._files.disk.exists(self.new.path):  # not removed with the log's start meanwhile
+        """Step 4, after that sync. A truncation does not wait for the sync, and makes a recovery build the indexes
+        anew.
+        """
+        # The segment may have been removed by now, with the begin of the log.
+        if self._files.disk.exists(self.new.path):
             self.new.rename("")
 
     def undo(self) -> None:
-        """Nothing of the new segment is left, while nothing is decided."""
+        """Removes the new segment, while nothing is decided."""
         if self.is_decided:
             raise InvariantBroken(f"{self!r} is decided")
         self.new.delete()
 
 
 def has_swap(disk: Disk, directory: str) -> bool:
-    """Whether a swap was broken off there. Its names have to be durable before the log is opened, which ends it."""
+    """Whether a crash broke off a swap in the directory. The names must be durable before the log is opened, which
+    finishes the swap.
+    """
     return disk.exists(directory) and any(each.endswith(SWAP_SUFFIX) for each in disk.list(directory))
 
 
 def finish_swaps(files: LogFiles, index_interval_bytes: int) -> None:
-    """Ends what a crash left of swaps, before the segments are looked for, and removes what never became one. Raises
-    DamagedLog.
+    """Finishes decided swaps that a crash broke off, before the segments are looked for; removes the files of others.
+    Raises DamagedLog.
     """
     names = files.disk.list(files.directory)
     logs = [name for name in names if name.endswith(LOG_SUFFIX)]
@@ -90,7 +95,7 @@ def finish_swaps(files: LogFiles, index_interval_bytes: int) -> None:
 
 def _end_of(files: LogFiles, segment: Segment) -> int:
     segment.size_bytes = files.disk.size(segment.path)
-    segment.indexes.find()
+    segment.indexes.use_files()
     end_offset = segment.find_end()
     if end_offset is None:
         raise DamagedLog(
