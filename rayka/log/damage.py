@@ -1,7 +1,16 @@
-"""What stands at and behind a place of a segment where no whole batch is: looked for when recovery meets one.
+"""Damage of segments: whole batches at and behind a broken place, and records that are missing between segments.
 
-Pure functions over a segment's bytes. A whole batch has a header that makes sense (`RecordBatch`), offsets that
-may come next, and a good CRC; batches begin at multiples of 8. Kafka has no such thing.
+The functions on bytes are pure. A whole batch has a header that makes sense (`RecordBatch`), offsets that may come
+next, and a good CRC; batches begin at multiples of 8.
+
+A hole is a range of missing records: a segment was removed or shortened by hand. A follower also copies gaps that
+compaction made on the leader (B18), which are no loss. A gap always lies *within* a segment: a segment is rolled at the
+log end offset and not, as in Kafka, at the first offset appended (F10). So each segment begins where the one before it
+ends, and anything else is a hole. The one exception is a gap too wide for a segment's indexes; nothing else makes a
+step of more than `GAP_MAX` offsets.
+
+The end of a sealed segment is found from the last entry of its index: a few small reads for each segment at every
+start. Kafka has no such checks: it reads on behind the hole.
 """
 
 import posixpath
@@ -23,11 +32,12 @@ from rayka.protocol.batch_format import (
 )
 
 _MAGIC_POSITION = 16
-_SEARCHED_BYTES = 1 << 20  # at once: what is looked for is mostly near
+# Searched at once; the next batch is mostly near.
+_SEARCHED_BYTES = 1 << 20
 
 
 def batch_at(view: memoryview, position: int) -> RecordBatch | None:
-    """The batch that begins here, if a header that makes sense does and all its bytes are there."""
+    """The batch that begins here, if its header makes sense and all its bytes are there."""
     length_at = position + LENGTH_FIELD_END - 4
     size_bytes = LENGTH_FIELD_END + int.from_bytes(view[length_at : length_at + 4], "big", signed=True)
     if size_bytes < HEADER_BYTES or position + size_bytes > len(view):
@@ -45,7 +55,7 @@ def is_whole_at(view: memoryview, position: int) -> bool:
 
 
 def find_batch(view: memoryview, start: int, stop: int, min_offset: int) -> int | None:
-    """Where in [start, stop) the first whole batch begins whose offsets are not below `min_offset`."""
+    """The begin, in [start, stop), of the first whole batch with a base offset of `min_offset` or more."""
     for position in _candidates(view, start, stop):
         batch = batch_at(view, position)
         if batch is not None and batch.base_offset >= min_offset and batch.is_crc_valid():
@@ -74,10 +84,10 @@ def _candidates(view: memoryview, start: int, stop: int) -> Iterator[int]:
 
 
 def is_in_place(view: memoryview, position: int, next_offset: int, end_offset: int | None) -> bool:
-    """Whether of a broken batch at `position` just the body is bad: its header leads exactly to what follows.
+    """Whether only the body of the broken batch at `position` is bad: its header leads exactly to the next batch.
 
-    `next_offset` is where the batch before it ends, `end_offset` where the next segment begins. A torn write
-    is never in place, because its bytes end early; nor is a broken length that steps over a whole batch.
+    `next_offset` is the end of the batch before it, `end_offset` the begin of the next segment. A torn write is never
+    in place, because its bytes end early. Neither is a broken length that steps over a whole batch.
     """
     batch = batch_at(view, position)
     if batch is None or batch.base_offset != next_offset:
@@ -90,19 +100,11 @@ def is_in_place(view: memoryview, position: int, next_offset: int, end_offset: i
         return following[-1] == MAGIC and int.from_bytes(following[:8], "big") == batch.next_offset
     if end_offset is not None:
         return batch.next_offset == end_offset
-    # Nothing follows: the header has to confirm itself.
+    # Nothing follows: the header must confirm itself.
     return batch.last_offset_delta == batch.record_count - 1
 
 
-# Segments that are missing or were shortened by hand: told from gaps that are no loss.
-#
-# A follower copies gaps that compaction made on the leader (B18). They are always *within* a segment, because a
-# segment is rolled at the log end offset and not, as in Kafka, at the first offset appended (F10): so each segment
-# begins where the one before it ends, and anything else is a hole. The one exception is a gap too wide for a
-# segment's indexes; nothing else makes a step of more than `GAP_MAX` offsets.
-#
-# Where a sealed segment ends is found from the last entry of its index: a few small reads for each, at every start.
-# Kafka has no such check: it reads on behind the hole.
+# ---- Holes ---------------------------------------------------------------------------------------------------
 
 
 def check_begin(segments: Sequence[Segment], log_start_offset: int) -> None:
@@ -118,7 +120,7 @@ def check_begin(segments: Sequence[Segment], log_start_offset: int) -> None:
 
 
 def check_sealed(segments: Sequence[Segment]) -> None:
-    """Raises DamagedLog when one of these ends before the next one begins, the last one not looked at."""
+    """Raises DamagedLog when a segment ends before the next one begins. Does not look at the end of the last one."""
     for segment, following in pairwise(segments):
         end_offset = segment.find_end()
         if end_offset is not None and is_hole(end_offset, following):
@@ -126,12 +128,12 @@ def check_sealed(segments: Sequence[Segment]) -> None:
 
 
 def is_hole(end_offset: int, following: Segment) -> bool:
-    """Whether records are missing between the end of one segment and the next one."""
+    """Whether records are missing between the end of a segment and the next one."""
     return 0 < following.base_offset - end_offset <= GAP_MAX
 
 
 def hole(segment: Segment, end_offset: int, following: Segment) -> DamagedLog:
-    """What to raise when they are: which offsets, and what to do."""
+    """The error for missing records: which offsets, and what to do."""
     directory, name = posixpath.split(following.path)
     return DamagedLog(
         f"{directory}: offsets {end_offset} to {following.base_offset - 1} are missing: {segment.path} ends at offset"

@@ -1,10 +1,10 @@
 """Threads for the blocking calls of the real disk. Each data directory has its own: a slow disk holds up no other one.
 
 A data directory has four threads, each started with its first call: for syncs that acknowledgements wait for, for syncs
-of work in the background (compaction, moves), for copies, and for removals. A thread makes one call after the other. A
-call that makes no progress for `hang_timeout_s` fails with DiskNotResponding, and so do those behind it. The thread
+of background work (compaction, moves), for copies, and for removals. A thread makes one call after the other. A call
+that makes no progress for `hang_timeout_s` fails with DiskNotResponding, and so do the calls behind it. The thread
 cannot be ended: if the disk answers later, the thread goes on with the next call. Time in which the process itself was
-stopped (SIGSTOP, a frozen container, a paused machine) says nothing of the disk, and does not count.
+stopped (SIGSTOP, a frozen container, a paused machine) does not count.
 
 Kafka flushes on the threads of its requests and of its scheduler, where a disk that hangs stops them all.
 """
@@ -47,7 +47,7 @@ def hangs(action: str, hang_timeout_s: float) -> DiskNotResponding:
 
 
 class DiskThread:
-    """One thread. Methods are called on event loops; only the calls that are given to the thread run on it."""
+    """One thread. Methods are called on event loops; only the calls handed to the thread run on it."""
 
     def __init__(self, name: str, hang_timeout_s: float) -> None:
         self._name = name
@@ -70,8 +70,8 @@ class DiskThread:
         return f"<DiskThread {self._name} {self._action or 'idle'} waiting={len(self._waiting)}>"
 
     async def run(self, call: Call, *given: object) -> None:
-        """Makes the call with a `Progress` and these arguments. Raises what the call raises, DiskNotResponding, and
-        StorageError if the thread was ended.
+        """Makes the call on the thread, with a `Progress` and these arguments. Raises the errors of the call,
+        DiskNotResponding, and StorageError if the thread was ended.
         """
         if self._is_closed:
             raise StorageError("the data directory is closed")
@@ -99,11 +99,11 @@ class DiskThread:
         try:
             call(*given)
         except Exception as error:
-            # Raised, the error would end the thread, and each later call would wait for it in vain.
+            # A raised error would end the thread, and later calls would wait in vain.
             _logger.warning("%s: %s failed: %s", self._name, getattr(call, "__name__", call), error)
 
     def close(self) -> None:
-        """Ends the thread after the calls that it has, and waits for its end a few seconds."""
+        """Ends the thread after its queued calls, and waits a few seconds for the end."""
         self._is_closed = True
         self._calls.put(None)
         if self._thread is not None and not self._is_hung():
@@ -134,7 +134,7 @@ class DiskThread:
         loop.call_later(self._hang_timeout_s / _LOOKS, self._look, loop)
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Fails all waiting calls if the one under way makes no progress; else looks again later, while calls wait."""
+        """Fails all waiting calls if the current one makes no progress; else looks again later, while calls wait."""
         if self._looking is not loop:
             return
         is_same = bool(self._action) and self._seen_progress == self._progress_count
@@ -181,7 +181,7 @@ class DiskThreads:
             thread.close()
 
     def _directory_of(self, path: str) -> str:
-        """The innermost one: a controller may have its directory in that of its broker."""
+        """The innermost data directory of the path: a controller's directory may lie in its broker's."""
         while path not in self._directories:
             parent = posixpath.dirname(path)
             if parent == path:

@@ -1,8 +1,8 @@
-"""Jobs of the real disk run in processes of their own, so that nothing of them waits for, or takes, the interpreter's
-lock of the node.
+"""Runs jobs of the real disk in other processes, so that they neither wait for the interpreter's lock of the node nor
+take it.
 
-A process (`job_server`) is started for the first job, serves one at a time, and ends when it had none for a minute. The
-two talk over a socket that only they have: the job, then step and answer in turn. Kafka has threads instead
+A process (`job_server`) is started for the first job, serves one job at a time, and ends after a minute without one.
+Node and process talk over a private socket: the job, then steps and answers in turn. Kafka has threads instead
 (`LogCleaner.CleanerThread`).
 """
 
@@ -19,12 +19,13 @@ from typing import Any
 
 from rayka.ports import Job, JobDied
 
-_JOBS_MAX = 16  # at once; more wait
+# At once; further jobs wait.
+_JOBS_MAX = 16
 _BEGIN = "import sys; sys.path[:] = {path!r}; from rayka.log.job_server import serve; serve({descriptor}, {parent})"
 
 
 class Word(IntEnum):
-    """What a process says with each value."""
+    """The kind of a message from a process."""
 
     STEP = 0
     FAILED = 1
@@ -35,23 +36,21 @@ class JobProcesses:
     """The processes of one disk."""
 
     def __init__(self) -> None:
-        # A process dies with the thread that started it; these live as long as the pool.
+        # A process dies with the thread that started it; threads of the pool live as long as the pool.
         self._threads = ThreadPoolExecutor(max_workers=_JOBS_MAX, thread_name_prefix="rayka-job")
         self._alive: dict[int, _Process] = {}
         self._idle: list[_Process] = []
-
-    def __repr__(self) -> str:
-        return f"<JobProcesses {list(self._alive)} idle={len(self._idle)}>"
 
     def start(self, job: Job) -> "ProcessJob":
         return ProcessJob(self, job)
 
     def close(self) -> None:
-        """Kills what runs."""
+        """Kills all processes."""
         for process in list(self._alive.values()):
             process.kill()
         self._threads.shutdown()
-        for process in list(self._alive.values()):  # started meanwhile
+        # Those that a thread started before it ended.
+        for process in list(self._alive.values()):
             process.kill()
 
     async def call(self, function: Any, *given: object) -> Any:
@@ -59,9 +58,10 @@ class JobProcesses:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *given)
 
     def begin(self, job: Job) -> "tuple[_Process, tuple[Word, Any]]":
-        """Gives the job to a process that is idle, or to a new one; returns its first word. Raises JobDied."""
+        """Gives the job to an idle process, or to a new one; returns the first message. Raises JobDied."""
         while self._idle:
-            with suppress(JobDied):  # it had none for long, and ended
+            # An idle process may have ended, after a minute without a job.
+            with suppress(JobDied):
                 return self._asked(self._idle.pop(), job)
         process = _Process()
         self._alive[process.pid] = process
@@ -75,17 +75,17 @@ class JobProcesses:
             raise
 
     def give_back(self, process: "_Process") -> None:
-        """It has no job any more."""
+        """The process has no job any more."""
         self._idle.append(process)
 
     def forget(self, process: "_Process") -> None:
-        """Kills it, unless it is dead."""
+        """Kills the process, unless it is dead."""
         process.kill()
         self._alive.pop(process.pid, None)
 
 
 class ProcessJob:
-    """See `RunningJob`."""
+    """A job in another process. See `RunningJob`."""
 
     def __init__(self, processes: JobProcesses, job: Job) -> None:
         self._processes = processes
@@ -114,11 +114,12 @@ class ProcessJob:
         return first
 
     async def _ask(self, process: "_Process", answer: object) -> tuple[Word, Any]:
-        """By the event loop: a thread that wakes for each step takes the interpreter's lock from requests."""
+        """Asks on the event loop: a thread that wakes for each step would take the interpreter's lock from requests."""
         try:
             return await process.ask_soon(answer)
         except (EOFError, OSError) as error:
-            await asyncio.to_thread(process.kill)  # the disk may be closed, and its threads have ended
+            # Not on a thread of the pool: the disk may be closed, and its threads have ended.
+            await asyncio.to_thread(process.kill)
             raise process.died() from error
 
     async def end(self) -> None:
@@ -128,7 +129,7 @@ class ProcessJob:
 
 
 class _Process:
-    """The node's end of one process. Its calls wait, but `ask_soon`."""
+    """The node's end of one process. Its calls wait, except `ask_soon`."""
 
     def __init__(self) -> None:
         try:
@@ -137,7 +138,8 @@ class _Process:
             raise JobDied(f"cannot start a process: {error}") from error
         with its:
             begin = _BEGIN.format(path=sys.path, descriptor=its.fileno(), parent=os.getpid())
-            environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # each of them takes memory
+            # Each thread takes memory.
+            environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
             try:
                 self._process = subprocess.Popen(
                     [sys.executable, "-c", begin],
@@ -149,14 +151,15 @@ class _Process:
                 own.close()
                 raise JobDied(f"cannot start a process: {error}") from error
         self._connection = Connection(own.detach())
-        self._is_read = False  # by the event loop
+        # The event loop waits for the socket.
+        self._is_read = False
         self.pid = self._process.pid
 
     def __repr__(self) -> str:
         return f"<_Process {self.pid}>"
 
     def ask(self, message: object) -> tuple[Word, Any]:
-        """Its answer. Raises JobDied."""
+        """Sends the message and waits for the answer. Raises JobDied."""
         try:
             self._connection.send(message)
             word, value = self._connection.recv()
@@ -166,7 +169,7 @@ class _Process:
         return word, value
 
     async def ask_soon(self, message: object) -> tuple[Word, Any]:
-        """As `ask`, and the event loop goes on. Raises EOFError, OSError; then it is to be killed."""
+        """As `ask`, without blocking the event loop. Raises EOFError, OSError; the process must be killed then."""
         loop = asyncio.get_running_loop()
         is_readable: asyncio.Future[None] = loop.create_future()
         self._connection.send(message)
@@ -186,7 +189,9 @@ class _Process:
         )
 
     def kill(self) -> None:
-        """Returns when it is gone. What an event loop reads stays open for it to find the end."""
+        """Kills the process, and returns when it is gone. A socket that an event loop reads stays open, for the loop to
+        find the end.
+        """
         self._process.kill()
         self._process.wait()
         if not self._is_read:

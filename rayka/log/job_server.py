@@ -1,7 +1,7 @@
-"""The process in which jobs of the real disk run; `job_process` is the node's end.
+"""The process that runs jobs of the real disk; `job_process` is the node's end.
 
-It has a lower priority than its node, offers its processor to others all the time, and ends with its node, however
-that ends: it finds the socket closed, and on Linux the kernel kills it, so that none writes any more when the node's
+It has a lower priority than its node and offers its processor to others all the time. It ends with its node, however
+the node ends: it finds the socket closed, and on Linux the kernel kills it, so that it writes nothing when the node's
 next process begins.
 """
 
@@ -21,34 +21,40 @@ from rayka.log.job_process import Word
 from rayka.log.local_disk import LocalDisk
 from rayka.ports import Job, Slice
 
-_NICENESS = 15  # above the node's: with 10 a node that wakes still waits a whole slice for its processor
-# A process of a low priority still gets its share, and Linux lets it go on for up to one tick, 4 ms, once it has begun:
-# a node or client that wakes meanwhile waits for that.
+# Added to the node's: with 10 a node that wakes still waits a whole slice for its processor.
+_NICENESS = 15
+# A process of a low priority still gets its share, and Linux lets it run for up to one tick, 4 ms, once it has begun. A
+# node or client that wakes in that time waits for the end of the tick.
 _GIVES_WAY_EVERY_S = 0.0003
-_LEAST_SHARE = 0.05  # of the time: with less it gives way no more, or on a busy machine a job would never end
+# Of the time. With less the process gives way no more, or on a busy machine a job would never end.
+_LEAST_SHARE = 0.05
 _IDLE_S = 60.0
-_TOLD_SLICES = 8  # as one: each that is told takes a turn of the node
+# So many slices are reported as one: each report takes a turn of the node.
+_TOLD_SLICES = 8
 _TOLD_BYTES = 8 << 20
 _PR_SET_PDEATHSIG = 1
 
 
 def serve(descriptor: int, parent_id: int) -> None:
     """Runs one job after another, until the node closes the socket or has no job for a minute."""
-    with suppress(OSError):  # where a sandbox forbids it, jobs compete with requests
+    # Where a sandbox forbids it, jobs compete with requests.
+    with suppress(OSError):
         os.nice(_NICENESS)
     _die_with(parent_id)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the node, which ends this
+    # Ctrl-C is for the node, which ends this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = Connection(descriptor)
     with suppress(EOFError, ConnectionError):
         while connection.poll(_IDLE_S):
-            with _giving_way():  # the first job imports what it needs
+            # The first job imports its modules here.
+            with _giving_way():
                 job = connection.recv()
             connection.send(_outcome(job, connection))
 
 
 @contextmanager
 def _giving_way() -> Iterator[None]:
-    """In the block others have their turn on this processor every now and then, between two bytecodes."""
+    """Offers this processor to others every now and then during the block, between two bytecodes."""
     used_s, began_s = time.process_time(), time.monotonic()
 
     def give_way(*_: object) -> None:
@@ -71,7 +77,8 @@ def _die_with(parent_id: int) -> None:
 
 
 def _outcome(job: Job, connection: Connection) -> tuple[Word, Exception | None]:
-    disk = LocalDisk(max_open_files=2)  # what the node removes is not kept open for long
+    # Few files stay open, so files that the node removes are freed soon.
+    disk = LocalDisk(max_open_files=2)
     try:
         _run(told(job.run(disk)), connection)
     except (EOFError, ConnectionError):
@@ -96,7 +103,7 @@ def _run(steps: Generator[Any, Any, None], connection: Connection) -> None:
 
 
 def told(steps: Generator[Any, Any, None]) -> Generator[Any, Any, None]:
-    """The steps, of which several slices are one."""
+    """The steps of the job, with several slices joined to one."""
     count = size_bytes = 0
     answer = None
     while True:

@@ -1,13 +1,15 @@
-"""The real disk: files of the operating system, with a bounded number of them open.
+"""The real disk: files of the operating system, a bounded number of them open.
 
-Files are opened read-only until they are written, so a disk that is mounted read-only is read. Where no descriptor is
-free, files that are kept open give theirs; if none has one to give, a call of the event loop raises TooManyOpenFiles,
-and what runs on a thread waits. Invariants: no bytes are overwritten, and only `cut` takes some off (design §3), so
-what a reader was given of a file never changes. Appends and reads are synchronous and go to the page cache; what would
-hold the event loop up runs on threads of the data directory (`disk_threads`), each with descriptors of its own: syncs,
-copies, the removal of directories and the end of large files (`OpenFile`). A data directory is what is locked. Jobs run
-in other processes (`job_process`). Every OSError becomes a StorageError that names the path and the cause. Kafka has no
-such layer (FileRecords, `Utils.flushDir`).
+Files are opened read-only until they are written, so a disk that is mounted read-only can be read. When no descriptor
+is free, files that are kept open are closed. If there are none, a call on the event loop raises TooManyOpenFiles, and a
+call on a thread waits.
+
+Invariants: no bytes are overwritten, and only `cut` takes some off (design §3), so the bytes that a reader was given
+never change. Appends and reads are synchronous and go to the page cache. Calls that would hold up the event loop run on
+threads of the data directory (`disk_threads`), with descriptors of their own: syncs, copies, the removal of
+directories, and the closing of large removed files (`OpenFile`). A data directory is a directory that is locked. Jobs
+run in other processes (`job_process`). Every OSError becomes a StorageError with path and cause. Kafka has no such
+layer (FileRecords, `Utils.flushDir`).
 """
 
 import asyncio
@@ -32,20 +34,22 @@ from rayka.log.disk_threads import HANG_TIMEOUT_S, Call, DiskThread, DiskThreads
 from rayka.log.job_process import JobProcesses
 from rayka.ports import Buffer, FileIdentity, FileSlice, Job, Lock, RunningJob
 
-# Files of the operating system that stay open while something refers to them, and slices of them.
-#
-# A descriptor is shared by the disk that appends to the file and by all slices that wait to be sent, and closed with
-# the
-# last of them: an answer that is dropped, whatever the way, leaves none behind. Kafka: `FileRecords.slice`, `writeTo`.
+# ---- Open files and slices of them ---------------------------------------------------------------------------------
 
-_SMALL_FILE_BYTES = 4 << 20  # the kernel frees so much in about 1 ms
-_NO_SENDFILE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # what file systems without it answer
-_READ_BYTES_MAX = 256 << 10  # a socket takes little more at a time
+# The kernel frees so much in about 1 ms.
+_SMALL_FILE_BYTES = 4 << 20
+# Errors of file systems without sendfile.
+_NO_SENDFILE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+# A socket takes little more at a time.
+_READ_BYTES_MAX = 256 << 10
 
 
 class OpenFile:
-    """One descriptor. Where it holds the last of a large file, it is closed on a thread: the kernel frees the pages
-    then, which takes 300 ms for 1 GiB.
+    """One descriptor, shared by the disk that appends to the file and by all slices that wait to be sent. The last of
+    them closes it, so an answer that is dropped leaves no descriptor behind. Kafka: `FileRecords.slice`, `writeTo`.
+
+    A descriptor that holds the last of a large file is closed on a thread: the kernel frees the pages then, 300 ms for
+    1 GiB.
     """
 
     __slots__ = ("_removals", "descriptor", "is_writable")
@@ -72,8 +76,8 @@ class OpenFile:
 
 
 class LocalSlice(FileSlice):
-    """A slice of an open file, sent by `sendfile`: within the kernel, its pages are not even copied. Where the file
-    system does not have that it is read, piece by piece.
+    """A slice of an open file, sent by `sendfile`: within the kernel, without a copy of its pages. On a file system
+    without `sendfile` the slice is read, piece by piece.
     """
 
     __slots__ = ("_file",)
@@ -119,9 +123,11 @@ class LocalSlice(FileSlice):
         return StorageError(f"{self.path}: expected {self.position + self.size} bytes, found {found}")
 
 
-TEMPORARY_SUFFIX = ".tmp"  # written aside, then renamed; one that is left over is removed when a log opens
+# Of a file that is written aside, then renamed; a file left there is removed when a log opens.
+TEMPORARY_SUFFIX = ".tmp"
 _BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
-_BUFFERS_PER_WRITE = 1024  # Linux's IOV_MAX
+# Linux's IOV_MAX.
+_BUFFERS_PER_WRITE = 1024
 _LOCK_NOTE_BYTES = 64
 # Copied at a time, as one step of progress.
 _COPY_BYTES = 16 << 20
@@ -140,7 +146,7 @@ ResultT = TypeVar("ResultT")
 
 
 class _StorageErrors:
-    """Turns an OSError of its block into a StorageError that names what was done to which path."""
+    """Turns an OSError of its block into a StorageError with the action and the path."""
 
     __slots__ = ("_action", "_path")
 
@@ -170,15 +176,16 @@ def storage_error(action: str, path: str, number: int | None) -> StorageError:
 
 
 class LocalDisk:
-    """The `Disk` port on this machine's file systems. `max_open_files` bounds the descriptors kept open; by default by
-    what the process may have.
+    """The `Disk` port on this machine's file systems. `max_open_files` bounds the descriptors kept open; the default
+    follows from the limit of the process.
     """
 
     def __init__(self, max_open_files: int | None = None, *, hang_timeout_s: float = HANG_TIMEOUT_S) -> None:
-        """A call that makes no progress for `hang_timeout_s` on a thread fails."""
+        """A call on a thread that makes no progress for `hang_timeout_s` fails."""
         share = descriptors.limit() // _OPEN_FILES_SHARE
         self._max_open_files = max_open_files or max(1, min(_OPEN_FILES_MAX, share))
-        self._files: OrderedDict[str, OpenFile] = OrderedDict()  # by path, least recently used first
+        # By path, least recently used first.
+        self._files: OrderedDict[str, OpenFile] = OrderedDict()
         self._threads = DiskThreads(hang_timeout_s)
         self._jobs = JobProcesses()
 
@@ -233,7 +240,7 @@ class LocalDisk:
 
     def map(self, path: str) -> memoryview:
         with _StorageErrors("map", path):
-            # Kept in a variable: `_make_way` might close the file otherwise.
+            # Kept in a variable, or `_make_way` might close the file.
             file = self._file(path)
             size_bytes = os.fstat(file.descriptor).st_size
             if size_bytes == 0:
@@ -319,9 +326,7 @@ class LocalDisk:
             await self._on_thread(paths[0], work, _sync_all, tuple(files), tuple(directories))
 
     async def _on_thread(self, path: str, work: Work, call: Call, *given: object) -> None:
-        """Makes the call on the thread, and repeats it while no descriptor is free: such a call did nothing, and did
-        not fail.
-        """
+        """Makes the call on the thread, and repeats it while no descriptor is free: such a call has changed nothing."""
         wait_count = 0
         while True:
             try:
@@ -360,7 +365,7 @@ class LocalDisk:
         return file
 
     def _make_way(self, opening: Callable[[], ResultT]) -> ResultT:
-        """What `opening` opens. While no descriptor is free, files that are kept open give theirs. Raises OSError."""
+        """Calls `opening`; closes files that are kept open while no descriptor is free. Raises OSError."""
         while True:
             try:
                 return opening()
@@ -376,7 +381,7 @@ class LocalDisk:
 
     @contextmanager
     def _outlived(self, path: str) -> Iterator[None]:
-        """A file that loses its last name in the block is kept open until after it; `OpenFile` ends it."""
+        """Keeps a file that loses its last name in the block open until the end of the block; `OpenFile` closes it."""
         try:
             outlived = self._make_way(
                 lambda: OpenFile(path, os.O_RDONLY, self._threads.of(path, Work.REMOVAL))
@@ -395,7 +400,7 @@ class LocalDisk:
 
 
 class _DescriptorLock:
-    """An exclusive flock; it goes with the descriptor, so also with the process."""
+    """An exclusive flock. It ends with the descriptor, so also with the process."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -405,7 +410,7 @@ class _DescriptorLock:
 
 
 def _write_all(descriptor: int, buffers: Sequence[Buffer]) -> None:
-    """One writev where the kernel takes everything at once; it may take less when the disk is nearly full."""
+    """Writes with one writev if the kernel takes everything at once; it may take less when the disk is nearly full."""
     pending = [memoryview(each).cast("B") for each in buffers if len(each)]  # type: ignore[arg-type]
     while pending:
         written = os.writev(descriptor, pending[:_BUFFERS_PER_WRITE])
@@ -416,7 +421,7 @@ def _write_all(descriptor: int, buffers: Sequence[Buffer]) -> None:
 
 
 def _created(path: str) -> int:
-    """The descriptor of a new inode under this name, also where an earlier attempt left a file."""
+    """The descriptor of a new inode under this name; removes a file of an earlier attempt."""
     with suppress(FileNotFoundError):
         os.unlink(path)
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
@@ -424,7 +429,7 @@ def _created(path: str) -> int:
 
 @contextmanager
 def _filling(path: str, descriptor: int) -> Iterator[int]:
-    """Closes the new file in the end. Removes it after a failure: on a full disk a part of it would take room."""
+    """Closes the new file at the end. Removes it after a failure: on a full disk a part of it would take room."""
     try:
         yield descriptor
     except OSError:
@@ -444,7 +449,10 @@ def _copy_and_sync(on_progress: Progress, source: str, target: str, size_bytes: 
                 if os.fstat(from_descriptor).st_size < size_bytes:
                     raise OSError(errno.EIO, "the file ended early")
                 copied = _share(from_descriptor, to_descriptor, size_bytes)
-                _check_room(to_descriptor, size_bytes - copied)
+                # A copy that cannot succeed must not take the last room from all others first.
+                room = os.fstatvfs(to_descriptor)
+                if room.f_bavail * room.f_frsize < size_bytes - copied:
+                    raise OSError(errno.ENOSPC, "not enough room for the copy")
                 for _ in _copying(from_descriptor, to_descriptor, copied, size_bytes):
                     on_progress(f"copy {source}")
                 os.fdatasync(to_descriptor)
@@ -452,15 +460,8 @@ def _copy_and_sync(on_progress: Progress, source: str, target: str, size_bytes: 
             os.close(from_descriptor)
 
 
-def _check_room(descriptor: int, size_bytes: int) -> None:
-    """A copy that cannot succeed does not first take the last room from all others."""
-    status = os.fstatvfs(descriptor)
-    if status.f_bavail * status.f_frsize < size_bytes:
-        raise OSError(errno.ENOSPC, "not enough room for the copy")
-
-
 def _share(from_descriptor: int, to_descriptor: int, size_bytes: int) -> int:
-    """How many bytes the new file shares with the other one, in whole blocks; 0 where the file system cannot."""
+    """Shares whole blocks of the file with the new one; returns how many bytes, 0 where the file system cannot."""
     shared_bytes = size_bytes - size_bytes % os.fstat(from_descriptor).st_blksize
     if shared_bytes == 0:
         return 0
@@ -474,7 +475,7 @@ def _share(from_descriptor: int, to_descriptor: int, size_bytes: int) -> int:
 
 
 def _copying(from_descriptor: int, to_descriptor: int, position: int, size_bytes: int) -> Iterator[None]:
-    """The rest, piece by piece, within the kernel; `sendfile` is for file systems without `copy_file_range`."""
+    """Copies the rest, piece by piece, within the kernel; `sendfile` is for file systems without `copy_file_range`."""
     os.lseek(to_descriptor, position, os.SEEK_SET)
     is_known = True
     while position < size_bytes:
@@ -496,7 +497,7 @@ def _copying(from_descriptor: int, to_descriptor: int, position: int, size_bytes
 
 
 def _discard(on_progress: Progress, path: str) -> None:
-    """Removes a file, or a directory with all that is in it. Passes over what is gone already."""
+    """Removes a file, or a directory with everything in it. Skips paths that are gone already."""
     with _StorageErrors("remove", path), suppress(FileNotFoundError):
         on_progress(f"remove {path}")
         if not os.path.isdir(path) or os.path.islink(path):
@@ -521,7 +522,8 @@ def _sync_one(path: str, flags: int) -> None:
         try:
             descriptor = os.open(path, flags | os.O_CLOEXEC)
         except FileNotFoundError:
-            return  # renamed or removed meanwhile: what the caller waits for lives elsewhere or is gone
+            # The file was renamed or removed in between: the data that the caller waits for is elsewhere or gone.
+            return
         try:
             os.fsync(descriptor)
         finally:

@@ -1,9 +1,9 @@
-"""One log made a copy of another one that goes on changing: appended to, truncated, shortened at its start.
+"""A log that becomes a copy of another one, which goes on changing: it is appended to, truncated, and begins later.
 
-Both are logs of the same partition on one broker, so an epoch names the same records in both: what differs lies behind
-the offset at which their lineages part (B22). Invariant: below that offset both hold the same records, but for what
-compaction removed from one of them. Everything here is a slice of work, and changes the copy only. Kafka:
-`ReplicaAlterLogDirsThread`, which fetches from the local log as a follower does.
+Both are logs of the same partition on one broker, so an epoch names the same records in both. They can only differ
+behind the offset at which their lineages part (B22). Invariant: below that offset both hold the same records, except
+for those that compaction removed from one of them. Every call here is a slice of work, and changes the copy only.
+Kafka: `ReplicaAlterLogDirsThread`, which fetches from the local log as a follower does.
 """
 
 from collections.abc import Sequence
@@ -17,16 +17,17 @@ SLICE_BYTES = 256 << 10
 
 
 class CopiedBatches(NamedTuple):
-    """What was read of the log to be appended to its copy."""
+    """Batches read from the original, to be appended to the copy."""
 
     batches: Sequence[RecordBatch]
     size_bytes: int
 
 
 class LogCopy:
-    """The copy `log` of a log that is given to each call: it may be opened anew meanwhile. Where an earlier process
-    left the copy only what is below `right_below` counts, the end of the log when it was opened again: a power cut may
-    have taken more of the log than of the copy.
+    """The copy `log`. Each call gets the original, which may be opened anew between two calls.
+
+    A copy that an earlier process left counts only below `right_below`, the end of the original when it was opened
+    again: a power cut may have taken more of the original than of the copy.
     """
 
     def __init__(self, log: Log, *, right_below: int | None = None) -> None:
@@ -34,11 +35,8 @@ class LogCopy:
         is_longer = right_below is not None and right_below < log.log_end_offset
         self._misplaced_from = right_below if is_longer else None
 
-    def __repr__(self) -> str:
-        return f"<LogCopy {self.log!r}>"
-
     def is_even(self, original: Log) -> bool:
-        """Whether the copy has all that the log has, and nothing else."""
+        """Whether the copy has everything that the original has, and nothing else."""
         return (
             self.log.log_end_offset == original.log_end_offset
             and self.log.log_start_offset == original.log_start_offset
@@ -48,7 +46,7 @@ class LogCopy:
     # ---- Where they part -------------------------------------------------------------------------------------
 
     def common_end(self, original: Log) -> int:
-        """The offset below which the copy is right; below its own start when nothing of it is."""
+        """The offset below which the copy is right; below the copy's start when nothing of it is right."""
         copy = self.log
         if original.log_start_offset < copy.log_start_offset:
             return original.log_start_offset
@@ -65,12 +63,12 @@ class LogCopy:
         return end_offset
 
     def is_parted(self, original: Log) -> bool:
-        """Whether `cut` has something to do."""
+        """Whether `cut` has work to do."""
         return self.common_end(original) < self.log.log_end_offset or self._is_behind_start(original)
 
     def cut(self, original: Log, copied: PrefixCopy | None = None) -> PrefixCopy | None:
-        """Takes off what is not in the log any more. As `Log.truncate_to`: None when that is done, else what is to be
-        copied first.
+        """Removes everything that the original has no more. Returns None when done, else the copy to make first, as
+        `Log.truncate_to`.
         """
         end_offset = self.common_end(original)
         if self._is_behind_start(original) or end_offset < self.log.log_start_offset:
@@ -83,14 +81,14 @@ class LogCopy:
         return None
 
     def _is_behind_start(self, original: Log) -> bool:
-        """Whether the log begins behind everything in the copy."""
+        """Whether the original begins behind everything in the copy."""
         return original.log_start_offset > self.log.log_end_offset
 
     # ---- Going on --------------------------------------------------------------------------------------------
 
     def read(self, original: Log, max_bytes: int = SLICE_BYTES) -> CopiedBatches:
-        """What comes next in the log; nothing at its end. Raises CorruptRecord for a batch that is damaged, and
-        StorageError of the log's disk.
+        """The next batches of the original; none at its end. Raises CorruptRecord for a damaged batch, and StorageError
+        of the original's disk.
         """
         offset = self.log.log_end_offset
         if offset >= original.log_end_offset:
@@ -102,7 +100,9 @@ class LogCopy:
         return CopiedBatches(batches, len(read.records))
 
     def append(self, original: Log, piece: CopiedBatches, now_ms: int) -> None:
-        """Goes on with that, and begins where the log begins. Raises StorageError of the copy's disk."""
+        """Appends the batches, and moves the begin of the copy to that of the original. Raises StorageError of the
+        copy's disk.
+        """
         copy = self.log
         copy.config = original.config
         start_offset = min(original.log_start_offset, copy.log_end_offset)
@@ -113,18 +113,19 @@ class LogCopy:
                     self._misplaced_from = first.base_offset
                     return
                 copy.truncate_fully_and_start_at(first.base_offset)
-            # The lineage of the log: where compaction left a gap, an epoch begins before its first batch.
+            # The original's lineage: behind a gap of compaction an epoch begins before its first batch.
             end_offset = piece.batches[-1].next_offset
             copy.epochs.replace([each for each in original.epochs.entries if each.start_offset < end_offset])
             copy.append_as_follower(piece.batches, now_ms=now_ms)
             start_offset = min(original.log_start_offset, copy.log_end_offset)
         copy.increment_log_start_offset(start_offset)
         copy.remove_below_start()
-        copy.retired.remove()  # no reader has them mapped
+        # No reader has them mapped.
+        copy.retired.remove()
 
 
 def _lineage(log: Log, start_offset: int, end_offset: int) -> dict[int, int]:
-    """The epochs between the two offsets, by where they begin; one that began before is there at the first offset."""
+    """The epochs between the two offsets, by their begins. An epoch that began earlier is there at the first offset."""
     entries = log.epochs.entries
     return {
         max(start_offset, start): epoch for epoch, start in entries if max(start_offset, start) < end_offset

@@ -1,12 +1,16 @@
-"""One data directory: whose it is, and the logs in it.
+"""One data directory of a node, and the logs in it.
 
 Files (F4): `meta.properties` (node, cluster, directory id), `.lock` (held while open), the checkpoints of all
-partitions (`offset_checkpoints`), what says how it was left (`shutdown_files`), and a directory for each partition
+partitions, the files of the last shutdown (`shutdown_files`), and a directory for each partition
 (`partition_directories`).
 
-Invariants: at most one open LogDirectory for a path; after a failed sync it is offline for good, never
-retried, and no later start takes it for clean; one that takes no writes for now (it is full or read-only, or no
-descriptor is free) is read, and goes on when that has passed.
+Invariants:
+- At most one LogDirectory is open for a path.
+- After a failed sync the directory is offline for good: the sync is never retried, and no later start takes the
+  directory for clean.
+- A directory that takes no writes for now (full, read-only, or without a free descriptor) is read, and takes writes
+  again when that has passed.
+
 Kafka: `LogManager`, `MetaPropertiesEnsemble`. Left out: several directories in one object.
 """
 
@@ -61,34 +65,32 @@ from rayka.log.shutdown_files import ShutdownFiles
 from rayka.log.swap import has_swap
 from rayka.ports import Disk, Lock
 
-# The future logs of one data directory: copies of replicas that move here from another one.
-#
-# A future log is a directory `<topic>-<partition>.<topic id>-future`. It is nothing but a copy until it gets the name
-# of
-# its partition, by one rename; whatever ends a move before that leaves the log that it is copied from as it is.
-#
-# Invariants: a future log has its directory from the begin, so that after a crash its presence tells of the move; it is
-# scanned from its first batch after an unclean shutdown, for no checkpoint knows of it. Kafka: `LogManager.futureLogs`.
+# ---- Future logs: copies of replicas that move here from another directory ----------------------------------------
 
 
 class FutureLogs:
-    """Those of one data directory."""
+    """The future logs of one data directory.
+
+    A future log is a directory `<topic>-<partition>.<topic id>-future`. It is only a copy until one rename gives it the
+    name of its partition. A move that ends before leaves the original log as it is.
+
+    Invariants: a future log has its directory from the begin, so that it tells of the move after a crash. After an
+    unclean shutdown it is scanned from its first batch, for no checkpoint knows of it. Kafka: `LogManager.futureLogs`.
+    """
 
     def __init__(self, disk: Disk, partitions: PartitionDirectories) -> None:
         self._disk = disk
         self._partitions = partitions
+        # By path.
         self._open: dict[str, Log] = {}
-
-    def __repr__(self) -> str:
-        return f"<FutureLogs {list(self._open)}>"
 
     @property
     def logs(self) -> list[Log]:
-        """Those that are open."""
+        """The open ones."""
         return list(self._open.values())
 
     def exists(self, topic_partition: TopicPartition, topic_id: UUID) -> bool:
-        """Whether a copy was begun, by this process or one before."""
+        """Whether this process or an earlier one has begun a copy."""
         return self._disk.exists(self._partitions.future_path(topic_partition, topic_id))
 
     def opening(
@@ -101,8 +103,8 @@ class FutureLogs:
         was_clean: bool,
         now_ms: int,
     ) -> Slices[Log]:
-        """The copy as the last process left it, by slices, or a new one that begins at the offset. Raises DamagedLog,
-        StorageError.
+        """Opens the copy as the last process left it, or a new one that begins at `start_offset`, by slices. Raises
+        DamagedLog, StorageError.
         """
         path = self._partitions.future_path(topic_partition, topic_id)
         left = ShutdownState(0, start_offset, Tearing.NOTHING if was_clean else Tearing.ANYWHERE)
@@ -113,8 +115,8 @@ class FutureLogs:
         return log
 
     def promote(self, topic_partition: TopicPartition, topic_id: UUID) -> Log:
-        """Gives the copy the name of its partition; durable once the data directory is synced. Raises StorageError, and
-        then it is a copy still.
+        """Gives the copy the name of its partition, durably once the data directory is synced. Raises StorageError; the
+        log is still a copy then.
         """
         path = self._partitions.future_path(topic_partition, topic_id)
         log = self._open[path]
@@ -123,24 +125,25 @@ class FutureLogs:
         return log
 
     def delete(self, path: str) -> str | None:
-        """Gives up the copy with this path, open or not; returns where it is now. Raises StorageError."""
+        """Gives up the copy with this path, open or not; returns its new path. Raises StorageError."""
         self._open.pop(path, None)
         return self._partitions.delete_future(path)
 
 
-# The checkpoints of one data directory: recovery points, log start offsets, high watermarks of its partitions, and how
-# far these are compacted (B4, F13, F20).
-#
-# Invariants: a log that is gone is forgotten before another of its name begins; nothing is written while nothing has
-# changed since this process wrote it. Kafka: `OffsetCheckpointFile`, `LogManager.checkpointLogRecoveryOffsets`.
+# ---- Checkpoints ---------------------------------------------------------------------------------------------------
 
 
-# A recovery point may rest on a log start that made what is below it needless: that one is written first.
+# A recovery point may rest on a log start that made the records below it superfluous: the log starts are written first.
 _FILES = (LOG_START_OFFSET_FILE, RECOVERY_POINT_FILE, HIGH_WATERMARK_FILE, CLEANER_OFFSET_FILE)
 
 
 class OffsetCheckpoints:
-    """What the four files say, or will say next, by partition."""
+    """The checkpoints of one data directory, by partition: recovery points, log start offsets, high watermarks, and the
+    offsets up to which logs are compacted (B4, F13, F20).
+
+    Invariants: a deleted log is forgotten before another of its name begins. Files are written only when something has
+    changed since this process wrote them. Kafka: `OffsetCheckpointFile`, `LogManager.checkpointLogRecoveryOffsets`.
+    """
 
     def __init__(self, disk: Disk, directory: str) -> None:
         self._disk = disk
@@ -148,13 +151,11 @@ class OffsetCheckpoints:
         self._all = [read_offsets(disk, path) for path in self._paths]
         self.log_start_offsets, self.recovery_points, self.high_watermarks, self.cleaned_offsets = self._all
         self.saved_recovery_points = dict(self.recovery_points)
-        self._saved: list[dict[TopicPartition, int]] | None = None  # by this process
-
-    def __repr__(self) -> str:
-        return f"<OffsetCheckpoints partitions={len(self.recovery_points)}>"
+        # The content that this process wrote last; None before the first write, and after one that failed.
+        self._saved: list[dict[TopicPartition, int]] | None = None
 
     def note(self, topic_partition: TopicPartition, log: Log) -> None:
-        """What an open log knows to be durable, and where it starts."""
+        """Takes over the durable offsets of an open log, and its start."""
         self.recovery_points[topic_partition] = log.flushed_offset
         self.log_start_offsets[topic_partition] = log.log_start_offset
         if log.cleaned_offset:
@@ -163,12 +164,14 @@ class OffsetCheckpoints:
             self.cleaned_offsets.pop(topic_partition, None)
 
     def forget(self, topic_partition: TopicPartition) -> bool:
-        """The log is gone. Whether anything was known of its records."""
+        """Forgets a log that is gone; True if the checkpoints knew of any record."""
         known = [offsets.pop(topic_partition, 0) for offsets in self._all]
         return any(offset > 0 for offset in known)
 
     async def save(self, logs: Mapping[TopicPartition, Log]) -> None:
-        """Writes the files, durably, with what the open logs know now. Raises StorageError; they are whole then."""
+        """Writes the files, durably, with the offsets of the open logs. Raises StorageError; the old files are whole
+        then.
+        """
         for topic_partition, log in logs.items():
             self.note(topic_partition, log)
         if self._all == self._saved:
@@ -195,7 +198,8 @@ class LogDirectory:
         self._lock = lock
         self._lock_path = posixpath.join(path, LOCK_FILE)
         self._lock_file = disk.identity(self._lock_path)
-        self._checkpointing = asyncio.Lock()  # two at once would rename each other's files away
+        # Two checkpoints at once would rename each other's files away.
+        self._checkpointing = asyncio.Lock()
         self.path = path
         # No cluster before the first registration.
         self.node_id, self.directory_id, self.cluster_id = properties
@@ -240,9 +244,9 @@ class LogDirectory:
 
     @classmethod
     async def open(cls, disk: Disk, path: str, *, node_id: int, cluster_id: str = "") -> "LogDirectory":
-        """Locks the directory and finds out how it was left. `cluster_id` empty: not known yet, not checked.
+        """Locks the directory and reads how it was left. An empty `cluster_id` is not known yet, and not checked.
 
-        Raises StorageError that says which directory, what was expected and found and what to do: it is
+        Raises StorageError, which says which directory, what was expected and found, and what to do: the directory is
         missing, not formatted, in use, of another node or of another cluster.
         """
         properties = read_meta_properties(disk, path, node_id, cluster_id)
@@ -261,7 +265,7 @@ class LogDirectory:
         return directory
 
     async def adopt_cluster_id(self, cluster_id: str) -> None:
-        """The cluster's id has become known. Raises StorageError when the directory is another cluster's."""
+        """Records the cluster's id. Raises StorageError when the directory is another cluster's."""
         if self.cluster_id == cluster_id:
             return
         if self.cluster_id:
@@ -281,13 +285,13 @@ class LogDirectory:
         now_ms: int,
         is_always_synced: bool = False,
     ) -> Log:
-        """The partition's log, new if there is none, recovered if this directory was not shut down cleanly, in as many
-        turns of the event loop as that takes.
+        """Opens the partition's log, new if there is none, and recovers it if this directory was not shut down cleanly,
+        in as many turns of the event loop as that takes.
 
-        `is_always_synced`: each append is synced before the next, so that not even a power cut tears more than
-        the tail. Raises InconsistentTopicId when the directory there is of another topic of that name,
-        DamagedLog when recovery would have to cut off whole batches or the log is gone, StorageError when the disk
-        fails, also meanwhile: the log's user would not learn of it later.
+        `is_always_synced`: each append is synced before the next, so even a power cut tears no more than the tail. Raises
+        InconsistentTopicId when the directory belongs to another topic of that name; DamagedLog when recovery would
+        have to cut off whole batches, or the log is gone; StorageError when the disk fails. Also when the directory goes
+        offline during the recovery: the user of the log would not learn of it later.
         """
         if topic_partition in self.logs:
             raise InvariantBroken(f"{self!r} has the log of {topic_partition!r} open already")
@@ -298,9 +302,9 @@ class LogDirectory:
     async def reopen_log(
         self, topic_partition: TopicPartition, topic_id: UUID, config: TopicConfig, *, now_ms: int
     ) -> Log:
-        """The log anew, after a change of it ended half way on a full disk: recovered as after the end of a process.
-        Raises as `open_log`. Until it returns, and after whatever was raised, the log here is the old one, which is
-        read, and takes no change.
+        """Opens the log anew after a change ended half way on a full disk, and recovers it as after the end of a
+        process. Raises as `open_log`. Until it returns, and after an error, the old log stays in place, is read, and
+        takes no change.
         """
         stopped = self.logs[topic_partition]
         self.checkpoints.note(topic_partition, stopped)
@@ -327,7 +331,8 @@ class LogDirectory:
             new_files[PARTITION_METADATA_FILE] = encode_partition_metadata(topic_id)
         checkpoints = self.checkpoints
         if not self._disk.exists(path) and topic_partition in checkpoints.saved_recovery_points:
-            new_files |= lowered_recovery_point(0)  # what the checkpoint says was true of a deleted log
+            # The checkpoint describes a log of this name that was deleted.
+            new_files |= lowered_recovery_point(0)
         if has_swap(self._disk, path):
             await self._disk.sync([], [path])
         left = ShutdownState(
@@ -346,17 +351,17 @@ class LogDirectory:
             await asyncio.sleep(0)
         self.shutdown.on_recovered(path)
         saved = checkpoints.cleaned_offsets.get(topic_partition, 0)
-        # Where the log was truncated since the checkpoint, what came then was never cleaned.
+        # Records appended behind a truncation since the checkpoint were never cleaned.
         lowered = read_lowered_recovery_point(self._disk, log.directory, saved)
         log.cleaned_offset = min(lowered, log.log_end_offset)
         self.logs[topic_partition] = log
         return log
 
     def _check_has_files(self, topic_partition: TopicPartition, tearing: Tearing) -> None:
-        """Raises DamagedLog when the checkpoints know of records, and there is no file of them.
+        """Raises DamagedLog when the checkpoints know of records that are in no file.
 
-        A power cut may take what was not synced, and a high watermark is of no help then. `forget` keeps the
-        checkpoints from telling of a log that was deleted.
+        A power cut may take unsynced records, so a high watermark proves nothing then. Checkpoints say nothing of
+        deleted logs, because of `forget`.
         """
         checkpoints = self.checkpoints
         offset = checkpoints.recovery_points.get(topic_partition, 0)
@@ -375,15 +380,15 @@ class LogDirectory:
             )
 
     def drop_damaged_log(self, topic_partition: TopicPartition) -> None:
-        """The log of this partition, open here, was found damaged and is not used any more. Whatever opens it next
-        recovers it, also where this directory was, or will be, shut down cleanly.
+        """The log, open here, was found damaged and is not used any more. The next opening recovers it, also after a
+        clean shutdown.
         """
         if self.logs.pop(topic_partition, None) is not None:
             self.shutdown.on_damaged(self.partitions.path(topic_partition))
 
     async def forget(self, topic_partitions: Sequence[TopicPartition]) -> None:
-        """Takes these out of the checkpoints, durably, because their logs are about to be deleted or set aside: what is
-        saved of a log that is gone would say of the next one of its name that its records are lost.
+        """Removes these partitions from the checkpoints, durably, before their logs are deleted or set aside. A
+        checkpoint of a log that is gone would say of the next log of its name that its records are lost.
         """
         for topic_partition in topic_partitions:
             self.logs.pop(topic_partition, None)
@@ -392,14 +397,14 @@ class LogDirectory:
             await self.checkpoint()
 
     def delete_log(self, topic_partition: TopicPartition) -> str | None:
-        """Renames the partition's directory if there is one, opened or not, so that its name is free. Returns where it
-        is, for `remove_deleted`: removing takes a hundred times as long as renaming.
+        """Renames the partition's directory, opened or not, so that its name is free. Returns the new path, for
+        `remove_deleted`, or None if there was none: a removal takes a hundred times as long as a rename.
         """
         return self._take_away(topic_partition, DELETED_SUFFIX)
 
     def set_aside_log(self, topic_partition: TopicPartition) -> str | None:
-        """Renames the directory of a partition that is not in the metadata, so that its name is free (F4); nothing here
-        reads or removes it any more, or misses what was in it. Returns where it is; None when there was none.
+        """Renames the directory of a partition that is not in the metadata, so that its name is free (F4). Nothing
+        reads, removes or misses its records any more. Returns the new path, or None if there was none.
         """
         return self._take_away(topic_partition, STRAY_SUFFIX)
 
@@ -411,10 +416,10 @@ class LogDirectory:
         return renamed
 
     async def remove_deleted(self, paths: Sequence[str]) -> None:
-        """Removes directories of deleted logs, and files of deleted segments; readers keep what they mapped. Their new
-        names are durable first: else a power cut might bring an old name back with a part of its files. What is not
-        there any more is passed over. Raises PassingStorageError, with a part of them removed; StorageError, and goes
-        offline for good.
+        """Removes directories of deleted logs and files of deleted segments; readers keep their maps. First makes the
+        new names durable: else a power cut might bring an old name back with a part of its files. Paths that are gone
+        already are skipped. Raises PassingStorageError, with some of them removed; and StorageError, after which the
+        directory is offline for good.
         """
         self._check_online()
         parents = {posixpath.dirname(each): None for each in paths}
@@ -434,8 +439,8 @@ class LogDirectory:
     async def sync(
         self, logs: Sequence[Log], *, epochs_only: bool = False, in_background: bool = False
     ) -> None:
-        """Makes all that is in these logs now durable, or their epochs alone, with one sync; `in_background` as
-        `Disk.sync`. Raises StorageError and goes offline for good.
+        """Makes everything in these logs durable, or their epochs alone, with one sync; `in_background` as in
+        `Disk.sync`. Raises StorageError, after which the directory is offline for good.
         """
         self._check_online()
         plans = [log.unsynced(epochs_only=epochs_only) for log in logs]
@@ -450,20 +455,23 @@ class LogDirectory:
             log.on_synced(plan)
 
     async def checkpoint(self, high_watermarks: Callable[[], Mapping[TopicPartition, int]] = dict) -> None:
-        """Saves recovery points, log start offsets and, of the logs opened here, high watermarks, durably (B4, F13).
+        """Saves recovery points, log start offsets and, for the logs opened here, high watermarks, durably (B4, F13).
 
-        They are asked for when it is this checkpoint's turn: meanwhile a log may be deleted, and one begin in its name.
+        Asks for the high watermarks when it is this checkpoint's turn: a log may be deleted, and another of its name
+        begin, while it waits.
         """
         async with self._checkpointing:
             self._check_online()
             for topic_partition, high_watermark in high_watermarks().items():
-                if topic_partition in self.logs:  # not forgotten meanwhile
+                # A log forgotten in between has no high watermark any more.
+                if topic_partition in self.logs:
                     self.checkpoints.high_watermarks[topic_partition] = high_watermark
             try:
                 await self.checkpoints.save(self.logs)
             except PassingStorageError as error:
+                # The old files are whole, and still true.
                 self.on_full(error)
-                raise  # the old files are whole, and what they say is still true
+                raise
             except StorageError as error:
                 self.go_offline(error)
                 raise
@@ -488,8 +496,8 @@ class LogDirectory:
         self.full, self.is_reported_offline = None, False
 
     def has_room(self) -> bool:
-        """Whether a file of 1 MiB can be written, whatever the file system says: a quota may allow less.
-        Raises StorageError when the disk fails.
+        """Whether a file of 1 MiB can be written. The free bytes of the file system do not tell: a quota may allow
+        less. Raises StorageError when the disk fails.
         """
         path = posixpath.join(self.path, _PROBE_FILE)
         try:
@@ -500,8 +508,8 @@ class LogDirectory:
         return True
 
     def go_offline(self, error: StorageError) -> None:
-        """The disk failed: nothing here is written any more. A disk that hangs is asked nothing: the event loop would
-        wait for it.
+        """The disk failed: nothing in the directory is written any more. A disk that hangs is not called from the event
+        loop, which would wait for it.
         """
         if self.failure is None:
             self.failure = error
@@ -512,7 +520,7 @@ class LogDirectory:
                 self.shutdown.on_failed()
 
     def check_in_place(self) -> None:
-        """Raises StorageError when the directory was removed, or another one is in its place."""
+        """Raises StorageError when the directory was removed or replaced by another one."""
         lost = f"{self.path} was removed or replaced under {node_name(self.node_id)}; bring it back, then restart it"
         if not self._disk.exists(self._lock_path):
             raise StorageError(f"{lost}: {self._lock_path} is missing")
@@ -529,10 +537,10 @@ class LogDirectory:
     async def close(
         self, high_watermarks: Mapping[TopicPartition, int], *, broker_epoch: int = NO_EPOCH
     ) -> None:
-        """Shuts down cleanly: everything synced, then the clean-shutdown file (B30), then the lock is free.
+        """Shuts down cleanly: syncs everything, writes the clean-shutdown file (B30), and frees the lock.
 
-        When the directory or one of its logs has failed, or a log was never recovered, there is no such file,
-        and the next start recovers.
+        Writes no such file when the directory or a log has failed, or a log was never recovered: the next start
+        recovers.
         """
         try:
             if self.failure is None:
@@ -547,7 +555,7 @@ class LogDirectory:
             self.release()
 
     def release(self) -> None:
-        """Gives up the lock and nothing else, as the end of the process would."""
+        """Frees the lock and does nothing else, as the end of the process would."""
         if self._forgetting is not None:
             self._forgetting.cancel()
         self._lock.release()

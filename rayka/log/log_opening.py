@@ -1,7 +1,7 @@
-"""Opening a log: its directory as the last process left it, or a new one, becomes a `Log`.
+"""Opening a log: a directory as the last process left it, or a new one, becomes a `Log`.
 
-Invariant: the log counts once the last slice has ended; until then, and after whatever was raised, its files are as
-good as before for the next attempt. Kafka: `LogLoader`, `UnifiedLog.apply` (B31, B32).
+Invariant: the log counts once the last slice has ended. Until then, and after an error, the files are as good as before
+for the next attempt. Kafka: `LogLoader`, `UnifiedLog.apply` (B31, B32).
 """
 
 import posixpath
@@ -27,7 +27,7 @@ from rayka.ports import Disk
 
 
 class ShutdownState(NamedTuple):
-    """How a log was left: the first two come from the data directory's checkpoints."""
+    """How the last process left a log; the two offsets come from the data directory's checkpoints."""
 
     recovery_point: int
     log_start_offset: int = 0
@@ -38,12 +38,12 @@ def opening_log(
     disk: Disk, directory: str, config: TopicConfig, left: ShutdownState, *, now_ms: int,
     new_files: Mapping[str, bytes],
 ) -> Slices[Log]:  # fmt: skip
-    """The log in this directory, new if there is none, recovered as `left.tearing` asks for (B31, B32), by slices:
-    a recovery reads all batches from the recovery point on.
+    """Opens the log in this directory, new if there is none, and recovers it as `left.tearing` asks for (B31, B32).
+    Works in slices: a recovery reads all batches from the recovery point on.
 
-    `new_files` are to stand beside the segments, by name, and are made with the first of
-    them. What recovery did is in `recovery`. Raises DamagedLog when it would have to cut off what nothing
-    can have torn, or when records that were synced are not there; StorageError when the disk fails.
+    `new_files`, by name, are made with the first segment. The log's `recovery` says what recovery did. Raises
+    DamagedLog when recovery would have to cut off bytes that nothing can have torn, or when synced records are missing;
+    StorageError when the disk fails.
     """
     is_planned = not disk.exists(directory)
     files = LogFiles(disk, directory, awaited=new_files if is_planned else None)
@@ -70,13 +70,13 @@ def _existing(
     found = find_segments(files, config, now_ms)
     if first_offset is not None:
         check_begin(found, max(left.log_start_offset, first_offset))
-    # Below the log start they were removed before, perhaps never synced, and a power cut has brought their names back.
-    # A segment stays if the next one has no snapshot where it begins: then the segment alone knows its producers.
+    # Segments below the log start were removed before, and a power cut has brought their names back. A segment stays if
+    # the next one has no snapshot at its begin: then only the segment knows its producers.
     below = [each for each in found[1:] if each.base_offset <= left.log_start_offset]
     first = next((each for each in reversed(below) if has_snapshot(files, each.base_offset)), None)
     while first is not None and found[0] is not first:
         found.pop(0).delete()
-    # A recovery point that a log start made says of no byte that it was synced: what was below was given up.
+    # A recovery point at the log start says of no byte that it was synced: the records below it were given up.
     synced_offset = recovery_point if recovery_point > left.log_start_offset else 0
     recovery = yield from open_segments(
         found,
@@ -114,7 +114,8 @@ def _existing(
         files.unsynced.name_changed(directory)
         epochs.touch()
     elif recovery.scanned_bytes:
-        trusted_offset = end_offset  # shut down cleanly, and yet damaged
+        # The log was shut down cleanly, and is damaged all the same.
+        trusted_offset = end_offset
     yield from snapshots.open(segments, trusted_offset=trusted_offset, damaged=recovery.damaged)
     if not is_clean:
         snapshots.on_unclean(recovery_point)

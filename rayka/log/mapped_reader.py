@@ -1,9 +1,9 @@
-"""Reading file ranges on the machine that holds the log: segments mapped, never copied (design §3).
+"""Reads file ranges on the machine that holds the log: segments are mapped, not copied (design §3).
 
-With `rayka.log.local_disk` the only module that opens log files. A range names path, device and inode, so a segment
-that was truncated (a new inode under the old name), removed or replaced since the answer is noticed, and the caller
-asks again over the network. Where no descriptor is free, TooManyOpenFiles is raised. What was given stays valid: none
-of it is cut off or overwritten. CRCs are the caller's business. Kafka has no such thing.
+Besides `rayka.log.local_disk` the only module that opens log files. A range names path, device and inode. So the reader
+notices a segment that was removed, replaced or truncated (a new inode under the old name) since the answer, and asks
+again over the network. Without a free descriptor TooManyOpenFiles is raised. Records that were read stay valid: nothing
+cuts them off or overwrites them. The caller checks CRCs. Kafka has no such thing.
 """
 
 import mmap
@@ -25,28 +25,32 @@ from rayka.protocol.batch_format import HEADER_BYTES
 from rayka.protocol.fetch import FileRange
 from rayka.protocol.membership import RegisteredDirectory
 
-REMAPPED_BYTES_MIN = 16 << 20  # so a segment of 1 GiB is mapped eight times at most while it grows
+# A segment of 1 GiB is mapped eight times at most while it grows.
+REMAPPED_BYTES_MIN = 16 << 20
 ResultT = TypeVar("ResultT")
 
 
 class MappedReader:
-    """Maps segments and keeps the most recently used ones mapped, at most `max_maps` of them.
+    """Maps segments and keeps the most recently used ones mapped, at most `max_maps`.
 
-    Each map has a descriptor, and lasts as long as anything that was read from it is kept. So one that is in use is
-    shared, and a segment that grows is mapped again only when it has doubled; what was appended since is copied.
+    A map has a descriptor, and lasts as long as a reader keeps records from it. So a map in use is shared, and a
+    segment that grows is mapped again only when it has doubled; the records appended in between are copied.
     """
 
     def __init__(self, max_maps: int = 64) -> None:
         self._max_maps = max_maps
-        self._maps: OrderedDict[tuple[int, int], mmap.mmap] = OrderedDict()  # (device, inode) -> bytes
+        # By device and inode, least recently used first.
+        self._maps: OrderedDict[tuple[int, int], mmap.mmap] = OrderedDict()
+        # The maps of which a reader still has records.
         self._in_use: WeakValueDictionary[tuple[int, int], mmap.mmap] = WeakValueDictionary()
 
     def __repr__(self) -> str:
         return f"<MappedReader maps={len(self._maps)}/{self._max_maps}>"
 
     def read(self, file_range: FileRange, topic_id: UUID | None = None) -> memoryview | None:
-        """The range's bytes, whole batches from `base_offset` on; None when they are not to be had here any more, or
-        with `topic_id` are another topic's. A file that is mapped keeps its inode: one look when it is mapped will do.
+        """The range's bytes, whole batches from `base_offset` on. None when they are not here any more or, with
+        `topic_id`, are another topic's. A mapped file keeps its inode, so the topic is checked once, when the file is
+        mapped.
         """
         stop = file_range.position + file_range.size_bytes
         key = (file_range.device, file_range.inode)
@@ -67,12 +71,12 @@ class MappedReader:
         return records if _begins_at(records, file_range.base_offset) else None
 
     def close(self) -> None:
-        """Lets go of all maps; what was read stays readable as long as it is held."""
+        """Releases all maps; records that a reader keeps stay readable."""
         self._maps.clear()
 
 
 def _has_doubled(file_range: FileRange, mapped_bytes: int) -> bool:
-    """Whether so much was appended since that the whole file is worth another map."""
+    """Whether the file has grown enough to be mapped again as a whole."""
     try:
         size_bytes = os.stat(file_range.path).st_size
     except OSError:
@@ -81,8 +85,8 @@ def _has_doubled(file_range: FileRange, mapped_bytes: int) -> bool:
 
 
 def copy_range(file_range: FileRange) -> np.ndarray | None:
-    """The range's bytes in memory of this process's own; None when they are not to be had here any more. For a reader
-    that reads each range once: then copying is cheaper than mapping a file that grows.
+    """Copies the range's bytes; None when they are not here any more. For a reader that reads each range once: copying
+    is cheaper than mapping a file that grows.
     """
     records = np.empty(file_range.size_bytes, dtype=np.uint8)
     count = _of_file(
@@ -92,7 +96,9 @@ def copy_range(file_range: FileRange) -> np.ndarray | None:
 
 
 def _of_file(file_range: FileRange, read: Callable[[int, int], ResultT]) -> ResultT | None:
-    """What `read` makes of the file's descriptor and size, if it still is the one that the range was cut from."""
+    """Calls `read` with the file's descriptor and size, if the file is the one that the range was cut from; else
+    None.
+    """
     try:
         descriptor = os.open(file_range.path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
@@ -112,7 +118,7 @@ def _of_file(file_range: FileRange, read: Callable[[int, int], ResultT]) -> Resu
 
 
 def _refuse_without_descriptor(path: str, error: OSError) -> None:
-    """Raises TooManyOpenFiles where the error says nothing about the file."""
+    """Raises TooManyOpenFiles if the error does not concern the file."""
     if error.errno in NO_DESCRIPTOR:
         raise TooManyOpenFiles(f"cannot read {path}: {error.strerror}") from error
 
@@ -122,7 +128,7 @@ def _begins_at(records: memoryview, base_offset: int) -> bool:
 
 
 def is_local_directory(path: str, directory_id: UUID) -> bool:
-    """Whether the data directory with this id can be read under this path by this process."""
+    """Whether this process can read the data directory with this id under this path."""
     try:
         with open(posixpath.join(path, META_PROPERTIES_FILE), "rb") as file:
             properties = decode_meta_properties(file.read())
@@ -133,10 +139,10 @@ def is_local_directory(path: str, directory_id: UUID) -> bool:
 
 
 def topic_id_beside(segment_path: str) -> UUID | None:
-    """The topic whose partition's directory holds a segment now; None when this process cannot read it.
+    """The topic of the partition's directory that holds a segment; None when this process cannot read it.
 
-    A range that was kept for long needs it: file systems give inode numbers away again, so a topic deleted and
-    created again may have its first segment under the same path and inode. Ask after mapping the file.
+    For a range that was kept for long: file systems reuse inode numbers, so a topic deleted and created again may have
+    its first segment under the same path and inode. Ask after mapping the file.
     """
     try:
         with open(posixpath.join(posixpath.dirname(segment_path), PARTITION_METADATA_FILE), "rb") as file:
@@ -146,31 +152,27 @@ def topic_id_beside(segment_path: str) -> UUID | None:
         return None
 
 
-# Which data directories of brokers can be read on this machine (design §3).
-#
-# A directory counts as local only when its `meta.properties` can be opened here and names the same directory id. A
-# reader
-# that keeps finding other files than it was told of (another mount under the same path) reads none any more. A reader
-# without a free descriptor gets its records over the network for a while. Kafka has no such thing.
-
 _MISSES_MAX = 3
 _LOOKS_PASSED_OVER = 10
 
 
 class LocalDirectories:
-    """What one reader of file ranges may ask for."""
+    """The data directories of brokers that this process can read (design §3), for one reader of file ranges.
+
+    A directory counts as local when this process can open its `meta.properties`, and the directory id there is the
+    same. A reader that keeps finding other files than described (another mount under the same path) reads no directory
+    any more. A reader without a free descriptor reads over the network for a while. Kafka has no such thing.
+    """
 
     def __init__(self) -> None:
         self._is_local: dict[UUID, bool] = {}
-        self._misses = 0  # in a row
-        # The number of next looks that find nothing.
+        # Ranges in a row whose file was another one than described.
+        self._misses = 0
+        # The number of next calls of `ids` that find nothing.
         self._passed_over = 0
 
-    def __repr__(self) -> str:
-        return f"<LocalDirectories known={len(self._is_local)} misses={self._misses}>"
-
     def ids(self, directories: Iterable[RegisteredDirectory]) -> tuple[UUID, ...]:
-        """Those that this process can read."""
+        """The directories that this process can read."""
         if self._passed_over:
             self._passed_over -= 1
             return ()
@@ -189,9 +191,11 @@ class LocalDirectories:
         return known
 
     def on_read(self, *, is_found: bool) -> None:
-        """A file was what its broker had described, or was not."""
+        """A file was the one that its broker had described, or was not."""
         self._misses = 0 if is_found else self._misses + 1
 
     def on_no_descriptor(self) -> None:
-        """No descriptor was free for a file: the next ten looks find nothing, so that readers ask over the network."""
+        """No descriptor was free for a file. The next ten calls of `ids` find nothing, so that the reader asks over the
+        network.
+        """
         self._passed_over = _LOOKS_PASSED_OVER

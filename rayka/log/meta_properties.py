@@ -1,7 +1,7 @@
-"""`meta.properties`: which node, of which cluster, a data directory belongs to (F4).
+"""`meta.properties`: the node and the cluster that a data directory belongs to (F4).
 
-Written when the directory is formatted, once more when the node first registers, and then never again.
-Kafka: `MetaProperties`, `MetaPropertiesEnsemble`.
+Written when the directory is formatted, once more when the node first registers, and never again. Kafka:
+`MetaProperties`, `MetaPropertiesEnsemble`.
 """
 
 import posixpath
@@ -16,7 +16,7 @@ META_PROPERTIES_FILE = "meta.properties"
 
 
 class MetaProperties(NamedTuple):
-    """Whose directory this is. `cluster_id` is empty until the node has registered for the first time."""
+    """The owner of a directory. `cluster_id` is empty until the node has registered for the first time."""
 
     node_id: int
     directory_id: UUID
@@ -35,7 +35,7 @@ def encode_meta_properties(properties: MetaProperties) -> bytes:
 
 
 def decode_meta_properties(data: bytes) -> MetaProperties | None:
-    """Whose directory it is, or None when the file is damaged."""
+    """The owner of the directory; None when the file is damaged."""
     lines = (line.partition("=") for line in data.decode(errors="replace").splitlines())
     values = {key: value for key, _, value in lines}
     try:
@@ -46,9 +46,9 @@ def decode_meta_properties(data: bytes) -> MetaProperties | None:
 
 
 def read_meta_properties(disk: Disk, path: str, node_id: int, cluster_id: str) -> MetaProperties:
-    """Whose directory this is. Raises StorageError unless it is this node's, and this cluster's if known.
+    """The owner of the directory. Raises StorageError unless it is this node, and this cluster if that is known.
 
-    The message names the directory, what was expected and found, and what to do.
+    The message names the directory, the owner expected and found, and what to do.
     """
     owner = node_name(node_id)
     if not disk.exists(path):
@@ -75,7 +75,7 @@ def read_meta_properties(disk: Disk, path: str, node_id: int, cluster_id: str) -
 
 
 def _replacing(node_id: int, path: str) -> str:
-    """How a directory that is lost for good is made anew; a controller has one."""
+    """How a directory that is lost for good is replaced; a controller has only one."""
     what = str(node_id) if role_of(node_id) is Role.CONTROLLER else f"{node_id}:{path}"
     return f"bring it back empty with `rayka start --replace {what}`"
 

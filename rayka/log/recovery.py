@@ -1,26 +1,26 @@
-"""Finding the segments of a log on disk, and after an unclean shutdown finding out how much of them is whole
-(B31, B32).
+"""Recovery: finds the segments of a log on disk and, after an unclean shutdown, how much of them is whole (B31, B32).
 
-Recovery scans the segments from the one that contains the recovery point, checks structure and CRC of every
-batch, and rebuilds indexes and leader epochs. What it does with a batch that is not whole depends on what
-stands behind it, and on what may have broken it (`damage`):
+Recovery scans the segments from the one that contains the recovery point, checks structure and CRC of every batch, and
+rebuilds indexes and leader epochs. What happens to a batch that is not whole depends on the bytes behind it and on what
+may have broken it (`damage`):
 
-- nothing whole behind it, not below the recovery point, and its bytes end early or the power was cut: a torn
-  tail. It is cut: later segments are removed, newest first, then the file is cut in place, since no reader was given
-  a batch that is not whole, and a power cut ended all readers. That takes no room: a disk may be full. A crash in the
-  middle of that is recovered from again.
-- of an earlier epoch than the batch before it or than `leader-epoch-checkpoint` knows of at its offset, and a power
-  cut may have brought back what a truncation in place had taken off: cut as well, and kept as in the next case.
-- whole batches behind it, and a power cut may have torn the log anywhere: cut as well, but what is cut is
-  kept beside as `<segment>.log.cut`, which nothing here reads or removes.
-- otherwise it is bit rot, and nothing is cut: the batch stays in its place, and readers find it broken; or,
-  when its header does not lead to the next one, DamagedLog is raised.
+- A torn tail: no whole batch behind it, not below the recovery point, and either its bytes end early or the power was
+  cut. Recovery cuts it off: it removes later segments, newest first, and cuts the file in place. No reader was given a
+  batch that is not whole, and a power cut ended all readers. The cut takes no room, for the disk may be full. A crash
+  in the middle is recovered from again.
+- A batch that a truncation in place had taken off and a power cut brought back: its epoch is earlier than that of the
+  batch before it, or than `leader-epoch-checkpoint` has at its offset. Recovery cuts it off, and keeps the bytes as in
+  the next case.
+- Whole batches behind it, and a power cut may have torn the log anywhere: recovery cuts them off, too, but keeps the
+  bytes as `<segment>.log.cut`, which Rayka neither reads nor removes.
+- Bit rot in all other cases: nothing is cut. The batch stays in its place, and readers find it broken. If its header
+  does not lead to the next batch, DamagedLog is raised.
 
-A segment that ends before the next one begins is a hole, scanned or not (`holes`): what is behind it is cut where
-a power cut can have made it, and otherwise the log is not opened.
+A segment that ends before the next one begins is a hole, scanned or not (`damage`). The segments behind a hole are cut
+off if a power cut can have made it; otherwise the log is not opened.
 
-Base offset and leader epoch lie outside the CRC, as in Kafka; of them only the order is checked. Kafka:
-`LogLoader`, which cuts in every case.
+Base offset and leader epoch lie outside the CRC, as in Kafka; recovery checks only their order. Kafka: `LogLoader`,
+which cuts in every case.
 """
 
 import logging
@@ -47,7 +47,8 @@ from rayka.protocol.batch_format import CRC_START, HEADER_BYTES, LENGTH_FIELD_EN
 
 _LEFTOVER_SUFFIXES = (DELETED_SUFFIX, TEMPORARY_SUFFIX)
 _SEGMENT_FILE = re.compile(r"\d{20}(\.log|\.index|\.timeindex)")
-_BEYOND_ALL = (1 << 63) - 1  # no record has so large an offset
+# No record has so large an offset.
+_BEYOND_ALL = (1 << 63) - 1
 _logger = logging.getLogger(__name__)
 
 
@@ -64,44 +65,46 @@ POWER_CUTS = (Tearing.TAIL, Tearing.ANYWHERE)
 
 
 class UnsyncedPart(NamedTuple):
-    """Which part of a log may be torn, and how. What is below the offset was synced."""
+    """The part of a log that may be torn, and how."""
 
+    # Everything below this offset was synced.
     from_offset: int
     tearing: Tearing
 
 
 class Cut(NamedTuple):
-    """What recovery took off one file: everything from this position, where the batch at this offset should
-    be.
-    """
+    """The bytes that recovery took off one file."""
 
     path: str
+    # The next batch should have been at this offset and position.
     offset: int
     position: int
     cut_bytes: int
 
 
 class DamagedBatch(NamedTuple):
-    """A batch that is broken and stays where it is; offsets are inclusive."""
+    """A broken batch that stays in its place."""
 
     path: str
     position: int
     first_offset: int
+    # Inclusive.
     last_offset: int
 
 
 class Recovery(NamedTuple):
-    """What opening a log had to do. `kept_paths` are the `.cut` files it made."""
+    """What recovery did while the log was opened."""
 
     scanned_bytes: int = 0
     cut: Cut | None = None
     damaged: tuple[DamagedBatch, ...] = ()
+    # The `.cut` files that it made.
     kept_paths: tuple[str, ...] = ()
 
 
 def find_segments(files: LogFiles, config: TopicConfig, now_ms: int) -> list[Segment]:
-    """The segments in the directory, by offset, not yet opened. Leftovers and orphan indexes are removed
-    (B32), swaps that a crash has broken off are finished (F26).
+    """The segments in the directory, by offset, not yet opened. Finishes swaps that a crash broke off (F26); removes
+    leftovers and orphan indexes (B32).
     """
     finish_swaps(files, config.index_interval_bytes)
     names = files.disk.list(files.directory)
@@ -120,7 +123,7 @@ def find_segments(files: LogFiles, config: TopicConfig, now_ms: int) -> list[Seg
 
 
 def has_segments(disk: Disk, directory: str) -> bool:
-    """Whether a segment's file is in the directory, if there is one."""
+    """Whether the directory exists and has a segment's file."""
     names = disk.list(directory) if disk.exists(directory) else []
     return any(_SEGMENT_FILE.fullmatch(name) and name.endswith(LOG_SUFFIX) for name in names)
 
@@ -133,11 +136,11 @@ def open_segments(
     scan_from: int | None,
     suspect: UnsyncedPart,
 ) -> Slices[Recovery]:
-    """Opens what `find_segments` found, by slices; what recovery cuts off is dropped from the list too.
+    """Opens the segments of `find_segments`, by slices. Segments that recovery cuts off leave the list.
 
-    `scan_from` is the recovery point; None stands for a clean shutdown: nothing is scanned, unless the last
-    segment turns out broken. A segment that ends exactly there is scanned too: its indexes may not have been
-    synced. Segments that are not scanned are only asked where they end. Raises DamagedLog.
+    `scan_from` is the recovery point. None stands for a clean shutdown: nothing is scanned, unless the last segment
+    turns out broken. A segment that ends exactly there is scanned, too: its indexes may be unsynced. Segments below are
+    only asked for their ends. Raises DamagedLog.
     """
     for segment, following in pairwise(segments):
         segment.open_sealed(following.base_offset)
@@ -158,7 +161,7 @@ def open_segments(
 
 
 def _number_of(segments: list[Segment], offset: int) -> int:
-    """The last segment that begins below the offset, or the first."""
+    """The last segment that begins below the offset, or the first one."""
     return max((number for number, each in enumerate(segments) if each.base_offset < offset), default=0)
 
 
@@ -173,7 +176,8 @@ class _Scan:
         self._unsynced = files.unsynced
         self._epochs = epochs
         self._suspect = suspect
-        self._last_epoch = NO_EPOCH  # of the batch noted last
+        # The epoch of the last batch noted.
+        self._last_epoch = NO_EPOCH
         self._damaged: list[DamagedBatch] = []
 
     def run(self, first: int) -> Slices[Recovery]:
@@ -189,7 +193,7 @@ class _Scan:
                 return Recovery(scanned_bytes, cut, tuple(self._damaged), kept)
             if number + 1 < len(self._segments):
                 segment.next_offset = self._segments[number + 1].base_offset
-                # Below, a segment was read for its epochs alone: its indexes are synced, and stay as they are.
+                # A synced segment was read for its epochs alone, and keeps its indexes.
                 if number < unsynced:
                     segment.indexes.use_files()
                 else:
@@ -199,7 +203,7 @@ class _Scan:
         return Recovery(scanned_bytes, damaged=tuple(self._damaged))
 
     def _scan(self, number: int, view: memoryview) -> Slices[bool]:
-        """Whether the segment keeps all that is in its file; otherwise it ends where the cut is to be."""
+        """Scans the segment; False if it ends at its `size_bytes` and everything behind is to be cut off."""
         segment = self._segments[number]
         is_last = number + 1 == len(self._segments)
         end_offset = None if is_last else self._segments[number + 1].base_offset
@@ -225,24 +229,19 @@ class _Scan:
 
     @property
     def _rising_from(self) -> int:
-        """From which offset on a batch of an earlier epoch than had begun there counts as cut off.
+        """From this offset on, a batch of an earlier epoch than had begun there counts as cut off.
 
-        1. A truncation in place takes off batches that were never synced. 2. A later epoch begins, and new batches may
-        be appended. 3. Power is lost before the file system's journal has the cut, and the file keeps its old size.
-        4. Where the log ended an old batch begins: whole, its offsets in order, and of records that no leader has.
+        1. A truncation in place takes off batches that were never synced.
+        2. A later epoch begins, and new batches may be appended.
+        3. Power is lost before the file system's journal has the cut, and the file keeps its old size.
+        4. Where the log ended, an old batch begins: whole, its offsets in order, and of records that no leader has.
         """
         return self._suspect.from_offset if self._suspect.tearing in POWER_CUTS else _BEYOND_ALL
 
-    def _goes_back(self, segment: Segment, view: memoryview) -> bool:
-        if segment.next_offset < self._rising_from:
-            return False
-        batch = batch_at(view, segment.size_bytes)
-        if batch is None:
-            return False
-        return batch.leader_epoch < max(self._last_epoch, self._epochs.epoch_of(batch.base_offset))
-
     def _is_complete(self, number: int) -> bool:
-        """Whether the next segment begins where this one ends; otherwise what is behind the hole is to be cut."""
+        """Whether the next segment begins where this one ends; False if the segments behind the hole are to be cut off.
+        Raises DamagedLog for a hole that no power cut made.
+        """
         segment, following = self._segments[number], self._segments[number + 1 : number + 2]
         if not following or not is_hole(segment.next_offset, following[0]):
             return True
@@ -252,19 +251,22 @@ class _Scan:
         raise hole(segment, segment.next_offset, following[0])
 
     def _may_cut(self, number: int, view: memoryview) -> bool:
-        """Whether what is broken at the segment's end can be a torn write."""
+        """Whether the broken bytes at the segment's end can be a torn write."""
         segment = self._segments[number]
         if segment.next_offset < self._suspect.from_offset:
             return False
-        if self._goes_back(segment, view):
-            return True
+        batch = batch_at(view, segment.size_bytes) if segment.next_offset >= self._rising_from else None
+        if batch is not None:
+            newest_epoch = max(self._last_epoch, self._epochs.epoch_of(batch.base_offset))
+            if batch.leader_epoch < newest_epoch:
+                return True
         is_last = number + 1 == len(self._segments)
         is_tail = (is_last or self._is_end(number)) and _whole_behind(segment, view) is None
         return is_tail or self._suspect.tearing is Tearing.ANYWHERE
 
     def _is_end(self, number: int) -> bool:
-        """Whether a power cut can have torn this segment's last write although there are later segments: none of them
-        holds a batch, for the log was rolled before that write was synced, and nothing followed.
+        """Whether a power cut can have torn this segment's last write although there are later segments. True if no
+        later segment holds a batch: the log was rolled before that write was synced, and nothing followed.
         """
         return self._suspect.tearing is Tearing.TAIL and all(
             find_batch(content, 0, len(content), each.base_offset) is None
@@ -273,7 +275,7 @@ class _Scan:
         )
 
     def _leave(self, segment: Segment, view: memoryview) -> None:
-        """Goes on behind a broken batch, of which only the header is used."""
+        """Steps over a broken batch, of which only the header is used."""
         batch = batch_at(view, segment.size_bytes)
         if batch is None:
             raise InvariantBroken(f"{segment!r} lost its first batch while it was read")
@@ -293,8 +295,8 @@ class _Scan:
         )
 
     def _cut(self, number: int, view: memoryview) -> tuple[Cut, tuple[str, ...]]:
-        """Takes off everything from the segment's end on: later segments first, so that the log on disk never
-        has a hole.
+        """Takes off everything from the segment's end on. Later segments go first, so the log on disk never has a
+        hole.
         """
         segment, kept = self._segments[number], list[str]()
         while len(self._segments) > number + 1:
@@ -317,9 +319,10 @@ class _Scan:
 
 
 def _whole_behind(segment: Segment, view: memoryview) -> int | None:
-    """Where in this file, at the damage or behind it, a whole batch stands."""
+    """The position of a whole batch in this file, at the damage or behind it."""
     if is_whole_at(view, segment.size_bytes):
-        return segment.size_bytes  # its offsets do not follow
+        # The batch is whole, and its offsets do not follow.
+        return segment.size_bytes
     return find_batch(view, segment.size_bytes, len(view), segment.next_offset)
 
 
@@ -336,7 +339,7 @@ def _damaged_log(segment: Segment, view: memoryview) -> DamagedLog:
 
 
 class _Lineage(NamedTuple):
-    """The epoch of the batch before, and from which offset on no batch may have an earlier one."""
+    """The epoch of the batch before, and the offset from which on no batch may have an earlier epoch."""
 
     last_epoch: int
     rising_from: int
@@ -345,10 +348,10 @@ class _Lineage(NamedTuple):
 def _note_whole_batches(
     segment: Segment, view: memoryview, epochs: LeaderEpochCache, end_offset: int | None, lineage: _Lineage
 ) -> tuple[int, bool]:
-    """Notes every whole batch from the segment's end on, up to the first that is not, or goes back in epochs, or to the
-    end of a slice. The epoch of the last one, and whether it is the slice that ended.
+    """Notes whole batches from the segment's end on, until one is not whole, goes back in epochs, or a slice is over.
+    Returns the epoch of the last batch, and whether the slice ended.
 
-    Written flat: it runs once for each batch of the log, and the CRC should be most of what it does.
+    Written flat: it runs once for each batch of the log, and the CRC should be most of its work.
     """
     size_bytes = len(view)
     max_offset = segment.base_offset + MAX_RELATIVE_OFFSET if end_offset is None else end_offset - 1

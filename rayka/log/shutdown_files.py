@@ -1,12 +1,12 @@
-"""How the process before left a data directory, and what this one leaves to be known to the next.
+"""How the last process left a data directory, and what this process leaves for the next.
 
-Files: `.kafka_cleanshutdown` (B30: written last when everything was synced, removed at start), and beside it
-`.rayka_boot`: the kernel's boot id with the broker epoch, and the boot id under which all logs here were last known to
-be whole. Under the same boot id the page cache has kept every append, so a killed process lost nothing (design §4); its
+Files: `.kafka_cleanshutdown` is written last, when everything was synced, and removed at start (B30). `.rayka_boot` has
+the kernel's boot id with the broker epoch, and the boot id under which all logs of the directory were last known to be
+whole. Under the same boot id the page cache has kept every append, so a killed process lost nothing (design §4). Its
 logs are still scanned, because it may have died in the middle of a write, but only their tails can be torn.
 
-Invariant: after a failure of the disk neither file says anything that a later process could take for a clean shutdown.
-Kafka: `CleanShutdownFileHandler`.
+Invariant: after a failure of the disk no later process takes either file for a clean shutdown. Kafka:
+`CleanShutdownFileHandler`.
 """
 
 import json
@@ -38,36 +38,40 @@ class ShutdownFiles:
         self._on_full = on_full
         self._boot_id = disk.boot_id()
         self._boot: dict[str, Any] = self._read_json(self._boot_path) or {}
-        self._unrecovered: set[str] = set()  # directories of logs not opened since an unclean shutdown
-        self._found_damaged: set[str] = set()  # directories of logs that were open in this process
-        self._is_torn = False  # whether the power may have been cut since they were written
+        # Directories of logs that were not opened since an unclean shutdown.
+        self._unrecovered: set[str] = set()
+        # Directories of logs that were found damaged while they were open in this process.
+        self._found_damaged: set[str] = set()
+        # The power may have been cut since the logs were written.
+        self._is_torn = False
         self._has_failed = False
         self.was_clean = False
-        self.previous_broker_epoch = NO_EPOCH  # since which nothing is lost
-        self.known_broker_epoch = NO_EPOCH  # whatever was lost since
-
-    def __repr__(self) -> str:
-        return f"<ShutdownFiles {self._path} clean={self.was_clean} unrecovered={len(self._unrecovered)}>"
+        # The broker has lost nothing since it had this epoch.
+        self.previous_broker_epoch = NO_EPOCH
+        # The last epoch that the broker is known to have had, whatever was lost since.
+        self.known_broker_epoch = NO_EPOCH
 
     # ---- What the last process left --------------------------------------------------------------------------
 
     async def take_over(self, log_paths: Sequence[str]) -> None:
-        """Reads how the last process left these logs; its clean-shutdown file must be gone for good before anything is
-        written.
+        """Reads how the last process left these logs. The clean-shutdown file is durably gone on return, before
+        anything is written.
         """
         clean = self._read_json(self._clean_path)
         if clean is not None:
             self.was_clean = True
             self.previous_broker_epoch = clean.get("brokerEpoch", NO_EPOCH)
-            self.record_broker_epoch(self.previous_broker_epoch)  # it stays so until this process registers
+            # The epoch stays known until this process registers.
+            self.record_broker_epoch(self.previous_broker_epoch)
             self._disk.unlink(self._clean_path)
         elif self._boot.get("bootId") == self._boot_id:
             self.previous_broker_epoch = self._boot.get("brokerEpoch", NO_EPOCH)
-        # Also where it is gone already: the process that removed it may have been killed before this sync, and then a
-        # power cut brings it back.
+        # Also without such a file: a process that removed it may have been killed before this sync, and then a power
+        # cut brings the file back.
         await self._disk.sync([], [self._path])
         if any(is_given_up(self._disk, path) for path in log_paths):
-            self.previous_broker_epoch = NO_EPOCH  # other replicas may have what this one goes on without
+            # Other replicas may have the records that this one goes on without.
+            self.previous_broker_epoch = NO_EPOCH
         self.known_broker_epoch = max(self.previous_broker_epoch, self._boot.get("brokerEpoch", NO_EPOCH))
         if clean is None:
             self._is_torn = self._boot.get("recoveredBootId") != self._boot_id
@@ -75,7 +79,7 @@ class ShutdownFiles:
         self._maybe_record_recovery()
 
     def _read_json(self, path: str) -> dict[str, Any] | None:
-        """The object in a small file; None when it is missing or torn."""
+        """The object in a small file; None when the file is missing or torn."""
         if not self._disk.exists(path):
             return None
         try:
@@ -108,24 +112,23 @@ class ShutdownFiles:
         self._found_damaged.add(log_path)
 
     def _maybe_record_recovery(self) -> None:
-        """Once every log has been opened, or deleted, under this boot id, the next start may rely on that.
+        """Records that every log has been opened or deleted under this boot id, so that the next start may rely on it.
 
-        1. The power is cut. 2. The next process recovers some logs and is killed. 3. Under the same boot id
-        the one after it meets the other logs, and they may still be torn.
+        1. The power is cut.
+        2. The next process recovers some logs and is killed.
+        3. Under the same boot id the process after it meets the other logs, which may still be torn.
         """
         if not self._unrecovered and self._boot.get("recoveredBootId") != self._boot_id:
             self._write_boot({**self._boot, "version": 0, "recoveredBootId": self._boot_id})
 
     def record_broker_epoch(self, broker_epoch: int) -> None:
-        """The broker has registered. A later process on the same boot may say that it lost nothing since
-        (H3).
-        """
+        """The broker has registered. A later process on the same boot may say that it has lost nothing since (H3)."""
         registered = {"version": 0, "bootId": self._boot_id, "brokerEpoch": broker_epoch}
         self._write_boot({**self._boot, **registered})
 
     def _write_boot(self, content: dict[str, Any]) -> None:
-        """Not after a failure: then the file has nothing more to say. On a full disk it stays what it was: the next
-        process knows less then, and takes logs for torn, or the broker for one that lost something.
+        """Writes the boot file, unless the disk has failed. On a full disk the file stays as it was: the next process
+        knows less, and takes logs for torn, or the broker for one that lost something.
         """
         if self._has_failed or content == self._boot:
             return
@@ -137,21 +140,27 @@ class ShutdownFiles:
             self._boot = content
 
     async def record_clean(self, broker_epoch: int) -> None:
-        """Everything here is synced. Not said where a log was found damaged, or was never recovered."""
+        """Writes the clean-shutdown file, once everything is synced; not if a log was found damaged or was never
+        recovered.
+        """
         if not self._unrecovered and not self._found_damaged:
             content = json.dumps({"version": 0, "brokerEpoch": broker_epoch}).encode()
             await replace_durably(self._disk, {self._clean_path: content})
 
     async def on_hung(self) -> None:
-        """As `on_failed`, off the event loop: any call may wait for this disk for ever. Ends when the disk answers."""
+        """As `on_failed`, off the event loop: any call may wait for this disk for ever. Returns when the disk
+        answers.
+        """
         self._has_failed = True
         with suppress(StorageError):
             await self._disk.discard(self._boot_path)
 
     def on_failed(self) -> None:
-        """The disk failed: what it holds is not what was written to it, so no later start may take it for that.
+        """The disk failed. Its content may differ from what was written, so no later start may take the directory for
+        whole.
 
-        Which epoch the broker had stays true; where that cannot be written, its successor waits for the session to end.
+        The broker's epoch stays true. If even that cannot be written, the next process waits for the end of the
+        broker's session.
         """
         self._has_failed = True
         try:
