@@ -178,19 +178,29 @@ class Compaction:
         self._is_wanted = is_wanted
         self._is_here = is_here
         self._truncation_count = log.truncation_count
-        # The dirty ones, then the group that is copied.
+        # The dirty segments, then the group that is being copied.
         self._current: Sequence[Segment] = [
             each
             for each in log.segments.all[:-1]
             if each.next_offset > part.first_dirty_offset and each.base_offset < part.end_offset
         ]
         self._groups: Iterator[Sequence[Segment]] = iter(())
+        # The copy of the group, not part of the log yet.
         self._aside: Segment | None = None
         self.directory = log.directory
         self.counts = CleaningCounts()
-        self.end_offset = part.first_dirty_offset  # how far the map reaches
+        # The map covers the records below this offset.
+        self.end_offset = part.first_dirty_offset
         self.key_count = 0
-        self.job = FileCleaning(self._file_plan(), settings)
+        plan = FilePlan(
+            log.directory,
+            _plans(self._current),
+            part.first_dirty_offset,
+            part.end_offset,
+            log.config.delete_retention_ms,
+            log.config.index_interval_bytes,
+        )
+        self.job = FileCleaning(plan, settings)
 
     def __repr__(self) -> str:
         return f"<Compaction of {self._log.name} {self._part!r} keys={self.key_count}>"
@@ -221,11 +231,13 @@ class Compaction:
         """Removes what was written aside. Returns what the failure comes to: CleaningAborted where the log has changed
         meanwhile, for the job does not know of that.
         """
-        # Of a log that is not here any more another one may have the name.
+        # Another log may have the name of a log that is not here any more.
         if self._aside is not None and self._is_here():
-            with suppress(StorageError):  # what is left of it goes when the log opens
+            # Files that stay go when the log opens.
+            with suppress(StorageError):
                 self._aside.delete()
-        if error is self._log.failure:  # met in the swap
+        # The swap met the error.
+        if error is self._log.failure:
             return error
         try:
             self._check(self._current)
@@ -237,19 +249,6 @@ class Compaction:
         """The log is clean as far as the map reached. Raises CleaningAborted."""
         self._check(())
         self._log.cleaned_offset = self.end_offset
-
-    # ---- Plans ---------------------------------------------------------------------------------------------
-
-    def _file_plan(self) -> FilePlan:
-        part, config = self._part, self._log.config
-        return FilePlan(
-            self._log.directory,
-            _plans(self._current),
-            part.first_dirty_offset,
-            part.end_offset,
-            config.delete_retention_ms,
-            config.index_interval_bytes,
-        )
 
     def _next_group(self) -> SegmentGroup | None:
         group = next(self._groups, None)

@@ -104,11 +104,10 @@ class MapBuilder:
         self._hasher = hasher
         self._first_offset = first_offset
         self.offsets = offsets
+        # The map covers the records below this offset.
         self.end_offset = first_offset
+        # Base offsets of batches that are not in the map, because their columns cannot be read.
         self.unreadable: set[int] = set()
-
-    def __repr__(self) -> str:
-        return f"<MapBuilder {self.offsets!r} end={self.end_offset}>"
 
     def put(self, batches: Sequence[RecordBatch]) -> bool:
         """Whether there is room for all of these; the map ends before the first record that found none."""
@@ -213,28 +212,24 @@ class FileCleaning:
 
     def run(self, disk: Disk) -> Steps:
         """All of it. Raises CleaningAborted, CorruptRecord and what the disk fails with."""
-        plan, settings = self._plan, self._settings
+        plan, settings, files = self._plan, self._settings, LogFiles(disk, self._plan.directory)
         offsets = OffsetMap(settings.map_bytes, plan.end_offset - plan.first_dirty_offset)
         try:
-            yield from self._clean(LogFiles(disk, plan.directory), offsets)
+            hasher = KeyHasher(settings.secret)
+            builder = MapBuilder(hasher, offsets, plan.first_dirty_offset)
+            end_offset = yield from self._build_map(files, builder)
+            offsets.seal()
+            group = yield MapBuilt(end_offset, offsets.key_count)
+            horizon = Horizon(
+                plan.first_dirty_offset, end_offset, settings.timestamp_ms, plan.delete_retention_ms
+            )
+            counts = CleaningCounts()
+            while group is not None:
+                kept = KeptRecords(hasher, offsets, horizon, group.needed_ends, builder.unreadable, counts)
+                yield from self._copy(files, group.segments, kept)
+                group = yield Copied(counts)
         finally:
             offsets.release()
-
-    def _clean(self, files: LogFiles, offsets: OffsetMap) -> Steps:
-        plan, settings = self._plan, self._settings
-        hasher = KeyHasher(settings.secret)
-        builder = MapBuilder(hasher, offsets, plan.first_dirty_offset)
-        end_offset = yield from self._build_map(files, builder)
-        offsets.seal()
-        group = yield MapBuilt(end_offset, offsets.key_count)
-        horizon = Horizon(
-            plan.first_dirty_offset, end_offset, settings.timestamp_ms, plan.delete_retention_ms
-        )
-        counts = CleaningCounts()
-        while group is not None:
-            kept = KeptRecords(hasher, offsets, horizon, group.needed_ends, builder.unreadable, counts)
-            yield from self._copy(files, group.segments, kept)
-            group = yield Copied(counts)
 
     def _build_map(self, files: LogFiles, builder: MapBuilder) -> Generator[Step, object, int]:
         for segment in self._plan.dirty:
@@ -254,7 +249,8 @@ class FileCleaning:
             index_interval_bytes=self._plan.index_interval_bytes,
             suffix=CLEANED_SUFFIX,
         )
-        new.delete()  # a part of it may be left of a cleaning that was broken off
+        # A cleaning that was broken off may have left a part of it.
+        new.delete()
         new.file.create()
         for segment in group:
             position = 0
@@ -295,7 +291,8 @@ class DryRun(CleaningCounts):
     path: str = ""
     segments: int = 0
     keys: int = 0
-    end_offset: int = 0  # how far the map reaches
+    # The map covers the records below this offset.
+    end_offset: int = 0
 
 
 def dry_run(

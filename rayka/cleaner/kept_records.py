@@ -44,7 +44,8 @@ from rayka.protocol.batch_format import (
 # timestamp is that of the records that are left, or of the batch before where none is. Kafka:
 # `MemoryRecords.filterTo`, `DefaultRecordBatch.writeEmptyHeader`.
 
-_NO_RECORD = np.zeros(1, np.int32).view(np.uint8)  # the offsets of a column without values
+# The offsets of a column without values.
+_NO_RECORD = np.zeros(1, np.int32).view(np.uint8)
 
 
 def with_records(decoded: DecodedBatch, kept: np.ndarray, delete_horizon_ms: int | None) -> memoryview:
@@ -102,7 +103,8 @@ def _headed(
     return bytes_view(body)
 
 
-_HORIZON_MAX_MS = 2**63 - 1  # a header holds no later one
+# A header holds no later one.
+_HORIZON_MAX_MS = 2**63 - 1
 
 
 @dataclass
@@ -113,9 +115,11 @@ class CleaningCounts:
     output_bytes: int = 0
     input_records: int = 0
     kept_records: int = 0
-    invalid_records: int = 0  # without a key
-    tombstones: int = 0  # kept
-    # Kept, because their columns contradict themselves or their header.
+    # Without a key.
+    invalid_records: int = 0
+    # Kept ones.
+    tombstones: int = 0
+    # Kept as they are, because their columns contradict themselves or their header.
     unreadable_batches: int = 0
 
 
@@ -145,16 +149,16 @@ class KeptRecords:
         self._unreadable = unreadable
         self._offsets = offsets
         self._horizon = horizon
-        # Producer id and last offset of the batches that a log remembers (C2).
+        # Producer id and last offset of the batches by which the log knows its producers (C2).
         self._needed_ends = needed_ends
         self._counts = counts
 
-    def __repr__(self) -> str:
-        return f"<KeptRecords {self._offsets!r} {self._horizon!r}>"
-
     def of(self, batches: Sequence[RecordBatch], last: RecordBatch | None) -> list[RecordBatch]:
         """What stays of these batches, in their order. `last` is the one that says where its segment ends."""
-        decoded = [None if self._is_settled(each) else readable(each) for each in batches]
+        # Of most batches the header and the map alone say what becomes of them.
+        decoded = [
+            None if self._stays(each) or self._is_superseded(each) else readable(each) for each in batches
+        ]
         newest = self._newest([each for each in decoded if each is not None])
         kept: list[RecordBatch] = []
         for batch, records in zip(batches, decoded, strict=True):
@@ -174,10 +178,6 @@ class KeptRecords:
         self._counts.input_bytes += sum(each.size_bytes for each in batches)
         self._counts.output_bytes += sum(each.size_bytes for each in kept)
         return kept
-
-    def _is_settled(self, batch: RecordBatch) -> bool:
-        """Whether the header and the map say what becomes of the batch."""
-        return self._stays(batch) or self._is_superseded(batch)
 
     def _stays(self, batch: RecordBatch) -> bool:
         return batch.is_control or batch.base_offset >= self._horizon.end_offset
@@ -205,16 +205,11 @@ class KeptRecords:
                 position += len(each)
             else:
                 is_newest = np.zeros(len(each), bool)
-            is_newest[self._put_at(each)] = True
+            newest = self._offsets.newest_in(each.batch.base_offset, each.batch.next_offset)
+            has_gaps = each.batch.record_count <= each.batch.last_offset_delta
+            places = each.offsets.searchsorted(newest) if has_gaps else newest - each.batch.base_offset
+            is_newest[places] = True
             yield is_newest
-
-    def _put_at(self, decoded: DecodedBatch) -> np.ndarray:
-        """The places in the batch of the records that the map has the offsets of."""
-        batch = decoded.batch
-        newest = self._offsets.newest_in(batch.base_offset, batch.next_offset)
-        if batch.record_count == batch.last_offset_delta + 1:
-            return newest - batch.base_offset
-        return decoded.offsets.searchsorted(newest)
 
     def _kept(self, decoded: DecodedBatch, is_kept: np.ndarray, *, is_needed: bool) -> RecordBatch | None:
         batch, horizon = decoded.batch, self._horizon
@@ -233,20 +228,15 @@ class KeptRecords:
             is_kept |= is_beyond
             tombstones = int((is_kept & ~has_value).sum())
             self._counts.tombstones += tombstones
-            # Not before all of the batch was seen: the horizon would pass while an older value is still there.
+            # Not before the map covers the whole batch: the horizon would pass while an older value is still there.
             if tombstones and horizon_ms is None and batch.next_offset <= horizon.end_offset:
                 horizon_ms = min(horizon.timestamp_ms + horizon.delete_retention_ms, _HORIZON_MAX_MS)
-        return self._batch_of(decoded, is_kept | is_beyond, horizon_ms, is_needed=is_needed)
-
-    def _batch_of(
-        self, decoded: DecodedBatch, is_kept: np.ndarray, horizon_ms: int | None, *, is_needed: bool
-    ) -> RecordBatch | None:
-        batch = decoded.batch
-        if is_kept.any():
-            if is_kept.all() and horizon_ms == batch.delete_horizon_ms:
-                return batch
-            return RecordBatch(with_records(decoded, is_kept, horizon_ms))
-        return self._emptied(batch, is_needed=is_needed)
+        is_kept = is_kept | is_beyond
+        if not is_kept.any():
+            return self._emptied(batch, is_needed=is_needed)
+        if is_kept.all() and horizon_ms == batch.delete_horizon_ms:
+            return batch
+        return RecordBatch(with_records(decoded, is_kept, horizon_ms))
 
     def _emptied(self, batch: RecordBatch, *, is_needed: bool) -> RecordBatch | None:
         if is_needed or (batch.producer_id, batch.last_offset) in self._needed_ends:

@@ -30,10 +30,13 @@ _UPPER = np.uint64(0xFFFF_FFFF_0000_0000)
 _LOWER = np.uint64(0x0000_0000_FFFF_FFFF)
 _LOWEST = np.uint64(1)
 _HALF = np.uint64(32)
-_OF_A_KEY = np.array([0, 1], np.uint64)  # the second half of no hash is 0
-_READ_BYTES = 8  # of keys of unequal length at once
+# Added to a hash, so that its second half is not 0.
+_OF_A_KEY = np.array([0, 1], np.uint64)
+# Read at once of keys of unequal length.
+_READ_BYTES = 8
 _FIRST_BYTES = np.array([(1 << 8 * count) - 1 for count in range(_READ_BYTES + 1)], np.uint64)
-_LENGTHS = SHORT_BYTES_MAX // _WORD_BYTES  # the column of factors for the length, behind those of the words
+# The column of factors for the length, behind the columns for the words.
+_LENGTHS = SHORT_BYTES_MAX // _WORD_BYTES
 
 
 class KeyHasher:
@@ -43,10 +46,8 @@ class KeyHasher:
         expanded = hashlib.shake_256(secret).digest(64 + (_LANES * (_LENGTHS + 1) + 2) * 8)
         self._secret, factors = expanded[:64], np.frombuffer(expanded, np.uint64, offset=64)
         self._factors = factors[:-2].reshape(_LANES, _LENGTHS + 1)
-        self._first_mixer, self._second_mixer = factors[-2:] | _LOWEST  # odd: products of them can be undone
-
-    def __repr__(self) -> str:
-        return "<KeyHasher>"
+        # Odd, so that a multiplication by them can be undone.
+        self._first_mixer, self._second_mixer = factors[-2:] | _LOWEST
 
     def hashes(self, keys: pa.BinaryArray) -> np.ndarray:
         """For each key two uint64, of which the second is not 0; those of a null say nothing."""

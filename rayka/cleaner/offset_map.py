@@ -42,16 +42,14 @@ class MapMemory:
     def __init__(self) -> None:
         self._kept: list[Slots] = []
 
-    def __repr__(self) -> str:
-        return f"<MapMemory kept={[len(each) for each in self._kept]}>"
-
     def take(self, slot_count: int, slots_max: int) -> Slots:
         """So many slots or more, of which the first so many have no key; never more than `slots_max`."""
         if self._kept and slot_count <= len(self._kept[0]) <= slots_max:
             slots = self._kept.pop()
             slots.hashes[:slot_count] = 0
             return slots
-        self._kept.clear()  # before there is more
+        # Before more memory is taken.
+        self._kept.clear()
         return Slots(np.zeros((slot_count, 2), np.uint64), np.zeros(slot_count + 1, np.int64))
 
     def give_back(self, slots: Slots) -> None:
@@ -64,12 +62,17 @@ MEMORY = MapMemory()
 
 SLOT_BYTES = 24
 _LOAD_MAX = 0.9
-_LOAD_WANTED = 0.6  # where there is memory for it
+# If there is memory for it.
+_LOAD_WANTED = 0.6
 _HALF = np.uint64(32)
-_MIXER = np.uint64(0x9E37_79B9_7F4A_7C15)  # odd, its bits in no order
-_ONE_MOVE = np.complex128  # 16 bytes that numpy moves at once; never computed with
-_BOTH = np.uint16(0x0101)  # two bools that are true
-_SEALED_AT_ONCE = 1 << 16  # slots
+# Odd, its bits in no order.
+_MIXER = np.uint64(0x9E37_79B9_7F4A_7C15)
+# 16 bytes that numpy moves at once; never computed with.
+_ONE_MOVE = np.complex128
+# Two bools that are true.
+_BOTH = np.uint16(0x0101)
+# Slots.
+_SEALED_AT_ONCE = 1 << 16
 
 
 class OffsetMap:
@@ -86,7 +89,9 @@ class OffsetMap:
         self._hashes = self._slots.hashes[:slot_count]
         self._whole_hashes = self._hashes.view(_ONE_MOVE).ravel()
         self._slot_count = slot_count
-        self._offsets = self._slots.offsets[: slot_count + 1]  # the last is no slot's
+        # The last one belongs to no slot.
+        self._offsets = self._slots.offsets[: slot_count + 1]
+        # The offsets in use, rising; None until the map is sealed.
         self._newest: np.ndarray | None = None
         self.capacity = int(slot_count * _LOAD_MAX)
         self.key_count = 0
@@ -107,7 +112,8 @@ class OffsetMap:
             raise InvariantBroken(f"{self!r} takes no more")
         put = 0
         while put < len(offsets) and self.key_count < self.capacity:
-            stop = put + self.capacity - self.key_count  # all of them may be new keys
+            # All of them may have new keys.
+            stop = put + self.capacity - self.key_count
             self._put(hashes[put:stop], offsets[put:stop])
             put = min(stop, len(offsets))
         return put
@@ -118,7 +124,8 @@ class OffsetMap:
         found = self._at(positions)
         others = np.flatnonzero(~_same(found, hashes))
         own = positions.copy()
-        own[others] = self._slot_count  # the slot of nothing: cheaper than to pick the rest
+        # Written to the offset of no slot, which is cheaper than to pick the rest.
+        own[others] = self._slot_count
         self._offsets[own] = offsets
         while len(others):
             positions, offsets = positions.take(others), offsets.take(others)
@@ -126,7 +133,8 @@ class OffsetMap:
             is_used = found[:, 1] != 0
             empty = np.flatnonzero(~is_used)
             self._claim(positions.take(empty), _rows(hashes, empty), offsets.take(empty))
-            positions = positions + is_used  # what has claimed a slot looks at it again
+            # A key that claimed a slot looks at it again.
+            positions = positions + is_used
             positions[positions == self._slot_count] = 0
             found = self._at(positions)
             is_own = _same(found, hashes)

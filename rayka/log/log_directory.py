@@ -288,10 +288,10 @@ class LogDirectory:
         """Opens the partition's log, new if there is none, and recovers it if this directory was not shut down cleanly,
         in as many turns of the event loop as that takes.
 
-        `is_always_synced`: each append is synced before the next, so even a power cut tears no more than the tail. Raises
-        InconsistentTopicId when the directory belongs to another topic of that name; DamagedLog when recovery would
-        have to cut off whole batches, or the log is gone; StorageError when the disk fails. Also when the directory goes
-        offline during the recovery: the user of the log would not learn of it later.
+        `is_always_synced`: each append is synced before the next, so even a power cut tears no more than the tail.
+        Raises InconsistentTopicId when the directory belongs to another topic of that name; DamagedLog when recovery
+        would have to cut off whole batches, or the log is gone; StorageError when the disk fails. Also when the
+        directory goes offline during the recovery: the user of the log would not learn of it later.
         """
         if topic_partition in self.logs:
             raise InvariantBroken(f"{self!r} has the log of {topic_partition!r} open already")

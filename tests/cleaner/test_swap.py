@@ -116,7 +116,7 @@ def test_a_second_power_cut_behind_the_recovery_changes_nothing(seed: int) -> No
 def test_a_reader_keeps_what_it_was_given_while_the_segment_is_replaced() -> None:  # F26
     disk, log = filled()
     spans = list(log.spans(0, 1 << 20, log.log_end_offset, True))
-    slices = [segment.give(span) for segment, span in spans]
+    slices = [segment.slice(span) for segment, span in spans]
     expected = [bytes(each.read()) for each in slices]
     mapped = [disk.map(each.path) for each in slices]
     ranges = ranges_of(log, 0, max_bytes=1 << 20, end_offset=log.log_end_offset)

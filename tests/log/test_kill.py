@@ -13,7 +13,7 @@ from tests.log.support import opened_log, read_batches
 CONFIG = TopicConfig(segment_bytes=200_000)
 APPENDER = """
 import sys
-from rayka.config.cluster_config import TopicConfig
+from rayka.config.topic_config import TopicConfig
 from rayka.log.local_disk import LocalDisk
 from rayka.log.log_opening import ShutdownState, opening_log
 from rayka.log.log_files import run_to_end
