@@ -1,10 +1,18 @@
-"""One cleaning of one log: the map of its newest offsets, then its segments anew, group by group (F21-F26).
+"""Compaction of one log: the part that may be cleaned, the groups of segments that become one, and one cleaning
+(F20-F26).
 
-The files are the business of a job (`file_cleaning`), which may run elsewhere; the log is changed here, between two of
-its steps. Invariants: offsets never change; the log is as it was, or holds the new segment, after each step; a log that
-is truncated, closed or given up meanwhile is left alone, and what was written aside is removed. A swap that has begun
-ends before anything else is decided, unless a truncation ends it: only a log that is not here any more or has failed
-keeps one, for what opens it next to end (`finish_swaps`). Kafka: `Cleaner.clean`.
+A job (`file_cleaning`), which may run in another process, reads and writes the files; the log is changed here, between
+two of its steps.
+
+Invariants:
+- Offsets never change. After each step the log is as it was, or holds the new segment.
+- A log that is truncated, closed or given up during the cleaning is left alone, and the files written aside are
+  removed.
+- A swap that has begun ends before anything else is decided, unless a truncation ends it. Only a log that is not here
+  any more, or has failed, keeps a swap; the next opening of the log ends it (`finish_swaps`).
+
+Kafka: `Cleaner.clean`, `Cleaner.groupSegmentsBySize`, `LogCleanerManager.grabFilthiestCompactedLog`,
+`cleanableOffsets`, `LogToClean`.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -32,18 +40,17 @@ from rayka.log.log import Log
 from rayka.log.segment import MAX_RELATIVE_OFFSET, Segment
 from rayka.ports import JobDied, Slice
 
-# Which segments become one (F22). Kafka: `Cleaner.groupSegmentsBySize`.
+# ---- Groups (F22) ----------------------------------------------------------------------------------------------
 #
-# Left out there: a bound of their number. All of a group are looked at, and their files removed, in one turn of the
-# event
-# loop; of very many small ones several groups are made, and the next cleaning joins those.
+# One turn of the event loop looks at all segments of a group and removes their files, so their number is bounded; Kafka
+# has no such bound. Many small segments make several groups, and the next cleaning joins those.
 
 SEGMENTS_MAX = 25
 
 
 def grouped(segments: Sequence[Segment], config: TopicConfig) -> Iterator[list[Segment]]:
-    """Segments in their order, so many together as fit one by bytes, by the size of indexes and by offsets, and 25 at
-    most. Each group is looked for when it is asked for.
+    """Groups of consecutive segments that together fit one segment by bytes, size of indexes and offsets, at most 25
+    each. Each group is looked for when it is asked for.
     """
     group: list[Segment] = []
     size_bytes = index_bytes = 0
@@ -65,12 +72,7 @@ def grouped(segments: Sequence[Segment], config: TopicConfig) -> Iterator[list[S
         yield group
 
 
-# Which part of a log may be cleaned, and how much there is to gain (F20).
-#
-# Never cleaned: the active segment, what is above the high watermark, what a power cut may still take, and what is
-# younger than `min.compaction.lag.ms`. A log is due when the share of bytes that were never cleaned exceeds
-# `min.cleanable.dirty.ratio`, or its oldest such record is older than `max.compaction.lag.ms`. Kafka:
-# `LogCleanerManager.grabFilthiestCompactedLog`, `cleanableOffsets`, `LogToClean`.
+# ---- The part that may be cleaned (F20) ------------------------------------------------------------------------
 
 
 # The default of `max.compaction.lag.ms`.
@@ -78,7 +80,12 @@ _UNLIMITED_MS = 2**63 - 1
 
 
 class Cleanable(NamedTuple):
-    """What there is to clean of one log: [first_dirty_offset, end_offset), whole segments at the end."""
+    """The part of a log that may be cleaned: [first_dirty_offset, end_offset), with whole segments at the end.
+
+    Never cleaned: the active segment, records above the high watermark, unsynced records, and records younger than
+    `min.compaction.lag.ms`. A log is due when the share of its never cleaned bytes exceeds `min.cleanable.dirty.ratio`,
+    or when its oldest such record is older than `max.compaction.lag.ms`.
+    """
 
     first_dirty_offset: int
     end_offset: int
@@ -88,7 +95,7 @@ class Cleanable(NamedTuple):
 
     @property
     def dirty_ratio(self) -> float:
-        """The share of what was never cleaned in what may be cleaned, 0 to 1."""
+        """The never cleaned share of the bytes that may be cleaned, 0 to 1."""
         total_bytes = self.clean_bytes + self.cleanable_bytes
         return self.cleanable_bytes / total_bytes if total_bytes else 0.0
 
@@ -100,7 +107,7 @@ class Cleanable(NamedTuple):
 
 
 def cleanable(log: Log, high_watermark: int, timestamp_ms: int) -> Cleanable:
-    """What may be cleaned of the log at this time of the wall clock."""
+    """The part of the log that may be cleaned at this time of the wall clock."""
     segments = log.segments.all
     first_dirty_offset = max(log.cleaned_offset, log.log_start_offset, segments[0].base_offset)
     if first_dirty_offset > log.log_end_offset:
@@ -119,8 +126,8 @@ def cleanable(log: Log, high_watermark: int, timestamp_ms: int) -> Cleanable:
 
 
 def _is_overdue(dirty: Sequence[Segment], timestamp_ms: int, max_lag_ms: int) -> bool:
-    """Whether a segment begins with a batch that is older than the lag. One without timestamps says nothing, and one
-    that is damaged is named when it is cleaned.
+    """Whether a segment begins with a batch older than the lag. A segment without timestamps does not count; a damaged
+    one is reported when it is cleaned.
     """
     if max_lag_ms >= _UNLIMITED_MS:
         return False
@@ -142,8 +149,8 @@ def _before(segments: Sequence[Segment], bound: int, newest_ms: float) -> list[S
 
 
 class SyncNeeded(NamedTuple):
-    """The driver makes these durable before it goes on; what it raises ends the cleaning. Where directories are among
-    them a swap is under way, and a sync that fails is the last one of the log's directory (F13).
+    """Files and directories that the driver makes durable before it goes on; an error of the sync ends the cleaning.
+    With directories a swap is under way, and a failed sync is the last one of the log's directory (F13).
     """
 
     files: tuple[str, ...]
@@ -154,7 +161,7 @@ Turns = Generator[Slice | SyncNeeded, None, SegmentGroup | None]
 
 
 class CleaningFailed(Exception):
-    """The job ended with an error that was not foreseen."""
+    """The job ended with an unforeseen error."""
 
 
 Failure = CleaningAborted | CleaningFailed | ApiError | StorageError | JobDied
@@ -162,11 +169,11 @@ FAILURES = (CleaningAborted, CleaningFailed, ApiError, StorageError, JobDied)
 
 
 class Compaction:
-    """One cleaning. After each step it asks whether it `is_wanted`, and whether the log `is_here`, its files under the
-    names that the log knows.
+    """One cleaning of one log. Asks after each step whether the cleaning `is_wanted`, and whether the log `is_here`,
+    its files under the names that the log knows.
 
-    Its driver runs `job` and makes the turns of `on_step` for each of its steps, `on_failed` when one of `FAILURES`
-    ends it, `finish` at its end.
+    Its driver runs `job`, makes the turns of `on_step` for each of its steps, calls `on_failed` when an error of
+    `FAILURES` ends it, and `finish` at its end.
     """
 
     def __init__(
@@ -207,12 +214,12 @@ class Compaction:
 
     @property
     def copied_bytes(self) -> int:
-        """How large the segments are that are copied now; 0 while there are none."""
+        """The size of the segments that are being copied; 0 without any."""
         return 0 if self._aside is None else sum(each.size_bytes for each in self._current)
 
     def on_step(self, step: Step) -> Turns:
-        """What is to be done before the job goes on, and the answer to it. Raises CleaningAborted and what the disk
-        fails with.
+        """The work before the job goes on, in turns, and then the answer to the job. Raises CleaningAborted and errors
+        of the disk.
         """
         if isinstance(step, Slice):
             self._check(self._current if self._aside is not None else ())
@@ -228,8 +235,8 @@ class Compaction:
         return self._next_group()
 
     def on_failed(self, error: Failure) -> Exception:
-        """Removes what was written aside. Returns what the failure comes to: CleaningAborted where the log has changed
-        meanwhile, for the job does not know of that.
+        """Removes the files written aside. Returns the error to report: CleaningAborted if the log has changed, which
+        the job cannot know.
         """
         # Another log may have the name of a log that is not here any more.
         if self._aside is not None and self._is_here():
@@ -246,7 +253,7 @@ class Compaction:
         return error
 
     def finish(self) -> None:
-        """The log is clean as far as the map reached. Raises CleaningAborted."""
+        """Marks the log as clean up to the end of the map. Raises CleaningAborted."""
         self._check(())
         self._log.cleaned_offset = self.end_offset
 
@@ -262,8 +269,8 @@ class Compaction:
     # ---- Checks --------------------------------------------------------------------------------------------
 
     def _check(self, segments: Sequence[Segment]) -> None:
-        """After each pause: raises CleaningAborted when the log is not the one that the cleaning began with, or does
-        not have these segments any more.
+        """Raises CleaningAborted if the log has changed during a pause: it is not wanted or not here any more, was
+        truncated, or has lost these segments.
         """
         self._check_open()
         if self._log.truncation_count != self._truncation_count:
@@ -278,7 +285,7 @@ class Compaction:
     # ---- The swap ------------------------------------------------------------------------------------------
 
     def _swap(self, step: Copied) -> Generator[SyncNeeded, None, None]:
-        """The copy of the group takes its place."""
+        """Puts the copy in the place of its group."""
         group, new, directory = self._current, self._aside, (self._log.directory,)
         if new is None:
             raise InvariantBroken(f"{self!r} has no group that is copied")
@@ -303,8 +310,8 @@ def _plans(segments: Sequence[Segment]) -> list[SegmentPlan]:
 
 
 def _needed_ends(log: Log, group: Sequence[Segment]) -> frozenset[tuple[int, int]]:
-    """The ends of those batches of the group by which producers are recognised (C2, F25). There may be a hundred
-    thousand producers, of which most have nothing in it.
+    """The ends of the batches in the group by which producers are recognised (C2, F25). There may be a hundred thousand
+    producers, most of them without a batch in the group.
     """
     begin, end = group[0].base_offset, group[-1].next_offset
     return frozenset(

@@ -1,8 +1,9 @@
-"""What a cleaning does with files: reads them, finds what stays, writes that aside (F21-F25).
+"""A cleaning's work on files: reads them, finds the records that stay, and writes those aside (F21-F25); and the dry
+run.
 
-A job, so that the real disk can run it in a process of its own: it knows paths and numbers, not the log, and pickles.
-The log's broker drives it by its answers (`Compaction.on_step`) and alone changes the log. A crash of it, or its end,
-leaves files that no log reads. Kafka: `Cleaner.buildOffsetMap`, `Cleaner.cleanInto`.
+The work is a job, so that the real disk can run it in another process: it knows paths and numbers instead of the log,
+and can be pickled. The log's broker answers its steps (`Compaction.on_step`) and alone changes the log. A crash leaves
+files that no log reads. Kafka: `Cleaner.buildOffsetMap`, `Cleaner.cleanInto`.
 """
 
 from collections.abc import Generator, Iterator, Sequence
@@ -27,9 +28,8 @@ from rayka.protocol.batch_columns import is_valid
 from rayka.protocol.batch_decode import DecodedBatch
 from rayka.protocol.batch_format import CRC_START, HEADER_BYTES, LENGTH_FIELD_END, RecordBatch
 
-# The batches of a segment's file, a slice of work at a time, without mapping it: a map would count as memory.
-#
-# Kafka: the read buffer of `Cleaner`, which grows to the largest batch, too.
+# Segments are read in chunks, because a map of the file would count as memory. Kafka: the read buffer of `Cleaner`,
+# which also grows to the largest batch.
 
 CHUNK_BYTES = 512 << 10
 CHUNK_BATCHES = 100
@@ -38,9 +38,9 @@ _LENGTH = Struct(">8xi")
 
 
 def chunks(file: SegmentFile, end: int) -> Iterator[list[RecordBatch]]:
-    """All batches up to the end of the file's whole batches, in slices that take a few milliseconds each.
+    """The whole batches of a file up to `end`, in slices of a few milliseconds each.
 
-    Raises CorruptRecord that names the file and the position where there is no whole batch, or one with a wrong CRC.
+    Raises CorruptRecord, with file and position, where there is no whole batch or a CRC is wrong.
     """
     position = 0
     while position < end:
@@ -59,8 +59,8 @@ def chunks(file: SegmentFile, end: int) -> Iterator[list[RecordBatch]]:
 
 
 def _check_large(file: SegmentFile, position: int, size_bytes: int) -> None:
-    """A wrong length may say a gigabyte: so much is read at once only when the CRC says that it is one batch. Raises
-    CorruptRecord.
+    """Checks the CRC of a large batch piece by piece. A wrong length may claim a gigabyte, which is read at once only
+    after this check. Raises CorruptRecord.
     """
     header = file.read(position, HEADER_BYTES)
     expected, found = SCANNED.unpack_from(header)[4], crc32c(header[CRC_START:])
@@ -71,7 +71,7 @@ def _check_large(file: SegmentFile, position: int, size_bytes: int) -> None:
 
 
 def _split(data: memoryview) -> list[RecordBatch]:
-    """The whole batches that the data begins with, so many as one slice takes."""
+    """The whole batches at the begin of the data, at most one slice's worth."""
     batches: list[RecordBatch] = []
     position = 0
     while len(batches) < CHUNK_BATCHES:
@@ -86,18 +86,15 @@ def _split(data: memoryview) -> list[RecordBatch]:
 
 
 def _size_at(data: memoryview, position: int) -> int:
-    """The size of the batch that begins there; that of a header where fewer bytes are left."""
+    """The size of the batch that begins there; that of a header if fewer bytes are left."""
     if len(data) - position < HEADER_BYTES:
         return HEADER_BYTES
     return max(HEADER_BYTES, LENGTH_FIELD_END + int(_LENGTH.unpack_from(data, position)[0]))
 
 
-# Puts the keys of batches into a map of offsets, as far as there is room (F21). Kafka: `Cleaner.buildOffsetMap`.
-
-
 class MapBuilder:
-    """The map of one cleaning. `end_offset`: how far it reaches; `unreadable`: the base offsets of batches that are not
-    in it, because nothing can be read of them.
+    """Puts the keys of batches into the map of one cleaning, while there is room (F21). Kafka:
+    `Cleaner.buildOffsetMap`.
     """
 
     def __init__(self, hasher: KeyHasher, offsets: OffsetMap, first_offset: int) -> None:
@@ -110,7 +107,7 @@ class MapBuilder:
         self.unreadable: set[int] = set()
 
     def put(self, batches: Sequence[RecordBatch]) -> bool:
-        """Whether there is room for all of these; the map ends before the first record that found none."""
+        """Puts these batches into the map; False if it is full, and then ends before the first record without room."""
         decoded = []
         for batch in batches:
             records = None if batch.is_control else readable(batch)
@@ -143,11 +140,11 @@ class MapBuilder:
 
 
 class CleaningAborted(Exception):
-    """The log has changed under the cleaning, or is not to be cleaned any more; nothing is wrong."""
+    """The log has changed during the cleaning, or is not to be cleaned any more. No error of the log."""
 
 
 class CleaningSettings(NamedTuple):
-    """What a cleaning needs besides its log. The secret is random, 16 bytes or more (`key_hashes`)."""
+    """The parameters of a cleaning besides its log. The secret is random, 16 bytes or more (`key_hashes`)."""
 
     map_bytes: int
     timestamp_ms: int
@@ -170,7 +167,7 @@ class SegmentGroup(NamedTuple):
 
 
 class FilePlan(NamedTuple):
-    """The log's directory, and what of it is dirty: [first_dirty_offset, end_offset)."""
+    """The log's directory, and its dirty segments: [first_dirty_offset, end_offset)."""
 
     directory: str
     dirty: Sequence[SegmentPlan]
@@ -181,15 +178,15 @@ class FilePlan(NamedTuple):
 
 
 class MapBuilt(NamedTuple):
-    """The map has the newest offsets up to here. The answer: the first group, or None."""
+    """The map has the newest offsets below `end_offset`. The answer is the first group, or None."""
 
     end_offset: int
     key_count: int
 
 
 class Copied(NamedTuple):
-    """What stays of the group is in files with the suffix `.cleaned`, not synced. The answer: the next group, or
-    None.
+    """The records of the group that stay are in files with the suffix `.cleaned`, not synced. The answer is the next
+    group, or None.
     """
 
     counts: CleaningCounts
@@ -211,7 +208,7 @@ class FileCleaning:
         return f"<FileCleaning {plan.directory} {plan.first_dirty_offset}..{plan.end_offset}>"
 
     def run(self, disk: Disk) -> Steps:
-        """All of it. Raises CleaningAborted, CorruptRecord and what the disk fails with."""
+        """The whole job. Raises CleaningAborted, CorruptRecord and errors of the disk."""
         plan, settings, files = self._plan, self._settings, LogFiles(disk, self._plan.directory)
         offsets = OffsetMap(settings.map_bytes, plan.end_offset - plan.first_dirty_offset)
         try:
@@ -263,7 +260,7 @@ class FileCleaning:
 
 
 def _append(segment: Segment, batches: Sequence[RecordBatch]) -> int:
-    """How many bytes were written."""
+    """Appends the batches; returns how many bytes were written."""
     places, position = [], segment.size_bytes
     for each in batches:
         places.append(
@@ -279,13 +276,10 @@ def _append(segment: Segment, batches: Sequence[RecordBatch]) -> int:
     return position - (places[0].position if places else position)
 
 
-# What a cleaning of a log would keep, found without a change and without the log's node (F22).
-
-
 @dataclass
 class DryRun(CleaningCounts):
-    """What a cleaning of all sealed segments would come to. Producers that the node still knows may keep some batches
-    more, without records.
+    """The result that a cleaning of all sealed segments would have, found without a change and without the log's node
+    (F22). Producers that the node still knows may keep some more batches, without records.
     """
 
     path: str = ""

@@ -1,14 +1,15 @@
-"""Which records of a log a cleaning keeps, and what becomes of their batches (F22, F23, F25).
+"""Decides which records of a log a cleaning keeps, and rebuilds their batches (F22, F23, F25).
 
-A record stays if it lies at or behind the end of the map; or it has a key that the map does not know newer, and has a
-value, or none and its delete horizon has not passed. Whether the map knows it newer: a record that was put is the
-newest of its key where its offset is one of the map's; one before the first dirty offset is where its key was not put.
+A record stays if it lies at or behind the end of the map. Otherwise it stays if it has a key, the map knows no newer
+record of the key, and it has a value or is a tombstone whose delete horizon has not passed. A record that was put into
+the map is the newest of its key if its offset is in the map. A record before the first dirty offset is the newest if
+its key was not put.
 
-A batch of which everything stays is passed on as it is; one of which a part stays is built anew; one of which nothing
-stays goes, unless its producer or its segment needs it to say where it ended: then it stays without records. Control
-batches stay as they are, and so do batches whose columns contradict themselves or their header although the CRC is
-right: a producer sent them so, no reader can tell their keys, and one of them must not keep all others from being
-compacted. Kafka: `Cleaner.shouldRetainRecord`, `Cleaner.cleanInto`.
+A batch stays as it is if all its records stay, and is built anew if some do. A batch without records goes, unless its
+producer or its segment needs it to show where it ended: then it stays, empty. Control batches stay as they are. So do
+batches whose columns contradict themselves or their header although the CRC is right: the producer sent them so, no
+reader can tell their keys, and one of them must not keep all others from being compacted. Kafka:
+`Cleaner.shouldRetainRecord`, `Cleaner.cleanInto`.
 """
 
 from collections.abc import Container, Iterator, Sequence
@@ -37,21 +38,19 @@ from rayka.protocol.batch_format import (
     bytes_view,
 )
 
-# Batches as compaction leaves them: some of the records of one, or none.
+# ---- Batches with some of their records, or none ----------------------------------------------------------------
 #
-# Guarantees: base and last offset, leader epoch, producer id, epoch and sequence are those of the batch before, so that
-# offsets do not change and producers are recognised (C3, F22, F25); the records that stay are unchanged; the largest
-# timestamp is that of the records that are left, or of the batch before where none is. Kafka:
-# `MemoryRecords.filterTo`, `DefaultRecordBatch.writeEmptyHeader`.
+# Invariants: base offset, last offset, leader epoch, producer id, epoch and sequence stay the same, so offsets do not
+# change and producers are recognised (C3, F22, F25). The records that stay are unchanged. The largest timestamp is that
+# of the records left, or of the old batch if none is left. Kafka: `MemoryRecords.filterTo`,
+# `DefaultRecordBatch.writeEmptyHeader`.
 
 # The offsets of a column without values.
 _NO_RECORD = np.zeros(1, np.int32).view(np.uint8)
 
 
 def with_records(decoded: DecodedBatch, kept: np.ndarray, delete_horizon_ms: int | None) -> memoryview:
-    """The batch with the records alone whose place in `kept` is true, one at least, and with this delete horizon,
-    if any (F23).
-    """
+    """The batch with only the records marked in `kept`, at least one, and with this delete horizon, if any (F23)."""
     batch = decoded.batch
     places = np.flatnonzero(kept)
     numbers = int64_array(places)
@@ -79,7 +78,7 @@ def with_records(decoded: DecodedBatch, kept: np.ndarray, delete_horizon_ms: int
 
 
 def without_records(batch: RecordBatch) -> memoryview:
-    """The batch without any record: what is known of its producer, and where its offsets end (F25)."""
+    """The batch without records: it keeps its producer, and the end of its offsets (F25)."""
     columns: Columns = [(each, b"") for each in (Column.KEY_DATA, Column.VALUE_DATA)]
     columns += [(each, _NO_RECORD) for each in (Column.KEY_OFFSETS, Column.VALUE_OFFSETS)]
     attributes = batch.attributes & (TIMESTAMP_TYPE_BIT | TRANSACTIONAL_BIT)
@@ -96,7 +95,7 @@ def _headed(
     timestamps_ms: tuple[int, int],
     record_count: int,
 ) -> memoryview:
-    """The rebuilt batch behind the header of the one before."""
+    """The body behind a header like that of `batch`."""
     sequence = (batch.producer_id, batch.producer_epoch, batch.base_sequence)
     fields = (attributes, batch.last_offset_delta, *timestamps_ms, *sequence, record_count)
     write_header(body, batch.base_offset, batch.leader_epoch, *fields)
@@ -109,7 +108,7 @@ _HORIZON_MAX_MS = 2**63 - 1
 
 @dataclass
 class CleaningCounts:
-    """What a cleaning has done so far."""
+    """The work of a cleaning so far."""
 
     input_bytes: int = 0
     output_bytes: int = 0
@@ -124,7 +123,7 @@ class CleaningCounts:
 
 
 class Horizon(NamedTuple):
-    """What counts as seen: where the map begins and ends, the time now, and when what is seen first may be removed."""
+    """The bounds of a cleaning: the begin and the end of its map, the time now, and how long new tombstones stay."""
 
     first_dirty_offset: int
     end_offset: int
@@ -133,7 +132,7 @@ class Horizon(NamedTuple):
 
 
 class KeptRecords:
-    """The decisions of one cleaning, by its map, which is sealed."""
+    """The decisions of one cleaning, by its sealed map."""
 
     def __init__(
         self,
@@ -144,7 +143,7 @@ class KeptRecords:
         unreadable: Container[int],
         counts: CleaningCounts,
     ) -> None:
-        """`unreadable`: the base offsets of batches that the map does not have, because nothing can be read of them."""
+        """`unreadable`: base offsets of batches that the map does not have, because their columns cannot be read."""
         self._hasher = hasher
         self._unreadable = unreadable
         self._offsets = offsets
@@ -154,7 +153,7 @@ class KeptRecords:
         self._counts = counts
 
     def of(self, batches: Sequence[RecordBatch], last: RecordBatch | None) -> list[RecordBatch]:
-        """What stays of these batches, in their order. `last` is the one that says where its segment ends."""
+        """The batches that stay, in their order. `last` shows where its segment ends, so it stays."""
         # Of most batches the header and the map alone say what becomes of them.
         decoded = [
             None if self._stays(each) or self._is_superseded(each) else readable(each) for each in batches
@@ -183,7 +182,7 @@ class KeptRecords:
         return batch.is_control or batch.base_offset >= self._horizon.end_offset
 
     def _is_superseded(self, batch: RecordBatch) -> bool:
-        """Whether all its records were put into the map, and all keys have newer ones."""
+        """Whether all records of the batch were put into the map, and all its keys have newer ones."""
         horizon = self._horizon
         is_in_map = (
             horizon.first_dirty_offset <= batch.base_offset and batch.next_offset <= horizon.end_offset
@@ -193,7 +192,7 @@ class KeptRecords:
         return not len(self._offsets.newest_in(batch.base_offset, batch.next_offset))
 
     def _newest(self, decoded: Sequence[DecodedBatch]) -> Iterator[np.ndarray]:
-        """For each batch which of its records the map knows no newer one of, those before its end."""
+        """For each batch, which of its records before the end of the map are the newest of their keys."""
         first_dirty_offset, position = self._horizon.first_dirty_offset, 0
         clean = [each for each in decoded if each.batch.base_offset < first_dirty_offset]
         is_superseded = np.zeros(0, bool)
@@ -245,7 +244,7 @@ class KeptRecords:
 
 
 def readable(batch: RecordBatch) -> DecodedBatch | None:
-    """The batch's columns; None where they contradict themselves or its header. Its CRC was checked."""
+    """The batch's columns; None if they contradict themselves or the header. Its CRC was checked before."""
     try:
         return decode(batch, check_crc=False)
     except CorruptRecord:
@@ -253,7 +252,7 @@ def readable(batch: RecordBatch) -> DecodedBatch | None:
 
 
 def hashes_of(hasher: KeyHasher, keys: Sequence[pa.BinaryArray]) -> np.ndarray:
-    """The hashes of columns of keys, one at least, one behind the other; that of a null says nothing."""
+    """The hashes of one or more columns of keys, one behind the other. The hash of a null has no meaning."""
     if len(keys) == 1:
         return hasher.hashes(keys[0])
     return hasher.hashes(pa.concat_arrays(keys))

@@ -1,17 +1,17 @@
-"""Hashes of keys, 16 bytes each, of whole columns at once.
+"""Hashes of keys, 16 bytes each, for whole columns at once.
 
 Compaction takes two keys for one when their hashes are equal, as Kafka does with MD5. Here the chance of that is
-bounded for any two different keys, also chosen ones, because the hash depends on a secret that no producer knows:
+bounded for any two different keys, also for chosen ones, because the hash depends on a secret that no producer knows:
 
-- a key of up to `EXACT_BYTES_MAX` is not hashed but told exactly: its bytes as an integer, mixed by a secret function
-  that can be undone, and its length. No two of them are alike.
-- a key of up to `SHORT_BYTES_MAX` is hashed by four multilinear functions (Carter and Wegman; Lemire and Kaser,
+- A key of up to `EXACT_BYTES_MAX` is not hashed but kept exactly: its bytes as an integer, mixed by a secret function
+  that can be undone, and its length. No two of them are equal.
+- A key of up to `SHORT_BYTES_MAX` is hashed by four multilinear functions (Carter and Wegman; Lemire and Kaser,
   "Strongly universal string hashing is fast"): the sum of its 32-bit words and of its length, each times a random
-  number of 64 bits, modulo 2^64, of which the upper 32 bits count. Each lets two keys collide with a chance of 2^-32,
-  the four, which are independent, with 2^-128.
-- a longer key is hashed by BLAKE2b with the secret as its key and a digest of 16 bytes.
+  number of 64 bits, modulo 2^64, of which the upper 32 bits count. Each function lets two keys collide with a chance of
+  2^-32; all four, which are independent, with 2^-128.
+- A longer key is hashed by BLAKE2b with the secret as its key and a digest of 16 bytes.
 
-The lowest bit of all is always set, so that no key has the hash of an empty slot; this leaves 127 bits.
+The lowest bit of the second half is always set, so that no key has the hash of an empty slot; this leaves 127 bits.
 
 Kafka: `SkimpyOffsetMap`, which asks for MD5.
 """
@@ -40,7 +40,7 @@ _LENGTHS = SHORT_BYTES_MAX // _WORD_BYTES
 
 
 class KeyHasher:
-    """The hash of one cleaning; each has a secret of its own, 16 bytes or more."""
+    """The hash of one cleaning, with a secret of its own, 16 bytes or more."""
 
     def __init__(self, secret: bytes) -> None:
         expanded = hashlib.shake_256(secret).digest(64 + (_LANES * (_LENGTHS + 1) + 2) * 8)
@@ -50,7 +50,7 @@ class KeyHasher:
         self._first_mixer, self._second_mixer = factors[-2:] | _LOWEST
 
     def hashes(self, keys: pa.BinaryArray) -> np.ndarray:
-        """For each key two uint64, of which the second is not 0; those of a null say nothing."""
+        """Two uint64 for each key, of which the second is not 0. Those of a null have no meaning."""
         offsets = np.frombuffer(keys.buffers()[1], np.int32, len(keys) + 1, keys.offset * 4)
         data = np.frombuffer(keys.buffers()[2] or b"", np.uint8)
         lengths = np.diff(offsets)
@@ -78,7 +78,7 @@ class KeyHasher:
         return hashes
 
     def _short(self, data: np.ndarray, begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """The exact ones among them by `_exact`: a key has one hash, whatever stands beside it."""
+        """Uses `_exact` for the keys that it suits: a key has one hash, whatever stands beside it."""
         hashes = self._multilinear(data, begins, lengths)
         is_exact = lengths <= EXACT_BYTES_MAX
         if is_exact.any():
@@ -96,7 +96,7 @@ class KeyHasher:
 
 
 def _integers(data: np.ndarray, begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Keys of up to eight bytes as uint64; one that is shorter is filled up with zeros."""
+    """Keys of up to eight bytes as uint64, filled up with zeros."""
     if not len(lengths):
         return np.zeros(0, np.uint64)
     first, last = int(begins[0]), int(begins[-1]) + int(lengths[-1])
@@ -109,7 +109,7 @@ def _integers(data: np.ndarray, begins: np.ndarray, lengths: np.ndarray) -> np.n
 
 
 def _words(data: np.ndarray, begins: np.ndarray, lengths: np.ndarray) -> Iterator[np.ndarray]:
-    """Column by column the words of the keys, as uint64; a key that ends earlier is filled up with zeros."""
+    """The words of the keys as uint64, column by column. A key that ends earlier is filled up with zeros."""
     count, width = len(lengths), int(lengths.max(initial=0))
     if not width:
         return
@@ -130,7 +130,7 @@ def _words(data: np.ndarray, begins: np.ndarray, lengths: np.ndarray) -> Iterato
 
 
 def _words_of_equals(keys: np.ndarray) -> Iterator[np.ndarray]:
-    """Those of keys that are all as long, a row each."""
+    """The words of keys of equal length, a row each."""
     count, width = keys.shape
     word_count = -(-width // _WORD_BYTES)
     if width % _WORD_BYTES:

@@ -1,16 +1,16 @@
 """The newest offset of each key, in memory of a fixed size (F21).
 
 A slot holds the hash of a key, 16 bytes, and an offset, 8 bytes: open addressing, linear probing, at most nine slots of
-ten in use. Hashes and offsets are columns of their own, because a key that is known already, the usual case, costs one
-look at its hash and one write of its offset. Whole columns are put and looked up at once.
+ten in use. Hashes and offsets are separate columns, because a key that is known already, the usual case, costs one look
+at its hash and one write of its offset. Whole columns are put and looked up at once.
 
-A map is filled first, then sealed and asked, then released. Sealed, it has the newest offsets in their order, so a
-record that was put is the newest of its key when its own offset is among them: the copy needs no hash of it, nor its
-key. Only records before the first that was put are looked up by their hashes.
+A map is filled first, then sealed and asked, then released. The sealed map has the newest offsets in their order. So a
+record that was put is the newest of its key if its own offset is among them, and the copy needs neither its hash nor
+its key. Only records before the first dirty offset are looked up by their hashes.
 
 Offsets are put in rising order, so the last one put of a key is its newest. Invariants: a key that was put is found;
-when there is no room left, `put` says how far it got; sealed, there are as many offsets as keys. Kafka:
-`SkimpyOffsetMap`.
+`put` says how far it got when there is no room left; a sealed map has as many offsets as keys. Kafka:
+`SkimpyOffsetMap`, one for each thread, cleared for each use.
 """
 
 from typing import NamedTuple
@@ -19,15 +19,11 @@ import numpy as np
 
 from rayka.errors import InvariantBroken
 
-# The memory of maps, kept from one cleaning to the next of a process.
-#
-# The kernel gives memory page by page, and a virtual machine has to ask for it: 128 MiB took 14 to 160 ms, during which
-# nothing else had the processor. To clear as much again takes 6. Kafka: a thread's `SkimpyOffsetMap`, cleared each
-# time.
-
 
 class Slots(NamedTuple):
-    """The columns of a map's slots. One without a key has the hash 0, and any offset; the last offset is no slot's."""
+    """The columns of a map's slots. A slot without a key has the hash 0 and any offset. The last offset belongs to no
+    slot.
+    """
 
     hashes: np.ndarray
     offsets: np.ndarray
@@ -37,13 +33,17 @@ class Slots(NamedTuple):
 
 
 class MapMemory:
-    """Keeps the slots of one map at most."""
+    """Keeps the slots of one map from one cleaning of the process to the next.
+
+    The kernel gives memory page by page, and a virtual machine has to ask for it: 128 MiB took 14 to 160 ms, during
+    which nothing else had the processor. To clear as much again takes 6 ms.
+    """
 
     def __init__(self) -> None:
         self._kept: list[Slots] = []
 
     def take(self, slot_count: int, slots_max: int) -> Slots:
-        """So many slots or more, of which the first so many have no key; never more than `slots_max`."""
+        """At least `slot_count` slots, the first of them without keys; never more than `slots_max`."""
         if self._kept and slot_count <= len(self._kept[0]) <= slots_max:
             slots = self._kept.pop()
             slots.hashes[:slot_count] = 0
@@ -53,7 +53,7 @@ class MapMemory:
         return Slots(np.zeros((slot_count, 2), np.uint64), np.zeros(slot_count + 1, np.int64))
 
     def give_back(self, slots: Slots) -> None:
-        """Of several the next map has the last."""
+        """Keeps the slots for the next map, instead of those given back before."""
         self._kept = [slots]
 
 
@@ -76,10 +76,10 @@ _SEALED_AT_ONCE = 1 << 16
 
 
 class OffsetMap:
-    """Offsets by hash. `keys_max`: no more keys will come, so that a small log takes little memory. There is room for
-    one key at least, or a cleaning would get no further and begin again for ever.
+    """Offsets by hash. `keys_max` bounds the keys to come, so that a small log takes little memory. There is room for
+    at least one key: otherwise a cleaning would get no further, and begin again for ever.
 
-    Hashes are rows of two uint64 of which the second is never 0: that is an empty slot's.
+    Hashes are rows of two uint64, of which the second is never 0; an empty slot has 0.
     """
 
     def __init__(self, size_bytes: int, keys_max: int) -> None:
@@ -100,14 +100,14 @@ class OffsetMap:
         return f"<OffsetMap keys={self.key_count}/{self.capacity}{' sealed' * (self._newest is not None)}>"
 
     def release(self) -> None:
-        """Leaves its memory to the next map of this process. Nothing is asked of it afterwards."""
+        """Leaves the memory to the next map of this process. The map is not used any more."""
         MEMORY.give_back(self._slots)
         self._newest = None
 
     # ---- Filling it ----------------------------------------------------------------------------------------
 
     def put(self, hashes: np.ndarray, offsets: np.ndarray) -> int:
-        """How many of these records were put, the first ones, in their order: all, unless the map is full then."""
+        """Puts records in their order; returns how many: all of them, unless the map is full then."""
         if self._newest is not None:
             raise InvariantBroken(f"{self!r} takes no more")
         put = 0
@@ -119,7 +119,9 @@ class OffsetMap:
         return put
 
     def _put(self, hashes: np.ndarray, offsets: np.ndarray) -> None:
-        """Most keys are found where their search begins; the others' goes on until each has a slot."""
+        """Puts records while there is room for all. Most keys are found where their search begins; the search for the
+        others goes on until each has a slot.
+        """
         positions = self._first(hashes)
         found = self._at(positions)
         others = np.flatnonzero(~_same(found, hashes))
@@ -143,7 +145,7 @@ class OffsetMap:
             others = np.flatnonzero(~is_own)
 
     def _claim(self, positions: np.ndarray, hashes: np.ndarray, offsets: np.ndarray) -> None:
-        """Of several records that want one empty slot the last gets it, for its key."""
+        """Gives an empty slot to the last of the records that want it, for its key."""
         if len(positions):
             self._whole_hashes[positions] = hashes.view(_ONE_MOVE).ravel()
             self._offsets[positions] = offsets
@@ -152,7 +154,9 @@ class OffsetMap:
     # ---- Asking it -----------------------------------------------------------------------------------------
 
     def seal(self) -> None:
-        """Ends the filling. Takes no memory more; of a large map it takes some 10 ns a key, and lets the lock go."""
+        """Ends the filling. Takes no more memory. For a large map it takes some 10 ns a key, and releases the
+        interpreter's lock.
+        """
         count, slots = 0, self._offsets[:-1]
         for begin in range(0, self._slot_count, _SEALED_AT_ONCE):
             piece = slots[begin : begin + _SEALED_AT_ONCE]
@@ -187,9 +191,11 @@ class OffsetMap:
     # ---- Slots ---------------------------------------------------------------------------------------------
 
     def _first(self, hashes: np.ndarray) -> np.ndarray:
-        """Where the search for each begins: a mixture of the hash's first half, scaled to the number of slots.
+        """The slot where the search for each hash begins: the first half of the hash, mixed and scaled to the number of
+        slots.
 
-        Mixed, because hashes of keys in a row lie at equal distances, of which many can be in the same few places.
+        Mixed, because hashes of consecutive keys lie at equal distances, and many of them could fall into the same few
+        slots.
         """
         mixed = hashes[:, 0] * _MIXER
         mixed >>= _HALF
@@ -204,7 +210,7 @@ class OffsetMap:
 
 
 def _same(found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Whether each slot is of that hash; one that is empty is of none."""
+    """Whether each slot has that hash; an empty slot has none."""
     same: np.ndarray = (found == wanted).view(np.uint16).ravel() == _BOTH
     return same
 
