@@ -1,8 +1,15 @@
-"""What a leader knows of each replica that follows it, from the fetches of its own leader epoch (B5).
+"""The followers of one leader, by the fetches of its own leader epoch (B5), and the ISR that the leader and the
+controller agree on (B2, B12).
 
-Invariants: a position is known only from a fetch in the leader's current epoch, so that none is left of what a replica
-had before it followed this log (B16, B24); `last_caught_up_ms` never goes back within an epoch; a fetch of an older
-broker process changes nothing. Kafka: `Replica`, `ReplicaState`, `RackAwareReplicaSelector` (KIP-392).
+Invariants:
+- A follower's position comes from a fetch in the leader's current epoch. No position is left of the time before the
+  replica followed this log (B16, B24).
+- `last_caught_up_ms` never goes back within an epoch.
+- A fetch of an older broker process changes nothing.
+- There is one proposed ISR at a time.
+
+Kafka: `Replica`, `ReplicaState`, `RackAwareReplicaSelector` (KIP-392), `PartitionState`, `CommittedPartitionState`,
+`PendingExpandIsr`, `PendingShrinkIsr`.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -20,7 +27,9 @@ NEVER_MS = -(2**63)
 
 
 class FollowerFetch(NamedTuple):
-    """Where a replica asked to read from: it has everything below `fetch_offset`. `broker_epoch` -1 is not checked."""
+    """The position from which a replica asked to read: it has everything below `fetch_offset`. A `broker_epoch` of -1
+    is not checked.
+    """
 
     replica_id: int
     broker_epoch: int
@@ -30,14 +39,18 @@ class FollowerFetch(NamedTuple):
 
 @dataclass(slots=True, eq=False, repr=False)
 class FollowerState:
-    """One replica, as its fetches show it; -1 stands for what no fetch has told yet."""
+    """One replica, by its fetches. -1: no fetch has told yet."""
 
     replica_id: int
+    # Of the process that fetched last.
     broker_epoch: int = NO_EPOCH
     log_start_offset: int = NO_OFFSET
+    # The offset of the last fetch: the replica has everything below it.
     log_end_offset: int = NO_OFFSET
     last_fetch_ms: int = NEVER_MS
+    # The leader's log end offset at that fetch.
     last_fetch_leader_end_offset: int = NO_OFFSET
+    # When the replica last had all records that the leader had then; never goes back.
     last_caught_up_ms: int = NEVER_MS
 
     def __repr__(self) -> str:
@@ -45,11 +58,13 @@ class FollowerState:
 
     @property
     def has_fetched(self) -> bool:
-        """Whether anything is known of it."""
+        """Whether the replica has fetched in this leader epoch."""
         return self.log_end_offset != NO_OFFSET
 
     def on_fetch(self, fetch: FollowerFetch, leader_end_offset: int, now_ms: int) -> None:
-        """It is caught up now when it has all, and as of its last fetch when it has all that was there then (B5)."""
+        """Counts the replica as caught up now if it has everything, and as of its last fetch if it has everything from
+        that time (B5).
+        """
         if fetch.fetch_offset >= leader_end_offset:
             self.last_caught_up_ms = max(self.last_caught_up_ms, now_ms)
         elif fetch.fetch_offset >= self.last_fetch_leader_end_offset:
@@ -61,13 +76,13 @@ class FollowerState:
         self.last_fetch_ms = now_ms
 
     def is_caught_up(self, leader_end_offset: int, now_ms: int, lag_max_ms: int) -> bool:
-        """Whether it has everything, or had everything not too long ago (B10)."""
+        """Whether the replica has everything, or had everything at most `lag_max_ms` ago (B10)."""
         return self.log_end_offset == leader_end_offset or now_ms - self.last_caught_up_ms <= lag_max_ms
 
 
 class FollowerStates:
-    """All replicas that follow one leader in one epoch, which began at `now_ms`. `brokers` gives what the metadata says
-    of a broker now.
+    """All followers of one leader in one epoch, which began at `now_ms`. `brokers` gives the current metadata of a
+    broker.
     """
 
     def __init__(
@@ -78,14 +93,16 @@ class FollowerStates:
         self._brokers = brokers
         self.lag_max_ms = replica_lag_time_max_ms
         self._led_since_ms = now_ms
+        # The data directory of each replica, the leader's among them.
         self._directories: dict[int, UUID] = {}
+        # All replicas but the leader's.
         self.by_id: dict[int, FollowerState] = {}
 
     def __repr__(self) -> str:
         return f"<FollowerStates {list(self.by_id.values())}>"
 
     def update(self, state: PartitionImage, leader_id: int, in_sync: Sequence[int], now_ms: int) -> None:
-        """The replicas may have changed. One in sync gets time to show it (B16)."""
+        """Takes over the replicas of the metadata. A new replica in sync gets time to show it (B16)."""
         self._directories = dict(zip(state.replicas, state.directories, strict=True))
         self.by_id = {
             each: self.by_id.get(each)
@@ -96,7 +113,7 @@ class FollowerStates:
 
     def find(self, fetch: FollowerFetch) -> FollowerState:
         """The follower that fetches. Raises NotLeaderOrFollower when it is no replica, or an older process of its
-        broker: that says nothing about the log which its successor has (B5).
+        broker, whose fetch says nothing about the log of the newer process (B5).
         """
         follower = self.by_id.get(fetch.replica_id)
         if follower is None:
@@ -114,15 +131,17 @@ class FollowerStates:
         return follower
 
     def have_fetched(self, replica_ids: Collection[int]) -> bool:
-        """Whether all of these followers have, so that none has records any more that the leader lacks."""
+        """Whether all of these followers have fetched. Then none of them has records that the leader lacks."""
         return all(each.has_fetched for each in self.by_id.values() if each.replica_id in replica_ids)
 
     # ---- Which of them count -----------------------------------------------------------------------------------------
 
     def is_eligible(self, follower: FollowerState) -> bool:
-        """Whether the metadata lets it into the ISR: it is active, and the process that fetched is that one (B11).
+        """Whether the metadata allow the replica into the ISR: its broker is active, and is the process that fetched
+        (B11).
 
-        Beyond Kafka, the directory of its replica is not offline: it would be waited for until it lags.
+        Beyond Kafka, the directory of the replica must not be offline: the leader would wait for the replica until it
+        lags.
         """
         broker = self._brokers(follower.replica_id)
         if broker is None or not broker.is_active or not follower.has_fetched:
@@ -132,27 +151,28 @@ class FollowerStates:
         return follower.broker_epoch in (NO_EPOCH, broker.broker_epoch)
 
     def live(self, maximal_isr: Sequence[int], now_ms: int) -> list[FollowerState]:
-        """Those that can be expected to have soon what the leader's log has: their brokers are not fenced.
+        """The followers that will soon have the leader's records: their brokers are not fenced.
 
-        Beyond Kafka, a replica is not waited for whose directory is offline, or that is out of sync and has not fetched
-        for as long as takes a member out of the ISR: its disk may be full. Before it is in sync again, it begins where
-        this log begins.
+        Beyond Kafka, a replica does not count if its directory is offline, or if it is out of sync and has not fetched
+        for `lag_max_ms`: its disk may be full. Before such a replica is in sync again, its log begins where the
+        leader's log begins.
         """
-        return [each for each in self.by_id.values() if self._is_alive(each, maximal_isr, now_ms)]
-
-    def _is_alive(self, follower: FollowerState, maximal_isr: Sequence[int], now_ms: int) -> bool:
-        broker = self._brokers(follower.replica_id)
-        if broker is None or broker.is_fenced or self._is_offline(follower, broker):
-            return False
-        seen_ms = max(follower.last_fetch_ms, self._led_since_ms)
-        return follower.replica_id in maximal_isr or now_ms - seen_ms <= self.lag_max_ms
+        found = []
+        for each in self.by_id.values():
+            broker = self._brokers(each.replica_id)
+            if broker is None or broker.is_fenced or self._is_offline(each, broker):
+                continue
+            seen_ms = max(each.last_fetch_ms, self._led_since_ms)
+            if each.replica_id in maximal_isr or now_ms - seen_ms <= self.lag_max_ms:
+                found.append(each)
+        return found
 
     def _is_offline(self, follower: FollowerState, broker: BrokerImage) -> bool:
-        """Whether its broker has told that the directory of this replica failed, or is full."""
+        """Whether the broker has reported that the directory of this replica failed or is full."""
         return self._directories[follower.replica_id] in broker.offline_directories
 
     def read_replica(self, candidates: Sequence[FollowerState], rack_id: str, fetch_offset: int) -> int:
-        """The most caught up of the candidates in the reader's rack that have the offset; -1: there is none (G15)."""
+        """The most caught up candidate in the reader's rack that has the offset; -1 without one (G15)."""
         able = [
             each
             for each in candidates
@@ -167,13 +187,13 @@ class FollowerStates:
         return NO_NODE if best is None else best.replica_id
 
     def is_in_rack(self, broker_id: int, rack_id: str) -> bool:
-        """Whether the broker is there to read from, in that rack."""
+        """Whether the broker is in that rack and not fenced."""
         broker = self._brokers(broker_id)
         return broker is not None and not broker.is_fenced and broker.registration.rack == rack_id
 
     def broker_epoch(self, broker_id: int) -> int:
-        """Of the process that was seen to fetch, for another one that the metadata knows by now may lack records; the
-        leader's own is what the metadata says.
+        """The epoch of the broker process that fetched: a newer process, which the metadata may know already, may lack
+        records. The leader's own epoch comes from the metadata.
         """
         follower = self.by_id.get(broker_id)
         if follower is not None:
@@ -182,19 +202,18 @@ class FollowerStates:
         return NO_EPOCH if broker is None else broker.broker_epoch
 
 
-# The ISR: what the controller has committed, and what the leader has proposed without an answer yet (B2, B12).
-#
-# Invariants: one proposal at a time; `maximal` holds every replica that may be in the committed ISR once the controller
-# has answered, whatever it answers, so a leader that counts all of them commits nothing that a member lacks.
-# Kafka: `PartitionState`, `CommittedPartitionState`, `PendingExpandIsr`, `PendingShrinkIsr`.
-
-
 @dataclass(frozen=True, slots=True, repr=False)
 class IsrState:
-    """The committed ISR and the proposal that would change it."""
+    """The committed ISR, and the proposal that would change it (B2, B12).
+
+    Invariant: `maximal` holds every replica that may be in the committed ISR after the controller's answer, whatever it
+    is. So a leader that counts all of them commits nothing that a member lacks.
+    """
 
     committed: tuple[int, ...] = ()
+    # Sent to the controller, and not answered yet.
     proposal: AlterPartitionItem | None = None
+    # Every replica that may be in the committed ISR after any answer of the controller, the committed ones first.
     maximal: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -212,15 +231,17 @@ class IsrState:
 
 
 class ProposalOutcome(Enum):
-    """What a leader does after an answer to its proposal."""
+    """The reaction of a leader to the answer to its proposal."""
 
     ACCEPTED = auto()
-    REVERTED = auto()  # the controller has not done it, and will not: it has raised the partition epoch
-    AWAITS_METADATA = auto()  # the leader's picture is too old to propose anything
+    # The controller has refused the proposal for good, and has raised the partition epoch.
+    REVERTED = auto()
+    # The leader's metadata are too old for any proposal.
+    AWAITS_METADATA = auto()
     RETRIED = auto()
 
 
-# B12. An error that is not known says nothing about what was done: the same is proposed again (RETRIED).
+# B12. After any other error the controller may have done it or not: the leader proposes the same again (RETRIED).
 PROPOSAL_OUTCOMES = {
     ErrorCode.NONE: ProposalOutcome.ACCEPTED,
     ErrorCode.OPERATION_NOT_ATTEMPTED: ProposalOutcome.REVERTED,

@@ -1,11 +1,14 @@
-"""One replica of one partition: its log, and the role that the metadata gives it in each leader epoch.
+"""One replica of one partition: its log, and the role that the metadata give it in each leader epoch.
 
-Invariants: neither epoch falls; there is one role at a time, and a change of role or of the leader epoch replaces the
-object, so that nothing of a former role is left; an append of a producer happens only while this broker leads, an
-append of a leader's records only while it follows, in the epoch they were fetched in. `PartitionLeader`,
-`PartitionFollower` and `ReplicaLog` have the others.
+Invariants:
+- Leader epoch and partition epoch never fall.
+- There is one role at a time. A change of role or of the leader epoch replaces the object, so nothing of a former role
+  is left.
+- A producer's records are appended only while this broker leads. A leader's records are appended only while it follows,
+  in the epoch in which they were fetched.
 
-Kafka: `cluster/Partition.scala` (B1-B28; reads G1-G4, G12).
+`PartitionLeader`, `PartitionFollower` and `ReplicaLog` have further invariants. Kafka: `cluster/Partition.scala`
+(B1-B28; reads G1-G4, G12).
 """
 
 from collections.abc import Callable, Generator
@@ -44,7 +47,7 @@ class Partition(ReplicaLog):
         self, topic_partition: TopicPartition, topic_id: UUID, broker_id: int, log: Log, config: TopicConfig,
         *, brokers: Callable[[int], BrokerImage | None], replica_lag_time_max_ms: int,
     ) -> None:  # fmt: skip
-        """`brokers` gives what the metadata says of a broker now; it is asked at every decision about one."""
+        """`brokers` gives the current metadata of a broker, and is asked at every decision about one."""
         super().__init__(topic_partition, topic_id, broker_id, log, config)
         self._brokers = brokers
         self._lag_max_ms = replica_lag_time_max_ms
@@ -74,23 +77,23 @@ class Partition(ReplicaLog):
 
     @property
     def isr(self) -> tuple[int, ...]:
-        """The ISR as the controller has committed it; only a leader knows."""
+        """The ISR that the controller has committed; only a leader knows it."""
         return self.role.isr.committed
 
     @property
     def maximal_isr(self) -> tuple[int, ...]:
-        """The replicas that may be in sync once the controller has answered (B2)."""
+        """The replicas that may be in sync after the controller's answer (B2)."""
         return self.role.isr.maximal
 
     @property
     def pending_isr(self) -> AlterPartitionItem | None:
-        """The proposal that is under way; there is no other meanwhile (B12)."""
+        """The proposal under way; there is at most one (B12)."""
         return self.role.isr.proposal
 
     # ---- Its role --------------------------------------------------------------------------------------
 
     def update_state(self, state: PartitionImage, *, now_ms: int) -> None:
-        """Takes over what the metadata says; an older state changes nothing (B16, B17)."""
+        """Takes over the metadata; an older state changes nothing (B16, B17)."""
         if state.partition_epoch < self.role.state.partition_epoch:
             return
         if state.leader_epoch < self.leader_epoch:
@@ -110,13 +113,13 @@ class Partition(ReplicaLog):
             before = self.role
             self.role = PartitionLeader(self, state, followers, now_ms)
             if isinstance(before, PartitionLeader) and state.leader_epoch == before.state.leader_epoch + 1:
-                # A replica was dropped. After a larger step another broker may have led in between.
+                # A replica left the partition. After a larger step another broker may have led in between.
                 self.role.lead_began = before.lead_began
             self._begin_epoch(now_ms)
 
     def on_log_reopened(self, log: Log, now_ms: int) -> None:
-        """The log of before ended half way through a change; this is what is there. Raises StorageError, and DamagedLog
-        when that is less than was committed.
+        """Replaces the log, after a change of the old one ended half way. Raises StorageError, and DamagedLog when the
+        log ends below the high watermark.
         """
         if log.log_end_offset < self.high_watermark:
             raise DamagedLog(
@@ -129,20 +132,21 @@ class Partition(ReplicaLog):
             self._begin_epoch(now_ms)
 
     def _begin_epoch(self, now_ms: int) -> None:
-        """The log knows the leader's epoch, which begins at its end; not where its directory is offline."""
+        """Begins the leader's epoch at the log's end, unless the directory is offline."""
         if self.failure is not None:
             return
         try:
             self.log.assign_epoch(self.leader_epoch, self.log.log_end_offset)
-        finally:  # a full disk takes no epoch and no append; what is committed is read
+        finally:
+            # A full disk takes neither the epoch nor an append; committed records are read.
             self.maybe_increment_high_watermark(now_ms)
 
     def maybe_increment_high_watermark(self, now_ms: int) -> bool:
-        """Whether the high watermark rose; a follower has none of its own (B1)."""
+        """True if the high watermark rose; a follower's never rises by itself (B1)."""
         return isinstance(self.role, PartitionLeader) and self.role.maybe_increment_high_watermark(now_ms)
 
     def as_leader(self) -> PartitionLeader:
-        """What only a leader does. Raises NotLeaderOrFollower, and KafkaStorageError when the disk has failed."""
+        """The role of a leader. Raises NotLeaderOrFollower, and KafkaStorageError when the disk has failed."""
         self.check_online()
         role = self.role
         if not isinstance(role, PartitionLeader):
@@ -153,8 +157,8 @@ class Partition(ReplicaLog):
         return role
 
     def as_follower(self, leader_epoch: int) -> PartitionFollower:
-        """What a follower does with an answer, which counts only in the leader epoch in which it was asked for (B26).
-        Raises FencedLeaderEpoch and UnknownLeaderEpoch when it has changed since.
+        """The role of a follower. Its answer to a fetch counts only in the leader epoch of the fetch (B26). Raises
+        FencedLeaderEpoch and UnknownLeaderEpoch when the epoch has changed.
         """
         self.check_online()
         self._check_epoch(leader_epoch)
@@ -172,9 +176,9 @@ class Partition(ReplicaLog):
         is_follower: bool = False, any_replica: bool = False,
     ) -> ReadResult:  # fmt: skip
         """Whole batches from the one that contains the fetch offset, below the high watermark, for a follower to the
-        log end (G1-G4). With `any_replica` a consumer may read here although another leads (G15).
+        log end (G1-G4). With `any_replica` a consumer may read although another broker leads (G15).
 
-        `next_offset` follows the last batch. Raises OffsetOutOfRange, what `check_readable` raises, and StorageError
+        `next_offset` follows the last batch. Raises OffsetOutOfRange, the errors of `check_readable`, and StorageError
         when the disk fails.
         """
         self.check_readable(fetch.current_leader_epoch, any_replica=any_replica and not is_follower)
@@ -193,7 +197,7 @@ class Partition(ReplicaLog):
         )
 
     def available_bytes(self, offset: int, max_bytes: int, *, is_follower: bool = False) -> int:
-        """How many bytes of whole batches a reader would find from the offset on, at most max_bytes."""
+        """The bytes of whole batches that a reader would find from the offset on, at most `max_bytes`."""
         end_offset = self._end_offset_for(is_follower)
         return partition_reads.readable_bytes(self.log, offset, max_bytes=max_bytes, end_offset=end_offset)
 
@@ -203,8 +207,9 @@ class Partition(ReplicaLog):
     def find_offset(
         self, timestamp_ms: int, current_leader_epoch: int, *, is_follower: bool = False
     ) -> Generator[None, None, FoundOffset]:
-        """The earliest, latest, or first offset at or after a time, below what the asker may read (G12). Yields
-        after each slice of a search by time, which may be long: `check_readable` says whether it may go on.
+        """The earliest offset, the latest, or the first one at or after a time, below the reader's end (G12). Yields
+        after each slice of a search by time, which may be long; `check_readable` then says whether the search may
+        continue.
 
         Raises OffsetNotAvailable while the high watermark has not reached the leader's first offset.
         """
@@ -228,8 +233,8 @@ class Partition(ReplicaLog):
 
     def check_readable(self, current_leader_epoch: int, *, any_replica: bool = False) -> None:
         """Raises FencedLeaderEpoch when the caller's epoch is older, UnknownLeaderEpoch when it is newer (B24),
-        NotLeaderOrFollower unless any replica will do, and KafkaStorageError when the disk has failed. Epoch -1 is
-        not checked.
+        NotLeaderOrFollower unless any replica will do, and KafkaStorageError when the disk has failed. An epoch of -1
+        is not checked.
         """
         if current_leader_epoch != NO_EPOCH:
             self._check_epoch(current_leader_epoch)

@@ -1,9 +1,11 @@
-"""What this broker does as a follower of one partition: what it appends, and where its log is cut when it has parted
+"""A follower of one partition on this broker: it appends the leader's records, and cuts its log where it has parted
 from the leader's.
 
-Invariants: nothing is appended unless all of it is whole, in place, and of no later epoch than the follower's (B18,
-B26); a log is cut only where its *epochs* part from the leader's, never because of a high watermark: the one
-known here may be older than the leader's, and the cut would take committed records along.
+Invariants:
+- Records are appended only if all of them are whole, in place, and of no later epoch than the follower's (B18, B26).
+- The log is cut only where its *epochs* part from the leader's, never because of a high watermark. The high watermark
+  known here may be older than the leader's, and the cut would remove committed records.
+
 Kafka: `AbstractFetcherThread`, `Partition.doAppendRecordsToFollower` (B3, B22, B23, B25; KIP-101, KIP-279, KIP-320).
 """
 
@@ -20,7 +22,7 @@ from rayka.protocol.batch_format import RecordBatch, split_batches
 
 
 class PartitionFollower:
-    """The follower of one leader, or of none; it knows no ISR."""
+    """The follower of one leader, or of none. It knows no ISR."""
 
     isr = IsrState()
 
@@ -28,14 +30,12 @@ class PartitionFollower:
         self._replica = replica
         self.state = state
 
-    def __repr__(self) -> str:
-        return f"<PartitionFollower {self._replica.topic_partition} {self.state!r}>"
-
     def append(self, records: Buffer, *, high_watermark: int, log_start_offset: int, now_ms: int) -> bool:
-        """Takes the records of an answer, and how far they are committed (B3, B18); whether the high watermark moved.
+        """Appends the records of an answer, and takes over the leader's high watermark and log start offset (B3, B18).
+        True if the high watermark moved.
 
         Raises CorruptRecord when a batch is damaged or out of place, UnknownLeaderEpoch for a batch of a later epoch;
-        then nothing is appended.
+        nothing is appended then.
         """
         batches = self._checked_batches(records, high_watermark)
         if batches:
@@ -45,20 +45,23 @@ class PartitionFollower:
         return is_moved
 
     def _checked_batches(self, records: Buffer, high_watermark: int) -> list[RecordBatch]:
-        """The batches, all good and in place. A batch's CRC covers neither offset nor epoch: that they go on from what
-        is here shows that they are right. Offsets may be missing in a compacted topic, and below the leader's high
-        watermark, where its log may be compacted from before the topic's policy was changed (F22). In a compacted one
-        also above: a leader that has restarted may know a lower one, and raise it only with this follower's help.
+        """The batches, all whole and in place. The CRC covers neither offset nor epoch, so both must continue those of
+        this log.
+
+        Offsets may be missing in a compacted topic. They may also be missing in any topic below the leader's high
+        watermark: the leader's log may be compacted from the time before the topic's policy was changed (F22). A
+        compacted topic has gaps above the high watermark, too: a leader that has restarted may know a lower one, and
+        raises it only with this follower's help.
         """
-        log, leader_epoch, where = (
-            self._replica.log,
-            self.state.leader_epoch,
-            str(self._replica.topic_partition),
-        )
+        log, leader_epoch = self._replica.log, self.state.leader_epoch
+        where = str(self._replica.topic_partition)
         batches, is_compacted = list(split_batches(records)), log.config.is_compacted
         epoch, offset = log.latest_epoch, log.log_end_offset
-        if batches and _begins_within(batches[0], log):
-            offset = batches[0].base_offset
+        if batches and log.log_start_offset == offset:
+            first = batches[0]
+            # An empty log may begin inside a batch: the leader's log begins there since records were deleted.
+            if first.base_offset < offset <= first.last_offset:
+                offset = first.base_offset
         for batch in batches:
             batch.check_crc(where)
             is_gap = offset < batch.base_offset and (is_compacted or batch.base_offset <= high_watermark)
@@ -76,22 +79,23 @@ class PartitionFollower:
         return batches
 
     def truncate_to(self, diverging: OffsetAndEpoch, copied: PrefixCopy | None = None) -> PrefixCopy | None:
-        """The leader's log has parted from this one by the end of that epoch: what it cannot have is cut off (B22).
-        What is returned has to be copied first, and given here then; nothing has changed yet.
+        """Cuts off the records that the leader cannot have, because its log has parted from this one by the end of
+        `diverging` (B22). Returns the copy to make first, with nothing changed, as `Log.truncate_to`.
 
-        Also below the high watermark (B27): after an unclean election, committed records are what the leader has.
+        Cuts below the high watermark, too (B27): after an unclean election the leader's records are the committed ones.
         """
         log = self._replica.log
         try:
             return log.truncate_to(truncation_offset(log, diverging), copied)
-        finally:  # one that met a full disk half way may have shortened the log all the same
+        finally:
+            # A truncation that meets a full disk half way may have shortened the log.
             self._follow_high_watermark(self._replica.high_watermark)
 
     def on_out_of_range(
         self, copied: PrefixCopy | None = None, *, leader_log_start_offset: int, leader_log_end_offset: int
     ) -> PrefixCopy | None:
-        """The leader has nothing at this log's end: it ends earlier there, or all of it was deleted there. The log goes
-        on where both of them can (B25). Returns as `truncate_to`.
+        """The leader has no record at this log's end: its log ends earlier, or begins later. Truncates this log to
+        where both can continue (B25). Returns as `truncate_to`.
         """
         log = self._replica.log
         try:
@@ -100,25 +104,19 @@ class PartitionFollower:
             if leader_log_start_offset > log.log_end_offset:
                 log.truncate_fully_and_start_at(leader_log_start_offset)
             return None
-        finally:  # as above
+        finally:
             self._follow_high_watermark(self._replica.high_watermark)
 
     def _follow_high_watermark(self, high_watermark: int) -> bool:
-        """Whether it moved: to the leader's, as far as this log has it; it may be lower than before (B3)."""
+        """Sets the high watermark to the leader's, within this log; it may fall (B3). True if it moved."""
         replica, log = self._replica, self._replica.log
         before = replica.high_watermark
         replica.high_watermark = min(max(high_watermark, log.log_start_offset), log.log_end_offset)
         return replica.high_watermark != before
 
 
-def _begins_within(batch: RecordBatch, log: Log) -> bool:
-    """Whether an empty log is to begin inside this batch: the leader's begins there since records were deleted."""
-    is_empty = log.log_start_offset == log.log_end_offset
-    return is_empty and batch.base_offset < log.log_end_offset <= batch.last_offset
-
-
 def append_batches(log: Log, batches: Sequence[RecordBatch], now_ms: int) -> None:
-    """Appends batches that were checked. A log that begins inside the first of them still begins there."""
+    """Appends checked batches. A log that begins inside the first one still begins there."""
     log_start_offset = log.log_start_offset
     if batches[0].base_offset < log.log_end_offset:
         log.truncate_fully_and_start_at(batches[0].base_offset)
@@ -127,10 +125,10 @@ def append_batches(log: Log, batches: Sequence[RecordBatch], now_ms: int) -> Non
 
 
 def truncation_offset(log: Log, diverging: OffsetAndEpoch) -> int:
-    """How much of the log can be the leader's, which says that its epoch ends there (B22).
+    """The end of the records that the leader can have, whose epoch `diverging` ends at that offset (B22).
 
-    The epoch is looked up in this log too, since it may end earlier here, or be missing. When it is missing, the next
-    fetch asks with the epoch before it: both sides step down until they agree (KIP-279).
+    The epoch is looked up in this log, too: it may end earlier here, or be missing. If it is missing, the next fetch
+    asks with the epoch before it: both sides step down until they agree (KIP-279).
     """
     own = log.end_offset_for_epoch(diverging.epoch)
     if own.epoch == NO_EPOCH:

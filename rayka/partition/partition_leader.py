@@ -1,11 +1,15 @@
-"""What this broker does as the leader of one partition, in one leader epoch: it appends, counts what its followers
-have, advances the high watermark and proposes ISRs. The next epoch gets another object: nothing of this one is left.
+"""The leader of one partition in one leader epoch: it appends, tracks its followers, advances the high watermark and
+proposes ISRs. The next epoch gets another object, so nothing of this one is left.
 
-Invariants: the high watermark of one leadership never falls; a leader counts the maximal ISR, of which the committed
-one is a part; the partition epoch does not fall, and of two states of one partition epoch the first counts, for the
-answer to a proposal may come before the metadata says the same; one proposal is pending at a time; no proposal lacks
-the leader; with `flush=batch` the high watermark stays below what a power cut would take of this leader's log, so no
-reader gets a record that can vanish, and no producer got its acknowledgement.
+Invariants:
+- The high watermark of one leadership never falls.
+- A leader counts the maximal ISR, which includes the committed one.
+- The partition epoch does not fall. Of two states of one partition epoch the first counts: the answer to a proposal may
+  come before the metadata that say the same.
+- One proposal is pending at a time, and every proposal contains the leader.
+- With `flush=batch` the high watermark stays below the unsynced records of this leader's log. So a record that a power
+  cut may take was neither read nor acknowledged.
+
 Kafka: the leader's half of `cluster/Partition.scala` (B1, B2, B5, B10-B12, B15, B16, B18, B41; G11, G13, G15).
 """
 
@@ -50,14 +54,17 @@ from rayka.protocol.produce import ACKS_ALL
 
 
 class Appended(NamedTuple):
-    """An append that is to be acknowledged: where it is, in which epoch, whether a sync must come first, and whether it
-    has moved the high watermark."""
+    """An append that waits for its acknowledgement."""
 
     base_offset: int
+    # The append is committed when the high watermark reaches this offset.
     required_offset: int
     leader_epoch: int
+    # -1: the records keep their own timestamps.
     log_append_time_ms: int
+    # The records must be synced before they are acknowledged.
     needs_sync: bool
+    # The append itself has raised the high watermark.
     is_high_watermark_raised: bool
 
 
@@ -65,7 +72,7 @@ ProduceOutcome = Appended | ApiError | StorageError
 
 
 class FollowerUpdate(NamedTuple):
-    """What a follower's fetch has changed, and what is to be proposed to the controller because of it."""
+    """The effects of a follower's fetch, and the proposal that follows from it."""
 
     is_high_watermark_raised: bool = False
     is_low_watermark_raised: bool = False
@@ -77,7 +84,7 @@ _PREMATURE = "unless a replica in sync that does not follow yet has it and leads
 
 
 class PartitionLeader:
-    """The leader of a partition. Its epoch begins at the log end offset, also when it will own no record (B16)."""
+    """The leader of a partition. Its epoch begins at the log end offset, even if it never appends a record (B16)."""
 
     def __init__(
         self, replica: ReplicaLog, state: PartitionImage, followers: FollowerStates, now_ms: int
@@ -85,7 +92,7 @@ class PartitionLeader:
         self._replica = replica
         self.followers = followers
         self.epoch_start_offset = replica.log.log_end_offset
-        # The first of the epochs without a gap in which this broker leads; all it appended since then is in the log.
+        # The first of the consecutive epochs in which this broker leads; everything it appended since is in the log.
         self.lead_began = OffsetAndEpoch(self.epoch_start_offset, state.leader_epoch)
         self.state = state
         self.isr = IsrState(state.isr)
@@ -99,8 +106,8 @@ class PartitionLeader:
     def update(self, state: PartitionImage, now_ms: int) -> None:
         """Takes over a state of this leader epoch that is not older.
 
-        A newer one ends a pending proposal, which the controller can only refuse now. A state of this very partition
-        epoch does not: it is what the proposal was made upon, and may still be accepted.
+        A newer state ends a pending proposal, which the controller can only refuse now. A state of the same partition
+        epoch does not: the proposal was based on it, and may still be accepted.
         """
         if state.partition_epoch > self.state.partition_epoch:
             self.isr = IsrState(state.isr)
@@ -116,7 +123,9 @@ class PartitionLeader:
     # ---- What is committed ------------------------------------------------------------------------------------------
 
     def maybe_increment_high_watermark(self, now_ms: int) -> bool:
-        """Whether the high watermark rose: to what the maximal ISR has, if the ISR is large enough (B1)."""
+        """Raises the high watermark to the offset that the maximal ISR has, if the ISR is large enough (B1). True if it
+        rose.
+        """
         if len(self.isr.committed) < self.effective_min_isr:
             return False
         replica, log = self._replica, self._replica.log
@@ -136,37 +145,38 @@ class PartitionLeader:
         return min(self._replica.config.min_insync_replicas, len(self.state.replicas))
 
     def committed_offset(self, own_offset: int, log_end_offset: int, now_ms: int) -> int:
-        """What the maximal ISR has, and every follower that is about to join it (B1).
+        """The offset that the maximal ISR has, and every follower that is about to join it (B1).
 
-        The latter, because a follower that is as far as the leader would otherwise never stay so: a leader alone in the
-        ISR would commit each record at once, and the follower would be behind whenever it is looked at.
+        Joining followers count, because they could never join otherwise: a leader alone in the ISR would commit each
+        record at once, and a follower would be behind whenever it is looked at.
         """
         lowest, maximal = own_offset, self.isr.maximal
         for each in self.followers.by_id.values():
             if each.log_end_offset < lowest and (
-                each.replica_id in maximal or self._is_joining(each, log_end_offset, now_ms)
+                each.replica_id in maximal
+                or (
+                    each.is_caught_up(log_end_offset, now_ms, self.followers.lag_max_ms)
+                    and self.followers.is_eligible(each)
+                )
             ):
                 lowest = each.log_end_offset
         return lowest
-
-    def _is_joining(self, follower: FollowerState, log_end_offset: int, now_ms: int) -> bool:
-        is_caught_up = follower.is_caught_up(log_end_offset, now_ms, self.followers.lag_max_ms)
-        return is_caught_up and self.followers.is_eligible(follower)
 
     # ---- Producing --------------------------------------------------------------------------------------------------
 
     def append_all(
         self, requests: Iterable[tuple[Buffer, int]], *, now_ms: int, timestamp_ms: int
     ) -> list[ProduceOutcome]:
-        """Validates the batches of each request, its records and acks, and appends them (B18): in the order of the
-        requests, and in one write where that can be. `now_ms` is monotonic, `timestamp_ms` the wall clock's.
+        """Validates the batches and acks of each request, and appends them (B18): in the order of the requests, in one
+        write if possible. `now_ms` is monotonic, `timestamp_ms` the wall clock's.
 
-        What is wrong with a request is its outcome: NotEnoughReplicas (B15, nothing written), what `validate_batches`
-        raises, OutOfOrderSequence, InvalidProducerEpoch, RecordBatchTooLarge, and StorageError when the disk fails. A
-        batch that its producer sent before is where it was (C3), even if the topic would refuse the batch by now,
-        because time has gone on or its configuration has changed. OutOfOrderSequence is for good: a producer numbers
-        its batches anew then (C11), so as long as a replica in sync may lead next with what this log lacks, it is
-        NotEnoughReplicas.
+        An error of a request is its outcome: NotEnoughReplicas (B15, nothing written), the errors of
+        `validate_batches`, OutOfOrderSequence, InvalidProducerEpoch, RecordBatchTooLarge, and StorageError when the
+        disk fails. A duplicate batch gets its old offsets (C3), even if the topic would refuse it now, because time has
+        passed or its configuration has changed.
+
+        OutOfOrderSequence is final: a producer then numbers its batches anew (C11). So while a replica in sync may lead
+        next with records that this log lacks, the outcome is NotEnoughReplicas.
         """
         where = str(self._replica.topic_partition)
         refused: list[ApiError | None] = []
@@ -182,8 +192,8 @@ class PartitionLeader:
         return [next(appended) if each is None else each for each in refused]
 
     def append_own(self, records: Buffer, *, now_ms: int, timestamp_ms: int) -> Appended:
-        """Appends one batch with acks=all that this process has encoded just now (`own_batch`); one that is larger than
-        `segment.bytes` gets a larger segment. Raises what would be the outcome of such a request.
+        """Appends one batch with acks=all that this process has just encoded (`own_batch`). A batch larger than
+        `segment.bytes` gets a larger segment. Raises the error that would be the outcome of such a request.
         """
         self._check_enough_replicas(ACKS_ALL)
         replica = self._replica
@@ -218,7 +228,7 @@ class PartitionLeader:
         outcomes: list[ProduceOutcome] = []
         for info in found:
             if isinstance(info, Exception):
-                # A member of the ISR that does not follow yet may lead next, with records that this log lacks.
+                # A member of the ISR that has not fetched yet may lead next, with records that this log lacks.
                 is_gap = isinstance(info, OutOfOrderSequence)
                 is_premature = is_gap and not self.followers.have_fetched(self.isr.maximal)
                 outcomes.append(NotEnoughReplicas(f"{info}, {_PREMATURE}") if is_premature else info)
@@ -267,10 +277,10 @@ class PartitionLeader:
     # ---- Followers --------------------------------------------------------------------------------------------------
 
     def record_fetch(self, fetch: FollowerFetch, *, now_ms: int) -> FollowerUpdate:
-        """A replica has everything below its fetch offset: what changes with that (B5, B11, G13).
+        """Records that a replica has everything below its fetch offset (B5, B11, G13).
 
-        Only for the first read of a fetch that was read without error, in the current leader epoch and without
-        diverging (B6, B24). Raises NotLeaderOrFollower when it is not a replica, or an older process of its broker.
+        Only for the first read of a fetch, without error, in the current leader epoch and without diverging (B6, B24).
+        Raises NotLeaderOrFollower when the sender is not a replica, or is an older process of its broker.
         """
         replica = self._replica
         follower = self.followers.find(fetch)
@@ -288,17 +298,17 @@ class PartitionLeader:
         return FollowerUpdate(is_raised, is_low_raised, proposal)
 
     def low_watermark(self, now_ms: int) -> int:
-        """The lowest log start offset of all live replicas; -1 while one of them has not told it (G11)."""
+        """The lowest log start offset of all live replicas; -1 while one of them has not reported it (G11)."""
         starts = [each.log_start_offset for each in self.live_followers(now_ms)]
         return min([self._replica.log.log_start_offset, *starts])
 
     def live_followers(self, now_ms: int) -> list[FollowerState]:
-        """Those for which a deletion waits (G11)."""
+        """The followers that a deletion waits for (G11)."""
         return self.followers.live(self.isr.maximal, now_ms)
 
     def delete_records(self, before_offset: int) -> int:
-        """Deletes the records below an offset, -1 for the high watermark. They are gone everywhere once the low
-        watermark has reached the offset returned (G11). Raises OffsetOutOfRange above the high watermark.
+        """Deletes the records below an offset; -1 stands for the high watermark. Returns the offset; the records are
+        gone everywhere once the low watermark has reached it (G11). Raises OffsetOutOfRange above the high watermark.
         """
         replica = self._replica
         offset = replica.high_watermark if before_offset == NO_OFFSET else before_offset
@@ -311,9 +321,7 @@ class PartitionLeader:
         return offset
 
     def preferred_read_replica(self, *, rack_id: str, fetch_offset: int, now_ms: int) -> int:
-        """The replica in the reader's rack that it should read from, a member of the ISR that is not about to leave it;
-        -1: from here (G15).
-        """
+        """The replica in the reader's rack to read from, a caught-up member of the ISR; -1: this broker (G15)."""
         if not rack_id or self.followers.is_in_rack(self._replica.broker_id, rack_id):
             return NO_NODE
         followers, log_end_offset = self.followers, self._replica.log.log_end_offset
@@ -328,7 +336,7 @@ class PartitionLeader:
     # ---- Proposals --------------------------------------------------------------------------------------------------
 
     def maybe_expand(self, follower: FollowerState, needed_offset: int) -> AlterPartitionItem | None:
-        """A proposal with this follower, if it reaches the offset (B11)."""
+        """Proposes an ISR with this follower, if it has reached `needed_offset` (B11)."""
         if follower.replica_id in self.isr.committed or self.isr.is_pending:
             return None
         if follower.log_end_offset < needed_offset or not self.followers.is_eligible(follower):
@@ -336,10 +344,10 @@ class PartitionLeader:
         return self._propose((*self.isr.committed, follower.replica_id))
 
     def maybe_shrink_isr(self, *, now_ms: int) -> AlterPartitionItem | None:
-        """A proposal without the members that have not been caught up for too long (B10). To be asked regularly.
+        """Proposes an ISR without the members that have not been caught up for too long (B10). Called regularly.
 
-        None when the disk has failed: no replica can follow then, and alone in the ISR this replica would take along
-        what the others have.
+        None when the disk has failed: no replica can follow then, and a proposal with this replica alone would give up
+        records that the others have.
         """
         if self._replica.failure is not None or self.isr.is_pending:
             return None
@@ -353,8 +361,8 @@ class PartitionLeader:
         return self._propose(kept) if len(kept) < len(self.isr.committed) else None
 
     def maybe_recover(self) -> AlterPartitionItem | None:
-        """A proposal that only says that this leader, elected uncleanly, has recovered: its log is what it is (B41). To
-        be asked regularly. None while another one is pending, which says so too.
+        """Proposes the committed ISR, which tells that this leader, elected uncleanly, has recovered: its log counts as
+        it is (B41). Called regularly. None while another proposal is pending, which tells the same.
         """
         is_recovering = self.state.leader_recovery_state is LeaderRecoveryState.RECOVERING
         return self._propose(self.isr.committed) if is_recovering and not self.isr.is_pending else None
@@ -380,9 +388,9 @@ class PartitionLeader:
     def on_alter_partition(
         self, item: AlterPartitionItem, result: AlterPartitionResult, *, now_ms: int
     ) -> AlterPartitionItem | None:
-        """What became of a proposal; what is returned is to be proposed again (B12).
+        """Handles the answer to a proposal; returns the proposal if it must be sent again (B12).
 
-        An answer to a proposal that is not pending any more is ignored: newer metadata came first.
+        Ignores an answer to a proposal that is no longer pending: newer metadata came first.
         """
         if self.isr.proposal != item:
             return None
@@ -392,26 +400,22 @@ class PartitionLeader:
         if outcome is ProposalOutcome.REVERTED:
             self.isr = IsrState(self.isr.committed)
         elif outcome is ProposalOutcome.ACCEPTED:
-            self._accept(result)
+            state = self.state
+            # Of another leader epoch the metadata will tell.
+            if result.leader_epoch == state.leader_epoch and result.partition_epoch >= state.partition_epoch:
+                self.isr = IsrState(result.isr)
+                self.state = msgspec.structs.replace(
+                    state,
+                    isr=result.isr,
+                    partition_epoch=result.partition_epoch,
+                    leader_recovery_state=result.leader_recovery_state,
+                )
         self.maybe_increment_high_watermark(now_ms)
         return None
 
-    def _accept(self, result: AlterPartitionResult) -> None:
-        """The ISR is what the controller says, if that is of this leader epoch; the metadata will say of another."""
-        state = self.state
-        if result.leader_epoch != state.leader_epoch or result.partition_epoch < state.partition_epoch:
-            return
-        self.isr = IsrState(result.isr)
-        self.state = msgspec.structs.replace(
-            state,
-            isr=result.isr,
-            partition_epoch=result.partition_epoch,
-            leader_recovery_state=result.leader_recovery_state,
-        )
-
 
 def _validated(replica: ReplicaLog, records: Buffer, where: str, timestamp_ms: int) -> Sequence[RecordBatch]:
-    """The batches, if the topic takes them or the log has them already; raises as `validate_batches`."""
+    """The batches, if the topic takes them or the log has them already. Raises as `validate_batches`."""
     try:
         return validate_batches(records, replica.config, where=where, timestamp_ms=timestamp_ms)
     except (RecordsRefused, RecordTooLarge):

@@ -1,4 +1,4 @@
-"""What is read of a partition's log: records up to an end that depends on the reader, and offsets by place or time.
+"""Reads of a partition's log: records up to an end that depends on the reader, and offsets by place or time.
 
 Kafka: `LocalLog.read`, `UnifiedLog.fetchOffsetByTimestamp` (G1-G4, G12).
 """
@@ -16,8 +16,9 @@ from rayka.protocol.wire import NO_BYTES, Part
 
 
 class ReadResult(NamedTuple):
-    """What a fetch gets of this partition: records, or places in files, or where the reader's log diverges
-    (G2)."""
+    """A fetch's result for one partition: records, or places in files, or the epoch at which the reader's log diverges
+    (G2).
+    """
 
     high_watermark: int
     log_start_offset: int
@@ -32,7 +33,7 @@ class ReadResult(NamedTuple):
 
 
 class FoundOffset(NamedTuple):
-    """The answer to ListOffsets; -1 when there is no such record."""
+    """The answer to ListOffsets; -1 without such a record."""
 
     timestamp_ms: int = NO_TIMESTAMP
     offset: int = NO_OFFSET
@@ -40,7 +41,9 @@ class FoundOffset(NamedTuple):
 
 
 class ReadLimits(NamedTuple):
-    """How much is read: below an offset, so many bytes but one batch at least if that is wanted (G1, G5, G6)."""
+    """The bounds of one read: an end offset, and bytes that the first batch may exceed with `min_one_batch` (G1, G5,
+    G6).
+    """
 
     end_offset: int
     max_bytes: int
@@ -50,8 +53,8 @@ class ReadLimits(NamedTuple):
 def read_log(
     log: Log, fetch: FetchPartition, limits: ReadLimits, *, high_watermark: int, range_bytes_min: int | None
 ) -> ReadResult:
-    """Whole batches from the one that contains the fetch offset (G4), or where the reader's log parts from this. A
-    reader of files gets ranges from so many bytes on; one with None gets records.
+    """Whole batches from the one that contains the fetch offset (G4), or the epoch at which the reader's log parts from
+    this one. A reader of files gets ranges from `range_bytes_min` bytes on; with None it gets records.
     """
     nothing = ReadResult(high_watermark, log.log_start_offset, fetch.fetch_offset)
     diverging_epoch = _diverging_epoch(log, fetch)
@@ -66,8 +69,8 @@ def read_log(
 
 
 def readable_bytes(log: Log, offset: int, *, max_bytes: int, end_offset: int) -> int:
-    """How many bytes of whole batches a reader would find, at most max_bytes; whether there is one at all costs no look
-    at a file. Raises OffsetOutOfRange as `Log.read` does.
+    """The bytes of whole batches that a reader would find, at most `max_bytes`. With a `max_bytes` of 1 no file is
+    looked at. Raises OffsetOutOfRange as `Log.read` does.
     """
     spans = log.spans(offset, max_bytes, end_offset, min_one=True)
     if max_bytes == 1:
@@ -76,7 +79,7 @@ def readable_bytes(log: Log, offset: int, *, max_bytes: int, end_offset: int) ->
 
 
 def _diverging_epoch(log: Log, fetch: FetchPartition) -> OffsetAndEpoch | None:
-    """Where the reader's log parts from this one (G2, B23); None while it does not."""
+    """The epoch and offset at which the reader's log parts from this one (G2, B23); None while it does not."""
     if fetch.last_fetched_epoch == NO_EPOCH:
         return None
     end = log.end_offset_for_epoch(fetch.last_fetched_epoch)
@@ -85,8 +88,9 @@ def _diverging_epoch(log: Log, fetch: FetchPartition) -> OffsetAndEpoch | None:
             f"{log.name}: where epoch {fetch.last_fetched_epoch} ended is not known here; epoch {log.latest_epoch}"
             " is the last one"
         )
+    # Out of range, whatever the epochs say.
     if fetch.fetch_offset < log.log_start_offset:
-        return None  # out of range, whatever the epochs say
+        return None
     is_diverging = end.epoch < fetch.last_fetched_epoch or end.offset < fetch.fetch_offset
     return end if is_diverging else None
 

@@ -1,11 +1,12 @@
-"""How much replication traffic a broker allows itself, and which replicas count (B45, G17).
+"""Quotas of replication traffic on a broker, and the replicas that they count (B45, G17).
 
-The rate is what was recorded in the last 11 samples of a second, over the time since the oldest of them, at least one
-second. Nothing is refused in the middle: a reader or fetcher asks first, and goes without while the rate is exceeded.
-Replicas in the ISR are exempt; the caller knows which those are. What a reassignment adds has a quota of its own, which
-follows from the metadata: it begins and ends with the reassignment, whichever controller leads. That is Rayka's own,
-and paced: what comes at once takes disks and processors for as long, and clients wait meanwhile.
-Kafka: `ReplicationQuotaManager`, `SimpleRate`, `ReplicaManager.shouldLeaderThrottle`.
+The rate is the traffic of the last 11 samples of a second, over the time since the oldest of them, at least one second.
+No transfer is refused in the middle: a reader or fetcher asks first, and waits while the rate is exceeded. Replicas in
+the ISR are exempt; the caller knows which those are.
+
+The traffic that a reassignment adds has its own quota, which follows from the metadata: it begins and ends with the
+reassignment, whichever controller leads. This quota is Rayka's own, and paced: a burst keeps disks and processors busy,
+and clients wait in that time. Kafka: `ReplicationQuotaManager`, `SimpleRate`, `ReplicaManager.shouldLeaderThrottle`.
 """
 
 from collections import deque
@@ -27,30 +28,24 @@ class _Sample:
 
 
 class ReplicationQuota:
-    """One direction on one broker: what it sends as a leader, or what it fetches as a follower.
+    """One direction on one broker: traffic sent as a leader, or fetched as a follower.
 
-    Invariant: samples are in the order of time, each of less than a second.
+    Invariant: samples are in the order of time, each shorter than a second.
     """
 
     def __init__(self, bytes_per_second: int) -> None:
         self.bytes_per_second = bytes_per_second
         self._samples: deque[_Sample] = deque()
 
-    def __repr__(self) -> str:
-        held_bytes = sum(each.size_bytes for each in self._samples)
-        return f"<ReplicationQuota {self.bytes_per_second} B/s held={held_bytes}>"
-
     def record(self, size_bytes: int, now_ms: int) -> None:
-        """So much was sent or fetched for throttled replicas."""
+        """Counts bytes sent or fetched for throttled replicas."""
         self._forget(now_ms)
         if not self._samples or now_ms - self._samples[-1].start_ms >= SAMPLE_MS:
             self._samples.append(_Sample(now_ms, 0))
         self._samples[-1].size_bytes += size_bytes
 
     def pause_ms(self, now_ms: int) -> int:
-        """How long throttled replicas wait before they ask again, because the rate is above the bound; 0: they need not
-        wait.
-        """
+        """How long throttled replicas wait before they ask again; 0 while the rate is within the bound."""
         self._forget(now_ms)
         if not self._samples:
             return 0
@@ -64,25 +59,23 @@ class ReplicationQuota:
 
 
 class PacedQuota:
-    """As `ReplicationQuota`, but at most what the rate allows in `PACE_MS` is ahead of it, however little there was
-    before: what goes beyond that is waited for in full.
+    """As `ReplicationQuota`, but at most as much as the rate allows in `PACE_MS` goes ahead of it, however little went
+    before: bytes beyond that are waited for in full.
     """
 
     def __init__(self, bytes_per_second: int) -> None:
         self.bytes_per_second = bytes_per_second
-        self._ahead = 0  # in thousandths of a byte, for times are in ms
+        # In thousandths of a byte, because times are in ms.
+        self._ahead = 0
         self._at_ms = 0
 
-    def __repr__(self) -> str:
-        return f"<PacedQuota {self.bytes_per_second} B/s ahead={self._ahead // 1000}>"
-
     def record(self, size_bytes: int, now_ms: int) -> None:
-        """So much was sent or fetched for throttled replicas."""
+        """Counts bytes sent or fetched for throttled replicas."""
         self._pass(now_ms)
         self._ahead += 1000 * size_bytes
 
     def pause_ms(self, now_ms: int) -> int:
-        """How long they wait, at most a second, for the rate can change; 0: they need not wait."""
+        """How long throttled replicas wait, at most a second, because the rate can change; 0: no wait."""
         self._pass(now_ms)
         too_far = self._ahead - self.bytes_per_second * PACE_MS
         if too_far <= 0:
@@ -100,7 +93,7 @@ Quota = ReplicationQuota | PacedQuota
 
 
 class ReplicationQuotas(NamedTuple):
-    """Those of one direction: of replicas that their topics name, and of those that a reassignment adds."""
+    """The quotas of one direction: of replicas that their topics name, and of replicas that a reassignment adds."""
 
     named: ReplicationQuota
     added: PacedQuota
@@ -108,7 +101,7 @@ class ReplicationQuotas(NamedTuple):
     def of(
         self, throttled_replicas: str, partition: int, broker_id: int, *, is_added: bool
     ) -> tuple[Quota, ...]:
-        """Those that count a replica: whether its topic's list names it, and whether a reassignment adds it."""
+        """The quotas that count a replica: of its topic's list, and of a reassignment that adds it."""
         named: tuple[Quota, ...] = (self.named,) * is_throttled(throttled_replicas, partition, broker_id)
         return named + (self.added,) * is_added
 

@@ -1,6 +1,7 @@
-"""The log of one replica, and how far it is committed: what both roles of a partition act on.
+"""The log of one replica with its high watermark, as both roles of a partition use it; and the replica's traffic.
 
-Invariant: log_start_offset <= high_watermark <= log_end_offset. Kafka: `UnifiedLog` with its high watermark (B4).
+Invariant: log_start_offset <= high_watermark <= log_end_offset. Kafka: `UnifiedLog` with its high watermark (B4),
+`BrokerTopicMetrics`.
 """
 
 from typing import NamedTuple
@@ -11,16 +12,10 @@ from rayka.errors import KafkaStorageError, StorageError
 from rayka.ids import TopicPartition
 from rayka.log.log import Log
 
-# What goes into and out of one replica: counted by the requests that carry it, taken by the broker's load meter.
-#
-# Kafka: `BrokerTopicMetrics`, by topic there. A batch that its producer sent twice counts twice, as there. What a
-# reader
-# is given counts by its offsets, so what compaction has taken out counts as records, too.
-
 
 class TrafficCounts(NamedTuple):
-    """Bytes and records since the last time that they were taken. What followers fetch is apart: it follows from what
-    producers send.
+    """Bytes and records since the counts were last taken. Those of followers are apart, because they follow from the
+    producers' records.
     """
 
     bytes_in: int = 0
@@ -35,18 +30,20 @@ NO_TRAFFIC = TrafficCounts()
 
 
 class Traffic:
-    """The counters of one replica. They are attributes and no more, for each request adds to some of them."""
+    """The traffic of one replica, counted by the requests that carry it and taken by the broker's load meter. Plain
+    attributes, because each request adds to some of them.
+
+    A batch that its producer sent twice counts twice, as in Kafka. A reader's records are counted by offsets, so
+    records that compaction has removed count, too.
+    """
 
     __slots__ = TrafficCounts._fields
 
     def __init__(self) -> None:
         self.take()
 
-    def __repr__(self) -> str:
-        return f"<Traffic in={self.bytes_in} out={self.bytes_out}>"
-
     def take(self) -> TrafficCounts:
-        """What was counted; the counters begin anew."""
+        """Returns the counts, and begins anew."""
         counts = TrafficCounts(*(getattr(self, name, 0) for name in TrafficCounts._fields))
         self.bytes_in = self.records_in = self.bytes_out = self.records_out = 0
         self.replication_bytes_in = self.replication_bytes_out = 0
@@ -54,7 +51,7 @@ class Traffic:
 
 
 class ReplicaLog:
-    """This broker's log of one partition. `failure` is its directory's, which ends all use of it."""
+    """This broker's log of one partition. A `failure` of its directory ends all use of it."""
 
     def __init__(
         self, topic_partition: TopicPartition, topic_id: UUID, broker_id: int, log: Log, config: TopicConfig
@@ -78,19 +75,19 @@ class ReplicaLog:
 
     @property
     def needs_sync(self) -> bool:
-        """Whether what was appended must reach the disk before it is acknowledged."""
+        """Whether the records appended must reach the disk before they are acknowledged."""
         unflushed_count = self.log.log_end_offset - self.log.flushed_offset
         return unflushed_count > 0 and (
             self.is_flushed_in_batches or unflushed_count >= self.config.flush_messages
         )
 
     def load_high_watermark(self, saved: int | None) -> None:
-        """What the checkpoint says, as far as the log can be that (B4)."""
+        """Takes over the checkpoint's high watermark, within the log (B4)."""
         start = self.log.log_start_offset
         self.high_watermark = min(max(start if saved is None else saved, start), self.log.log_end_offset)
 
     def update_config(self, config: TopicConfig) -> None:
-        """Counts from the next request on."""
+        """Applies the configuration from the next request on."""
         self.config = config
         self.log.config = config
 

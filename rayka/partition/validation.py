@@ -1,9 +1,20 @@
-"""What a leader checks of a producer's batches before it appends them: headers, the CRC, and whether the bytes can hold
-as many records as the header claims. Else 64 bytes would take 2^31 - 1 offsets (B18). What a topic asks of each single
-record is in `record_validation`.
+"""A leader's checks of a producer's batches before the append: headers, CRC, whether the bytes can hold as many records
+as the header claims, and the topic's rules for single records (B18).
 
-Kafka: `LogValidator`. Left out: transactional producers, conversion of old formats. Whether a
-sequence is the next one is the log's to say.
+Without the check of the count 64 bytes would take 2^31 - 1 offsets. The log checks whether a sequence is the next one.
+
+A topic refuses single records, each with its own error (KIP-467). A compacted topic takes no record without a key, and
+each timestamp must be within the topic's bounds. For most batches the header is enough: it has the base timestamp and
+the latest one. Otherwise the columns are read. Those of a compacted topic are always read: a batch whose columns
+contradict its header, by a null key or by offsets that fall, could never be compacted.
+
+Reading columns is cheap unless they are compressed: megabytes of gzip take the event loop longer than 20 ms. So a
+compressed batch whose columns must be read may hold `READ_BYTES_MAX`. A larger batch is too large for its topic, and
+its producer sends it again in smaller parts. A larger batch that is only read for contradictions is taken unread;
+compaction leaves it as it is if it has any (`kept_records`).
+
+Kafka: `LogValidator`, `LogValidator.validateRecord`, `RecordValidationException`; Kafka iterates over all records of
+every batch. Left out: transactional producers, conversion of old formats.
 """
 
 from collections.abc import Sequence
@@ -37,20 +48,6 @@ from rayka.protocol.batch_format import (
     split_batches,
 )
 
-# Which records of a produce request their topic refuses, each with its own error (KIP-467).
-#
-# A compacted topic takes no record without a key, and each record's timestamp has to lie within the topic's bounds. For
-# most batches the header says enough: the base timestamp and the latest one. Else the columns are read. Those of a
-# compacted topic are always read: a batch whose columns contradict its header, by a null key or by offsets that fall,
-# could never be compacted.
-#
-# Reading columns is cheap unless they are compressed: megabytes of gzip take the event loop longer than 20 ms. So a
-# compressed batch whose columns have to be read may hold `READ_BYTES_MAX`. A larger one is too large for its topic, and
-# its producer sends it again in smaller parts. A larger batch that is only read for contradictions is taken unread;
-# compaction leaves it as it is if it has any (`kept_records`). Kafka: `LogValidator.validateRecord`,
-# `RecordValidationException`, which iterate over all records of every batch.
-
-
 # Of a compressed batch, once decompressed: a few milliseconds.
 READ_BYTES_MAX = 2 << 20
 # Listed for one request; the others are refused when the rest comes again.
@@ -69,8 +66,8 @@ def check_records(
     """Checks the records of one request, whose headers, CRCs and tables of contents are good. `timestamp_ms` is the
     broker's clock, `where` names the partition.
 
-    Raises InvalidTimestamp or InvalidRecord, which name the records that are refused; RecordTooLarge, and
-    CorruptRecord for columns that contradict themselves.
+    Raises InvalidTimestamp or InvalidRecord, which name the refused records; RecordTooLarge; and CorruptRecord for
+    columns that contradict themselves.
     """
     rules = None
     first_index = 0
@@ -84,8 +81,8 @@ def check_records(
 
 
 def _is_doubtful(batch: RecordBatch, contents: Contents, config: TopicConfig, timestamp_ms: int) -> bool:
-    """Whether the columns have to be read to know that no record is refused; false for almost every batch, unless its
-    topic is compacted.
+    """Whether the columns must be read to know that no record is refused. Unless its topic is compacted, almost no
+    batch is doubtful.
     """
     is_small = batch.codec is Codec.NONE or contents.uncompressed_bytes <= READ_BYTES_MAX
     if config.is_compacted and (batch.has_null_key or is_small):
@@ -99,7 +96,7 @@ def _is_doubtful(batch: RecordBatch, contents: Contents, config: TopicConfig, ti
 
 
 def _may_be_early(batch: RecordBatch, contents: Contents, earliest_ms: int) -> bool:
-    """Whether a timestamp may be before `earliest_ms`: some is, or the timestamps are compressed."""
+    """Whether a timestamp may be before `earliest_ms`: one is, or the timestamps are compressed."""
     place = contents.columns.get(Column.TIMESTAMP_DELTAS)
     if place is None:
         return NO_TIMESTAMP != batch.base_timestamp_ms < earliest_ms
@@ -111,12 +108,13 @@ def _may_be_early(batch: RecordBatch, contents: Contents, earliest_ms: int) -> b
 
 
 class _Rules:
-    """The rules of a topic for each record at one moment, and the records that break them."""
+    """A topic's rules for single records at one moment, and the records that break them."""
 
     def __init__(self, config: TopicConfig, where: str, timestamp_ms: int) -> None:
         self._config = config
         self._where = where
         self._now_ms = timestamp_ms
+        # By the index of the record in its request.
         self._refusals: dict[int, ApiError] = {}
         is_stamped = is_stamped_by_broker(config)
         before_max_ms = _UNBOUNDED_MS if is_stamped else config.message_timestamp_before_max_ms
@@ -124,11 +122,8 @@ class _Rules:
         self._earliest_ms = max(timestamp_ms - before_max_ms, -_UNBOUNDED_MS)
         self._latest_ms = min(timestamp_ms + after_max_ms, _UNBOUNDED_MS)
 
-    def __repr__(self) -> str:
-        return f"<_Rules of {self._where} refusals={len(self._refusals)}>"
-
     def check(self, batch: RecordBatch, contents: Contents, first_index: int) -> None:
-        """Checks each record of a batch. `first_index`: the index of the first one among the records of the request."""
+        """Checks each record of a batch. `first_index`: the index of the first one in the request."""
         if batch.codec is not Codec.NONE and contents.uncompressed_bytes > READ_BYTES_MAX:
             raise RecordTooLarge(
                 f"{self._where}: a compressed batch of {contents.uncompressed_bytes} bytes, whose records this topic"
@@ -141,13 +136,11 @@ class _Rules:
             self._refusals[first_index + index] = self._out_of_bounds(int(stamps_ms[index]))
         if batch.has_null_key and self._config.is_compacted:
             for index in np.flatnonzero(~is_valid(decoded.keys))[:REFUSALS_MAX].tolist():
-                self._refusals[first_index + index] = self._no_key()
-
-    def _no_key(self) -> InvalidRecord:
-        return InvalidRecord(
-            f"{self._where}: a record has no key; a topic with cleanup.policy={self._config.cleanup_policy} keeps the"
-            " newest record of each key, so every record needs one"
-        )
+                self._refusals[first_index + index] = InvalidRecord(
+                    f"{self._where}: a record has no key; a topic with"
+                    f" cleanup.policy={self._config.cleanup_policy} keeps the newest record of each key, so every"
+                    " record needs one"
+                )
 
     def _out_of_bounds(self, found_ms: int) -> InvalidTimestamp:
         side, limit_ms = "after", self._config.message_timestamp_after_max_ms
@@ -159,8 +152,8 @@ class _Rules:
         )
 
     def raise_refusals(self, record_count: int) -> None:
-        """Raises InvalidTimestamp if some refusal is one, as Kafka does, else InvalidRecord. Does nothing without
-        refusals.
+        """Raises InvalidTimestamp if one of the refusals is one, as Kafka does, else InvalidRecord. Does nothing
+        without refusals.
         """
         if not self._refusals:
             return
@@ -176,17 +169,17 @@ class _Rules:
 
 
 _OFFSET_BYTES = 4
-# How many bytes one byte of a frame can stand for, at most: by a match of deflate or LZ4, by a block of zstd.
+# At most so many bytes does one byte of a frame stand for: by a match of deflate or LZ4, by a block of zstd.
 _EXPANSION_MAX = {Codec.NONE: 1, Codec.GZIP: 1_032, Codec.LZ4: 255, Codec.ZSTD: 1 << 15}
 
 
 def validate_batches(
     records: Buffer, config: TopicConfig, *, where: str, timestamp_ms: int
 ) -> list[RecordBatch]:
-    """The batches of a produce request, all of them good. `where` names the partition in messages.
+    """The batches of a produce request, all valid. `where` names the partition in messages.
 
     Raises CorruptRecord, InvalidRecord, InvalidTimestamp, RecordTooLarge or UnsupportedCompressionType; an
-    InvalidRecord or InvalidTimestamp that is about single records names them.
+    InvalidRecord or InvalidTimestamp about single records names them.
     """
     batches = list(split_batches(records))
     if not batches:
@@ -204,8 +197,7 @@ def validate_batches(
 
 
 def own_batch(records: Buffer, config: TopicConfig, *, where: str) -> RecordBatch:
-    """One batch that this process has encoded just now, so its bytes are what they say: what the topic's configuration
-    asks of it is all that is left to check.
+    """A batch that this process has just encoded, so its bytes are valid; checks only the topic's configuration.
 
     Raises CorruptRecord, InvalidRecord or RecordTooLarge.
     """
@@ -220,7 +212,7 @@ def own_batch(records: Buffer, config: TopicConfig, *, where: str) -> RecordBatc
 
 
 def _check_sequence(batch: RecordBatch, batch_count: int, where: str) -> None:
-    """C1."""
+    """Checks the producer id, epoch and sequence (C1)."""
     if min(batch.producer_id, batch.producer_epoch, batch.base_sequence) < 0:
         raise InvalidRecord(
             f"{where}: {batch.summary}: expected a producer id, epoch and sequence of 0 or more, found"
@@ -248,8 +240,8 @@ def _check_kind(batch: RecordBatch, where: str) -> None:
 
 
 def _check_count(batch: RecordBatch, where: str) -> Contents:
-    """The table of contents says how many offsets of values there are, one more than records, and how large all columns
-    are; the frame behind it must be able to hold them. Returns the table.
+    """Checks the count of records. The table of contents has the number of value offsets, one more than records, and
+    the size of all columns; the frame behind it must be able to hold them. Returns the table.
     """
     body = batch.view[HEADER_BYTES:]
     contents = parse_contents(body)
