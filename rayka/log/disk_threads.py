@@ -66,9 +66,6 @@ class DiskThread:
         self._seen_progress = 0
         self._same_looks = 0
 
-    def __repr__(self) -> str:
-        return f"<DiskThread {self._name} {self._action or 'idle'} waiting={len(self._waiting)}>"
-
     async def run(self, call: Call, *given: object) -> None:
         """Makes the call on the thread, with a `Progress` and these arguments. Raises the errors of the call,
         DiskNotResponding, and StorageError if the thread was ended.
@@ -91,16 +88,17 @@ class DiskThread:
 
     def post(self, call: Call, *given: object) -> bool:
         """Queues the call; logs its errors. False when the thread has ended."""
-        if not self._is_closed:
-            self._begin(lambda: self._make_and_log(call, given))
-        return not self._is_closed
 
-    def _make_and_log(self, call: Call, given: tuple[object, ...]) -> None:
-        try:
-            call(*given)
-        except Exception as error:
-            # A raised error would end the thread, and later calls would wait in vain.
-            _logger.warning("%s: %s failed: %s", self._name, getattr(call, "__name__", call), error)
+        def make_and_log() -> None:
+            try:
+                call(*given)
+            except Exception as error:
+                # A raised error would end the thread, and later calls would wait in vain.
+                _logger.warning("%s: %s failed: %s", self._name, getattr(call, "__name__", call), error)
+
+        if not self._is_closed:
+            self._begin(make_and_log)
+        return not self._is_closed
 
     def close(self) -> None:
         """Ends the thread after its queued calls, and waits a few seconds for the end."""
@@ -157,16 +155,19 @@ class DiskThreads:
         self._threads: dict[tuple[str, Work], DiskThread] = {}
         self._is_closed = False
 
-    def __repr__(self) -> str:
-        return f"<DiskThreads {list(self._directories)} threads={len(self._threads)}>"
-
     def add_directory(self, path: str) -> None:
         """Gives a data directory threads of its own from now on."""
         self._directories[path] = None
 
     def of(self, path: str, work: Work) -> DiskThread:
-        """The thread for this work on a path."""
-        key = (self._directory_of(path), work)
+        """The thread for this work on a path, of the innermost data directory: a controller's directory may lie in its
+        broker's.
+        """
+        directory = path
+        while directory not in self._directories and directory:
+            parent = posixpath.dirname(directory)
+            directory = parent if parent != directory else ""
+        key = (directory, work)
         thread = self._threads.get(key)
         if thread is None:
             thread = self._threads[key] = DiskThread(f"rayka-{work.value}", self._hang_timeout_s)
@@ -179,15 +180,6 @@ class DiskThreads:
         self._is_closed = True
         for thread in self._threads.values():
             thread.close()
-
-    def _directory_of(self, path: str) -> str:
-        """The innermost data directory of the path: a controller's directory may lie in its broker's."""
-        while path not in self._directories:
-            parent = posixpath.dirname(path)
-            if parent == path:
-                return ""
-            path = parent
-        return path
 
 
 def _make(

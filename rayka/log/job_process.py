@@ -24,7 +24,7 @@ _JOBS_MAX = 16
 _BEGIN = "import sys; sys.path[:] = {path!r}; from rayka.log.job_server import serve; serve({descriptor}, {parent})"
 
 
-class Word(IntEnum):
+class MessageKind(IntEnum):
     """The kind of a message from a process."""
 
     STEP = 0
@@ -57,7 +57,7 @@ class JobProcesses:
         """Makes the call on a thread of the pool."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *given)
 
-    def begin(self, job: Job) -> "tuple[_Process, tuple[Word, Any]]":
+    def begin(self, job: Job) -> "tuple[_Process, tuple[MessageKind, Any]]":
         """Gives the job to an idle process, or to a new one; returns the first message. Raises JobDied."""
         while self._idle:
             # An idle process may have ended, after a minute without a job.
@@ -67,7 +67,7 @@ class JobProcesses:
         self._alive[process.pid] = process
         return self._asked(process, job)
 
-    def _asked(self, process: "_Process", job: Job) -> "tuple[_Process, tuple[Word, Any]]":
+    def _asked(self, process: "_Process", job: Job) -> "tuple[_Process, tuple[MessageKind, Any]]":
         try:
             return process, process.ask(job)
         except JobDied:
@@ -92,28 +92,25 @@ class ProcessJob:
         self._job = job
         self._process: _Process | None = None
 
-    def __repr__(self) -> str:
-        return f"<ProcessJob {self._job!r} in {self._process!r}>"
-
     async def next(self, answer: object) -> Any:
         if self._process is None:
-            word, value = await self._processes.call(self._begin)
+            kind, value = await self._processes.call(self._begin)
         else:
-            word, value = await self._ask(self._process, answer)
-        if word is Word.STEP:
+            kind, value = await self._ask(self._process, answer)
+        if kind is MessageKind.STEP:
             return value
         process, self._process = self._process, None
         if process is not None:
             self._processes.give_back(process)
-        if word is Word.FAILED:
+        if kind is MessageKind.FAILED:
             raise value
         return None
 
-    def _begin(self) -> "tuple[Word, Any]":
+    def _begin(self) -> "tuple[MessageKind, Any]":
         self._process, first = self._processes.begin(self._job)
         return first
 
-    async def _ask(self, process: "_Process", answer: object) -> tuple[Word, Any]:
+    async def _ask(self, process: "_Process", answer: object) -> tuple[MessageKind, Any]:
         """Asks on the event loop: a thread that wakes for each step would take the interpreter's lock from requests."""
         try:
             return await process.ask_soon(answer)
@@ -155,20 +152,17 @@ class _Process:
         self._is_read = False
         self.pid = self._process.pid
 
-    def __repr__(self) -> str:
-        return f"<_Process {self.pid}>"
-
-    def ask(self, message: object) -> tuple[Word, Any]:
+    def ask(self, message: object) -> tuple[MessageKind, Any]:
         """Sends the message and waits for the answer. Raises JobDied."""
         try:
             self._connection.send(message)
-            word, value = self._connection.recv()
+            kind, value = self._connection.recv()
         except (EOFError, OSError) as error:
             self.kill()
             raise self.died() from error
-        return word, value
+        return kind, value
 
-    async def ask_soon(self, message: object) -> tuple[Word, Any]:
+    async def ask_soon(self, message: object) -> tuple[MessageKind, Any]:
         """As `ask`, without blocking the event loop. Raises EOFError, OSError; the process must be killed then."""
         loop = asyncio.get_running_loop()
         is_readable: asyncio.Future[None] = loop.create_future()
@@ -180,8 +174,8 @@ class _Process:
         finally:
             self._is_read = False
             loop.remove_reader(descriptor)
-        word, value = self._connection.recv()
-        return word, value
+        kind, value = self._connection.recv()
+        return kind, value
 
     def died(self) -> JobDied:
         return JobDied(

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from rayka.errors import RaykaError
-from rayka.log.job_process import Word
+from rayka.log.job_process import MessageKind
 from rayka.log.local_disk import LocalDisk
 from rayka.ports import Job, Slice
 
@@ -30,8 +30,8 @@ _GIVES_WAY_EVERY_S = 0.0003
 _LEAST_SHARE = 0.05
 _IDLE_S = 60.0
 # So many slices are reported as one: each report takes a turn of the node.
-_TOLD_SLICES = 8
-_TOLD_BYTES = 8 << 20
+_JOINED_SLICES = 8
+_JOINED_BYTES = 8 << 20
 _PR_SET_PDEATHSIG = 1
 
 
@@ -40,7 +40,10 @@ def serve(descriptor: int, parent_id: int) -> None:
     # Where a sandbox forbids it, jobs compete with requests.
     with suppress(OSError):
         os.nice(_NICENESS)
-    _die_with(parent_id)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent_id:
+            sys.exit(1)
     # Ctrl-C is for the node, which ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = Connection(descriptor)
@@ -69,27 +72,20 @@ def _giving_way() -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _die_with(parent_id: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent_id:
-            sys.exit(1)
-
-
-def _outcome(job: Job, connection: Connection) -> tuple[Word, Exception | None]:
+def _outcome(job: Job, connection: Connection) -> tuple[MessageKind, Exception | None]:
     # Few files stay open, so files that the node removes are freed soon.
     disk = LocalDisk(max_open_files=2)
     try:
-        _run(told(job.run(disk)), connection)
+        _run(joined_slices(job.run(disk)), connection)
     except (EOFError, ConnectionError):
         raise
     except Exception as error:
         if not isinstance(error, RaykaError):
             traceback.print_exc()
-        return Word.FAILED, error
+        return MessageKind.FAILED, error
     finally:
         disk.close()
-    return Word.ENDED, None
+    return MessageKind.ENDED, None
 
 
 def _run(steps: Generator[Any, Any, None], connection: Connection) -> None:
@@ -98,11 +94,11 @@ def _run(steps: Generator[Any, Any, None], connection: Connection) -> None:
         while True:
             with _giving_way():
                 step = steps.send(answer)
-            connection.send((Word.STEP, step))
+            connection.send((MessageKind.STEP, step))
             answer = connection.recv()
 
 
-def told(steps: Generator[Any, Any, None]) -> Generator[Any, Any, None]:
+def joined_slices(steps: Generator[Any, Any, None]) -> Generator[Any, Any, None]:
     """The steps of the job, with several slices joined to one."""
     count = size_bytes = 0
     answer = None
@@ -114,7 +110,7 @@ def told(steps: Generator[Any, Any, None]) -> Generator[Any, Any, None]:
         answer = None
         if isinstance(step, Slice):
             count, size_bytes = count + 1, size_bytes + step.size_bytes
-            if count < _TOLD_SLICES and size_bytes < _TOLD_BYTES:
+            if count < _JOINED_SLICES and size_bytes < _JOINED_BYTES:
                 continue
             step, count, size_bytes = Slice(size_bytes), 0, 0
         answer = yield step

@@ -60,9 +60,6 @@ class OpenFile:
         self.descriptor = -1
         self.descriptor = os.open(path, flags | os.O_CLOEXEC, 0o644)
 
-    def __repr__(self) -> str:
-        return f"<OpenFile {self.descriptor}>"
-
     def __del__(self) -> None:
         if self.descriptor < 0:
             return
@@ -188,9 +185,6 @@ class LocalDisk:
         self._files: OrderedDict[str, OpenFile] = OrderedDict()
         self._threads = DiskThreads(hang_timeout_s)
         self._jobs = JobProcesses()
-
-    def __repr__(self) -> str:
-        return f"<LocalDisk open={len(self._files)}/{self._max_open_files}>"
 
     def close(self) -> None:
         """Closes the open files and ends the threads; locks stay held."""

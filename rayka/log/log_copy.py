@@ -35,7 +35,7 @@ class LogCopy:
         is_longer = right_below is not None and right_below < log.log_end_offset
         self._misplaced_from = right_below if is_longer else None
 
-    def is_even(self, original: Log) -> bool:
+    def is_complete(self, original: Log) -> bool:
         """Whether the copy has everything that the original has, and nothing else."""
         return (
             self.log.log_end_offset == original.log_end_offset
@@ -54,7 +54,15 @@ class LogCopy:
         if self._misplaced_from is not None:
             end_offset = min(end_offset, self._misplaced_from)
         start_offset = max(copy.log_start_offset, original.log_start_offset)
-        copied, own = (_lineage(log, start_offset, end_offset) for log in (copy, original))
+        # The epochs between the two offsets, by their begins. An epoch that began earlier is there at the first offset.
+        copied, own = (
+            {
+                max(start_offset, start): epoch
+                for epoch, start in log.epochs.entries
+                if max(start_offset, start) < end_offset
+            }
+            for log in (copy, original)
+        )
         copied_epoch = own_epoch = NO_EPOCH
         for offset in sorted({*copied, *own}):
             copied_epoch, own_epoch = copied.get(offset, copied_epoch), own.get(offset, own_epoch)
@@ -62,7 +70,7 @@ class LogCopy:
                 return offset
         return end_offset
 
-    def is_parted(self, original: Log) -> bool:
+    def has_diverged(self, original: Log) -> bool:
         """Whether `cut` has work to do."""
         return self.common_end(original) < self.log.log_end_offset or self._is_behind_start(original)
 
@@ -122,11 +130,3 @@ class LogCopy:
         copy.remove_below_start()
         # No reader has them mapped.
         copy.retired.remove()
-
-
-def _lineage(log: Log, start_offset: int, end_offset: int) -> dict[int, int]:
-    """The epochs between the two offsets, by their begins. An epoch that began earlier is there at the first offset."""
-    entries = log.epochs.entries
-    return {
-        max(start_offset, start): epoch for epoch, start in entries if max(start_offset, start) < end_offset
-    }

@@ -40,9 +40,6 @@ class UnsyncedPaths:
         self._files: dict[str, int] = {}
         self._directories: dict[str, int] = {}
 
-    def __repr__(self) -> str:
-        return f"<UnsyncedPaths files={list(self._files)} directories={list(self._directories)}>"
-
     def content_changed(self, path: str) -> None:
         """Bytes were appended to the file."""
         self._change += 1
@@ -102,9 +99,6 @@ class LogFiles:
         self.directory = directory
         self.unsynced = UnsyncedPaths()
         self._awaited = awaited
-
-    def __repr__(self) -> str:
-        return f"<LogFiles {self.directory} {self.unsynced!r}>"
 
     @property
     def are_awaited(self) -> bool:

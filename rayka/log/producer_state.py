@@ -252,9 +252,6 @@ class ProducerSnapshots:
         # Of the snapshots on disk, rising.
         self._offsets: list[int] = []
 
-    def __repr__(self) -> str:
-        return f"<ProducerSnapshots {self._offsets} of {self.states!r}>"
-
     # ---- Writing ---------------------------------------------------------------------------------------------
 
     def take(self, offset: int) -> None:

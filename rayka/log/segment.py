@@ -184,7 +184,13 @@ class Segment:
         if limit >= self.size_bytes and end_offset >= self.next_offset:
             span = Span(position, self.size_bytes, self.next_offset)
         else:
-            span = self._bounded_span(position, limit, end_offset)
+            index = self.indexes.by_offset
+            indexed = min(index.lookup_position(limit), index.lookup(end_offset))
+            span = Span(position, self.size_bytes, min(self.next_offset, end_offset))
+            for batch in self.batches(max(position, indexed)):
+                if batch.last_offset >= end_offset or batch.position + batch.size_bytes > limit:
+                    span = Span(position, batch.position, min(batch.base_offset, end_offset))
+                    break
         if span.stop == position and min_one_batch:
             first = next(self.batches(position), None)
             if first is not None and first.last_offset < end_offset:
@@ -194,14 +200,6 @@ class Segment:
         # Readers continue where they stopped: their next look-up needs neither index nor walk.
         self._positions[span.next_offset] = span.stop
         return span
-
-    def _bounded_span(self, position: int, limit: int, end_offset: int) -> Span:
-        index = self.indexes.by_offset
-        indexed = min(index.lookup_position(limit), index.lookup(end_offset))
-        for batch in self.batches(max(position, indexed)):
-            if batch.last_offset >= end_offset or batch.position + batch.size_bytes > limit:
-                return Span(position, batch.position, min(batch.base_offset, end_offset))
-        return Span(position, self.size_bytes, min(self.next_offset, end_offset))
 
     def read(self, span: Span) -> bytes:
         """Reads the bytes of the span."""

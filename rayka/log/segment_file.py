@@ -45,9 +45,6 @@ class SegmentFile:
         self._final_path = files.path(f"{base_offset:020d}{LOG_SUFFIX}")
         self.path = self._final_path + suffix
 
-    def __repr__(self) -> str:
-        return f"<SegmentFile {self.path}>"
-
     def create(self) -> None:
         """Makes the file, empty."""
         self._disk.append(self.path, ())

@@ -7,15 +7,17 @@ there. Kafka: the index part of `LogSegment`.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator
 from struct import Struct
-from typing import ClassVar, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 
 from rayka.errors import InvariantBroken
 from rayka.ids import NO_TIMESTAMP
 from rayka.log.log_files import LogFiles
 from rayka.log.segment_file import BatchPosition
 from rayka.protocol.batch_format import HEADER_BYTES
+
+if TYPE_CHECKING:
+    from rayka.log.segment import Segment
 
 
 class TimestampedOffset(NamedTuple):
@@ -171,28 +173,16 @@ class OffsetIndex(SparseIndex):
 OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX = ".index", ".timeindex"
 
 
-class Indexed(Protocol):
-    """The segment of the indexes."""
-
-    base_offset: int
-    size_bytes: int
-
-    def batches(self, position: int) -> Iterator[BatchPosition]: ...
-
-
 class SegmentIndexes:
     """The indexes of one segment."""
 
-    def __init__(self, files: LogFiles, segment: Indexed, interval_bytes: int, suffix: str = "") -> None:
+    def __init__(self, files: LogFiles, segment: "Segment", interval_bytes: int, suffix: str = "") -> None:
         self._files = files
         self._disk = files.disk
         self._segment = segment
         self._interval_bytes = interval_bytes
         self._offset_path, self._time_path = self._named(suffix)
         self.clear()
-
-    def __repr__(self) -> str:
-        return f"<SegmentIndexes {self._offset_index!r} {self._time_index!r}>"
 
     def _named(self, suffix: str) -> tuple[str, str]:
         stem = self._files.path(f"{self._segment.base_offset:020d}")

@@ -124,9 +124,6 @@ class RetiredSegments:
         # An error came between two renames: the files do not show what the log says.
         self.is_half_way = False
 
-    def __repr__(self) -> str:
-        return f"<RetiredSegments files={len(self._paths)}>"
-
     @property
     def waits_for_sync(self) -> bool:
         """Whether segments stay because the snapshot of the roll behind them is not durable yet."""

@@ -255,17 +255,17 @@ def first_at_or_after(log: "Log", timestamp_ms: int, *, end_offset: int) -> Sear
     """The first record at or after a time, below `end_offset`; None when there is none (F6, G12). Raises
     OffsetNotAvailable when records were removed between two slices of the search.
     """
-    return _while_nothing_goes(log, _first_in_segments(log, timestamp_ms, end_offset))
+    return _guarded(log, _first_in_segments(log, timestamp_ms, end_offset))
 
 
 def largest_before(log: "Log", *, end_offset: int) -> Search:
     """The first record with the largest timestamp below `end_offset`; None when there is none (F6). Raises as
     `first_at_or_after`.
     """
-    return _while_nothing_goes(log, _largest_in_segments(log, end_offset))
+    return _guarded(log, _largest_in_segments(log, end_offset))
 
 
-def _while_nothing_goes(log: "Log", search: Search) -> Search:
+def _guarded(log: "Log", search: Search) -> Search:
     """Runs the search; raises OffsetNotAvailable if records were removed from the log between two slices."""
     before = log.log_start_offset, log.truncation_count, log.replacements.count
     while True:

@@ -324,14 +324,14 @@ class DirectoryMove:
         """Takes off what is not in the log any more, or goes on by a slice; whether the copy has everything then."""
         replica, copy = self._check(), self._opened()
         original = replica.partition.log
-        if copy.is_parted(original):
+        if copy.has_diverged(original):
             with self._writing():
                 await self._parts.truncations.run(self.target, partial(copy.cut, original), self._is_going_on)
             return False
         size_bytes = self._copy_slice(replica)
         if size_bytes and is_bounded:
             await self._parts.spend(size_bytes, self._is_going_on)
-        return copy.is_even(self._check().partition.log)
+        return copy.is_complete(self._check().partition.log)
 
     def _copy_slice(self, replica: Replica) -> int:
         """How many bytes were copied."""
@@ -399,9 +399,9 @@ class DirectoryMove:
         """
         replica, copy = self._check(), self._opened()
         original, partition = replica.partition.log, self._partition
-        if not copy.is_parted(original):
+        if not copy.has_diverged(original):
             self._copy_slice(replica)
-        is_whole = copy.is_even(original) and copy.log.flushed_offset >= original.flushed_offset
+        is_whole = copy.is_complete(original) and copy.log.flushed_offset >= original.flushed_offset
         if not is_whole or not self._is_named():
             return None
         with self._writing():

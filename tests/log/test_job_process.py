@@ -15,7 +15,7 @@ import pytest
 
 from rayka.errors import DiskFull
 from rayka.log import job_server
-from rayka.log.job_server import told
+from rayka.log.job_server import joined_slices
 from rayka.log.local_disk import LocalDisk
 from rayka.ports import Disk, JobDied, Slice
 from rayka.testing.memory_disk import MemoryDisk
@@ -282,7 +282,7 @@ def test_several_slices_are_told_as_one_and_no_byte_is_lost_before_the_end() -> 
         answers.append((yield "a step"))
         answers.append((yield Slice(9 << 20)))
 
-    found, received = told(steps()), []
+    found, received = joined_slices(steps()), []
     answer: object = None
     while True:
         try:

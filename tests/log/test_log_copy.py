@@ -53,11 +53,11 @@ def cut(disk: MemoryDisk, copy: LogCopy, original: Log) -> None:
 
 def step(disk: MemoryDisk, copy: LogCopy, original: Log, max_bytes: int = 300) -> bool:
     """One slice; whether the copy has everything then."""
-    if copy.is_parted(original):
+    if copy.has_diverged(original):
         cut(disk, copy, original)
     else:
         copy.append(original, copy.read(original, max_bytes), now_ms=0)
-    return copy.is_even(original)
+    return copy.is_complete(original)
 
 
 def catch_up(disk: MemoryDisk, copy: LogCopy, original: Log) -> None:
@@ -133,7 +133,7 @@ def test_gaps_and_epochs_that_begin_within_them_are_copied_once() -> None:  # F2
     catch_up(disk, copy, log)
     assert [each.base_offset for each in read_batches(copy.log)] == [0, 25]
     assert copy.log.epochs.entries == log.epochs.entries
-    assert not copy.is_parted(log)
+    assert not copy.has_diverged(log)
 
 
 def test_a_copy_that_ends_within_a_batch_of_the_log_goes_back_to_its_begin() -> None:
