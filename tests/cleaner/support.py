@@ -1,4 +1,6 @@
-"""What the tests of compaction share: logs of small segments, cleanings without a node, and what they have to keep."""
+"""Builders for tests of compaction: logs of small segments, cleanings without a node, and the records that they must
+keep.
+"""
 
 from collections.abc import Callable, Generator, Sequence
 
@@ -47,7 +49,7 @@ def put(log: Log, *records: Record, timestamp_ms: int = 1000) -> None:
 
 
 def part_of(disk: MemoryDisk, log: Log, timestamp_ms: int = SETTINGS.timestamp_ms) -> Cleanable:
-    """What may be cleaned once all of the log is durable and committed, and its last segment sealed."""
+    """The part of a log that may be cleaned when everything is durable and committed, and the last segment sealed."""
     log.roll(0)
     sync(disk, log)
     return cleanable(log, log.log_end_offset, timestamp_ms)
@@ -94,7 +96,7 @@ def records_of(log: Log) -> list[Found]:
 
 
 def table_of(records: Sequence[Found]) -> dict[bytes, bytes]:
-    """What a dictionary holds that is fed with the records: a null value takes its key out."""
+    """A dictionary fed with the records: a null value removes its key."""
     table: dict[bytes, bytes] = {}
     for _, key, value in records:
         if key is not None and value is not None:

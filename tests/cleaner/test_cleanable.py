@@ -1,4 +1,4 @@
-"""Which part of a log may be cleaned, and when it is due (F20)."""
+"""The part of a log that may be cleaned, and when the log is due (F20)."""
 
 from typing import Any
 
@@ -54,7 +54,7 @@ def test_what_a_power_cut_may_take_stays() -> None:  # F20
 
 
 def test_nothing_behind_a_record_that_is_too_young_is_cleaned() -> None:  # F20
-    """Of a key there may be an older record before it, which it has to outlive."""
+    """An older record of its key may be in front of the young one, which must outlive it."""
     young_ms = NOW_MS - 999
     _, log = five_segments(1000, 1000, young_ms, 1000, 1000, min_compaction_lag_ms=1000)
     assert end_of(log) == 20

@@ -1,4 +1,4 @@
-"""What a cleaning keeps of a log, and what it never changes (F21-F25)."""
+"""The records that a cleaning keeps, and the properties of a log that it never changes (F21-F25)."""
 
 import struct
 
@@ -348,7 +348,7 @@ def test_a_batch_of_which_all_keys_have_newer_records_is_not_taken_apart() -> No
 
 
 def test_batches_without_records_may_be_all_that_is_put_into_the_map() -> None:
-    """As where a restart forgot how far the log was cleaned."""
+    """Happens after a restart that forgot how far the log was cleaned."""
     empty = RecordBatch(without_records(keyed([(b"a", b"1"), (b"b", b"2")])))
     builder = MapBuilder(KeyHasher(b"0" * 16), OffsetMap(1 << 10, 100), 0)
     assert builder.put([empty])

@@ -1,4 +1,4 @@
-"""`rayka log clean --dry-run`: what a cleaning would keep."""
+"""`rayka log clean --dry-run`: the records that a cleaning would keep."""
 
 import json
 from pathlib import Path

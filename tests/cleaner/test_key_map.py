@@ -57,7 +57,7 @@ def test_the_lengths_of_short_keys_are_told_also_where_their_bytes_fill_whole_wo
 
 
 def test_numbers_in_a_row_are_spread_over_the_map() -> None:
-    """As 8 bytes in either order they lie at equal distances, which linear probing takes badly."""
+    """Written as 8 bytes in either order the numbers lie at equal distances, which linear probing handles badly."""
     for order in ("<i8", ">i8"):
         keys = pa.Array.from_buffers(
             pa.binary(), 5000,

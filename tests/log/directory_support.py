@@ -1,4 +1,4 @@
-"""What the tests of a data directory share: one that is formatted, opened, and holds a log."""
+"""Builders for tests of a data directory: a formatted one, an opened one, one that holds a log."""
 
 import asyncio
 from collections.abc import Coroutine

@@ -1,4 +1,4 @@
-"""What the tests of idempotence in a log share: batches of producers, and what a log says to them."""
+"""Builders for tests of idempotence in a log: batches of producers, and the answers of a log to them."""
 
 from rayka.errors import ApiError, ErrorCode
 from rayka.log.appending import AppendInfo

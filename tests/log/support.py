@@ -1,5 +1,6 @@
-"""What the tests of the log share: small batches, small segments, reading everything back, and a disk whose machine
-ends at a given operation."""
+"""Builders for tests of the log: small batches, small segments, reading everything back, and a disk whose machine ends
+at a given operation.
+"""
 
 import asyncio
 from collections.abc import Coroutine, Generator, Sequence
@@ -71,7 +72,7 @@ def new_log(config: TopicConfig = SMALL) -> tuple[MemoryDisk, Log]:
 
 
 def result_of(work: Generator[None, None, ResultT] | Coroutine[Any, Any, ResultT]) -> ResultT:
-    """What a search finds, or a coroutine returns, with nothing in between its slices."""
+    """Runs a search or a coroutine to its end, without a pause between its slices; returns the result."""
     while True:
         try:
             work.send(None)

@@ -1,4 +1,4 @@
-"""Checkpoints, `partition.metadata`, `meta.properties`: Kafka's text, and what a torn file counts as (F4)."""
+"""Checkpoints, `partition.metadata`, `meta.properties`: Kafka's text, and torn files (F4)."""
 
 import asyncio
 from random import Random

@@ -1,4 +1,4 @@
-"""Damage that is not a torn tail: what recovery leaves in place, what it refuses to open, what it cuts and keeps.
+"""Damage that is not a torn tail: recovery leaves it in place, refuses to open the log, or cuts and keeps the bytes.
 
 Batches of `fill` are of one size, two records each; segments hold several.
 """
@@ -46,7 +46,7 @@ def _contents(disk: MemoryDisk) -> dict[str, bytes]:
 
 
 def _offsets_read_around_damage(log: Log) -> list[int]:
-    """What a consumer gets that seeks past each damaged batch."""
+    """The offsets that a consumer reads which seeks past each damaged batch."""
     skipped = {offset for each in log.recovery.damaged for offset in range(each[2], each[3] + 1)}
     found, offset = [], 0
     while offset < log.log_end_offset:

@@ -1,4 +1,4 @@
-"""What every `Disk` promises, proven on the real one and on the one in memory."""
+"""The contract of every `Disk`, proven on the real one and on the one in memory."""
 
 import asyncio
 import errno
@@ -434,7 +434,7 @@ def test_the_disk_in_memory_waits_for_a_descriptor_too(act: Callable[[Disk], Awa
 
 
 def test_a_file_that_may_not_be_written_is_read_and_an_append_to_it_says_why(tmp_path: Path) -> None:
-    """As on a disk that is mounted read-only."""
+    """Like a file on a disk that is mounted read-only."""
     disk, path = LocalDisk(), tmp_path / "a"
     path.write_bytes(b"0123")
     flags = set[int]()

@@ -1,4 +1,4 @@
-"""The threads of the real disk: which calls wait for each other, and what a call that hangs means to the others."""
+"""The threads of the real disk: which calls wait for each other, and how a call that hangs affects the others."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""What a fetch is given of a log: bytes, or a slice that stays what it was until it is read (design §3)."""
+"""The part of a log that a fetch gets: bytes, or a slice that stays the same until it is read (design §3)."""
 
 import os
 from collections.abc import Iterator

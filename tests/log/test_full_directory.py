@@ -1,4 +1,4 @@
-"""A data directory whose disk is full, and one whose disk failed: what is said, what is kept, what goes on."""
+"""A data directory whose disk is full, and one whose disk failed: errors, records kept, and going on."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""The lineage of epochs (B20, B21), its file, and what contradicts it."""
+"""The lineage of epochs (B20, B21), its file, and entries that contradict it."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which data directories a reader may map files of, and when it stops (design §3)."""
+"""The data directories whose files a reader may map, and when it stops (design §3)."""
 
 import shutil
 import tempfile

@@ -201,7 +201,7 @@ class LogCopyModel(RuleBasedStateMachine):
 
     @rule(share=st.floats(0, 1))
     def truncate(self, share: float) -> None:
-        """What is appended then is of another leader."""
+        """Records appended behind the truncation belong to another leader."""
         start, end = self.log.log_start_offset, self.log.log_end_offset
         truncate(self.disk, self.log, start + int(share * (end - start)))
         self.epoch += 1

@@ -1,4 +1,4 @@
-"""Data directories: whose they are, how they were left, and what of them survives what (B4, B30, H3, design §4)."""
+"""Data directories: their owners, how they were left, and what survives a crash (B4, B30, H3, design §4)."""
 
 import asyncio
 import shutil

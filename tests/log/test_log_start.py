@@ -1,4 +1,4 @@
-"""The log start offset moves up: what goes, what stays, and what a crash leaves (A51)."""
+"""The log start offset moves up: segments that go, segments that stay, and the state after a crash (A51)."""
 
 from random import Random
 
@@ -113,7 +113,7 @@ def test_a_recovery_point_that_rests_on_the_log_start_says_of_no_byte_that_it_wa
 
 
 class _NothingIsKept(Random):
-    """Of each file and each directory a power cut keeps what was synced."""
+    """A disk of which a power cut keeps only synced files and directories."""
 
     def randint(self, a: int, _: int) -> int:
         return a

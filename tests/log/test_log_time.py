@@ -92,7 +92,7 @@ class _CountingDisk(MemoryDisk):
 
 @pytest.mark.parametrize("timestamp_ms", [None, 5], ids=["largest", "at or after"])
 def test_no_slice_of_a_search_reads_more_than_a_part_of_a_segment(timestamp_ms: int | None) -> None:
-    """Of a log whose oldest record, of the largest timestamp, was deleted."""
+    """The oldest record, which had the largest timestamp, was deleted."""
     disk = _CountingDisk()
     disk.make_directory("/data")
     log = open_log(disk, config=TopicConfig())

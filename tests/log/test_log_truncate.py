@@ -1,4 +1,4 @@
-"""Truncation: what goes, what stays, what old readers see, and what a crash in between leaves (B20, B25, design §3)."""
+"""Truncation: batches that go, batches that stay, old readers, and crashes in between (B20, B25, design §3)."""
 
 import errno
 from collections.abc import Sequence

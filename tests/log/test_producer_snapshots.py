@@ -1,4 +1,4 @@
-"""What a log knows of its producers after roll, restart, crash and truncation (C9, C10)."""
+"""The producers that a log knows after roll, restart, crash and truncation (C9, C10)."""
 
 import struct
 from random import Random
@@ -149,7 +149,7 @@ def test_a_producer_that_expired_does_not_come_back_after_a_clean_restart() -> N
 
 
 def test_behind_a_damaged_one_the_one_before_it_is_used() -> None:  # C10
-    """It knows of a producer whose batches are gone with their segment."""
+    """The older snapshot knows a producer whose batches are gone with their segment."""
     disk, log = new_log()
     append(log, produced(0, producer_id=1))
     send(log, 40)
@@ -361,7 +361,7 @@ class _Producers:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_a_power_cut_forgets_no_producer_of_what_was_synced_whatever_was_removed(seed: int) -> None:  # C8
-    """What was appended since the last sync may be gone, or not."""
+    """Records appended since the last sync may be gone, or not."""
     producers = _Producers(seed)
     for _ in range(120):
         producers.step()

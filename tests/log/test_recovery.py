@@ -1,4 +1,4 @@
-"""What opening a log does after each kind of crash (B30-B32); the cases of Kafka's LogLoaderTest that apply."""
+"""Opening a log after each kind of crash (B30-B32); the cases of Kafka's LogLoaderTest that apply."""
 
 import logging
 from random import Random

@@ -1,4 +1,4 @@
-"""Logs that are deleted, set aside or forgotten: where their files go, and what the directory knows of them after."""
+"""Logs that are deleted, set aside or forgotten: their files, and the directory's memory of them."""
 
 from random import Random
 

@@ -1,4 +1,4 @@
-"""Which segments expire, in which order, and what a crash leaves (F11)."""
+"""Expired segments, the order in which they go, and the state after a crash (F11)."""
 
 from collections.abc import Callable, Iterator
 from random import Random

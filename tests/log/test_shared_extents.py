@@ -20,7 +20,7 @@ REST_BYTES = 5
 
 
 class Calls:
-    """What the system calls of one copy came to. `share` stands for the call, and may make the real one."""
+    """Results of the system calls of one copy. `share` stands for the call, and may make the real one."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, share: Callable[[int, int, bytes], None]) -> None:
         self.errors: list[int | None] = []

@@ -41,7 +41,7 @@ class Request(NamedTuple):
 
 
 class Response(NamedTuple):
-    """What the leader answered; `leader_range` is its log's begin and end when it was out of range."""
+    """The leader's answer; `leader_range` is the begin and the end of its log when the fetch was out of range."""
 
     request: Request
     read: ReadResult | None
@@ -257,7 +257,7 @@ class Replica:
 
 @lru_cache(maxsize=1024)
 def _values(batches: bytes) -> dict[int, bytes | None]:
-    """What batches hold, by offset: the logs are read after each step, and few bytes of them are new then."""
+    """Values of batches, by offset. The logs are read after each step, and few of their bytes are new then."""
     return {
         offset: value
         for batch in split_batches(batches)

@@ -1,4 +1,4 @@
-"""What the tests of a partition share: one on a memory disk, led by broker 1, and batches for it."""
+"""Builders for tests of a partition: one on a memory disk, led by broker 1, and batches for it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -83,7 +83,7 @@ def new_partition(
 def append_one(
     leader: PartitionLeader, data: Buffer, acks: int, *, now_ms: int, timestamp_ms: int
 ) -> Appended:
-    """As a request alone; raises what it is refused with."""
+    """Appends one request alone; raises its error."""
     (outcome,) = leader.append_all([(data, acks)], now_ms=now_ms, timestamp_ms=timestamp_ms)
     if isinstance(outcome, Exception):
         raise outcome

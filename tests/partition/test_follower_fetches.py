@@ -1,4 +1,4 @@
-"""What followers' fetches do to a leader: how far it is committed, what is deleted everywhere, and read where."""
+"""Followers' fetches at a leader: the high watermark, deletions on all replicas, and the replica to read from."""
 
 from typing import Any
 

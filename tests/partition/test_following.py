@@ -1,4 +1,4 @@
-"""A replica that follows: what it appends, where it is cut, and the histories of KIP-101 (B3, B17-B27)."""
+"""A replica that follows: appends, truncations, and the histories of KIP-101 (B3, B17-B27)."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Which replicas are in sync: joining, leaving, proposals and what becomes of them (B2, B10-B12, B41)."""
+"""Replicas in sync: joining, leaving, and proposals with their outcomes (B2, B10-B12, B41)."""
 
 from typing import Any
 

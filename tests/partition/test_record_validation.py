@@ -1,4 +1,4 @@
-"""Which records a topic refuses: each one by itself, whatever batch it comes in (B18, KIP-467)."""
+"""The records that a topic refuses: each one by itself, whatever batch it comes in (B18, KIP-467)."""
 
 from collections.abc import Mapping
 
@@ -33,7 +33,7 @@ def refusals(data: np.ndarray, config: TopicConfig) -> Mapping[int, ApiError]:
 
 
 def is_refused(key: bytes | None, stamp_ms: int, config: TopicConfig) -> bool:
-    """Of one record alone: the model."""
+    """The model, for one record alone."""
     if config.is_compacted and key is None:
         return True
     if stamp_ms == NO_TIMESTAMP or config.message_timestamp_type is MessageTimestampType.LOG_APPEND_TIME:

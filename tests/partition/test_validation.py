@@ -1,4 +1,4 @@
-"""What a leader refuses to append, each with its own error (B18)."""
+"""Batches that a leader refuses, each with its own error (B18)."""
 
 from collections.abc import Callable
 from struct import pack_into
@@ -62,7 +62,7 @@ def forged(data: np.ndarray, **fields: int) -> np.ndarray:
 
 
 def sequenced(*values: bytes, epoch: int = 0) -> np.ndarray:
-    """Of an idempotent producer."""
+    """A batch of an idempotent producer."""
     return encode_batch(list(values), timestamps_ms=NOW_MS, sequence=ProducerSequence(7, epoch, 0))
 
 
@@ -153,7 +153,7 @@ def hollow(count: int, codec: Codec, column: Column = Column.VALUE_OFFSETS) -> n
 
 
 def test_columns_of_the_very_size_that_a_frame_can_hold_are_taken() -> None:
-    """Of gzip that is 1,032 times the 65 bytes behind the table of contents, and 4 bytes are an offset."""
+    """With gzip the columns hold 1,032 times the 65 bytes behind the table of contents; an offset takes 4 bytes."""
     assert validate(hollow(65 * 1_032 // 4 - 1, Codec.GZIP))
     with pytest.raises(CorruptRecord, match="65 bytes cannot hold 67088 of columns"):
         validate(hollow(65 * 1_032 // 4, Codec.GZIP))
