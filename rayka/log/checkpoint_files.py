@@ -13,7 +13,7 @@ A marker says at once what the checkpoints say later:
 
 A marker is written before its change and into the directory of the segments, so a power cut takes its name after
 theirs. A power cut may tear the content: then everything is scanned, and the records found count as all there were. An
-operator who goes on without lost records makes an empty marker, which does the same. Kafka has no markers; it does not
+operator makes an empty marker, with the same effect, to go on without lost records. Kafka has no markers; it does not
 notice missing records.
 """
 

@@ -21,7 +21,7 @@ from rayka.log.leader_epoch_cache import LeaderEpochCache
 from rayka.log.log import Log
 from rayka.log.log_files import LogFiles, Slices
 from rayka.log.producer_state import ProducerSnapshots, ProducerStates, has_snapshot
-from rayka.log.recovery import POWER_CUTS, Tearing, UnsyncedPart, find_segments, open_segments
+from rayka.log.recovery import POWER_CUTS, Tearing, find_segments, open_segments
 from rayka.log.segments import Segments, created_segment, planned_segment
 from rayka.ports import Disk
 
@@ -83,7 +83,8 @@ def _existing(
         files,
         epochs,
         scan_from=scan_from if epochs.load() else 0,
-        suspect=UnsyncedPart(synced_offset, left.tearing),
+        synced_offset=synced_offset,
+        tearing=left.tearing,
     )
     if not found:
         is_clean = False

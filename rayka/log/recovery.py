@@ -64,14 +64,6 @@ class Tearing(Enum):
 POWER_CUTS = (Tearing.TAIL, Tearing.ANYWHERE)
 
 
-class UnsyncedPart(NamedTuple):
-    """The part of a log that may be torn, and how."""
-
-    # Everything below this offset was synced.
-    from_offset: int
-    tearing: Tearing
-
-
 class Cut(NamedTuple):
     """The bytes that recovery took off one file."""
 
@@ -134,13 +126,14 @@ def open_segments(
     epochs: LeaderEpochCache,
     *,
     scan_from: int | None,
-    suspect: UnsyncedPart,
+    synced_offset: int,
+    tearing: Tearing,
 ) -> Slices[Recovery]:
     """Opens the segments of `find_segments`, by slices. Segments that recovery cuts off leave the list.
 
-    `scan_from` is the recovery point. None stands for a clean shutdown: nothing is scanned, unless the last segment
+    `scan_from` is the recovery point; None stands for a clean shutdown: nothing is scanned, unless the last segment
     turns out broken. A segment that ends exactly there is scanned, too: its indexes may be unsynced. Segments below are
-    only asked for their ends. Raises DamagedLog.
+    only asked for their ends. Records below `synced_offset` cannot be torn. Raises DamagedLog.
     """
     for segment, following in pairwise(segments):
         segment.open_sealed(following.base_offset)
@@ -157,7 +150,7 @@ def open_segments(
             return Recovery()
     first = _number_of(segments, scan_from)
     check_sealed(segments[: first + 1])
-    return (yield from _Scan(segments, files, epochs, suspect).run(first))
+    return (yield from _Scan(segments, files, epochs, synced_offset, tearing).run(first))
 
 
 def _number_of(segments: list[Segment], offset: int) -> int:
@@ -169,19 +162,22 @@ class _Scan:
     """One recovery under way."""
 
     def __init__(
-        self, segments: list[Segment], files: LogFiles, epochs: LeaderEpochCache, suspect: UnsyncedPart
-    ) -> None:
+        self, segments: list[Segment], files: LogFiles, epochs: LeaderEpochCache, synced_offset: int,
+        tearing: Tearing,
+    ) -> None:  # fmt: skip
         self._segments = segments
         self._disk = files.disk
         self._unsynced = files.unsynced
         self._epochs = epochs
-        self._suspect = suspect
+        # Everything below this offset was synced, so nothing can have torn it.
+        self._synced_offset = synced_offset
+        self._tearing = tearing
         # The epoch of the last batch noted.
         self._last_epoch = NO_EPOCH
         self._damaged: list[DamagedBatch] = []
 
     def run(self, first: int) -> Slices[Recovery]:
-        scanned_bytes, unsynced = 0, _number_of(self._segments, self._suspect.from_offset)
+        scanned_bytes, unsynced = 0, _number_of(self._segments, self._synced_offset)
         for number in range(first, len(self._segments)):
             segment = self._segments[number]
             view = self._disk.map(segment.path)
@@ -209,16 +205,13 @@ class _Scan:
         end_offset = None if is_last else self._segments[number + 1].base_offset
         segment.reset()
         while True:
-            self._last_epoch, is_slice_over = _note_whole_batches(
-                segment, view, self._epochs, end_offset, _Lineage(self._last_epoch, self._rising_from)
-            )
-            if is_slice_over:
+            if self._note_whole_batches(segment, view, end_offset):
                 yield
                 continue
             if segment.size_bytes == len(view):
                 return self._is_complete(number)
             may_cut = self._may_cut(number, view)
-            if may_cut and self._suspect.tearing in POWER_CUTS:
+            if may_cut and self._tearing in POWER_CUTS:
                 return False
             if is_in_place(view, segment.size_bytes, segment.next_offset, end_offset):
                 self._leave(segment, view)
@@ -226,6 +219,49 @@ class _Scan:
                 return False
             else:
                 raise _damaged_log(segment, view)
+
+    def _note_whole_batches(self, segment: Segment, view: memoryview, end_offset: int | None) -> bool:
+        """Notes whole batches from the segment's end on, until one is not whole or goes back in epochs. True if the
+        slice is over first.
+
+        Written flat: it runs once for each batch of the log, and the CRC should be most of its work.
+        """
+        size_bytes = len(view)
+        max_offset = segment.base_offset + MAX_RELATIVE_OFFSET if end_offset is None else end_offset - 1
+        position = segment.size_bytes
+        epochs, rising_from = self._epochs, self._rising_from
+        slice_end = position + SLICE_BYTES
+        for _ in range(SLICE_BATCHES):
+            if position >= slice_end:
+                break
+            if position + HEADER_BYTES > size_bytes:
+                return False
+            base_offset, length, epoch, magic, crc, _, last_delta, max_timestamp_ms = SCANNED.unpack_from(
+                view, position
+            )
+            stop = position + LENGTH_FIELD_END + length
+            if magic != MAGIC or not position + HEADER_BYTES <= stop <= size_bytes:
+                return False
+            if base_offset < segment.next_offset or not 0 <= last_delta <= max_offset - base_offset:
+                return False
+            if crc32c(view[position + CRC_START : stop]) != crc:
+                return False
+            if epoch > epochs.latest_epoch:
+                epochs.assign(epoch, base_offset)
+            elif (
+                epoch < epochs.latest_epoch
+                and segment.next_offset >= rising_from
+                and epoch < max(self._last_epoch, epochs.epoch_of(base_offset))
+            ):
+                return False
+            self._last_epoch = epoch
+            segment.note(
+                BatchPosition(
+                    position, stop - position, base_offset, base_offset + last_delta, max_timestamp_ms
+                )
+            )
+            position = stop
+        return True
 
     @property
     def _rising_from(self) -> int:
@@ -236,7 +272,7 @@ class _Scan:
         3. Power is lost before the file system's journal has the cut, and the file keeps its old size.
         4. Where the log ended, an old batch begins: whole, its offsets in order, and of records that no leader has.
         """
-        return self._suspect.from_offset if self._suspect.tearing in POWER_CUTS else _BEYOND_ALL
+        return self._synced_offset if self._tearing in POWER_CUTS else _BEYOND_ALL
 
     def _is_complete(self, number: int) -> bool:
         """Whether the next segment begins where this one ends; False if the segments behind the hole are to be cut off.
@@ -245,15 +281,15 @@ class _Scan:
         segment, following = self._segments[number], self._segments[number + 1 : number + 2]
         if not following or not is_hole(segment.next_offset, following[0]):
             return True
-        may_be_torn = self._suspect.tearing is Tearing.ANYWHERE or self._is_end(number)
-        if may_be_torn and segment.next_offset >= self._suspect.from_offset:
+        may_be_torn = self._tearing is Tearing.ANYWHERE or self._is_end(number)
+        if may_be_torn and segment.next_offset >= self._synced_offset:
             return False
         raise hole(segment, segment.next_offset, following[0])
 
     def _may_cut(self, number: int, view: memoryview) -> bool:
         """Whether the broken bytes at the segment's end can be a torn write."""
         segment = self._segments[number]
-        if segment.next_offset < self._suspect.from_offset:
+        if segment.next_offset < self._synced_offset:
             return False
         batch = batch_at(view, segment.size_bytes) if segment.next_offset >= self._rising_from else None
         if batch is not None:
@@ -262,13 +298,13 @@ class _Scan:
                 return True
         is_last = number + 1 == len(self._segments)
         is_tail = (is_last or self._is_end(number)) and _whole_behind(segment, view) is None
-        return is_tail or self._suspect.tearing is Tearing.ANYWHERE
+        return is_tail or self._tearing is Tearing.ANYWHERE
 
     def _is_end(self, number: int) -> bool:
         """Whether a power cut can have torn this segment's last write although there are later segments. True if no
         later segment holds a batch: the log was rolled before that write was synced, and nothing followed.
         """
-        return self._suspect.tearing is Tearing.TAIL and all(
+        return self._tearing is Tearing.TAIL and all(
             find_batch(content, 0, len(content), each.base_offset) is None
             for each in self._segments[number + 1 :]
             for content in [self._disk.map(each.path)]
@@ -336,54 +372,3 @@ def _damaged_log(segment: Segment, view: memoryview) -> DamagedLog:
         + "; so nothing was cut. Restore the file from a copy; or, to give up what it holds from there on, cut"
         f" it to {position} bytes; then restart the node"
     )
-
-
-class _Lineage(NamedTuple):
-    """The epoch of the batch before, and the offset from which on no batch may have an earlier epoch."""
-
-    last_epoch: int
-    rising_from: int
-
-
-def _note_whole_batches(
-    segment: Segment, view: memoryview, epochs: LeaderEpochCache, end_offset: int | None, lineage: _Lineage
-) -> tuple[int, bool]:
-    """Notes whole batches from the segment's end on, until one is not whole, goes back in epochs, or a slice is over.
-    Returns the epoch of the last batch, and whether the slice ended.
-
-    Written flat: it runs once for each batch of the log, and the CRC should be most of its work.
-    """
-    size_bytes = len(view)
-    max_offset = segment.base_offset + MAX_RELATIVE_OFFSET if end_offset is None else end_offset - 1
-    position = segment.size_bytes
-    last_epoch, rising_from = lineage
-    slice_end = position + SLICE_BYTES
-    for _ in range(SLICE_BATCHES):
-        if position >= slice_end:
-            break
-        if position + HEADER_BYTES > size_bytes:
-            return last_epoch, False
-        base_offset, length, epoch, magic, crc, _, last_delta, max_timestamp_ms = SCANNED.unpack_from(
-            view, position
-        )
-        stop = position + LENGTH_FIELD_END + length
-        if magic != MAGIC or not position + HEADER_BYTES <= stop <= size_bytes:
-            return last_epoch, False
-        if base_offset < segment.next_offset or not 0 <= last_delta <= max_offset - base_offset:
-            return last_epoch, False
-        if crc32c(view[position + CRC_START : stop]) != crc:
-            return last_epoch, False
-        if epoch > epochs.latest_epoch:
-            epochs.assign(epoch, base_offset)
-        elif (
-            epoch < epochs.latest_epoch
-            and segment.next_offset >= rising_from
-            and epoch < max(last_epoch, epochs.epoch_of(base_offset))
-        ):
-            return last_epoch, False
-        last_epoch = epoch
-        segment.note(
-            BatchPosition(position, stop - position, base_offset, base_offset + last_delta, max_timestamp_ms)
-        )
-        position = stop
-    return last_epoch, True

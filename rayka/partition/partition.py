@@ -12,6 +12,7 @@ Invariants:
 """
 
 from collections.abc import Callable, Generator
+from typing import NamedTuple
 from uuid import UUID
 
 from rayka.config.topic_config import TopicConfig
@@ -22,20 +23,80 @@ from rayka.errors import (
     InvariantBroken,
     NotLeaderOrFollower,
     OffsetNotAvailable,
+    OffsetOutOfRange,
     UnknownLeaderEpoch,
 )
-from rayka.ids import NO_EPOCH, NO_NODE, NO_TIMESTAMP, TopicPartition
+from rayka.ids import NO_EPOCH, NO_NODE, NO_OFFSET, NO_TIMESTAMP, OffsetAndEpoch, TopicPartition
 from rayka.log.log import Log
-from rayka.log.segment import COPIED_RANGE_BYTES_MIN
+from rayka.log.segment import COPIED_RANGE_BYTES_MIN, fetch_data
+from rayka.log.segments import first_at_or_after, largest_before
 from rayka.metadata.image import BrokerImage, PartitionImage
-from rayka.partition import partition_reads
 from rayka.partition.follower_states import FollowerStates
 from rayka.partition.partition_follower import PartitionFollower
 from rayka.partition.partition_leader import PartitionLeader
-from rayka.partition.partition_reads import FoundOffset, ReadLimits, ReadResult
 from rayka.partition.replica_log import ReplicaLog
-from rayka.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, FetchPartition
+from rayka.protocol.fetch import (
+    EARLIEST_TIMESTAMP,
+    LATEST_TIMESTAMP,
+    MAX_TIMESTAMP,
+    FetchPartition,
+    FileRange,
+)
 from rayka.protocol.membership import AlterPartitionItem
+from rayka.protocol.wire import NO_BYTES, Part
+
+
+class ReadResult(NamedTuple):
+    """A fetch's result for one partition: records, or places in files, or the epoch at which the reader's log diverges
+    (G2).
+    """
+
+    high_watermark: int
+    log_start_offset: int
+    next_offset: int
+    records: Part = NO_BYTES
+    file_ranges: tuple[FileRange, ...] = ()
+    diverging_epoch: OffsetAndEpoch | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(each.size_bytes for each in self.file_ranges) if self.file_ranges else self.records.size
+
+
+class FoundOffset(NamedTuple):
+    """The answer to ListOffsets; -1 without such a record."""
+
+    timestamp_ms: int = NO_TIMESTAMP
+    offset: int = NO_OFFSET
+    leader_epoch: int = NO_EPOCH
+
+
+def readable_bytes(log: Log, offset: int, *, max_bytes: int, end_offset: int) -> int:
+    """The bytes of whole batches that a reader would find, at most `max_bytes`. With a `max_bytes` of 1 no file is
+    looked at. Raises OffsetOutOfRange as `Log.read` does.
+    """
+    spans = log.spans(offset, max_bytes, end_offset, min_one=True)
+    if max_bytes == 1:
+        return int(offset < min(end_offset, log.log_end_offset))
+    return min(max_bytes, sum(span.stop - span.position for _, span in spans))
+
+
+def _diverging_epoch(log: Log, fetch: FetchPartition) -> OffsetAndEpoch | None:
+    """The epoch and offset at which the reader's log parts from this one (G2, B23); None while it does not."""
+    if fetch.last_fetched_epoch == NO_EPOCH:
+        return None
+    end = log.end_offset_for_epoch(fetch.last_fetched_epoch)
+    if end.epoch == NO_EPOCH:
+        raise OffsetOutOfRange(
+            f"{log.name}: where epoch {fetch.last_fetched_epoch} ended is not known here; epoch {log.latest_epoch}"
+            " is the last one"
+        )
+    # Out of range, whatever the epochs say.
+    if fetch.fetch_offset < log.log_start_offset:
+        return None
+    is_diverging = end.epoch < fetch.last_fetched_epoch or end.offset < fetch.fetch_offset
+    return end if is_diverging else None
+
 
 _UNKNOWN = PartitionImage((), (), (), NO_NODE, NO_EPOCH, NO_EPOCH)
 
@@ -176,7 +237,8 @@ class Partition(ReplicaLog):
         is_follower: bool = False, any_replica: bool = False,
     ) -> ReadResult:  # fmt: skip
         """Whole batches from the one that contains the fetch offset, below the high watermark, for a follower to the
-        log end (G1-G4). With `any_replica` a consumer may read although another broker leads (G15).
+        log end (G1-G6); or the epoch at which the reader's log parts from this one. With `any_replica` a consumer may
+        read although another broker leads (G15). `as_file_ranges`: the reader can open the files itself.
 
         `next_offset` follows the last batch. Raises OffsetOutOfRange, the errors of `check_readable`, and StorageError
         when the disk fails.
@@ -186,20 +248,25 @@ class Partition(ReplicaLog):
             raise UnknownLeaderEpoch(
                 f"{self.topic_partition}: a follower says which leader epoch it follows, here {self.leader_epoch}"
             )
-        limits = ReadLimits(self._end_offset_for(is_follower), max_bytes, min_one_batch)
-        least = COPIED_RANGE_BYTES_MIN if is_follower else 0
-        return partition_reads.read_log(
-            self.log,
-            fetch,
-            limits,
-            high_watermark=self.high_watermark,
-            range_bytes_min=least if as_file_ranges else None,
+        log, offset = self.log, fetch.fetch_offset
+        nothing = ReadResult(self.high_watermark, log.log_start_offset, offset)
+        diverging_epoch = _diverging_epoch(log, fetch)
+        if diverging_epoch is not None:
+            return nothing._replace(diverging_epoch=diverging_epoch)
+        if offset == log.log_end_offset:
+            return nothing
+        max_bytes = min(max_bytes, fetch.max_bytes)
+        spans = log.spans(offset, max_bytes, self._end_offset_for(is_follower), min_one_batch)
+        range_bytes_min = (COPIED_RANGE_BYTES_MIN if is_follower else 0) if as_file_ranges else None
+        read = fetch_data(spans, offset, range_bytes_min=range_bytes_min)
+        return nothing._replace(
+            records=read.records, file_ranges=read.file_ranges, next_offset=read.next_offset
         )
 
     def available_bytes(self, offset: int, max_bytes: int, *, is_follower: bool = False) -> int:
         """The bytes of whole batches that a reader would find from the offset on, at most `max_bytes`."""
         end_offset = self._end_offset_for(is_follower)
-        return partition_reads.readable_bytes(self.log, offset, max_bytes=max_bytes, end_offset=end_offset)
+        return readable_bytes(self.log, offset, max_bytes=max_bytes, end_offset=end_offset)
 
     def _end_offset_for(self, is_follower: bool) -> int:
         return self.log.log_end_offset if is_follower else self.high_watermark
@@ -224,10 +291,16 @@ class Partition(ReplicaLog):
                 f"{self.topic_partition}: the high watermark {self.high_watermark} has not reached"
                 f" {epoch_start_offset}, where leader epoch {self.leader_epoch} began"
             )
-        end_offset = self._end_offset_for(is_follower)
+        log, end_offset = self.log, self._end_offset_for(is_follower)
         if timestamp_ms == LATEST_TIMESTAMP:
             return FoundOffset(NO_TIMESTAMP, end_offset, self.leader_epoch)
-        return (yield from partition_reads.find_by_time(self.log, timestamp_ms, end_offset=end_offset))
+        if timestamp_ms == EARLIEST_TIMESTAMP:
+            return FoundOffset(NO_TIMESTAMP, log.log_start_offset, log.epochs.epoch_of(log.log_start_offset))
+        if timestamp_ms == MAX_TIMESTAMP:
+            found = yield from largest_before(log, end_offset=end_offset)
+        else:
+            found = yield from first_at_or_after(log, timestamp_ms, end_offset=end_offset)
+        return FoundOffset() if found is None else FoundOffset(*found)
 
     # ---- Checks ----------------------------------------------------------------------------------------
 

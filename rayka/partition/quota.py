@@ -37,6 +37,10 @@ class ReplicationQuota:
         self.bytes_per_second = bytes_per_second
         self._samples: deque[_Sample] = deque()
 
+    def __repr__(self) -> str:
+        held_bytes = sum(each.size_bytes for each in self._samples)
+        return f"<ReplicationQuota {self.bytes_per_second} B/s held={held_bytes}>"
+
     def record(self, size_bytes: int, now_ms: int) -> None:
         """Counts bytes sent or fetched for throttled replicas."""
         self._forget(now_ms)

@@ -8,7 +8,7 @@ from rayka.config.topic_config import TopicConfig
 from rayka.errors import CorruptRecord, DamagedLog, OffsetOutOfRange, RecordBatchTooLarge, StorageError
 from rayka.log.recovery import Tearing
 from rayka.log.segment import FetchData, fetch_data
-from rayka.partition.partition_reads import readable_bytes
+from rayka.partition.partition import readable_bytes
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_format import TimestampType, split_batches
 from rayka.testing.memory_disk import MemoryDisk

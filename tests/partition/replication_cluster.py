@@ -17,9 +17,8 @@ from rayka.log.log_opening import ShutdownState
 from rayka.log.recovery import Tearing
 from rayka.metadata.image import BrokerImage, PartitionImage
 from rayka.partition.follower_states import FollowerFetch
-from rayka.partition.partition import Partition
+from rayka.partition.partition import Partition, ReadResult
 from rayka.partition.partition_leader import Appended
-from rayka.partition.partition_reads import ReadResult
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_format import split_batches
 from rayka.protocol.fetch import FetchPartition

@@ -12,9 +12,8 @@ from rayka.ids import ZERO_ID, OffsetAndEpoch, TopicPartition
 from rayka.metadata.image import BrokerImage, PartitionImage
 from rayka.metadata.metadata_records import RegisterBrokerRecord
 from rayka.partition.follower_states import FollowerFetch, FollowerState
-from rayka.partition.partition import Partition
+from rayka.partition.partition import Partition, ReadResult
 from rayka.partition.partition_leader import Appended, FollowerUpdate, PartitionLeader
-from rayka.partition.partition_reads import ReadResult
 from rayka.ports import Buffer
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.fetch import FetchPartition

@@ -8,9 +8,8 @@ import pytest
 from rayka.errors import NotLeaderOrFollower, OffsetNotAvailable, OffsetOutOfRange, UnknownLeaderEpoch
 from rayka.ids import ZERO_ID, OffsetAndEpoch
 from rayka.metadata.image import BrokerImage, PartitionImage
-from rayka.partition.partition import Partition
+from rayka.partition.partition import FoundOffset, Partition
 from rayka.partition.partition_follower import PartitionFollower
-from rayka.partition.partition_reads import FoundOffset
 from rayka.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 from rayka.protocol.produce import ACKS_ALL, ACKS_LEADER
 from tests.log.support import result_of

@@ -25,10 +25,9 @@ from rayka.errors import (
 from rayka.ids import NO_NODE, NO_TIMESTAMP, ZERO_ID, OffsetAndEpoch
 from rayka.metadata.image import PartitionImage
 from rayka.partition.follower_states import FollowerFetch
-from rayka.partition.partition import Partition
+from rayka.partition.partition import FoundOffset, Partition
 from rayka.partition.partition_follower import PartitionFollower
 from rayka.partition.partition_leader import Appended, PartitionLeader
-from rayka.partition.partition_reads import FoundOffset
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_format import ProducerSequence, TimestampType, split_batches

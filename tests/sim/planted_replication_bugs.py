@@ -17,7 +17,7 @@ from rayka.log import log_directory, producer_state
 from rayka.log.log import Log
 from rayka.log.meta_properties import META_PROPERTIES_FILE, decode_meta_properties
 from rayka.log.producer_state import ProducerSnapshots, ProducerStates
-from rayka.partition import partition_follower, partition_reads
+from rayka.partition import partition, partition_follower
 from rayka.partition.follower_states import FollowerState
 from rayka.partition.partition import Partition
 from rayka.partition.partition_leader import PartitionLeader
@@ -297,7 +297,7 @@ REPLICATION_BUGS = [
         planted(Partition, "update_state", truncates_to_its_high_watermark), 3),
     bug("looks an epoch up on one side only", "partition-prefix",
         all_of(planted(partition_follower, "truncation_offset", believes_the_leader_alone),
-               planted(partition_reads, "_diverging_epoch", compares_offsets_alone)), 29, WILD),
+               planted(partition, "_diverging_epoch", compares_offsets_alone)), 29, WILD),
     bug("does not truncate", "liveness", planted(partition_follower, "truncation_offset", never_truncates), 7),
     bug("high watermark over the proposed ISR", "isr-high-watermark",
         planted(PartitionLeader, "committed_offset", counts(proposed)), 1),
