@@ -70,7 +70,7 @@ class FileDump:
     entries: list[dict[str, Any]] = field(default_factory=list)
 
 
-class LogFiles:
+class FileDumps:
     """Dumps files. `with_records`: the records too; `as_metadata`: their values are records of the metadata."""
 
     def __init__(self, *, with_records: bool = False, as_metadata: bool = False) -> None:

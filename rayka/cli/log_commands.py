@@ -39,9 +39,9 @@ def dump(
     Segments, indexes, leader epochs, snapshots and quorum states are read as they are, and nothing is changed: the node
     that they belong to may run.
     """
-    from rayka.cli.file_dumps import LogFiles
+    from rayka.cli.file_dumps import FileDumps
 
-    with closing(LogFiles(with_records=with_records, as_metadata=as_metadata)) as files:
+    with closing(FileDumps(with_records=with_records, as_metadata=as_metadata)) as files:
         dumps = [each for path in paths for each in files.dump(path)]
     if as_json:
         print_json([asdict(each) for each in dumps])
