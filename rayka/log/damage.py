@@ -16,6 +16,7 @@ start. Kafka has no such checks: it reads on behind the hole.
 import posixpath
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,6 +35,16 @@ from rayka.protocol.batch_format import (
 _MAGIC_POSITION = 16
 # Searched at once; the next batch is mostly near.
 _SEARCHED_BYTES = 1 << 20
+
+
+class DamagedBatch(NamedTuple):
+    """A broken batch that stays in its place."""
+
+    path: str
+    position: int
+    first_offset: int
+    # Inclusive.
+    last_offset: int
 
 
 def batch_at(view: memoryview, position: int) -> RecordBatch | None:

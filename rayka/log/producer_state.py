@@ -44,8 +44,8 @@ from typing import NamedTuple
 from crc32c import crc32c
 
 from rayka.errors import InvalidProducerEpoch, OutOfOrderSequence
+from rayka.log.damage import DamagedBatch
 from rayka.log.log_files import SLICE_BATCHES, LogFiles, Slices, run_to_end
-from rayka.log.recovery import DamagedBatch
 from rayka.log.segment import DELETED_SUFFIX, Segment
 from rayka.log.segments import Segments
 from rayka.protocol.batch_format import LENGTH_FIELD_END, NO_PRODUCER_ID, RecordBatch, sequence_after

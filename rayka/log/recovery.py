@@ -35,7 +35,16 @@ from crc32c import crc32c
 from rayka.config.topic_config import TopicConfig
 from rayka.errors import CorruptRecord, DamagedLog, InvariantBroken
 from rayka.ids import NO_EPOCH
-from rayka.log.damage import batch_at, check_sealed, find_batch, hole, is_hole, is_in_place, is_whole_at
+from rayka.log.damage import (
+    DamagedBatch,
+    batch_at,
+    check_sealed,
+    find_batch,
+    hole,
+    is_hole,
+    is_in_place,
+    is_whole_at,
+)
 from rayka.log.leader_epoch_cache import LeaderEpochCache
 from rayka.log.local_disk import TEMPORARY_SUFFIX
 from rayka.log.log_files import SLICE_BATCHES, SLICE_BYTES, LogFiles, Slices
@@ -72,16 +81,6 @@ class Cut(NamedTuple):
     offset: int
     position: int
     cut_bytes: int
-
-
-class DamagedBatch(NamedTuple):
-    """A broken batch that stays in its place."""
-
-    path: str
-    position: int
-    first_offset: int
-    # Inclusive.
-    last_offset: int
 
 
 class Recovery(NamedTuple):

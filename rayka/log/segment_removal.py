@@ -33,7 +33,7 @@ class Replacements:
         changing: Callable[[], AbstractContextManager[None]],
         making_room: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        # How often segments were replaced; a reader that goes by segments in slices begins anew when it changes.
+        # How often segments were replaced. A search in slices fails when this changes.
         self.count = 0
         self._files = files
         self._segments = segments
