@@ -22,7 +22,7 @@ from rayka.errors import CorruptRecord
 from rayka.log.log_files import LogFiles
 from rayka.log.segment import MAX_RELATIVE_OFFSET, Segment
 from rayka.log.segment_file import LOG_SUFFIX, SCANNED, BatchPosition, SegmentFile
-from rayka.log.swap import CLEANED_SUFFIX
+from rayka.log.segment_removal import CLEANED_SUFFIX
 from rayka.ports import Disk, Slice
 from rayka.protocol.batch_columns import is_valid
 from rayka.protocol.batch_decode import DecodedBatch

@@ -61,8 +61,8 @@ from rayka.log.partition_directories import (
     encode_partition_metadata,
 )
 from rayka.log.recovery import Tearing, has_segments
+from rayka.log.segment_removal import has_swap
 from rayka.log.shutdown_files import ShutdownFiles
-from rayka.log.swap import has_swap
 from rayka.ports import Disk, Lock
 
 # ---- Future logs: copies of replicas that move here from another directory ----------------------------------------

@@ -50,7 +50,7 @@ from rayka.log.local_disk import TEMPORARY_SUFFIX
 from rayka.log.log_files import SLICE_BATCHES, SLICE_BYTES, LogFiles, Slices
 from rayka.log.segment import DELETED_SUFFIX, MAX_RELATIVE_OFFSET, Segment
 from rayka.log.segment_file import LOG_SUFFIX, SCANNED, BatchPosition
-from rayka.log.swap import finish_swaps
+from rayka.log.segment_removal import finish_swaps
 from rayka.ports import Disk
 from rayka.protocol.batch_format import CRC_START, HEADER_BYTES, LENGTH_FIELD_END, MAGIC
 

@@ -11,7 +11,7 @@ from rayka.cleaner.compaction import Compaction, SyncNeeded
 from rayka.cleaner.file_cleaning import CleaningAborted
 from rayka.log.log import Log
 from rayka.log.recovery import Tearing
-from rayka.log.swap import has_swap
+from rayka.log.segment_removal import has_swap
 from rayka.protocol.batch_format import Codec, ProducerSequence, RecordBatch
 from rayka.testing.memory_disk import MemoryDisk
 from tests.cleaner.support import (

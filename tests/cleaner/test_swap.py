@@ -12,7 +12,7 @@ from rayka.cleaner.file_cleaning import CleaningAborted
 from rayka.errors import CorruptRecord, DiskFull, StorageError
 from rayka.log.log import Log
 from rayka.log.recovery import Tearing
-from rayka.log.swap import has_swap
+from rayka.log.segment_removal import has_swap
 from rayka.ports import Slice
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_format import split_batches
