@@ -134,7 +134,12 @@ class OffsetMap:
             hashes, found = _rows(hashes, others), _rows(found, others)
             is_used = found[:, 1] != 0
             empty = np.flatnonzero(~is_used)
-            self._claim(positions.take(empty), _rows(hashes, empty), offsets.take(empty))
+            if len(empty):
+                # Of several records that want one empty slot the last gets it, for its key.
+                slots, put = positions.take(empty), offsets.take(empty)
+                self._whole_hashes[slots] = _rows(hashes, empty).view(_ONE_MOVE).ravel()
+                self._offsets[slots] = put
+                self.key_count += int((self._offsets[slots] == put).sum())
             # A key that claimed a slot looks at it again.
             positions = positions + is_used
             positions[positions == self._slot_count] = 0
@@ -143,13 +148,6 @@ class OffsetMap:
             own = np.flatnonzero(is_own)
             self._offsets[positions.take(own)] = offsets.take(own)
             others = np.flatnonzero(~is_own)
-
-    def _claim(self, positions: np.ndarray, hashes: np.ndarray, offsets: np.ndarray) -> None:
-        """Gives an empty slot to the last of the records that want it, for its key."""
-        if len(positions):
-            self._whole_hashes[positions] = hashes.view(_ONE_MOVE).ravel()
-            self._offsets[positions] = offsets
-            self.key_count += int((self._offsets[positions] == offsets).sum())
 
     # ---- Asking it -----------------------------------------------------------------------------------------
 

@@ -503,22 +503,14 @@ def _discard(on_progress: Progress, path: str) -> None:
 
 
 def _sync_all(on_progress: Progress, files: Sequence[str], directories: Sequence[str]) -> None:
-    for path in files:
+    named = [(path, os.O_RDONLY) for path in files]
+    named += [(path, os.O_RDONLY | os.O_DIRECTORY) for path in directories]
+    for path, flags in named:
         on_progress(f"sync {path}")
-        _sync_one(path, os.O_RDONLY)
-    for path in directories:
-        on_progress(f"sync {path}")
-        _sync_one(path, os.O_RDONLY | os.O_DIRECTORY)
-
-
-def _sync_one(path: str, flags: int) -> None:
-    with _StorageErrors("sync", path):
-        try:
+        # A file that was renamed or removed in between: the data that the caller waits for is elsewhere or gone.
+        with _StorageErrors("sync", path), suppress(FileNotFoundError):
             descriptor = os.open(path, flags | os.O_CLOEXEC)
-        except FileNotFoundError:
-            # The file was renamed or removed in between: the data that the caller waits for is elsewhere or gone.
-            return
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)

@@ -175,17 +175,18 @@ class LocalDirectories:
             return ()
         if self._misses >= _MISSES_MAX:
             return ()
-        return tuple(each.directory_id for each in directories if self._can_read(each))
-
-    def _can_read(self, directory: RegisteredDirectory) -> bool:
-        known = self._is_local.get(directory.directory_id)
-        if known is None:
-            try:
-                known = is_local_directory(directory.path, directory.directory_id)
-            except TooManyOpenFiles:
-                return False
-            self._is_local[directory.directory_id] = known
-        return known
+        found = []
+        for each in directories:
+            is_local = self._is_local.get(each.directory_id)
+            if is_local is None:
+                try:
+                    is_local = is_local_directory(each.path, each.directory_id)
+                except TooManyOpenFiles:
+                    continue
+                self._is_local[each.directory_id] = is_local
+            if is_local:
+                found.append(each.directory_id)
+        return tuple(found)
 
     def on_read(self, *, is_found: bool) -> None:
         """A file was the one that its broker had described, or was not."""
