@@ -186,6 +186,9 @@ class LocalDisk:
         self._threads = DiskThreads(hang_timeout_s)
         self._jobs = JobProcesses()
 
+    def __repr__(self) -> str:
+        return f"<LocalDisk open={len(self._files)}/{self._max_open_files}>"
+
     def close(self) -> None:
         """Closes the open files and ends the threads; locks stay held."""
         self._files.clear()
