@@ -44,6 +44,9 @@ class MappedReader:
         # The maps of which a reader still has records.
         self._in_use: WeakValueDictionary[tuple[int, int], mmap.mmap] = WeakValueDictionary()
 
+    def __repr__(self) -> str:
+        return f"<MappedReader maps={len(self._maps)}/{self._max_maps}>"
+
     def read(self, file_range: FileRange, topic_id: UUID | None = None) -> memoryview | None:
         """The range's bytes, whole batches from `base_offset` on. None when they are not here any more or, with
         `topic_id`, are another topic's. A mapped file keeps its inode, so the topic is checked once, when the file is
@@ -167,6 +170,9 @@ class LocalDirectories:
         self._misses = 0
         # So many further calls of `ids` find nothing.
         self._passed_over = 0
+
+    def __repr__(self) -> str:
+        return f"<LocalDirectories known={len(self._is_local)} misses={self._misses}>"
 
     def ids(self, directories: Iterable[RegisteredDirectory]) -> tuple[UUID, ...]:
         """The directories that this process can read."""
