@@ -214,7 +214,7 @@ class Consumer(SyncClient, Generic[ValueT]):
     def subscription(self) -> tuple[str, ...]:
         """The topics that are subscribed to, or that match the pattern as far as is known."""
         group = self._core.group
-        return self._core.topics if group is None else group.member.core.topics
+        return self._core.topics if group is None else group.member.membership.topics
 
     def assignment(self) -> tuple[TopicPartition, ...]:
         """The partitions that are read, in the order given; those added to a topic since come last."""

@@ -85,7 +85,10 @@ class ConsumerCore:
         if self.delivery.interceptors is not None:
             self.on_commit = self.delivery.interceptors.tell
         is_automatic = config.group_id is not None and config.enable_auto_commit
-        self._commit_due_s = self._next_commit_s() if is_automatic else _NEVER_S
+        # The time of the next automatic commit.
+        self._commit_due_s = _NEVER_S
+        if is_automatic:
+            self._commit_due_s = time.monotonic() + config.auto_commit_interval_ms / 1000
         # Closing has begun: the call that is under way ends by ClosedError. Closed: nothing is under way any more.
         self.is_closing = self.is_closed = False
         # `close` was called within another method, and is done when that method ends.
@@ -191,7 +194,12 @@ class ConsumerCore:
             raise RuntimeError("poll was called in a callback of the group; return from it, and poll then")
         while True:
             check()
-            self._apply_changes()
+            self._check_not_closing()
+            if self.group is not None:
+                self.group.polled()
+                self.group.apply(self.run, self.commit_before_handover)
+                # A callback may have closed the consumer, or another thread while the callback ran.
+                self._check_not_closing()
             taken = take()
             # `take` runs deserializers and interceptors, which may close the consumer, and so may a signal handler.
             self._check_not_closing()
@@ -206,15 +214,6 @@ class ConsumerCore:
                 if self.group is not None:
                     self.group.raise_error()
                 return None
-
-    def _apply_changes(self) -> None:
-        """Applies what changes in the group, before any record is given."""
-        self._check_not_closing()
-        if self.group is not None:
-            self.group.polled()
-            self.group.apply(self.run, self.commit_before_handover)
-            # A callback may have closed the consumer, or another thread while the callback ran.
-            self._check_not_closing()
 
     @property
     def has_changes(self) -> bool:
@@ -300,23 +299,17 @@ class ConsumerCore:
         """Begins an automatic commit that is due, or with `late_s` one that is as late. To be called in a poll that has
         given nothing yet: the records that were given before have been processed.
         """
-        if time.monotonic() < self._commit_due_s + late_s:
+        at_s = time.monotonic()
+        if at_s < self._commit_due_s + late_s:
             return
-        self._commit_due_s = self._next_commit_s()
+        self._commit_due_s = at_s + self.config.auto_commit_interval_ms / 1000
         io_thread.call_next(self.commit_call("auto commit").begin, log_refusal)
-
-    def _next_commit_s(self) -> float:
-        return time.monotonic() + self.config.auto_commit_interval_ms / 1000
-
-    @property
-    def _is_automatic(self) -> bool:
-        return self._commit_due_s < _NEVER_S
 
     def commit_before_handover(self) -> None:
         """Commits the positions if commits are automatic. An error is logged: the member that gets the partitions is
         given some records again.
         """
-        if self._is_automatic:
+        if self._commit_due_s < _NEVER_S:
             self._run_or_log(self.commit_call("commit").commit)
 
     def _run_or_log(self, commit: Work[object]) -> None:
@@ -370,24 +363,24 @@ class ConsumerCore:
                 self.delivery.take_back()
             if is_alone and (group_offsets := self.fetcher.group_offsets) is not None:
                 # What `commit_async` has begun ends, too. The positions of a member are committed when it leaves.
-                is_due = self._is_automatic and self.group is None
+                is_due = self._commit_due_s < _NEVER_S and self.group is None
                 self._run_or_log(self.commit_call("commit").commit if is_due else group_offsets.settle)
             if self.group is not None:
-                self._end_membership(self.group, is_alone=is_alone)
+                member = self.group.member
+                try:
+                    if is_alone:
+                        self._leave(self.group)
+                    else:
+                        logger.warning(
+                            "%r is closed while a callback of its group runs: nothing more is told", self
+                        )
+                        self.run(member.close)
+                finally:  # also when Ctrl-C came before it had left
+                    io_thread.call_soon(member.abandon)
         finally:
             self.is_closed = True
             self.delivery.end()
             self.run(self.fetcher.close)
-
-    def _end_membership(self, group: RebalanceListenerInvoker, *, is_alone: bool) -> None:
-        try:
-            if is_alone:
-                self._leave(group)
-            else:
-                logger.warning("%r is closed while a callback of its group runs: nothing more is told", self)
-                self.run(group.member.close)
-        finally:  # also when Ctrl-C came before it had left
-            io_thread.call_soon(group.member.abandon)
 
     def abandon(self) -> None:
         """For a finalizer: ends the work on the IO thread without waiting, and leaves the group."""

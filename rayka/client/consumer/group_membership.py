@@ -1,15 +1,21 @@
-"""One consumer's membership of its group, as a synchronous core: which request comes next, and what changes for the
-application.
+"""One consumer's membership of its group, as a synchronous core: the next request, and the next change of the
+assignment.
 
-The node (`group_member`) sends what `next_step` gives and brings back what came of it. The face (`Consumer`) does what
-`handover` says when the application polls: only then partitions are given up or begun, so the application is told in
-its own thread, and a join follows only when it has been told. States: unjoined → joining → syncing → stable; a stable
-member that has to join again stays stable, and its heartbeats go on, until the application polls.
+`ConsumerCoordinator` sends the requests of `next_step` and brings back their outcomes. A change of the assignment is a
+`Handover`. The thread that polls applies it (`rebalance_listener`): only then partitions are given up or begun, and a
+join follows only when the application was told. States: unjoined → joining → syncing → stable. A stable member that has
+to join again stays stable, and its heartbeats go on, until the application polls.
 
 Invariants: at most one join or sync is under way, and one heartbeat; an answer to any other request changes nothing;
 `owned` are the partitions of which the application was told, and no others; a member whose generation is gone has lost
-them, and is told so before anything else. Eager members give up all before they join; cooperative ones keep what they
-have, give up what moved, and join again. Kafka: AbstractCoordinator, ConsumerCoordinator (E3 to E9). Left out: commits.
+its partitions, and the application is told so before anything else.
+
+Eager members give up all partitions before they join. Cooperative ones keep their partitions, give up those that moved,
+and join again. Each assignor of a member is offered with the member's subscription. For an assignor that remembers, the
+subscription claims the partitions that the member has, or had in its last generation if it gives up all before it
+joins.
+
+Kafka: AbstractCoordinator, ConsumerCoordinator (E3 to E9). Left out: commits.
 """
 
 import logging
@@ -52,18 +58,16 @@ from rayka.protocol.groups import (
     encode_member_data,
 )
 
-# What a consumer says to its group and how it shares out the partitions where it leads: pure functions.
-#
-# A member offers each of its assignors with its subscription. With an assignor that remembers, the subscription claims
-# the partitions that the member has, or had in its last generation where it gives up all of them before it joins.
-# Kafka: `ConsumerCoordinator.metadata`, `ConsumerCoordinator.onLeaderElected` (E9).
+# Claims change nothing for these assignors. Without them a restarted member sends the subscription that it sent before.
+_FORGETFUL = ("range", "roundrobin")
+# The first pause between heartbeats; each is twice as long as the one before, up to heartbeat_interval_ms.
+_FIRST_PAUSE_MS = 100
 
-
-_FORGETFUL = ("range", "roundrobin")  # claims change nothing, so a restarted member says what it said before
+logger = logging.getLogger(__name__)
 
 
 class GroupMetadata(NamedTuple):
-    """Which member of which generation speaks. Kafka: ConsumerGroupMetadata."""
+    """A member of a group in one generation. Kafka: ConsumerGroupMetadata."""
 
     group_id: str
     generation_id: int = NO_GENERATION
@@ -71,15 +75,56 @@ class GroupMetadata(NamedTuple):
     group_instance_id: str = ""
 
 
+class MemberState(StrEnum):
+    """The place of a member between two generations."""
+
+    UNJOINED = "unjoined"
+    JOINING = "joining"
+    SYNCING = "syncing"
+    STABLE = "stable"
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """A change of the assignment, which the application is told when it polls."""
+
+    kept: tuple[TopicPartition, ...] = ()
+    revoked: tuple[TopicPartition, ...] = ()
+    # None: the member is to join, or leaves, and has no new assignment yet.
+    added: tuple[TopicPartition, ...] | None = None
+    # Other members may read the revoked partitions already, so there is nothing to commit.
+    is_lost: bool = False
+
+    @property
+    def read(self) -> tuple[TopicPartition, ...]:
+        """The partitions that are read after the change."""
+        return (*self.kept, *(self.added or ()))
+
+
+@dataclass(frozen=True, slots=True)
+class LookUpTopics:
+    """Asks for the partitions of topics, and for the racks of their replicas if `has_racks`: the leader assigns by
+    them. The answer is `RacksByTopic`, with no partitions for a topic that does not exist.
+    """
+
+    topics: tuple[str, ...]
+    has_racks: bool
+
+
+Step = Request[Any] | LookUpTopics
+
+
 class Claim(NamedTuple):
-    """Partitions that a member has, and the generation whose assignment gave it to them."""
+    """Partitions of a member, and the generation in which they were assigned to it."""
 
     partitions: tuple[TopicPartition, ...] = ()
     generation_id: int = NO_GENERATION
 
 
 def is_cooperative(config: ConsumerConfig) -> bool:
-    """One assignor that is not makes the member eager, so that members can change from one to the other."""
+    """Whether all assignors are cooperative. One eager assignor makes the member eager, so that the members of a group
+    can change from one to the other.
+    """
     return all(ASSIGNORS[each].is_cooperative for each in config.partition_assignment_strategy)
 
 
@@ -88,37 +133,35 @@ def join_request(
 ) -> JoinGroupRequest:
     """A join with all assignors of the member, in its order, and the name of its machine: a call by Ray has no address
     that the coordinator could see.
+
+    A member that gives up all partitions before it joins claims none from a cooperative assignor, which would keep
+    them from the others.
     """
-    names = config.partition_assignment_strategy
-    protocols = tuple(GroupProtocol(name, _subscription(config, name, topics, claim)) for name in names)
+    protocols = []
+    for name in config.partition_assignment_strategy:
+        has_claim = name not in _FORGETFUL and ASSIGNORS[name].is_cooperative == is_cooperative(config)
+        claimed = claim if has_claim else Claim()
+        subscription = ConsumerSubscription(
+            topics, claimed.partitions, claimed.generation_id, config.client_rack
+        )
+        protocols.append(GroupProtocol(name, encode_member_data(subscription)))
     return JoinGroupRequest(
         metadata.group_id,
         config.session_timeout_ms,
         config.max_poll_interval_ms,
         metadata.member_id,
         CONSUMER_PROTOCOL_TYPE,
-        protocols,
+        tuple(protocols),
         metadata.group_instance_id,
         config.client_id,
         client_host,
     )
 
 
-def _subscription(config: ConsumerConfig, name: str, topics: tuple[str, ...], claim: Claim) -> bytes:
-    """A member that gives up everything before it joins claims nothing from a cooperative assignor, which would keep it
-    from the others.
-    """
-    has_claim = name not in _FORGETFUL and ASSIGNORS[name].is_cooperative == is_cooperative(config)
-    said = claim if has_claim else Claim()
-    return encode_member_data(
-        ConsumerSubscription(topics, said.partitions, said.generation_id, config.client_rack)
-    )
-
-
 def sync_request(
     metadata: GroupMetadata, protocol_name: str, assignments: tuple[MemberAssignment, ...] = ()
 ) -> SyncGroupRequest:
-    """A sync of this generation; the leader's has the assignments of all."""
+    """A sync of this generation. The sync of the leader has the assignments of all members."""
     group_id, generation_id, member_id, instance_id = metadata
     return SyncGroupRequest(
         group_id,
@@ -144,23 +187,22 @@ def subscribers_of(members: Iterable[JoinedMember]) -> list[Subscriber]:
 
 
 def assigned_counts(members: Iterable[JoinedMember]) -> dict[str, int]:
-    """By topic: how many partitions it had when it was shared out, as far as the members' assignments show.
+    """By topic, the number of its partitions when they were assigned, as far as the members' assignments show.
 
     Raises CorruptRecord.
     """
     counts: dict[str, int] = {}
     for each in members:
-        for tp in (
-            decode_member_data(ConsumerAssignment, each.assignment).partitions if each.assignment else ()
-        ):
-            counts[tp.topic] = max(counts.get(tp.topic, 0), tp.partition + 1)
+        if each.assignment:
+            for tp in decode_member_data(ConsumerAssignment, each.assignment).partitions:
+                counts[tp.topic] = max(counts.get(tp.topic, 0), tp.partition + 1)
     return counts
 
 
 def assignments_of(
     protocol_name: str, members: Iterable[Subscriber], topics: RacksByTopic
 ) -> tuple[MemberAssignment, ...]:
-    """What the leader brings for all members."""
+    """The assignments of all members, by the assignor that the coordinator has chosen. Kafka: onLeaderElected (E9)."""
     counts = {name: len(partitions) for name, partitions in topics.items()}
     assigned = ASSIGNORS[protocol_name].assign(members, counts, topics)
     return tuple(
@@ -169,52 +211,10 @@ def assignments_of(
     )
 
 
-_FIRST_PAUSE_MS = 100  # then each is twice as long, up to heartbeat_interval_ms
-
-logger = logging.getLogger(__name__)
-
-
-class MemberState(StrEnum):
-    """Where a member is between two generations."""
-
-    UNJOINED = "unjoined"
-    JOINING = "joining"
-    SYNCING = "syncing"
-    STABLE = "stable"
-
-
-@dataclass(frozen=True, slots=True)
-class Handover:
-    """What changes for the application when it polls. `added` is None when the member is to join, or has left: it has
-    no new assignment then. `is_lost`: others may read what is revoked already, so there is nothing to commit.
-    """
-
-    kept: tuple[TopicPartition, ...] = ()
-    revoked: tuple[TopicPartition, ...] = ()
-    added: tuple[TopicPartition, ...] | None = None
-    is_lost: bool = False
-
-    @property
-    def read(self) -> tuple[TopicPartition, ...]:
-        """What is read from then on."""
-        return (*self.kept, *(self.added or ()))
-
-
-@dataclass(frozen=True, slots=True)
-class LookUpTopics:
-    """The leader needs the partitions of these topics, none of one that does not exist, and with `has_racks` the racks
-    of their replicas. The answer is a mapping.
-    """
-
-    topics: tuple[str, ...]
-    has_racks: bool
-
-
-Step = Request[Any] | LookUpTopics
-
-
 class Membership:
-    """See the module. Time comes in; the owner asks for the next step after each input and when `next_due_ms` comes."""
+    """The state of one member. Time is an argument; the owner asks for the next step after each input and at
+    `next_due_ms`.
+    """
 
     def __init__(self, config: ConsumerConfig, client_host: str = "") -> None:
         self._config = config
@@ -223,24 +223,39 @@ class Membership:
         self.state = MemberState.UNJOINED
         instance_id = config.group_instance_id or ""
         self.metadata = GroupMetadata(config.group_id or "", group_instance_id=instance_id)
+        # The topics that the member subscribes to.
         self.topics: tuple[str, ...] = ()
+        # The partitions of which the application was told last.
         self.owned: dict[TopicPartition, None] = {}
-        self.leader_topics: RacksByTopic | None = None  # what it has assigned by; None: it does not lead
-        self.has_racks = False  # whether a member of the group that it leads has named a rack
-        self.failure: RaykaError | None = None  # for the application, see `take_failure`
+        # The leader has assigned by these partitions; None: the member does not lead.
+        self.leader_topics: RacksByTopic | None = None
+        # A member of the group that this one leads has named a rack.
+        self.has_racks = False
+        # The error for the application, until `take_failure`.
+        self.failure: RaykaError | None = None
         self._claim = Claim()
-        self._assigned: tuple[TopicPartition, ...] | None = None  # of this generation, not yet handed over
-        self._subscribers: list[Subscriber] | None = None  # the members that it assigns to, as the leader
-        self._former_counts: dict[str, int] | None = None  # of the assignment that stays as it is
+        # The assignment of this generation, until it is handed over.
+        self._assigned: tuple[TopicPartition, ...] | None = None
+        # The members to assign to, until the leader has assigned.
+        self._subscribers: list[Subscriber] | None = None
+        # Partition counts of the assignment that stays as it is; None: the leader assigns anew.
+        self._former_counts: dict[str, int] | None = None
         self._sync: SyncGroupRequest | None = None
+        # The leave that has yet to be sent.
         self._leave: LeaveGroupRequest | None = None
-        self._out: Step | None = None  # the join, the sync or the look-up that is under way
-        self._heartbeat: GroupHeartbeatRequest | None = None  # the one that is under way
+        # The join, the sync or the look-up that is under way.
+        self._out: Step | None = None
+        # The heartbeat that is under way.
+        self._heartbeat: GroupHeartbeatRequest | None = None
         self._heartbeat_due_ms = 0
-        self._pause_ms = 0  # until the next heartbeat
+        # The pause before the next heartbeat.
+        self._pause_ms = 0
+        # No join, sync or look-up leaves before.
         self._retry_ms = 0
         self._must_join = False
-        self._is_prepared = False  # the application was told that the member joins
+        # The application was told that the member joins.
+        self._is_prepared = False
+        # The application has yet to be told that its partitions are lost.
         self._is_lost = False
         self._is_leaving = False
 
@@ -248,25 +263,25 @@ class Membership:
         group_id, generation_id, member_id, _ = self.metadata
         return f"<Membership of {group_id} {self.state} {member_id!r} generation={generation_id}>"
 
-    # ---- What the application wants ----------------------------------------------------------------------------------
+    # ---- Wishes of the application -----------------------------------------------------------------------------------
 
     def subscribe(self, topics: tuple[str, ...]) -> None:
-        """Joins with these topics, or again if they are others than before (E8)."""
+        """Joins with these topics. A member joins again if they are others than before (E8)."""
         self._must_join |= self._is_leaving or topics != self.topics or self.state is MemberState.UNJOINED
         self.topics, self._is_leaving = topics, False
 
     def begin_leaving(self) -> None:
-        """Once the application has been told (`handover`), the member leaves; a static one only stops (E6, E7)."""
+        """Leaves when the application was told of the last handover. A static member only stops (E6, E7)."""
         self._is_leaving = True
 
     def expire(self, reason: str) -> None:
-        """Leaves without telling the application first, unless the member has left; joins again with the next poll."""
+        """Leaves without telling the application first. The next poll joins again."""
         self._leave_group(reason)
         self._forget()
         self._is_prepared = False
 
     def take_failure(self) -> RaykaError | None:
-        """The error for the application. To be fenced is final; after another one, the next poll tries again."""
+        """The error for the application. A fenced member stays so; after another error the next poll tries again."""
         failure = self.failure
         if not isinstance(failure, FencedInstanceId):
             self.failure = None
@@ -275,24 +290,24 @@ class Membership:
     def successor(
         self, former: GroupMetadata, partitions: Iterable[TopicPartition], error: RaykaError
     ) -> GroupMetadata | None:
-        """The member as which a commit of `former` goes on that was refused with the error. None if the coordinator has
+        """The member as which a commit of `former` goes on after a refusal with this error. None if the coordinator has
         forgotten the member, or if another member may have had a partition since (E10).
         """
         now = self.metadata
         if now.generation_id == NO_GENERATION or now.member_id != former.member_id:
             return None
         if now.generation_id == former.generation_id:
-            # The assignments are yet to come, or the coordinator has answered a join that has not arrived.
+            # The assignments have yet to come, or the answer to a join is on its way.
             is_under_way = isinstance(error, RebalanceInProgress) or self.state is MemberState.JOINING
             return now if is_under_way else None
         is_next = now.generation_id == former.generation_id + 1
         return now if is_next and all(each in self.owned for each in partitions) else None
 
-    # ---- What changes for the application ----------------------------------------------------------------------------
+    # ---- Changes of the assignment -----------------------------------------------------------------------------------
 
     @property
     def handover(self) -> Handover | None:
-        """What is to be done next, when the application polls; `on_handed_over` when it is done."""
+        """The next change, for a poll to apply; `on_handed_over` follows."""
         owned = tuple(self.owned)
         if self._is_lost:
             return Handover(revoked=owned, is_lost=True)
@@ -303,13 +318,13 @@ class Membership:
             added = tuple(each for each in self._assigned if each not in kept)
             return Handover(tuple(kept), tuple(each for each in owned if each not in kept), added)
         if self._must_join and not self._is_prepared and self.failure is None:
-            # A cooperative member reads these during the rebalance too.
+            # A cooperative member reads its partitions during the rebalance, too.
             kept = {each: None for each in owned if self._is_cooperative and each.topic in self.topics}
             return Handover(tuple(kept), tuple(each for each in owned if each not in kept))
         return None
 
     def on_handed_over(self, handover: Handover) -> None:
-        """The application was told, and reads what it says."""
+        """The application was told of the change, and reads the new assignment."""
         self.owned = dict.fromkeys(handover.read)
         if self._is_leaving:
             self._leave_group("the consumer was closed or has unsubscribed")
@@ -325,13 +340,13 @@ class Membership:
         else:
             self._assigned = None
             self._claim = Claim(tuple(self.owned), self.metadata.generation_id)
-            # For those to be assigned.
+            # A further rebalance assigns the revoked partitions to others.
             self._must_join |= self._is_cooperative and bool(handover.revoked)
 
-    # ---- What is sent ------------------------------------------------------------------------------------------------
+    # ---- Requests ----------------------------------------------------------------------------------------------------
 
     def next_step(self, now_ms: int) -> Step | None:
-        """The next request to send, or the topics to look up; each is given once."""
+        """The next request to send, or the topics to look up. Each is given once."""
         if self._leave is not None:
             leave, self._leave = self._leave, None
             return leave
@@ -345,7 +360,7 @@ class Membership:
         return None
 
     def next_due_ms(self) -> int | None:
-        """When to ask for the next step although nothing has come."""
+        """The time of the next step if no input comes before."""
         due = [self._heartbeat_due_ms] if self._beats else []
         if self._out is None and self._is_rebalancing:
             due.append(self._retry_ms)
@@ -357,7 +372,7 @@ class Membership:
 
     @property
     def _is_rebalancing(self) -> bool:
-        # Also while the member leaves: its last commit waits for the assignments.
+        # A member that leaves syncs, too: its last commit waits for the assignments.
         if self.state is MemberState.SYNCING:
             return True
         wants_to_join = self.state is MemberState.JOINING or (self._must_join and self._is_prepared)
@@ -378,10 +393,10 @@ class Membership:
         if member_id and not instance_id:
             self._leave = LeaveGroupRequest(group_id, (LeavingMember(member_id, reason=reason),))
 
-    # ---- What came of it ---------------------------------------------------------------------------------------------
+    # ---- Outcomes ----------------------------------------------------------------------------------------------------
 
     def on_response(self, step: Step, response: Any, now_ms: int) -> None:
-        """The answer to what `next_step` gave."""
+        """Takes the answer to a step. An answer to a step that the member does not wait for changes nothing."""
         if step is self._heartbeat:
             self._heartbeat = None
             self._on_heartbeat(response, now_ms)
@@ -394,21 +409,24 @@ class Membership:
                     self._on_synced(response)
                 else:
                     self._assign(response)
-            except RaykaError as error:  # a member speaks otherwise than this one understands
+            # Another member's subscription or assignment cannot be decoded.
+            except RaykaError as error:
                 self.fail(error)
 
     def on_error(self, step: Step, error: RaykaError, now_ms: int) -> None:
-        """What a request was refused with, or why it was not answered."""
+        """Takes the refusal of a step, or the reason why no answer came."""
         due_ms = now_ms + self._config.retry_backoff_ms
         if step is self._heartbeat:
             self._heartbeat, self._heartbeat_due_ms = None, due_ms
         elif step is self._out:
             self._out, self._retry_ms = None, due_ms
-            if isinstance(error, UnavailableError):  # for the application; the member tries on
+            # The application is told; the member goes on trying.
+            if isinstance(error, UnavailableError):
                 self.failure = self.failure or error
         else:
             return
-        if isinstance(error, RebalanceInProgress):  # the generation that was to begin has ended already
+        # The generation that was about to begin has ended already.
+        if isinstance(error, RebalanceInProgress):
             self.state, self._retry_ms = MemberState.JOINING, now_ms
         elif isinstance(error, (UnknownMemberId, IllegalGeneration)):
             logger.info("group %r: %s; the member joins again", self.metadata.group_id, error)
@@ -417,15 +435,15 @@ class Membership:
             self.fail(error)
 
     def on_topics(self, topics: RacksByTopic) -> None:
-        """The partitions that the topics of `leader_topics` have now: a leader that has assigned by others, or by other
-        racks, joins again (E8).
+        """Takes the newest partitions of the topics of `leader_topics`. A leader that has assigned by other partitions,
+        or by other racks, joins again (E8).
         """
         former = self.leader_topics
         if former is not None and former != topics and former.keys() == topics.keys():
             self._must_join = True
 
     def _on_heartbeat(self, response: GroupHeartbeatResponse, now_ms: int) -> None:
-        """One rebalance is often followed by another, so the first heartbeats of a generation come soon."""
+        """The first heartbeats of a generation come soon, since one rebalance is often followed by another."""
         self._heartbeat_due_ms = now_ms + self._pause_ms
         self._pause_ms = min(2 * self._pause_ms, self._config.heartbeat_interval_ms)
         is_over = response.error_code is ErrorCode.REBALANCE_IN_PROGRESS
@@ -446,8 +464,8 @@ class Membership:
             self._former_counts = assigned_counts(response.members) if response.skip_assignment else None
 
     def _assign(self, topics: RacksByTopic) -> None:
-        """As the leader. One that took a static member's place is told that all stays as it was (E7); it assigns anew
-        when there are partitions by now that the former process had not shared out.
+        """Assigns as the leader. A leader that took a static member's place was told that all stays as it was (E7); it
+        joins again if there are partitions that the former process had not assigned.
         """
         assert self._subscribers is not None
         assert self._sync is not None
@@ -459,22 +477,22 @@ class Membership:
             self._must_join |= any(self._former_counts.get(name, 0) != len(topics[name]) for name in topics)
 
     def _on_synced(self, response: SyncGroupResponse) -> None:
-        said = decode_member_data(
+        received = decode_member_data(
             ConsumerAssignment, response.assignment or encode_member_data(ConsumerAssignment(()))
         )
-        self._assigned = tuple(dict.fromkeys(said.partitions))
+        self._assigned = tuple(dict.fromkeys(received.partitions))
         self.state, self._is_prepared = MemberState.STABLE, False
 
-    # ---- The generation ends -----------------------------------------------------------------------------------------
+    # ---- The end of a generation -------------------------------------------------------------------------------------
 
     def fail(self, error: RaykaError) -> None:
-        """The application is told, and what the member owns is lost."""
+        """Ends the membership: the application gets the error, and has lost its partitions."""
         self.failure = error
         self._forget()
         self._is_prepared = False
 
     def _forget(self, *, keeps_id: bool = False) -> None:
-        """The member is of no generation any more: what it owns is lost, and it has to join again."""
+        """Leaves the generation: the member's partitions are lost, and it has to join again."""
         member_id = self.metadata.member_id if keeps_id else ""
         self.metadata = self.metadata._replace(generation_id=NO_GENERATION, member_id=member_id)
         self.state, self._out, self._heartbeat = MemberState.UNJOINED, None, None

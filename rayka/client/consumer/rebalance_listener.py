@@ -25,7 +25,7 @@ from rayka.ids import TopicPartition
 
 
 class Stage(Enum):
-    """One thing to do."""
+    """One step of a handover."""
 
     COMMIT = auto()
     TELL_REVOKED = auto()
@@ -35,7 +35,7 @@ class Stage(Enum):
 
 
 class RebalanceListener(NamedTuple):
-    """The application's callbacks; each gets a list of partitions. Without `on_lost`, `on_revoke` is told."""
+    """The application's callbacks. Each gets a list of partitions. Without `on_lost`, `on_revoke` is called."""
 
     on_assign: Callable[[list[TopicPartition]], Any] | None = None
     on_revoke: Callable[[list[TopicPartition]], Any] | None = None
@@ -43,12 +43,11 @@ class RebalanceListener(NamedTuple):
 
 
 class HandoverStages:
-    """The stages of a handover that are `left`, the one to be done now first; true while there are any. What is done is
-    taken out, and all where the member is to do something else by now.
-    """
+    """The stages of a handover that are left. True while there are any."""
 
     def __init__(self, handover: Handover) -> None:
         self.handover = handover
+        # The stages that are not done, the next one first; none once the member has replaced the handover.
         self.left = deque([Stage.READ])
         if handover.revoked:
             self.left.appendleft(Stage.TELL_LOST if handover.is_lost else Stage.TELL_REVOKED)
@@ -64,7 +63,7 @@ class HandoverStages:
         return bool(self.left)
 
     def callback(self, listener: RebalanceListener) -> Callable[[], Any] | None:
-        """The callback of a telling stage, which is done with that; None where the application has none."""
+        """The callback of a telling stage, which counts as done; None if the application has none."""
         stage, handover = self.left.popleft(), self.handover
         if stage is Stage.TELL_ADDED:
             told, partitions = listener.on_assign, handover.added or ()
@@ -113,7 +112,7 @@ class RebalanceListenerInvoker:
     @property
     def has_changes(self) -> bool:
         """Whether `apply` has something to do, or to raise."""
-        return self._has_handover or self.member.core.failure is not None
+        return self._has_handover or self.member.membership.failure is not None
 
     @property
     def _has_handover(self) -> bool:
@@ -128,7 +127,7 @@ class RebalanceListenerInvoker:
             if not self._stages and ready is not None:
                 self._stages = HandoverStages(ready)
             self._go_on(run, commit)
-        if self.member.core.failure is not None:
+        if self.member.membership.failure is not None:
             failure = run(self.member.take_failure)
             try:
                 if failure is not None:
