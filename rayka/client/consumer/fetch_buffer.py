@@ -16,14 +16,13 @@ from rayka.errors import RaykaError
 from rayka.ids import TopicPartition
 from rayka.protocol.batch_format import RecordBatch
 
-# The partitions whose fetch a consumer has to plan again, each once, in the order in which they changed first.
-#
-# Invariant: a change that comes while a partition is here adds nothing, so planning costs at most as much as has
-# changed. Kafka has no such thing: its consumer plans all partitions at each poll.
-
 
 class ChangedPartitions(dict[TopicPartition, None]):
-    """See the module."""
+    """The partitions whose fetch has to be planned again, each once, in the order in which they changed first.
+
+    Invariant: a second change of a partition adds nothing, so planning costs at most as much as has changed. Kafka has
+    no such thing: its consumer plans all partitions at each poll.
+    """
 
     def add(self, topic_partition: TopicPartition) -> None:
         self[topic_partition] = None
@@ -32,7 +31,7 @@ class ChangedPartitions(dict[TopicPartition, None]):
         self.update(dict.fromkeys(partitions))
 
     def take(self, count_max: int | None = None) -> list[TopicPartition]:
-        """The first ones, so many at most; they are not here any more."""
+        """Takes out the first partitions, at most `count_max`."""
         taken = list(islice(self, count_max))
         for tp in taken:
             del self[tp]
@@ -40,29 +39,37 @@ class ChangedPartitions(dict[TopicPartition, None]):
 
 
 class Fetched(NamedTuple):
-    """What one fetch brought of one partition: whole batches, of which those before `fetch_offset` are to be dropped.
-
-    `generation` tells whether the position was changed since.
-    """
+    """The batches of one partition in the answer to one fetch. Records before `fetch_offset` are to be passed over."""
 
     topic_partition: TopicPartition
+    # The generation of the position that was fetched from: it has changed since if the partition has another one.
     generation: int
     fetch_offset: int
+    # fetch_offset < next_offset, the offset of the next fetch.
     next_offset: int
+    # Whole batches.
     buffers: tuple[np.ndarray, ...]
 
 
 class FetchBuffer:
-    """See the module. `on_error` is called behind each error; partitions that may be asked again are `changed`."""
+    """Data, and errors for the application, that have arrived and were not taken yet. Belongs to the loop.
+
+    Invariants: the data of a partition lie in offset order without a hole; fetching stops while a partition holds its
+    share of bytes, or all hold the total; an error is raised once, after the data that came before it, and until then
+    its partition is not asked for.
+    """
 
     def __init__(self, changed: ChangedPartitions, partition_bytes_max: int, total_bytes_max: int) -> None:
+        # Called behind each error.
         self.on_error: Callable[[], object] = lambda: None
+        # Gets the partitions that may be asked for again.
         self._changed = changed
         self._partition_bytes_max = partition_bytes_max
         self._total_bytes_max = total_bytes_max
         self._fetched: deque[Fetched] = deque()
         self._size_bytes = 0
-        self._sizes: dict[TopicPartition, int] = {}  # of the partitions that have any bytes
+        # The bytes of each partition that has any.
+        self._sizes: dict[TopicPartition, int] = {}
         self._errors: dict[TopicPartition, RaykaError] = {}
 
     def __repr__(self) -> str:
@@ -82,15 +89,15 @@ class FetchBuffer:
         return bool(self._fetched or self._errors)
 
     def error(self, topic_partition: TopicPartition) -> RaykaError | None:
-        """The one that waits for the application."""
+        """The error of the partition that waits for the application."""
         return self._errors.get(topic_partition)
 
     def waiting(self) -> Iterable[Fetched]:
-        """What is to be taken, in order of arrival."""
+        """The fetches that were not taken yet, in order of arrival."""
         return self._fetched
 
     def first_offset(self, topic_partition: TopicPartition) -> int | None:
-        """Where what waits of the partition begins; None when nothing waits."""
+        """The fetch offset of the partition's first fetch here; None without one."""
         waiting = (each.fetch_offset for each in self._fetched if each.topic_partition == topic_partition)
         return next(waiting, None)
 
@@ -111,11 +118,11 @@ class FetchBuffer:
         self._errors.pop(topic_partition, None)
 
     def take_error(self, topic_partition: TopicPartition) -> RaykaError:
-        """The one of a partition that has one, which is the application's now."""
+        """Takes the error of a partition that has one."""
         return self._errors.pop(topic_partition)
 
     def drop(self, partitions: Collection[TopicPartition]) -> None:
-        """Forgets all that arrived of these."""
+        """Forgets the data and errors of these partitions."""
         for tp in partitions:
             self.forgive(tp)
             self._size_bytes -= self._sizes.pop(tp, 0)
@@ -123,7 +130,7 @@ class FetchBuffer:
             self._fetched = deque(each for each in self._fetched if each.topic_partition not in partitions)
 
     def take(self) -> Sequence[Fetched]:
-        """Everything fetched, in order of arrival. An error is raised, once, when nothing was fetched before it."""
+        """Takes all fetches, in order of arrival. Raises the first error when no data came before it."""
         if self._fetched:
             taken = list(self._fetched)
             self._fetched.clear()
@@ -139,28 +146,27 @@ class FetchBuffer:
         return ()
 
 
-# Fetches that a consumer has not handed over yet, in order of arrival; those of paused partitions lie aside.
-#
-# Invariants: the fetches of a partition lie in offset order; the IO thread only appends, in one step, and the thread
-# that has the consumer's turn does all else. An exception of a signal handler may end any step: a fetch gets to its new
-# place before it leaves the old one, so no fetch is lost. A fetch that is there twice does no harm: offsets below the
-# position are passed over. Kafka: SubscriptionState's paused partitions, FetchBuffer (G16).
-
-
 class FetchQueue:
-    """The queue of one consumer. `paused`: the fetches of each paused partition."""
+    """Fetches on their way to the application, in order of arrival; those of paused partitions lie aside.
+
+    Invariants: the fetches of a partition lie in offset order; the IO thread only appends, in one step, and the thread
+    that polls does all else. An exception of a signal handler may end any step: a fetch gets to its new place before it
+    leaves the old one, so no fetch is lost. A fetch that is here twice does no harm: offsets below the position are
+    passed over.
+    """
 
     def __init__(self) -> None:
         # The IO thread only appends here.
         self._arrived: deque[Sequence[Fetched]] = deque()
         self._fetched: deque[Fetched] = deque()
+        # The fetches of each paused partition.
         self.paused: dict[TopicPartition, deque[Fetched]] = {}
 
     def __repr__(self) -> str:
         return f"<FetchQueue fetched={len(self._fetched)} paused={list(self.paused)}>"
 
     def add(self, fetched: Sequence[Fetched]) -> None:
-        """Takes what has arrived. Called on the IO thread."""
+        """Adds fetches that have arrived. Called on the IO thread."""
         self._arrived.append(fetched)
 
     def take_in(self) -> None:
@@ -186,7 +192,8 @@ class FetchQueue:
         self._fetched = deque((*fetches.values(), *others))
 
     def pause(self, topic_partition: TopicPartition) -> None:
-        self.paused[topic_partition] = deque(self._of(topic_partition))
+        own = deque(each for each in self._fetched if each.topic_partition == topic_partition)
+        self.paused[topic_partition] = own
         self._fetched = self._without(topic_partition)
 
     def resume(self, topic_partition: TopicPartition) -> None:
@@ -201,9 +208,6 @@ class FetchQueue:
     def waiting(self) -> Iterator[Fetched]:
         """All fetches, those of a partition in offset order. Safe in a signal handler that has interrupted a step."""
         return chain(*self.paused.values(), tuple(self._fetched), *tuple(self._arrived))
-
-    def _of(self, topic_partition: TopicPartition) -> Iterator[Fetched]:
-        return (each for each in self._fetched if each.topic_partition == topic_partition)
 
     def _without(self, topic_partition: TopicPartition) -> deque[Fetched]:
         return deque(each for each in self._fetched if each.topic_partition != topic_partition)

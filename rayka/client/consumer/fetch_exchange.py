@@ -1,9 +1,11 @@
-"""One fetch of a consumer, from the request to what becomes of each partition of the answer; and the end of its fetch
-sessions.
+"""One fetch of a consumer, from the request to each partition of the answer; and the end of its fetch sessions.
 
-Invariants: every failure is reported once: one that a pause may mend is returned, any other goes into the state, from
-which the application gets it; what arrives counts only for the position that was asked from; a follower's error says
-nothing about the log, so the leader is asked next. Kafka: AbstractFetch, Fetcher, FetchCollector (G2, G3, G7, G14-G16).
+Invariants: every failure is reported once: a failure that a pause may mend is returned, any other goes into the state,
+from which the application gets it; data count only for the position that was asked from; a follower's error says
+nothing about the log, so the leader is asked next.
+
+Records in files of this machine are mapped instead of sent (`LocalReader`; design §3). Kafka: AbstractFetch, Fetcher,
+FetchCollector (G2, G3, G7, G14-G16).
 """
 
 import asyncio
@@ -46,11 +48,9 @@ from rayka.protocol.fetch import (
 from rayka.protocol.later import Later
 from rayka.protocol.membership import MetadataBroker
 
-# Reading file ranges from brokers' data directories on this machine (design §3).
-
 
 class LocalReader:
-    """Maps what brokers on this machine hold."""
+    """Reads file ranges from the data directories of brokers on this machine."""
 
     def __init__(self) -> None:
         self._mapped = MappedReader()
@@ -61,11 +61,11 @@ class LocalReader:
         return self._directories.ids(each for broker in brokers for each in broker.directories)
 
     def rack(self, brokers: Sequence[MetadataBroker]) -> str:
-        """The rack of the first broker whose files are here; empty when there is none, or they are not to be read."""
+        """The rack of the first broker whose files this process can read; empty without one."""
         return next((each.rack for each in brokers if self._directories.ids(each.directories)), "")
 
     def read(self, ranges: Sequence[FileRange], topic_id: UUID) -> tuple[np.ndarray, ...] | None:
-        """The bytes of the topic's ranges, mapped; None when a file is gone or was replaced: ask again."""
+        """The bytes of the topic's ranges, mapped; None if a file is gone or was replaced: ask again."""
         buffers = []
         for each in ranges:
             try:
@@ -82,7 +82,7 @@ class LocalReader:
         return tuple(buffers)
 
     def close(self) -> None:
-        """Lets go of the maps; arrays that were handed out stay valid."""
+        """Closes the maps. Arrays that were handed out stay valid."""
         self._mapped.close()
 
 
@@ -95,13 +95,15 @@ Refused = tuple[FetchTicket, ApiError]
 
 
 class FetchErrors(NamedTuple):
-    """Errors that a pause may mend: one of the whole broker, or those of single partitions; a short pause, where the
-    broker is `behind` what is known here, and has been so often in a row.
-    """
+    """Errors that a pause may mend."""
 
+    # The error of the whole broker.
     node_error: ApiError | None = None
+    # Partitions with errors of their own.
     partitions: tuple[Refused, ...] = ()
+    # Partitions whose leader epoch the broker does not know yet. A short pause is enough.
     behind: tuple[Refused, ...] = ()
+    # How often in a row a broker was behind.
     behind_count: int = 0
 
 
@@ -122,16 +124,17 @@ class FetchExchange:
         self._state = state
         self._calls = calls
         self._local = LocalReader() if config.local_reads else None
-        self._behind_counts: dict[TopicPartition, int] = {}  # in a row, of a broker that is behind
+        # By partition, how often in a row its broker was behind.
+        self._behind_counts: dict[TopicPartition, int] = {}
 
     def begin(self, node: NodeFetches, session: SessionRequest) -> Later[FetchResponse]:
-        """Sends a request; its answer."""
+        """Sends a request, and returns its answer."""
         timeout_ms = self._config.request_timeout_ms + self._config.fetch_max_wait_ms
         call = self._network.call(node.node_id, self._request(node, session), timeout_ms)
         return self._calls.answer(node.node_id, node, call)
 
     def finish(self, node: NodeFetches, number: int, outcome: FetchResponse | BaseException) -> FetchErrors:
-        """The request of this number has ended. Raises an exception that is no answer of a node's."""
+        """Takes the outcome of the request of this number. Raises an exception that is no answer of a node."""
         if isinstance(outcome, ApiError):
             return self._on_failure(node, number, outcome)
         if isinstance(outcome, BaseException):
@@ -164,7 +167,7 @@ class FetchExchange:
         return FetchErrors(None, tuple(refused), tuple(behind), count)
 
     def _is_behind(self, ticket: FetchTicket, problem: ApiError) -> bool:
-        """Whether the broker does not know the leader epoch yet, and is likely to soon."""
+        """Whether the broker does not know the leader epoch yet, but is likely to know it soon."""
         tp = ticket.topic_partition
         if problem.code is not ErrorCode.UNKNOWN_LEADER_EPOCH:
             self._behind_counts.pop(tp, None)
@@ -173,7 +176,7 @@ class FetchExchange:
         return count <= SOON_MAX
 
     def _has_later_leader(self, topic_partition: TopicPartition, leader_epoch: int) -> bool:
-        """Whether a leader of a later epoch than was asked in is known by now: it is asked without a pause."""
+        """Whether a leader of a later epoch is known. That leader is asked without a pause."""
         known = self._metadata.partition(topic_partition.topic, topic_partition.partition)
         return known is not None and known.leader_id != NO_NODE and known.leader_epoch > leader_epoch
 
@@ -199,7 +202,7 @@ class FetchExchange:
         return self._local.rack(self._metadata.nodes.brokers)
 
     def _on_failure(self, node: NodeFetches, number: int, error: ApiError) -> FetchErrors:
-        """Without an answer the leaders are asked for what was read elsewhere; they may name another replica."""
+        """Takes a failure of the call. The leaders are asked next, which may name another replica."""
         logger.debug("fetch from node %d: %s", node.node_id, error)
         if isinstance(error, (NetworkException, RequestTimedOut)):
             self._metadata.nodes.on_unanswered(node.node_id)
@@ -214,7 +217,7 @@ class FetchExchange:
     # ---- One partition of the answer -------------------------------------------------------------------------------
 
     def take(self, ticket: FetchTicket, result: FetchPartitionResult) -> ApiError | None:
-        """Keeps the data; returns an error that a retry may mend."""
+        """Takes one partition of the answer. Returns an error that a retry may mend."""
         tp, now_ms = ticket.topic_partition, int(now_s() * 1000)
         if result.error_code is ErrorCode.NONE and result.diverging_epoch is None:
             if result.preferred_read_replica != NO_NODE:
@@ -242,15 +245,15 @@ class FetchExchange:
         return self._on_leader_error(ticket, result)
 
     def _is_deposed(self, ticket: FetchTicket) -> bool:
-        """Whether the partition has had another leader since, as the epoch of the position says, which another member
-        may have committed: until the former leader learns of it, its log is no evidence that anything was lost. Kafka:
+        """Whether the known leader is older than the epoch of the position, which another member may have committed.
+        Until a former leader learns of its successor, its log is no evidence that records were lost. Kafka:
         `ConsumerMetadata`, `updateLastSeenEpochIfNewer`.
         """
         known = self._metadata.partition(ticket.topic_partition.topic, ticket.topic_partition.partition)
         return known is not None and known.leader_epoch < ticket.last_fetched_epoch
 
     def _on_leader_error(self, ticket: FetchTicket, result: FetchPartitionResult) -> ApiError | None:
-        """An error of the leader, which alone decides about offsets and epochs."""
+        """Takes an error of the leader, which alone decides about offsets and epochs."""
         tp = ticket.topic_partition
         error = error_for(result.error_code, f"{tp}: {result.error_message}")
         if result.error_code is ErrorCode.OFFSET_OUT_OF_RANGE and self._state.reset(ticket):
@@ -262,7 +265,7 @@ class FetchExchange:
         return None
 
     def _buffers(self, result: FetchPartitionResult) -> tuple[np.ndarray, ...] | None:
-        """The batches, mapped if they are in files here; None when a file was replaced meanwhile: ask again."""
+        """The batches, mapped if they are in files here; None if a file was replaced since: ask again."""
         if not result.file_ranges:
             return (result.records,)
         assert self._local is not None

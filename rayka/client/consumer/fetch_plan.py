@@ -1,9 +1,11 @@
-"""Which broker a consumer asks for which partition, by what it wants and what the metadata say.
+"""The plan of a consumer's fetches: the broker to ask for each partition, and the fetch session with each broker.
 
-The leader is asked, or the follower that the leader named (G15). Invariants: a partition is fetched from one broker at
-most; an update costs as much as has changed, in the consumer's state or in the metadata, and for each topic a check of
-its age ten times a second. A partition without a known leader waits for newer metadata; one that its topic does not
-have is an error for the application. Kafka: AbstractFetch.prepareFetchRequests, selectReadReplica.
+The leader of a partition is asked, or the follower that the leader named (G15). Invariants: a partition is fetched from
+one broker at most; an update costs as much as has changed, in the consumer's state or in the metadata, and for each
+topic a check of its age ten times a second. A partition without a known leader waits for newer metadata; a partition
+that its topic does not have is an error for the application. Without IO.
+
+Kafka: AbstractFetch.prepareFetchRequests, selectReadReplica, FetchSessionHandler (G14).
 """
 
 from collections.abc import Iterable
@@ -25,57 +27,62 @@ from rayka.protocol.fetch import (
 )
 from rayka.protocol.membership import MetadataBroker, MetadataPartition, MetadataTopic
 
-# What a consumer asks of one broker, in one fetch session.
-#
-# The brain of one stream of fetches, without IO. A request says only what has changed since the one before it, so an
-# idle consumer of many partitions costs next to nothing; when something becomes wanted while the broker holds a request
-# back, the next request overtakes that one. Invariants: a result counts only if it answers what was asked last of its
-# partition; without anything wanted nothing is asked. Kafka: FetchSessionHandler, AbstractFetch (G14).
-
-
 _NOT_ASKED = 1 << 62
-# A broker reads all partitions that a request has changed in one step, and does nothing else meanwhile.
+# A broker reads all partitions that a request has changed in one step, and does nothing else during that step.
 _PARTITIONS_MAX = 500
+# Partitions that are planned in one step of the loop, which does nothing else during that step.
+_UPDATED_MAX = 500
+# The pause between looks at the age of metadata that have not changed.
+_LOOK_AGAIN_S = 0.1
 
 
 class _Asked(msgspec.Struct, eq=False):
-    """One partition. `asked_in`: the number of the request that asked from this position."""
+    """A partition that is fetched from a broker."""
 
     ticket: FetchTicket
+    # The number of the request that asked from this position.
     asked_in: int = _NOT_ASKED
 
 
 class NodeFetches:
-    """See the module. `is_paused`: the broker has failed to answer, and is given a while. `gets_many`: whether the last
-    records were so many that their files are worth opening, where they are on this machine.
+    """The fetch session of a consumer with one broker.
+
+    A request names only the partitions that have changed since the one before, so an idle consumer of many partitions
+    costs next to nothing. When a partition changes while the broker holds a request back, the next request overtakes
+    that one. Invariants: a result counts only if it answers the last request for its partition; no request leaves while
+    there is no partition.
     """
 
     def __init__(self, node_id: int) -> None:
         self.node_id = node_id
         self.stream = FetchStream()
+        # The broker has failed to answer, and is not asked for a while.
         self.is_paused = False
+        # The last answer had so many records that files on this machine are worth opening.
         self.gets_many = True
         self._asked: dict[PartitionKey, _Asked] = {}
-        self._has_news = False  # something to ask for that no request asks for yet
+        # A partition has changed that no request has named yet.
+        self._has_news = False
 
     def __repr__(self) -> str:
         return f"<NodeFetches of {node_name(self.node_id)} partitions={len(self._asked)} {self.stream!r}>"
 
     @property
     def is_any_wanted(self) -> bool:
+        """Whether a partition is fetched from this broker."""
         return bool(self._asked)
 
     @property
     def session_id(self) -> int:
-        """Of the session that the broker keeps, as far as is known; NO_SESSION when there is none."""
+        """The session that the broker keeps, as far as is known; NO_SESSION without one."""
         return self.stream.session.session_id
 
     def tickets(self) -> Iterable[FetchTicket]:
-        """Of all partitions that are asked for here."""
+        """The positions of all partitions that are fetched from this broker."""
         return (each.ticket for each in self._asked.values())
 
     def want(self, fetch: FetchPartition, ticket: FetchTicket) -> None:
-        """Fetches this from now on, in place of the partition's former fetch."""
+        """Replaces the fetch of a partition."""
         session, key = self.stream.session, (fetch.topic_id, fetch.partition)
         if session.wanted(*key) == fetch:
             self._asked[key].ticket = ticket
@@ -85,13 +92,13 @@ class NodeFetches:
         self._has_news = True
 
     def forget(self, key: PartitionKey) -> None:
-        """The partition is not fetched from this broker any more."""
+        """Stops fetching a partition from this broker."""
         self.stream.session.forget(*key)
         del self._asked[key]
 
     @property
     def may_send(self) -> bool:
-        """Whether a request may leave: one at a time, except with news."""
+        """Whether a request may leave: one at a time, unless a partition has changed."""
         if self.is_paused or not self._asked:
             return False
         if self.stream.is_waiting:
@@ -99,7 +106,7 @@ class NodeFetches:
         return self.stream.may_follow
 
     def begin(self) -> tuple[int, SessionRequest]:
-        """The number of the next request, which leaves now, and its content. See `may_wait`."""
+        """The number and content of the next request, which has to leave now."""
         number, request = self.stream.begin(_PARTITIONS_MAX)
         self._has_news = self.stream.session.has_changed
         for each in request.partitions:
@@ -107,42 +114,38 @@ class NodeFetches:
         return number, request
 
     def may_wait(self, request: SessionRequest) -> bool:
-        """Whether the broker may hold the request back. What comes next can overtake only a request of a known session,
-        and should not have to.
+        """Whether the broker may hold the request back. The next request can overtake only a request of a known
+        session, and none that is about to be followed.
         """
         if request.session_epoch == FIRST_SESSION_EPOCH:
             return self.stream.has_no_sessions
         return not self._has_news
 
     def ticket(self, number: int, result: FetchPartitionResult) -> FetchTicket | None:
-        """What the result, which the request of this number brought, answers; None when it is of no use any more."""
+        """The position that a result of the request of this number answers; None for a result that comes too late."""
         asked = self._asked.get((result.topic_id, result.partition))
         return asked.ticket if asked is not None and asked.asked_in <= number else None
 
     def leader_epoch(self, result: FetchPartitionResult) -> int:
-        """The leader epoch in which the partition of this result, which has a `ticket`, is asked for."""
+        """The leader epoch in which the partition of this result is asked for."""
         wanted = self.stream.session.wanted(result.topic_id, result.partition)
         return NO_EPOCH if wanted is None else wanted.current_leader_epoch
 
 
-_UPDATED_MAX = 500  # at a time: nothing else runs meanwhile
-_LOOK_AGAIN_S = 0.1  # at the age of metadata that have not changed
-
-
 class _Place(NamedTuple):
-    """Where a partition is asked for."""
+    """The broker and the key by which a partition is fetched."""
 
     node: NodeFetches
     key: PartitionKey
 
 
 class FetchPlanner:
-    """What one consumer fetches from which broker: `nodes`, by id; `leaderless`: by topic, what is wanted and has
-    no known leader. See the module.
-    """
+    """The plan of one consumer. Belongs to the loop."""
 
     def __init__(self, state: FetchState, metadata: ClusterMetadata, partition_bytes_max: int) -> None:
+        # The sessions, by the id of the broker.
         self.nodes: dict[int, NodeFetches] = {}
+        # By topic, the partitions to fetch that have no known leader.
         self.leaderless: dict[str, dict[TopicPartition, None]] = {}
         self._state = state
         self._metadata = metadata
@@ -157,8 +160,8 @@ class FetchPlanner:
         return f"<FetchPlanner {list(self.nodes.values())}>"
 
     def update(self) -> None:
-        """Brings the fetches in line with what is wanted and known now. When many partitions have changed, some of them
-        are left for the next update: the state has them among the `changed`.
+        """Plans the partitions that have changed. When they are many, some stay among the `changed` of the state, for
+        the next update.
         """
         at_s = now_s()
         if self._metadata.version != self._version or at_s >= self._look_again_s:
@@ -174,7 +177,7 @@ class FetchPlanner:
     # ---- Metadata --------------------------------------------------------------------------------------------------
 
     def _look_at_topics(self) -> None:
-        """Finds partitions whose leader has changed. For a topic whose metadata are too old `cached` asks again."""
+        """Finds partitions whose leader has changed. `cached` asks again for a topic whose metadata are too old."""
         before, self._topics = self._topics, {}
         for name, partitions in self._state.by_topic.items():
             topic = self._topics[name] = self._metadata.cached(name)
@@ -205,7 +208,9 @@ class FetchPlanner:
         node.want(self._fetch(topic, leader, ticket), ticket)
 
     def _known(self, topic_partition: TopicPartition) -> MetadataTopic | None:
-        """The topic, if the partition has a leader; else the partition is leaderless, or has failed as it is gone."""
+        """The topic, if the partition has a leader. Else the partition is noted as leaderless, or has failed since its
+        topic does not have it.
+        """
         topic, number = self._topic(topic_partition.topic), topic_partition.partition
         if topic is not None and number >= len(topic.partitions):  # created anew, with fewer
             self._state.fail(topic_partition, no_such_partition(topic, number))
@@ -234,7 +239,7 @@ class FetchPlanner:
         )
 
     def _move(self, topic_partition: TopicPartition, place: _Place | None) -> None:
-        """The partition is fetched from there and from nowhere else."""
+        """Fetches the partition from this place, and from no other."""
         before = self._places.get(topic_partition)
         if before == place:
             return

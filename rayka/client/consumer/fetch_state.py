@@ -1,11 +1,17 @@
-"""Where a consumer stands in each of its partitions, and what it is to fetch next.
+"""The partitions that a consumer reads, their positions, and the replicas that they are fetched from. A core without
+IO.
 
-The brain of fetching, without IO. Invariants: a partition has a position or a start that is to be looked up; an answer
-counts only for the position that is asked from now, in the same generation (none from before a seek), so what arrives
-of a partition has no hole. Every change that may alter what is asked of a partition puts it among the `changed`, so
-planning costs as much as has changed. The next offset is the broker's `next_offset`, never "last record + 1", so
-control records and compaction gaps cannot stall a reader. With it goes the epoch of the last batch before it, by which
-a leader finds that what was read is not in its log. Kafka: SubscriptionState (G15, G16).
+Invariants:
+- A partition has a position, or a start to be looked up.
+- An answer counts only for the position from which the partition is asked for now, in the same generation (none from
+  before a seek), so the data of a partition have no hole.
+- Every change that may alter the fetch of a partition puts it among the `changed`, so planning costs as much as has
+  changed.
+- The next offset is the broker's `next_offset`, never "last record + 1", so control records and compaction gaps cannot
+  stall a reader. The epoch of the last batch before it goes with each fetch: by it a leader finds that records that
+  were read are not in its log.
+
+Kafka: SubscriptionState, ConsumerMetadata (G15, G16).
 """
 
 import logging
@@ -23,98 +29,58 @@ from rayka.ids import NO_EPOCH, NO_OFFSET, OffsetAndEpoch, TopicPartition
 from rayka.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 from rayka.protocol.membership import MetadataTopic
 
-# The followers that a consumer reads from: which one a leader named for a partition, and until when.
-#
-# Invariants: a partition without one here is read from its leader; every choice ends by itself after some time, so that
-# the leader is asked again and may name another replica. Kafka: SubscriptionState.preferredReadReplica (G15).
-
-
-class ReadReplicas:
-    """See the module. Puts partitions that are to be read from another node among the `changed`."""
-
-    def __init__(self, changed: ChangedPartitions) -> None:
-        self._changed = changed
-        # The node, and until when; the one that ends first comes first.
-        self._choices: dict[TopicPartition, tuple[int, int]] = {}
-
-    def __repr__(self) -> str:
-        return f"<ReadReplicas { ({tp: node_id for tp, (node_id, _) in self._choices.items()}) }>"
-
-    def node_id(self, topic_partition: TopicPartition, now_ms: int) -> int | None:
-        """The follower to read from; None: the leader."""
-        node_id, until_ms = self._choices.get(topic_partition, (None, 0))
-        return node_id if now_ms < until_ms else None
-
-    def choose(self, topic_partition: TopicPartition, node_id: int, until_ms: int) -> None:
-        """Reads from this follower until then; no earlier choice may end later."""
-        self.forget(topic_partition)
-        self._choices[topic_partition] = (node_id, until_ms)
-        self._changed.add(topic_partition)
-
-    def read_from_leader(self, topic_partition: TopicPartition) -> None:
-        """Something was wrong with the follower: the leader is asked, which may name another one."""
-        if self.forget(topic_partition):
-            self._changed.add(topic_partition)
-
-    def forget(self, topic_partition: TopicPartition) -> bool:
-        """Drops the choice with the partition's position; whether there was one."""
-        return self._choices.pop(topic_partition, None) is not None
-
-    def update(self, now_ms: int, *, have_brokers_changed: bool) -> None:
-        """Ends the choices whose time is over. When the brokers have changed, all partitions here count as changed."""
-        while self._choices:
-            tp, (_, until_ms) = next(iter(self._choices.items()))
-            if now_ms < until_ms:
-                break
-            self.read_from_leader(tp)
-        if have_brokers_changed:
-            self._changed.add_all(self._choices)
-
+logger = logging.getLogger(__name__)
 
 START_TIMESTAMPS = {"earliest": EARLIEST_TIMESTAMP, "latest": LATEST_TIMESTAMP}
 
 
 class FetchTicket(NamedTuple):
-    """A position: from where one partition is asked for, and in which generation."""
+    """The position of one partition: its next fetch."""
 
     topic_partition: TopicPartition
+    # Grows with each change of the position by anything but fetches.
     generation: int
     fetch_offset: int
     last_fetched_epoch: int
 
 
 class FetchStart(NamedTuple):
-    """What is known of a partition without an offset: the timestamp to look up; None: no policy says where.
-
-    `is_committed`: what the group has committed comes first, if it has committed anything. `reset_from`: the offset
-    that was out of range, where the reset policy says how to go on; else -1.
-    """
+    """The start of a partition without a position, to be looked up."""
 
     topic_partition: TopicPartition
     generation: int
+    # The timestamp to look up; None: no reset policy names one.
     timestamp_ms: int | None
+    # The committed offset of the group comes first, if there is one.
     is_committed: bool = False
+    # The offset that was out of range, if the reset policy was asked for that reason.
     reset_from: int = NO_OFFSET
 
 
-Position = FetchTicket | FetchStart
+TicketOrStart = FetchTicket | FetchStart
 
 
 class FetchState:
-    """The partitions of one consumer. Belongs to the loop that fetches."""
+    """The positions of one consumer. Belongs to the loop."""
 
     def __init__(self, config: ConsumerConfig) -> None:
-        self.by_topic: Mapping[str, Sequence[TopicPartition]] = {}  # the assignment
-        self.changed = ChangedPartitions()  # another broker or position may have to be asked, or none
+        # The assignment.
+        self.by_topic: Mapping[str, Sequence[TopicPartition]] = {}
+        # Partitions whose fetch may have to change.
+        self.changed = ChangedPartitions()
         self.read_replicas = ReadReplicas(self.changed)
         self.buffer = FetchBuffer(self.changed, config.max_partition_fetch_bytes, config.fetch_max_bytes)
         self._reset_to = START_TIMESTAMPS.get(config.auto_offset_reset)
-        self._has_group = config.group_id is not None  # which may have committed where it is to be read
+        # A group may have committed offsets.
+        self._has_group = config.group_id is not None
         self._paused: dict[TopicPartition, None] = {}
-        self._generation = 0  # of the newest position; never used twice
-        self._positions: dict[TopicPartition, Position] = {}
+        # The newest generation; none is used twice.
+        self._generation = 0
+        self._positions: dict[TopicPartition, TicketOrStart] = {}
+        # The starts among the positions.
         self._unpositioned: dict[TopicPartition, FetchStart] = {}
-        self._resting: dict[TopicPartition, FetchTicket] = {}  # something was wrong that passes by itself
+        # Positions that are not asked for a while, after an error that passes by itself.
+        self._resting: dict[TopicPartition, FetchTicket] = {}
 
     def __repr__(self) -> str:
         return f"<FetchState {list(self._positions.values())} {self.buffer!r}>"
@@ -138,19 +104,19 @@ class FetchState:
             self.changed.add(tp)
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
-        """They are not asked for until `resume`, or until they are assigned anew."""
+        """Stops asking for the partitions until `resume`, or until they are assigned anew."""
         for tp in partitions:
             self._paused[tp] = None
             self.changed.add(tp)
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
-        """They are asked for again."""
+        """Asks for the partitions again."""
         for tp in partitions:
             self._paused.pop(tp, None)
             self.changed.add(tp)
 
     def seek(self, topic_partition: TopicPartition, offset: int, last_epoch: int = NO_EPOCH) -> None:
-        """The next fetch begins at offset; what was fetched or is under way is dropped."""
+        """Begins the next fetch at `offset`. Fetched data, and fetches under way, are dropped."""
         self.position(topic_partition)
         self._drop({topic_partition: None})
         self._set(FetchTicket(topic_partition, self._next_generation(), offset, last_epoch))
@@ -158,17 +124,17 @@ class FetchState:
     def seek_to_timestamp(
         self, topic_partition: TopicPartition, timestamp_ms: int, *, is_committed: bool = False
     ) -> None:
-        """The next fetch begins where ListOffsets says: a time, EARLIEST_TIMESTAMP or LATEST_TIMESTAMP. With
-        `is_committed` what the group has committed comes first.
+        """Begins the next fetch at the offset of a time, or of EARLIEST_TIMESTAMP or LATEST_TIMESTAMP. With
+        `is_committed` a committed offset of the group comes first.
         """
         self.position(topic_partition)
         self._drop({topic_partition: None})
         self._set(FetchStart(topic_partition, self._next_generation(), timestamp_ms, is_committed))
 
     def begin_again(self, topic_partition: TopicPartition) -> bool:
-        """The topic was created again: the partition is read where the group has committed in the new one, or where the
-        reset policy says, or from the start that was yet to be looked up. False when there is none of these. What was
-        fetched before stays to be taken.
+        """Begins in a topic that was created again: at the committed offset of the group in the new topic, or as the
+        reset policy says, or at the start that had yet to be looked up. False when there is none of these. Fetched data
+        of the former topic stay to be taken.
         """
         former, timestamp_ms = self.position(topic_partition), self._reset_to
         is_committed = self._has_group and timestamp_ms is not None
@@ -179,8 +145,8 @@ class FetchState:
         self.read_replicas.forget(topic_partition)
         return timestamp_ms is not None or is_committed
 
-    def position(self, topic_partition: TopicPartition) -> Position:
-        """Raises ValueError. A caller knows what it has assigned, but not yet that a topic has fewer partitions."""
+    def position(self, topic_partition: TopicPartition) -> TicketOrStart:
+        """Raises InvalidArgument for a partition that its topic does not have any more, which callers may not know."""
         position = self._positions.get(topic_partition)
         if position is None:
             raise InvalidArgument(
@@ -188,8 +154,8 @@ class FetchState:
             )
         return position
 
-    def is_current(self, position: Position) -> bool:
-        """Whether the partition still stands there: a second answer to the same question brings nothing new."""
+    def is_current(self, position: TicketOrStart) -> bool:
+        """Whether the partition has this position now. A second answer to one fetch brings nothing new."""
         return self._positions.get(position.topic_partition) == position
 
     # ---- Offsets to look up ----------------------------------------------------------------------------------------
@@ -199,17 +165,17 @@ class FetchState:
         return [each for tp, each in self._unpositioned.items() if self.buffer.error(tp) is None]
 
     def on_offset(self, start: FetchStart, offset: int, epoch: int = NO_EPOCH) -> None:
-        """The looked-up start, and its leader epoch where that is known; dropped after a later `seek`."""
+        """Takes the offset of a start, and its leader epoch if known. Ignored after a later `seek`."""
         if self.is_current(start):
             self._set(FetchTicket(start.topic_partition, start.generation, offset, epoch))
 
     def on_nothing_committed(self, start: FetchStart) -> None:
-        """The start goes on with the reset policy."""
+        """Lets the reset policy decide about the start."""
         if self.is_current(start):
             self._set(start._replace(is_committed=False))
 
     def reset(self, ticket: FetchTicket) -> bool:
-        """The ticket's offset is out of range: look the start up anew by the reset policy. False when there is none."""
+        """Looks up a new start by the reset policy, after an offset out of range. False without a policy."""
         if self._reset_to is None:
             return False
         if self.is_current(ticket):
@@ -219,9 +185,8 @@ class FetchState:
         return True
 
     def on_diverging(self, ticket: FetchTicket, diverging: OffsetAndEpoch) -> int:
-        """Records before the ticket's offset that were read are not in the leader's log. With a reset policy reading
-        goes on at the first offset that is known to differ; without one the application gets LogTruncation. Returns
-        the offset.
+        """Goes on at the first offset that is known to differ, since the leader's log lacks records that were read.
+        Without a reset policy the application gets LogTruncation instead. Returns the offset.
         """
         offset = min(diverging.offset, ticket.fetch_offset)
         if self._reset_to is None:
@@ -233,7 +198,7 @@ class FetchState:
     # ---- Fetches ---------------------------------------------------------------------------------------------------
 
     def ticket(self, topic_partition: TopicPartition) -> FetchTicket | None:
-        """From where the partition is to be asked for; None while it is not."""
+        """The position from which to ask for the partition; None while it is not asked for."""
         position = self._positions.get(topic_partition)
         if not isinstance(position, FetchTicket) or self._resting.get(topic_partition) == position:
             return None
@@ -242,26 +207,26 @@ class FetchState:
         return position if self.buffer.takes_more(topic_partition) else None
 
     def rest(self, ticket: FetchTicket) -> None:
-        """The partition is not asked for, until `end_rest` or a seek."""
+        """Stops asking from this position, until `end_rest` or a change of the position."""
         if self.is_current(ticket):
             self._resting[ticket.topic_partition] = ticket
             self.changed.add(ticket.topic_partition)
 
     def end_rest(self, ticket: FetchTicket) -> None:
-        """What was wrong with it may be over."""
+        """Asks from this position again."""
         if self._resting.get(ticket.topic_partition) == ticket:
             del self._resting[ticket.topic_partition]
             self.changed.add(ticket.topic_partition)
 
     def read_from(self, ticket: FetchTicket, node_id: int, until_ms: int) -> None:
-        """The leader says that this replica is nearer; it is asked instead of the leader until then (G15)."""
+        """Reads from this replica, which the leader calls nearer, until then (G15)."""
         if self.is_current(ticket):
             self.read_replicas.choose(ticket.topic_partition, node_id, until_ms)
 
     def on_fetched(
         self, ticket: FetchTicket, buffers: tuple[np.ndarray, ...], next_offset: int, last_epoch: int
     ) -> None:
-        """Data arrived: whole batches, the last of this epoch, after which the fetch at next_offset continues."""
+        """Takes whole batches, the last of them of `last_epoch`. The next fetch begins at `next_offset`."""
         if not self.is_current(ticket):
             return
         if next_offset < ticket.fetch_offset:
@@ -271,19 +236,19 @@ class FetchState:
             self.buffer.add(Fetched(tp, generation, offset, next_offset, buffers))
             self._set(FetchTicket(tp, generation, next_offset, last_epoch))
 
-    def on_error(self, position: Position, error: RaykaError) -> None:
-        """An error for the application, if the position is current."""
+    def on_error(self, position: TicketOrStart, error: RaykaError) -> None:
+        """Gives the application an error, if the position is current."""
         if self.is_current(position):
             self.buffer.fail(position.topic_partition, error)
 
     def fail(self, topic_partition: TopicPartition, error: RaykaError) -> None:
-        """An error for the application, if the partition is assigned."""
+        """Gives the application an error, if the partition is assigned."""
         if topic_partition in self._positions:
             self.buffer.fail(topic_partition, error)
 
     # ---- Within ----------------------------------------------------------------------------------------------------
 
-    def _set(self, position: Position) -> None:
+    def _set(self, position: TicketOrStart) -> None:
         tp = position.topic_partition
         self._positions[tp] = position
         if isinstance(position, FetchStart):
@@ -297,7 +262,7 @@ class FetchState:
         return self._generation
 
     def _drop(self, gone: Collection[TopicPartition]) -> None:
-        """Forgets what was fetched of these, and what else is known of their former positions."""
+        """Forgets the data, errors and replicas of these partitions' former positions."""
         self.buffer.drop(gone)
         for tp in gone:
             self.read_replicas.forget(tp)
@@ -313,25 +278,67 @@ def _truncated(ticket: FetchTicket, offset: int) -> LogTruncation:
     )
 
 
-# Which partitions a consumer reads, of which topics, and how both follow the metadata.
-#
-# Invariants: a topic is known by its id: when the metadata show another id under its name, positions in the former
-# topic mean nothing in the new one. A bounded read ends with an error then; a consumer begins again where
-# `auto_offset_reset` says, and logs one warning. Records that were fetched before are still given, before those of the
-# new topic. Topics that are followed are read with all their partitions, and an added partition is read from its
-# beginning: all its records are newer than the subscription. An assignment never grows. Kafka: SubscriptionState,
-# ConsumerMetadata (G16).
+class ReadReplicas:
+    """The followers that partitions are read from, as leaders named them. Changes go into `changed`.
 
+    Invariants: a partition without a follower here is read from its leader; every choice ends after some time, so that
+    the leader is asked again and may name another replica. Kafka: SubscriptionState.preferredReadReplica (G15).
+    """
 
-logger = logging.getLogger(__name__)
+    def __init__(self, changed: ChangedPartitions) -> None:
+        self._changed = changed
+        # The node, and the end of the choice. The choice that ends first comes first.
+        self._choices: dict[TopicPartition, tuple[int, int]] = {}
+
+    def __repr__(self) -> str:
+        return f"<ReadReplicas { ({tp: node_id for tp, (node_id, _) in self._choices.items()}) }>"
+
+    def node_id(self, topic_partition: TopicPartition, now_ms: int) -> int | None:
+        """The follower to read from; None: the leader."""
+        node_id, until_ms = self._choices.get(topic_partition, (None, 0))
+        return node_id if now_ms < until_ms else None
+
+    def choose(self, topic_partition: TopicPartition, node_id: int, until_ms: int) -> None:
+        """Reads from this follower until then; no earlier choice may end later."""
+        self.forget(topic_partition)
+        self._choices[topic_partition] = (node_id, until_ms)
+        self._changed.add(topic_partition)
+
+    def read_from_leader(self, topic_partition: TopicPartition) -> None:
+        """Gives up the follower. The leader is asked, and may name another one."""
+        if self.forget(topic_partition):
+            self._changed.add(topic_partition)
+
+    def forget(self, topic_partition: TopicPartition) -> bool:
+        """Drops the choice of a partition. Returns whether there was one."""
+        return self._choices.pop(topic_partition, None) is not None
+
+    def update(self, now_ms: int, *, have_brokers_changed: bool) -> None:
+        """Ends choices whose time is over. After a change of the brokers all partitions here are planned again."""
+        while self._choices:
+            tp, (_, until_ms) = next(iter(self._choices.items()))
+            if now_ms < until_ms:
+                break
+            self.read_from_leader(tp)
+        if have_brokers_changed:
+            self._changed.add_all(self._choices)
 
 
 class Subscription:
-    """See the module. `partitions` is replaced as a whole, so any thread may read it; the rest belongs to the loop."""
+    """The partitions that a consumer reads, and how they follow the metadata of their topics.
+
+    Invariants: a topic is known by its id. When the metadata show another id under its name, positions in the former
+    topic mean nothing in the new one: a bounded read ends with an error; a consumer begins again as `auto_offset_reset`
+    says, and logs one warning. Records that were fetched before are still given, before those of the new topic. A topic
+    that is followed is read with all its partitions. An added partition is read from its beginning, since all its
+    records are newer than the subscription. An assignment never grows.
+    """
 
     def __init__(self, state: FetchState, cluster_name: str) -> None:
+        # Replaced as a whole, so any thread may read it; all else belongs to the loop.
         self.partitions: Mapping[TopicPartition, None] = {}
-        self.followed: dict[str, int] = {}  # the topics that are read with all their partitions, and how many
+        # The topics that are followed, and their partition counts.
+        self.followed: dict[str, int] = {}
         self._state = state
         self._cluster_name = cluster_name
         self._topic_ids: dict[str, UUID] = {}
@@ -343,7 +350,7 @@ class Subscription:
     def assign(
         self, partitions: Sequence[TopicPartition], topic_ids: Mapping[str, UUID], *, is_bounded: bool
     ) -> None:
-        """Reads exactly these. With `is_bounded`, a topic that has another id from then on is an error."""
+        """Reads exactly these partitions. With `is_bounded`, another id of a topic is an error from then on."""
         self._topic_ids, self.followed = dict(topic_ids), {}
         self._is_bounded = is_bounded
         self._set(partitions)
@@ -360,7 +367,7 @@ class Subscription:
         return topic in self._topic_ids
 
     def on_metadata(self, topic: MetadataTopic) -> bool:
-        """Takes new metadata of a topic, before anything uses them; returns whether what is read has changed."""
+        """Takes new metadata of a topic, before anything uses them. Returns whether the assignment has changed."""
         former_id = self._topic_ids.get(topic.name, topic.topic_id)
         if former_id != topic.topic_id:
             self._on_created_again(topic, former_id)
