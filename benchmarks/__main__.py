@@ -18,7 +18,7 @@ from benchmarks.report import README, Report, print_table
 
 NAMES = (
     "limits", "assignors", "balance", "batch", "cleaner", "recovery", "client", "direct_lane", "commands", "elastic",
-    "footprint", "groups", "quorum", "replication", "retention", "scale", "simulator", "spark",
+    "footprint", "groups", "quorum", "record_calls", "replication", "retention", "scale", "simulator", "spark",
 )  # fmt: skip
 WITH_KAFKA = ("cleaner", "client", "direct_lane", "elastic", "groups", "replication")
 PACKAGES = ("rayka", "ray", "pyarrow", "numpy", "msgspec", "pyspark", "raydp")
@@ -45,7 +45,7 @@ def main(
     """Measures rayka beside the limits of this machine. Without NAMES, all of them.
 
     NAMES: limits, assignors, balance, batch, cleaner, recovery, client, direct_lane, commands, elastic, footprint,
-    groups, quorum, replication, retention, scale, simulator, spark.
+    groups, quorum, record_calls, replication, retention, scale, simulator, spark.
     """
     console = Console(width=None if os.isatty(1) else 160)
     about = _about()

@@ -14,7 +14,7 @@ from rich.console import Console
 
 import rayka
 import rayka.testing
-from benchmarks import groups
+from benchmarks import groups, record_calls
 from benchmarks.bare_sockets import bare_copies
 from benchmarks.end_to_end import latencies
 from benchmarks.gaps import Acknowledgements, Seen, Shares
@@ -315,3 +315,9 @@ def test_single_records_are_acknowledged_while_the_time_lasts() -> None:
         with rayka.Producer(cluster=cluster, linger_ms=0, batch_size=1) as producer:
             assert rate_by_producer(producer, "t", 6, in_flight=20, seconds_long=0.2) > 0
         assert {each.partition for each in rayka.read("t", cluster=cluster)} == set(range(6))
+
+
+def test_the_cost_of_one_record_is_counted_beyond_that_of_an_idle_cluster() -> None:
+    calls, processor_time = record_calls.run(quick=True)
+    assert 100 < calls.value < 10_000
+    assert 0 < processor_time.value < 100
