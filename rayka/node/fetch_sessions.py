@@ -1,14 +1,14 @@
 """Incremental fetch sessions: a request names only what changed, the answer only what has news.
 
-A session remembers what its partitions were asked from and what was last told of them, and keeps one watch on them
-over all its requests. `due` are the partitions that may have something to tell: those that changed in the request,
-those that were woken, and those whose last look was not the end of it (data left, an error, a follower to be taken into
-the ISR). The others need no look, so an idle session costs nothing for each partition. What was given data moves to the
-end of `due`, so that all get their turn.
+A session remembers the fetch offsets of its partitions and what the caller was last told of them, and keeps one watch
+on them over all its requests. `watch.due` holds the partitions that may have news: those that changed in the request,
+those that were woken, and those whose last look was not the end of it (data left, an error, a follower that may join
+the ISR). The other partitions need no look, so an idle session costs nothing for each partition. A partition that got
+data moves to the end of `due`, so that all get their turn.
 
-Invariants: an answer is counted as told only while its request is the newest of the session; a partition that is not
-due was read, had nothing to tell, and nothing has happened to it since. Kafka: `FetchSession`, `FetchSessionCache`,
-`FetchManager` (G14). Left out: FETCH_SESSION_TOPIC_ID_ERROR, because partitions always go by their topic's id.
+Invariants: an answer counts as told only while its request is the newest of the session; a partition that is not due
+was read, had no news, and nothing has happened to it since. Kafka: `FetchSession`, `FetchSessionCache`, `FetchManager`
+(G14). Left out: FETCH_SESSION_TOPIC_ID_ERROR, because partitions always go by their topic's id.
 """
 
 from collections.abc import Iterable, Iterator
@@ -29,22 +29,24 @@ from rayka.protocol.fetch import (
     next_session_epoch,
 )
 
-EVICTION_MS = 120_000  # a session that was not used for so long makes room; so may one that is as old
+# A session that was not used for so long makes room; one that is as old may have to.
+EVICTION_MS = 120_000
 _ID_BITS = 31
 
 
 class SessionPartition:
-    """One partition of a session: from where to read it, and what was last told of it."""
+    """One partition of a session: where reading goes on, and what the caller was last told."""
 
     __slots__ = ("_high_watermark", "_log_start_offset", "fetch")
 
     def __init__(self, fetch: FetchPartition) -> None:
         self.fetch = fetch
+        # As told last; -1: not told, or told beside an error.
         self._high_watermark = NO_OFFSET
         self._log_start_offset = NO_OFFSET
 
     def is_news(self, result: FetchPartitionResult) -> bool:
-        """Whether the result has to be told."""
+        """True if the answer must name the result."""
         return (
             result.error_code is not ErrorCode.NONE
             or result.high_watermark != self._high_watermark
@@ -55,8 +57,8 @@ class SessionPartition:
         )
 
     def on_told(self, result: FetchPartitionResult) -> None:
-        """The result is on its way. Beside an error, or where the logs part, the receiver ignores its watermarks
-        (B3): the next result says them again.
+        """Remembers the result as told. Beside an error, or where the logs part, the receiver ignores the watermarks
+        (B3), so the next result says them again.
         """
         is_unheeded = result.error_code is not ErrorCode.NONE or result.diverging_epoch is not None
         self._high_watermark = NO_OFFSET if is_unheeded else result.high_watermark
@@ -64,7 +66,7 @@ class SessionPartition:
 
 
 class FetchSession:
-    """The partitions of one caller on this node. Without an id it lasts for one request."""
+    """The partitions of one caller on this node. A session without an id lasts for one request."""
 
     def __init__(self, session_id: int, replica_id: int, now_ms: int, watch: Watch[PartitionKey]) -> None:
         self.session_id = session_id
@@ -73,7 +75,8 @@ class FetchSession:
         self.partitions: dict[PartitionKey, SessionPartition] = {}
         self.watch = watch
         self.is_closed = False
-        self.has_caught_up = False  # one of the partitions was read to its end
+        # True once one of the partitions was read to its end.
+        self.has_caught_up = False
         self.created_ms = self.used_ms = self.refreshed_ms = now_ms
         self._round: Iterator[PartitionKey] = iter(())
 
@@ -85,11 +88,13 @@ class FetchSession:
 
     @property
     def rank(self) -> tuple[bool, int]:
-        """Which session makes room for which: followers beat consumers, larger sessions smaller ones."""
+        """The order in which sessions keep their place: followers before consumers, larger sessions before smaller
+        ones.
+        """
         return self.replica_id != NO_NODE, len(self.partitions)
 
     def next_keys(self, count: int) -> list[PartitionKey]:
-        """So many of its partitions, those that come after the last ones; behind the last of all comes the first."""
+        """The next `count` partitions in turn; the first comes behind the last."""
         keys = list(islice(self._round, count))
         if len(keys) < count:
             self._round = iter(tuple(self.partitions))
@@ -98,31 +103,32 @@ class FetchSession:
 
 
 class FetchContext:
-    """One request of a session: what it is to read, and what of that it answers. Made by `FetchSessions.begin`."""
+    """One request of a session: the partitions it reads, and the results it answers. Made by `FetchSessions.begin`."""
 
     def __init__(self, session: FetchSession, *, is_full: bool) -> None:
         self.session = session
         self._epoch = session.epoch
         self._is_full = is_full
-        self._read_out: dict[PartitionKey, None] = {}  # in the last look, with news not yet answered
+        # Partitions that the last look read to their end and that have news, which is not answered yet.
+        self._read_out: dict[PartitionKey, None] = {}
 
     def due(self) -> list[FetchPartition]:
-        """What has to be looked at, in the order in which the bounds are used up."""
+        """The partitions that need a look, in the order in which the bounds are used up."""
         partitions = self.session.partitions
         return [partitions[key].fetch for key in self.session.watch.due if key in partitions]
 
     def to_read(self) -> list[FetchPartition]:
-        """As `due`; in a full request everything, because all of it is answered. A look begins."""
+        """Begins a look: returns `due`, or all partitions for a full request, whose answer names them all."""
         self._read_out = {}
         return [each.fetch for each in self.session.partitions.values()] if self._is_full else self.due()
 
     def fetch_offset(self, result: FetchPartitionResult) -> int:
-        """From where the partition of this result was read."""
+        """The offset from which the partition of this result was read."""
         return self.session.partitions[result.topic_id, result.partition].fetch.fetch_offset
 
     def settle(self, result: FetchPartitionResult) -> None:
-        """The partition was read to its end: it needs no look until something happens to it, or if the result is news,
-        until that is answered.
+        """The partition was read to its end. It needs no look until something happens to it; with news, until the news
+        is answered.
         """
         self.session.has_caught_up = True
         key = (result.topic_id, result.partition)
@@ -133,22 +139,26 @@ class FetchContext:
 
     @property
     def is_current(self) -> bool:
-        """Whether no later request, and no end of the session, has come in between."""
+        """False once a later request came, or the session ended."""
         return not self.session.is_closed and self.session.epoch == self._epoch
 
     def check_current(self) -> None:
-        """Raises InvalidFetchSessionEpoch unless it is: the caller does not wait for this request's answer any more."""
+        """Raises InvalidFetchSessionEpoch unless current: the caller does not wait for this answer any more."""
         if not self.is_current:
             raise InvalidFetchSessionEpoch(
                 f"fetch session {self.session.session_id} went on without this request"
             )
 
     def tell(self, results: Iterable[FetchPartitionResult]) -> tuple[FetchPartitionResult, ...]:
-        """Those of the last look to answer with; the caller counts as knowing them. Raises as `check_current`."""
+        """Returns the results of the last look that the answer names; the caller counts as knowing them.
+
+        Raises as `check_current`.
+        """
         self.check_current()
         session = self.session
         read_out = {} if session.watch.is_woken else self._read_out
         told = []
+        due = session.watch.due
         for result in results:
             key = (result.topic_id, result.partition)
             partition = session.partitions[key]
@@ -156,15 +166,16 @@ class FetchContext:
                 partition.on_told(result)
                 told.append(result)
             if result.size_bytes:
-                session.watch.due.pop(key, None)
-                session.watch.due[key] = None  # behind the others
+                # Behind the others.
+                due.pop(key, None)
+                due[key] = None
             elif key in read_out and not partition.is_news(result):
-                session.watch.due.pop(key, None)
+                due.pop(key, None)
         return tuple(told)
 
     def to_refresh(self, now_ms: int, interval_ms: int) -> list[FetchPartition]:
-        """Some of the partitions to which nothing has happened since they were read: as many with each request as all
-        of them have their turn in the interval, or in twice that.
+        """Some of the partitions to which nothing has happened since they were read. Each request takes so many that
+        all of them have their turn within one or two intervals.
         """
         session = self.session
         count = len(session.partitions) * (now_ms - session.refreshed_ms) // interval_ms
@@ -176,21 +187,22 @@ class FetchContext:
 
 
 class FetchSessions:
-    """All sessions of one node, at most `slots`."""
+    """All sessions of one node that have an id, at most `slots`."""
 
     def __init__(self, parked: Parked[PartitionKey], slots: int, random: Random) -> None:
         self._parked = parked
         self._slots = slots
         self._random = random
-        self._sessions: dict[int, FetchSession] = {}  # the one used longest ago comes first
+        # By id; the session used longest ago comes first.
+        self._sessions: dict[int, FetchSession] = {}
 
     def __repr__(self) -> str:
         return f"<FetchSessions {len(self._sessions)} of {self._slots}>"
 
     def begin(self, request: FetchRequest, now_ms: int) -> FetchContext:
-        """What the request reads; `end` it in any case.
+        """Begins the request in its session; `end` must follow in any case.
 
-        Raises FetchSessionIdNotFound and InvalidFetchSessionEpoch: the caller begins another session.
+        Raises FetchSessionIdNotFound and InvalidFetchSessionEpoch: the caller begins another session then.
         """
         if request.session_epoch not in (FIRST_SESSION_EPOCH, FINAL_SESSION_EPOCH):
             return self._continue(request, now_ms)
@@ -202,9 +214,9 @@ class FetchSessions:
             rank = (request.replica_id != NO_NODE, len(request.partitions))
             if len(self._sessions) < self._slots or self._evict(rank, now_ms):
                 session_id = self._new_id()
-        # What is committed a follower is told with the next answer; an uncommitted record is nothing for a consumer.
+        # The next answer tells a follower what is committed; a consumer gets no uncommitted record.
         sleeps_through = News.APPENDED if request.replica_id == NO_NODE else News.COMMITTED
-        session = FetchSession(session_id, request.replica_id, now_ms, self._parked.new_watch(sleeps_through))
+        session = FetchSession(session_id, request.replica_id, now_ms, Watch(sleeps_through))
         if session_id != NO_SESSION:
             self._sessions[session_id] = session
             session.epoch = next_session_epoch(FIRST_SESSION_EPOCH)
@@ -212,7 +224,7 @@ class FetchSessions:
         return FetchContext(session, is_full=True)
 
     def end(self, context: FetchContext) -> None:
-        """The request is answered, or broken off."""
+        """The request is answered, or given up."""
         if context.session.session_id == NO_SESSION:
             self._close(context.session)
 
@@ -225,7 +237,8 @@ class FetchSessions:
                 f"fetch session {session.session_id}: expected epoch {session.epoch}, found {request.session_epoch}"
             )
         session.epoch = next_session_epoch(session.epoch)
-        session.watch.release()  # an older request that still waits is answered
+        # An older request that still waits is answered now.
+        session.watch.release()
         self._want(session, request.partitions)
         for each in request.forgotten:
             key = (each.topic_id, each.partition)
@@ -240,9 +253,10 @@ class FetchSessions:
         for fetch in fetches:
             key = (fetch.topic_id, fetch.partition)
             known = session.partitions.get(key)
+            # News of an epoch that was over when they arrived did not count (B26), so another epoch begins anew.
             if known is not None and known.fetch.current_leader_epoch == fetch.current_leader_epoch:
                 known.fetch = fetch
-            else:  # what was told in another epoch was not heeded if that was over by then (B26)
+            else:
                 session.partitions[key] = SessionPartition(fetch)
                 self._parked.add(session.watch, (key,))
             session.watch.due.setdefault(key)
@@ -250,9 +264,11 @@ class FetchSessions:
     # ---- Room ----------------------------------------------------------------------------------------------
 
     def _evict(self, rank: tuple[bool, int], now_ms: int) -> bool:
-        """Whether there is room now for a session of this rank: the one idle for longest goes if that is long; else
-        the lowest of those that may be displaced, if it ranks lower. A consumer displaces only what is old. Among
-        equals the one that is there stays: it would come back, and displace another.
+        """Makes room for a session of this rank; False if there is none.
+
+        A session that was idle for too long goes first; else the lowest of those that may be displaced, if it ranks
+        lower. A consumer displaces only old sessions. Among equals the present one stays: it would come back and
+        displace another.
         """
         if not self._sessions:
             return False
@@ -276,6 +292,7 @@ class FetchSessions:
         self._sessions.pop(session.session_id, None)
         self._parked.remove(session.watch, session.partitions)
         session.watch.release()
+        session.watch.close()
 
     def _new_id(self) -> int:
         while True:

@@ -1,7 +1,17 @@
-"""How much a broker allows itself to fetch of what it is not in sync with (B45, G17).
+"""How much a broker allows itself to fetch of partitions that it is not in sync with (B45, G17).
 
-Kafka's is the quota of replicas that topics name. Rayka's own are those of what reassignments add, and of what leaves a
-broker.
+Kafka's quota is that of the replicas that topics name. Rayka's own are two: one for the replicas that reassignments
+add, and one for replicas that leave a broker (decision 078).
+
+The second quota bounds how fast replicas leave a broker that serves: all of them together at the rate of one broker. A
+reassignment copies each replica that it removes to a successor. The successors of one broker share
+`reassignment.replication.throttled.rate`: each has an even part while it copies. With the whole rate for each of them,
+a drain copied as many times faster as there were successors, and clients of all these brokers waited for so long.
+
+Exempt are successors of a replica that is not in sync, because the partition lacks a replica until they are there, and
+successors of replicas on a machine that Ray drains, because the machine goes soon (decision 073).
+
+Invariant: the counters equal a recount over every partition of the image.
 """
 
 from collections import Counter
@@ -16,21 +26,9 @@ from rayka.metadata.image import MetadataImage, PartitionImage
 from rayka.partition.partition import Partition
 from rayka.partition.quota import PacedQuota, Quota, ReplicationQuota, ReplicationQuotas
 
-# How fast replicas leave a broker that serves: all of them together at the rate of one broker (decision 078).
-#
-# A reassignment copies each replica that it removes to a successor. The successors of one broker share
-# `reassignment.replication.throttled.rate`, each an even part of it while it copies. At the rate for each of them a
-# drain copied as many times faster as there were successors, and clients of all these brokers waited for that
-# meanwhile.
-#
-# Not bounded so: what comes in the place of a replica that is not in sync, for the partition lacks one until then; and
-# what leaves a machine that Ray drains, which goes soon (decision 073).
-#
-# Invariant: what is counted here is what looking at every partition of the image would give. Rayka's own.
-
 
 class Departure(NamedTuple):
-    """A replica in sync that goes when its successor has all of it."""
+    """A replica in sync that goes once its successor has all of its records."""
 
     broker_id: int
     successor_id: int
@@ -42,17 +40,18 @@ class DepartingReplicas:
     def __init__(self, broker_id: int, bytes_per_second: int) -> None:
         self.bytes_per_second = bytes_per_second
         self._broker_id = broker_id
+        # By topic id and partition number; no empty entries.
         self._departures: dict[UUID, dict[int, tuple[Departure, ...]]] = {}
-        self._successors: dict[
-            int, Counter[int]
-        ] = {}  # of each broker: how many replicas each other one copies
+        # By broker: how many of its replicas each other broker copies.
+        self._successors: dict[int, Counter[int]] = {}
+        # By broker: the part of its rate that this broker has.
         self._quotas: dict[int, PacedQuota] = {}
 
     def __repr__(self) -> str:
         return f"<DepartingReplicas { {each: self._quotas[each] for each in sorted(self._quotas)} }>"
 
     def quotas(self, partition: PartitionImage) -> tuple[PacedQuota, ...]:
-        """Those that what this broker fetches of the partition counts for."""
+        """The quotas that count what this broker fetches of the partition."""
         return tuple(
             self._quotas[broker_id]
             for broker_id, successor_id in departures(partition)
@@ -62,13 +61,13 @@ class DepartingReplicas:
     # ---- Metadata --------------------------------------------------------------------------------------
 
     def forget(self, topic_ids: Iterable[UUID]) -> None:
-        """These topics were deleted."""
+        """Forgets deleted topics."""
         for topic_id in topic_ids:
             for departing in self._departures.pop(topic_id, {}).values():
                 self._count(departing, -1)
 
     def put(self, key: TopicIdPartition, partition: PartitionImage) -> None:
-        """The partition is that from now on."""
+        """Replaces the state of the partition."""
         numbers = self._departures.get(key.topic_id, {})
         before, after = numbers.pop(key.partition, ()), departures(partition)
         if after:
@@ -79,7 +78,7 @@ class DepartingReplicas:
         self._count(after, 1)
 
     def share(self, image: MetadataImage) -> None:
-        """What was put counts from now on. Of the successors those have a part that run."""
+        """Applies what was put: divides the rate of each broker among the successors that run."""
         for broker_id, counts in self._successors.items():
             if self._broker_id not in counts or is_draining(image, broker_id):
                 self._quotas.pop(broker_id, None)
@@ -97,7 +96,7 @@ class DepartingReplicas:
 
 
 def departures(partition: PartitionImage) -> tuple[Departure, ...]:
-    """Those under way, which need a leader to copy from."""
+    """The departures under way; without a leader to copy from there are none."""
     if not partition.adding_replicas or not partition.has_leader:
         return ()
     return tuple(
@@ -110,7 +109,7 @@ def departures(partition: PartitionImage) -> tuple[Departure, ...]:
 
 
 class FollowerQuotas:
-    """Of one broker, for all leaders that it fetches from."""
+    """The quotas of one broker, for all leaders that it fetches from."""
 
     def __init__(self, broker_id: int, config: BrokerConfig) -> None:
         added = config.reassignment_replication_throttled_rate
@@ -124,25 +123,28 @@ class FollowerQuotas:
         return f"<FollowerQuotas {self._quotas} {self.departing!r}>"
 
     def configure(self, config: BrokerConfig) -> None:
-        """Other rates; that of what departs counts from the next share on."""
+        """Sets other rates; that of departing replicas counts from the next `share` on."""
         added = config.reassignment_replication_throttled_rate
         self._quotas.named.bytes_per_second = config.follower_replication_throttled_rate
         self._quotas.added.bytes_per_second = self.departing.bytes_per_second = added
 
     def pause_ms(self, partition: Partition, now_ms: int) -> int:
-        """How long nothing of the partition is asked for; 0: it may be asked for now."""
-        return max((each.pause_ms(now_ms) for each in self._counting(partition)), default=0)
+        """How long the partition must not be fetched; 0: it may be fetched now."""
+        return max([each.pause_ms(now_ms) for each in self._counting(partition)], default=0)
 
     def record(self, partition: Partition, size_bytes: int, now_ms: int) -> None:
-        """So much of the partition was fetched."""
+        """Counts bytes of the partition that were fetched."""
         for each in self._counting(partition):
             each.record(size_bytes, now_ms)
 
     def _counting(self, partition: Partition) -> tuple[Quota, ...]:
-        """The quotas that what is fetched of the partition counts for."""
-        state = partition.role.state
+        """The quotas that count the partition."""
+        state, throttled = partition.role.state, partition.config.follower_replication_throttled_replicas
+        # The usual case, once for each answer of a leader.
+        if not throttled and not state.adding_replicas:
+            return ()
         return self._quotas.of(
-            partition.config.follower_replication_throttled_replicas,
+            throttled,
             partition.topic_partition.partition,
             self._broker_id,
             is_added=self._broker_id in state.adding_replicas,

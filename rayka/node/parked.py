@@ -1,11 +1,17 @@
 """Requests that wait for something to happen to partitions.
 
-Invariants: a request watches its partitions from before its last look at them until it is answered, so no wake-up is
-lost (G9; nothing runs between a look and a wait); any number of wake-ups between two looks count as one, and the look
-comes in the turn of the event loop behind the first of them, without a task. A watch remembers which keys were woken:
-a request that watches many looks only at those. News that cannot bring a request more does not wake it: what waits
-for commits sleeps through appends, a follower through commits. When the node stops, all waits end. Kafka:
-`DelayedOperationPurgatory`.
+Invariants:
+
+- A request watches its partitions from before its last look at them until it is answered, so no wake-up is lost (G9):
+  nothing runs between a look and a wait.
+- Any number of wake-ups between two looks count as one. The look comes in the turn of the event loop behind the first
+  wake-up, without a task. A watch remembers the keys that were woken, so a request over many partitions looks only at
+  those.
+- News that cannot bring a request more does not wake the request: a produce that waits for commits sleeps through
+  appends, a follower through commits.
+- When the node stops, all waits end.
+
+Kafka: `DelayedOperationPurgatory`.
 """
 
 import asyncio
@@ -23,49 +29,84 @@ KeyT_contra = TypeVar("KeyT_contra", bound=Hashable, contravariant=True)
 
 
 class News(Enum):
-    """What has happened to a key."""
+    """The kinds of events of a key."""
 
-    CHANGED = auto()  # anything: every watch is woken
-    APPENDED = auto()  # the log has grown, and no more of it is committed
-    COMMITTED = auto()  # more of the log is committed, and it has not grown
+    # Any event: wakes every watch.
+    CHANGED = auto()
+    # The log has grown, and no more of it is committed.
+    APPENDED = auto()
+    # More of the log is committed, and the log has not grown.
+    COMMITTED = auto()
+
+
+class PartitionListener(Protocol[KeyT_contra]):
+    """Takes the news of keys: a `Watch`, or the host of a state machine on a partition. Kafka: `PartitionListener`."""
+
+    @property
+    def sleeps_through(self) -> News | None:
+        """News that the listener need not get. COMMITTED is delivered all the same."""
+
+    def wake(self, key: KeyT_contra, news: News) -> None:
+        """Something happened to this key."""
+
+    def end(self, reason: str) -> None:
+        """The node stops: no more news will come."""
 
 
 class Watch(Generic[KeyT]):
-    """One request's view of its keys, or that of a series of requests, one after another.
+    """The wait of one request, or of a series of requests one after another. `close` ends the watch."""
 
-    `due`: the keys that had news, in that order, until its owner removes them.
-    """
-
-    __slots__ = ("_look", "_reason", "_timer", "due", "is_woken", "sleeps_through")
+    __slots__ = ("_deadline_s", "_look", "_reason", "_timer", "due", "is_woken", "sleeps_through")
 
     def __init__(self, sleeps_through: News | None = None) -> None:
         self.sleeps_through = sleeps_through
+        # The keys with news, in the order of the news; the owner of the watch removes them.
         self.due: dict[KeyT, None] = {}
-        self.is_woken = False  # whether a key was woken since the last wait
+        # True if a key was woken since the last `take`.
+        self.is_woken = False
         self._reason: str | None = None
+        # The callback that waits; None: nothing waits.
         self._look: Callable[[], object] | None = None
+        self._deadline_s = 0.0
+        # Never later than the deadline of the look that waits. The timer outlives a look: a follower waits again
+        # within a millisecond, and a new timer for each fetch would cost more than one that rings too early.
         self._timer: asyncio.TimerHandle | None = None
 
     def call_when_woken(self, look: Callable[[], object], deadline_s: float) -> None:
-        """Calls it once, in a turn of its own: when a key was woken since `take`, at the deadline (the event loop's
-        clock), when the node stops, or when `release` is called.
+        """Calls `look` once, in a turn of the event loop of its own: when a key was woken since `take`, at the deadline
+        (the event loop's clock), when the node stops, or after `release`.
         """
         loop = asyncio.get_running_loop()
         self._look = look
         if self.is_woken or self._reason is not None or loop.time() >= deadline_s:
             self.release()
+            return
+        self._deadline_s = deadline_s
+        timer = self._timer
+        if timer is None or timer.when() > deadline_s:
+            if timer is not None:
+                timer.cancel()
+            self._timer = loop.call_at(deadline_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if self._look is None:
+            return
+        loop = asyncio.get_running_loop()
+        if loop.time() >= self._deadline_s:
+            self.release()
         else:
-            self._timer = loop.call_at(deadline_s, self.release)
+            self._timer = loop.call_at(self._deadline_s, self._on_timer)
 
     def take(self) -> bool:
-        """Whether a key was woken since the last time. Raises BrokerNotAvailable when the node stops."""
+        """True if a key was woken since the last call. Raises BrokerNotAvailable when the node stops."""
         if self._reason is not None:
             raise BrokerNotAvailable(self._reason)
         woken, self.is_woken = self.is_woken, False
         return woken
 
     async def wait(self, deadline_s: float) -> bool:
-        """As `call_when_woken` and then `take`, for coroutines."""
+        """Waits as `call_when_woken`, then takes, for coroutines."""
         if not self.is_woken:
             news: Later[bool] = Later()
             look = partial(news.end, True)
@@ -80,48 +121,40 @@ class Watch(Generic[KeyT]):
         self.due[key] = None
         if news is not self.sleeps_through:
             self.is_woken = True
-            self.release()
+            if self._look is not None:
+                self.release()
 
     def end(self, reason: str) -> None:
         self._reason = reason
         self.release()
 
     def release(self) -> None:
-        """A request that waits looks again."""
+        """Lets the request that waits look again."""
         look = self._look
         if look is not None:
-            self.forget(look)
+            self._look = None
             asyncio.get_running_loop().call_soon(look)
 
     def forget(self, look: Callable[[], object]) -> None:
-        """What waits is not called any more; without effect when something else waits by now."""
+        """Drops the callback; no effect if another callback waits."""
         if self._look == look:
             self._look = None
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
 
-
-class Listener(Protocol[KeyT_contra]):
-    """What is called at news of a key: a watch, or what hosts a state machine on a partition."""
-
-    @property
-    def sleeps_through(self) -> News | None:
-        """What it need not be called at; it is called at commits all the same."""
-
-    def wake(self, key: KeyT_contra, news: News) -> None:
-        """Something happened to this key."""
-
-    def end(self, reason: str) -> None:
-        """The node stops: nothing will happen any more."""
+    def close(self) -> None:
+        """Stops the timer: nothing waits on this watch any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 class Parked(Generic[KeyT]):
-    """All requests of one node that wait, by what they wait for."""
+    """All requests of one node that wait, by the keys they wait for."""
 
     def __init__(self) -> None:
-        self._watches: dict[KeyT, dict[Listener[KeyT], None]] = {}
-        self._of_appends: dict[KeyT, dict[Listener[KeyT], None]] = {}  # those that do not sleep through them
+        self._watches: dict[KeyT, dict[PartitionListener[KeyT], None]] = {}
+        # The part of `_watches` that does not sleep through appends.
+        self._of_appends: dict[KeyT, dict[PartitionListener[KeyT], None]] = {}
+        # Why the node stops; None: it does not.
         self._reason: str | None = None
 
     def __repr__(self) -> str:
@@ -129,41 +162,38 @@ class Parked(Generic[KeyT]):
 
     @contextmanager
     def watch(self, keys: Iterable[KeyT], *, sleeps_through: News | None = None) -> Iterator[Watch[KeyT]]:
-        """A watch on these keys for the length of the block; look after it began, not before."""
-        watch, watched = self.new_watch(sleeps_through), list(keys)
+        """Watches these keys for the length of the block; the first look must come after the beginning."""
+        watch: Watch[KeyT] = Watch(sleeps_through)
+        watched = list(keys)
         self.add(watch, watched)
         try:
             yield watch
         finally:
             self.remove(watch, watched)
+            watch.close()
 
-    def new_watch(self, sleeps_through: News | None = None) -> Watch[KeyT]:
-        """A watch that lasts: on no key yet, and on each that is added until it is removed."""
-        watch: Watch[KeyT] = Watch(sleeps_through)
-        self.begin(watch)
-        return watch
-
-    def begin(self, watch: Watch[KeyT]) -> None:
-        """Ends it at once when the node has stopped."""
-        if self._reason is not None:
-            watch.end(self._reason)
-
-    def add(self, watch: Listener[KeyT], keys: Iterable[KeyT]) -> None:
-        """Watches these keys as well; one that is watched already is no error."""
+    def add(self, watch: PartitionListener[KeyT], keys: Iterable[KeyT]) -> None:
+        """Watches these keys as well; a key may be watched already. Ends the watch at once if the node has stopped."""
         hears_appends = watch.sleeps_through is not News.APPENDED
         for key in keys:
             self._watches.setdefault(key, {})[watch] = None
             if hears_appends:
                 self._of_appends.setdefault(key, {})[watch] = None
+        if self._reason is not None:
+            watch.end(self._reason)
 
-    def remove(self, watch: Listener[KeyT], keys: Iterable[KeyT]) -> None:
-        """Watches these keys no more."""
+    def remove(self, watch: PartitionListener[KeyT], keys: Iterable[KeyT]) -> None:
+        """Watches these keys no more. A request may name a partition twice, so a key may be gone already."""
         for key in keys:
-            _remove(self._watches, key, watch)
-            _remove(self._of_appends, key, watch)
+            for watches in (self._watches, self._of_appends):
+                of_key = watches.get(key)
+                if of_key is not None:
+                    of_key.pop(watch, None)
+                    if not of_key:
+                        del watches[key]
 
     def wake(self, key: KeyT, news: News = News.CHANGED, *, by: object = None) -> None:
-        """Something happened to this key, by a listener that need not be called, or by something else."""
+        """Gives the news of this key to all its listeners but `by`, which has caused them."""
         watches = self._of_appends if news is News.APPENDED else self._watches
         for watch in watches.get(key, ()):
             if watch is not by:
@@ -175,11 +205,3 @@ class Parked(Generic[KeyT]):
         for watches in self._watches.values():
             for watch in watches:
                 watch.end(reason)
-
-
-def _remove(watches: dict[KeyT, dict[Listener[KeyT], None]], key: KeyT, watch: Listener[KeyT]) -> None:
-    of_key = watches.get(key)
-    if of_key is not None:
-        of_key.pop(watch, None)  # a request may name a partition twice
-        if not of_key:
-            del watches[key]

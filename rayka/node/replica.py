@@ -1,12 +1,14 @@
-"""What the parts of a broker node call a replica: the partition, and where it lives.
+"""A replica as the parts of a broker see it: the partition, where it lives, and the work on its directory's disk.
 
-A replica that has no log here, because its disk could not give it one, is `Unusable`. Kafka: `HostedPartition`.
+A replica whose disk could not give it a log is `Unusable`. The replicas of one data directory share its `Flusher`, and
+the long truncations of all of them run one at a time (`Truncations`). Kafka: `HostedPartition`; for syncs the flush
+part of `UnifiedLog` and `LogManager`.
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 from uuid import UUID
 
 from rayka.errors import ApiError, InvalidTopic, PassingStorageError, StorageError
@@ -17,20 +19,21 @@ from rayka.metadata.image import BrokerImage, MetadataImage
 from rayka.partition.partition import Partition
 from rayka.ports import Disk
 
-# Group commit: whatever waits for a data directory's disk shares one sync; what comes meanwhile shares the
-# next one.
-#
-# Invariants: one sync at a time in a directory; a failed one is the last (the directory is offline, F13); a
-# log is not synced unless something asks: `flush=batch`, `flush.messages`, `flush.ms`, or a segment that was
-# sealed, so that a recovery never has to scan more than the active one. Kafka: the flush part of `UnifiedLog`
-# and `LogManager`.
-
+if TYPE_CHECKING:
+    from rayka.node.data_directories import DataDirectories
+    from rayka.node.follower_quotas import FollowerQuotas
+    from rayka.node.settings import NodeSettings
 
 _NEVER_MS = 2**63 - 1
 
 
 class Flusher:
-    """Syncs the logs of one data directory."""
+    """Syncs the logs of one data directory: all that wait for the disk share one sync (group commit).
+
+    Invariants: one sync at a time in a directory; requests during a sync share the next one; a failed sync is the last,
+    because the directory is offline then (F13). A log is synced only for a reason: `flush=batch`, `flush.messages`,
+    `flush.ms`, or a segment that was sealed, so that a recovery never scans more than the active segment.
+    """
 
     def __init__(
         self,
@@ -43,33 +46,31 @@ class Flusher:
         self._on_failed = on_failed
         self._wanted: dict[Partition, None] = {}
         self._timers: dict[Partition, asyncio.TimerHandle] = {}
-        self._active_bases: dict[Partition, int] = {}  # of the active segments when last looked at
-        self._held: dict[Partition, bool] = {}  # whether a sync was asked for meanwhile
+        # The base offsets of the active segments at the last look.
+        self._active_bases: dict[Partition, int] = {}
+        # Held partitions; True: a sync was requested since.
+        self._held: dict[Partition, bool] = {}
         self._has_work = asyncio.Event()
 
     def __repr__(self) -> str:
         return f"<Flusher {self._directory.path} wanted={len(self._wanted)}>"
 
     def on_appended(self, partition: Partition) -> None:
-        """Arranges for what was appended to be synced when the topic's configuration wants it."""
-        if partition.needs_sync or self._has_rolled(partition):
-            self.request(partition)
-        elif partition.config.flush_ms < _NEVER_MS and partition not in self._timers:
-            loop = asyncio.get_running_loop()
-            self._timers[partition] = loop.call_later(
-                partition.config.flush_ms / 1000, self._on_timer, partition
-            )
-
-    def _has_rolled(self, partition: Partition) -> bool:
-        """Whether a segment was sealed since the last look, and a power cut may take what it holds, or what the roll
-        wrote. Not by the number of segments: compaction and retention make them fewer.
-        """
-        log = partition.log
+        """Arranges the sync of the append that the topic's configuration asks for."""
+        log, config = partition.log, partition.config
+        # A sealed segment is found by its successor's base offset, not by the number of segments: compaction and
+        # retention make them fewer.
         base_offset = log.segments.active.base_offset
-        if self._active_bases.get(partition) == base_offset:
-            return False
-        self._active_bases[partition] = base_offset
-        return log.flushed_offset < base_offset or log.retired.waits_for_sync
+        has_rolled = self._active_bases.get(partition) != base_offset
+        if has_rolled:
+            self._active_bases[partition] = base_offset
+            # A power cut may take what the sealed segment holds, or what the roll wrote.
+            has_rolled = log.flushed_offset < base_offset or log.retired.waits_for_sync
+        if has_rolled or partition.needs_sync:
+            self.request(partition)
+        elif config.flush_ms < _NEVER_MS and partition not in self._timers:
+            loop = asyncio.get_running_loop()
+            self._timers[partition] = loop.call_later(config.flush_ms / 1000, self._on_timer, partition)
 
     def request(self, partition: Partition) -> None:
         """Makes the partition part of the next sync."""
@@ -80,19 +81,19 @@ class Flusher:
         self._has_work.set()
 
     def hold(self, partition: Partition) -> None:
-        """No sync of the partition begins until `release`: its log is about to be in another directory, where what was
-        synced here has to be synced before.
+        """Begins no sync of the partition until `release`. Its log is about to move into another directory, where the
+        records that are synced here must be synced first.
         """
         self._held[partition] = partition in self._wanted
         self._wanted.pop(partition, None)
 
     def release(self, partition: Partition) -> None:
-        """Syncs of the partition go on, if it is still here."""
+        """Goes on with the syncs of the partition, if it is still here."""
         if self._held.pop(partition, False):
             self.request(partition)
 
     def forget(self, partition: Partition) -> None:
-        """The partition is gone."""
+        """Forgets a partition that is gone."""
         self._wanted.pop(partition, None)
         if partition in self._held:
             self._held[partition] = False
@@ -119,7 +120,7 @@ class Flusher:
         self.request(partition)
 
 
-# Topic id and number: cheaper to hash than a struct, and asked for in every request.
+# Topic id and partition number: cheaper to hash than a struct, and looked up in every request.
 PartitionKey = tuple[UUID, int]
 
 
@@ -135,25 +136,31 @@ class Replica(NamedTuple):
         return self.partition.topic_partition
 
     def waits_for_room(self, directory: LogDirectory) -> bool:
-        """Whether its log, in that directory, met a full disk in the middle of a change."""
+        """True if its log, in that directory, met a full disk in the middle of a change."""
         return self.directory is directory and isinstance(self.partition.log.failure, PassingStorageError)
 
 
 class Unusable(NamedTuple):
-    """A partition whose log could not be opened, the directory that holds it if that is here, and why."""
+    """A partition whose log could not be opened, its directory if that is on this broker, and the error."""
 
     topic_partition: TopicPartition
     directory: LogDirectory | None
     error: StorageError
 
     def waits_for_room(self, directory: LogDirectory) -> bool:
-        """Whether it could not be opened because that directory was full."""
+        """True if it could not be opened because that directory was full."""
         return self.directory is directory and isinstance(self.error, PassingStorageError)
 
 
 class ReplicaOwner(Protocol):
-    """What serves the replicas of a broker, as its parts see it: where they find them, and say what has happened."""
+    """The owner of all replicas of a broker (`ReplicaManager`), as its parts see it: they look up replicas here, and
+    tell what has happened to them.
+    """
 
+    settings: "NodeSettings"
+    directories: "DataDirectories"
+    follower_quotas: "FollowerQuotas"
+    # The metadata that the replicas follow; None before the first.
     image: MetadataImage | None
 
     @property
@@ -166,12 +173,12 @@ class ReplicaOwner(Protocol):
     def broker(self, broker_id: int) -> BrokerImage | None: ...
 
     def wake(self, partition: Partition) -> None:
-        """Requests that wait for the partition look at it again, as when its log begins later now."""
+        """Lets requests that wait for the partition look again, for example when its log begins later now."""
 
     def on_follower_appended(self, replica: Replica, *, is_high_watermark_moved: bool) -> None: ...
 
     def on_synced(self, partitions: Sequence[Partition]) -> None:
-        """What these partitions' logs held when the sync began is durable."""
+        """The records that these logs held when the sync began are durable."""
 
     def on_storage_error(self, replica: Replica, error: StorageError) -> ApiError: ...
 
@@ -180,7 +187,7 @@ class ReplicaOwner(Protocol):
 
 
 def check_not_internal(partition: Partition) -> None:
-    """Raises InvalidTopic for a topic whose records are a state machine's: what clients did to them would break it."""
+    """Raises InvalidTopic for a topic whose records belong to a state machine: a client's change would break it."""
     if is_internal(partition.topic_partition.topic):
         raise InvalidTopic(
             f"{partition.topic_partition} is the cluster's own; clients read it and write nothing"
@@ -188,23 +195,22 @@ def check_not_internal(partition: Partition) -> None:
 
 
 def key_of(partition: Partition) -> PartitionKey:
-    """How requests name the partition."""
+    """The key by which requests name the partition."""
     return partition.topic_id, partition.topic_partition.partition
 
 
-# Truncations that need a copy of what is kept: made one at a time in each data directory, off the event loop.
-#
-# Invariants: a log is as it was until its copy is complete, and is truncated in one step then; a truncation that is not
-# wanted any more by then, because its replica leads, follows in another epoch or is gone, leaves the log alone; no two
-# copies are made at once in a data directory, so that a broker that comes back with many diverging logs serves the
-# others meanwhile. Kafka truncates in place, for no reader maps its files (`LogSegment.truncateTo`).
-
-
-Truncate = Callable[[PrefixCopy | None], PrefixCopy | None]  # as `Log.truncate_to`, with its offset
+# As `Log.truncate_to`, with its offset.
+Truncate = Callable[[PrefixCopy | None], PrefixCopy | None]
 
 
 class Truncations:
-    """The truncations of one broker."""
+    """Makes truncations that need a copy of the kept records: one at a time in each data directory, off the event loop.
+
+    Invariants: a log is unchanged until its copy is complete, and is truncated in one step then. A truncation that is
+    no longer wanted, because the replica leads, follows in another epoch or is gone, leaves the log alone. A broker
+    that comes back with many diverging logs serves the others, because each directory makes one copy at a time. Kafka
+    truncates in place, for no reader maps its files (`LogSegment.truncateTo`).
+    """
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
@@ -215,8 +221,8 @@ class Truncations:
         return f"<Truncations copying in {copying}>"
 
     async def run(self, directory: LogDirectory, truncate: Truncate, is_wanted: Callable[[], bool]) -> bool:
-        """Whether the log in the directory was truncated; if not, it was not wanted any more. Raises what `truncate`
-        raises, and StorageError when the copy fails: then the log is as it was.
+        """Truncates the log in the directory; False if that is not wanted any more. Raises what `truncate` raises, and
+        StorageError when the copy fails: then the log is unchanged.
         """
         async with self._turns.setdefault(directory, asyncio.Lock()):
             copied: PrefixCopy | None = None
@@ -230,7 +236,7 @@ class Truncations:
                 except StorageError:
                     if is_wanted():
                         raise
-            # When the log is opened the next time the copy is removed, too; that may be much later.
+            # The next opening of the log would remove the copy, too, but may come much later.
             if copied is not None and self._disk.exists(copied.target):
                 with suppress(StorageError):
                     self._disk.unlink(copied.target)

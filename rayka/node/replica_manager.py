@@ -30,7 +30,6 @@ from rayka.node import clock
 from rayka.node.controller_link import ControllerLink, Pauses
 from rayka.node.data_directories import DataDirectories
 from rayka.node.directory_moves import DirectoryMoves
-from rayka.node.fetch_answers import Shared
 from rayka.node.follower_quotas import FollowerQuotas
 from rayka.node.log_manager import LogManager
 from rayka.node.parked import News, Parked
@@ -162,9 +161,7 @@ class ReplicaManager:
         self.follower_quotas = FollowerQuotas(settings.node_id, config)
         local = LocalDirectories() if isinstance(settings.disk, LocalDisk) else None
         truncations = Truncations(settings.disk)
-        self.fetchers = ReplicaFetcherManager(
-            Shared(settings, directories, tasks, self, self.follower_quotas, truncations, local)
-        )
+        self.fetchers = ReplicaFetcherManager(self, truncations, local, tasks)
         self._isr_changes = IsrChanges(settings, link, directories, self.wake)
         self.parked: Parked[PartitionKey] = Parked()
         self.logs = LogManager(settings, directories, self, tasks)

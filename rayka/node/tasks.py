@@ -1,9 +1,11 @@
-"""A node's background tasks: kept in insertion order, watched, and ended together.
+"""The background work of a node: its tasks, and the means by which they wait, take turns and keep to a rate.
 
-Invariants: a task is referred to until it ends, so it is never collected while it runs; an exception that
-no code expected is reported to `crash` once, whatever follows it, because a node whose task died in silence
-would look alive. Order never depends on addresses, so a seeded run repeats. Kafka has `ShutdownableThread`
-and `FaultHandler` for this.
+`Tasks` keeps, watches and ends the tasks of one node. `Signal` wakes those that wait for news. `in_turns` and
+`result_in_turns` leave other work its turn of the event loop. `Pace` bounds the bytes of one kind of work. `Repeats`
+logs a failure that lasts.
+
+Order never depends on addresses, so a seeded run repeats. Kafka has `ShutdownableThread`, `FaultHandler` and
+`Throttler`.
 """
 
 import asyncio
@@ -15,9 +17,25 @@ from typing import Any, TypeVar
 
 from rayka.node import clock
 
+ItemT = TypeVar("ItemT")
+ResultT = TypeVar("ResultT")
+# Items that cost a few microseconds each.
+ITEMS_PER_TURN = 1_000
+# Steps that cost a few tens of microseconds each.
+STEPS_PER_TURN = 100
+# Waiting tasks notice a new rate after this time at most.
+LOOK_MS = 1_000
+_AGAIN_S = 60.0
+_KEPT_MAX = 100_000
+
 
 class Tasks:
-    """The tasks of one node."""
+    """The tasks of one node, in the order in which they were started.
+
+    Invariants: a task is referred to until it ends, so it is never collected while it runs. An exception that no code
+    expected is reported to `crash` once, whatever follows it, because a node whose task died in silence would look
+    alive.
+    """
 
     def __init__(self, crash: Callable[[BaseException], None]) -> None:
         self._crash = crash
@@ -41,8 +59,8 @@ class Tasks:
             self._crash(error)
 
     def abandon(self) -> None:
-        """Cancels all without waiting: what the end of the process does."""
-        self._has_crashed = True  # what they still say is of no interest
+        """Cancels all without waiting, as the end of the process does. Later exceptions are not reported."""
+        self._has_crashed = True
         for task in self._running:
             task.cancel()
 
@@ -60,11 +78,11 @@ class Tasks:
             self.crash(error)
 
 
-# Wakes all tasks that wait for news, in the order in which they began to wait.
+# ---- Waiting ---------------------------------------------------------------------------------------------------------
 
 
 class Signal:
-    """A condition without a state of its own: a waiter looks, waits, and looks again."""
+    """A condition without a state: a waiter looks, waits, and looks again. Waiters wake in the order of their waits."""
 
     def __init__(self) -> None:
         self._waiters: dict[asyncio.Future[None], None] = {}
@@ -73,12 +91,12 @@ class Signal:
         return f"<Signal waiters={len(self._waiters)}>"
 
     def notify(self) -> None:
-        """There is news."""
+        """Wakes all that wait."""
         for waiter in self._waiters:
             _wake(waiter)
 
     async def wait(self, deadline_s: float) -> None:
-        """Returns at the next news, or at the deadline on the event loop's clock (infinity: there is none)."""
+        """Returns at the next `notify`, or at the deadline on the event loop's clock; infinity is no deadline."""
         loop = asyncio.get_running_loop()
         waiter = loop.create_future()
         self._waiters[waiter] = None
@@ -96,13 +114,7 @@ def _wake(waiter: asyncio.Future[None]) -> None:
         waiter.set_result(None)
 
 
-# Work on very many items that leaves others their turn of the event loop.
-
-
-ItemT = TypeVar("ItemT")
-ResultT = TypeVar("ResultT")
-ITEMS_PER_TURN = 1_000  # of what costs a few microseconds each
-STEPS_PER_TURN = 100  # of what costs a few tens of microseconds each
+# ---- Turns of the event loop -----------------------------------------------------------------------------------------
 
 
 def _one(_: object) -> int:
@@ -112,7 +124,7 @@ def _one(_: object) -> int:
 async def in_turns(
     items: Iterable[ItemT], count: int = ITEMS_PER_TURN, *, weigh: Callable[[ItemT], int] = _one
 ) -> AsyncIterator[ItemT]:
-    """The items; after so many of them others have their turn. One may count as several, by its weight."""
+    """Yields the items; after `count` of them other work has its turn. An item counts as many times as it weighs."""
     weight = 0
     for item in items:
         weight += weigh(item)
@@ -128,8 +140,8 @@ async def result_in_turns(
     *,
     check: Callable[[], object] = lambda: None,
 ) -> ResultT:
-    """What comes of the steps; after so many of them others have their turn. `check` looks behind each turn whether the
-    steps may go on, and raises where they may not.
+    """Returns the result of the steps; after `count` of them other work has its turn. After each turn `check` raises if
+    the steps may not go on.
     """
     try:
         while True:
@@ -142,66 +154,18 @@ async def result_in_turns(
         return result
 
 
-# What keeps failing is said at once and then once a minute: each time would bury the log, only once is overlooked.
-
-
-_AGAIN_S = 60.0
-_KEPT_MAX = 100_000
-
-
-@dataclass(slots=True)
-class _Said:
-    at_s: float
-    unsaid_count: int = 0
-
-
-class Repeats:
-    """The failures of one part of a node, by what fails; used on its event loop. Of 100,000 the oldest is forgotten."""
-
-    def __init__(self, logger: logging.Logger, level: int = logging.WARNING) -> None:
-        self._logger = logger
-        self._level = level
-        self._said: dict[Hashable, _Said] = {}
-
-    def __repr__(self) -> str:
-        return f"<Repeats {list(self._said)}>"
-
-    def failed(self, what: Hashable, message: str) -> None:
-        """It has failed, perhaps again."""
-        now_s = asyncio.get_running_loop().time()
-        said = self._said.get(what)
-        if said is not None and now_s < said.at_s + _AGAIN_S:
-            said.unsaid_count += 1
-            return
-        count = said.unsaid_count if said is not None else 0
-        again = f" ({count + 1} times in the last {now_s - said.at_s:.0f} s)" if said is not None else ""
-        self._said.pop(what, None)
-        self._said[what] = _Said(now_s)
-        if len(self._said) > _KEPT_MAX:
-            del self._said[next(iter(self._said))]
-        self._logger.log(self._level, "%s%s", message, again)
-
-    def succeeded(self, what: Hashable) -> None:
-        """The next failure is a new one."""
-        self._said.pop(what, None)
-
-
-# The rate at which one kind of work may read and write, in bytes a second for all its tasks together.
-
-
-# Waiting tasks notice a new rate after this time at most.
-LOOK_MS = 1_000
+# ---- Rates -----------------------------------------------------------------------------------------------------------
 
 
 class Pace:
-    """A debt of bytes that time pays off at the rate; tasks wait for it, first come, first served. Idle time earns
-    nothing.
+    """The rate in bytes per second of one kind of work, shared by its tasks.
 
-    Invariant: 0 <= paid <= spent.
+    Work adds to a debt, which time pays off at the rate. Tasks wait for their part, first come, first served. Idle time
+    earns nothing. Invariant: 0 <= paid <= spent.
     """
 
     def __init__(self, bytes_per_second: Callable[[], float]) -> None:
-        """`bytes_per_second`: the rate, asked for at each look; at least 1."""
+        """`bytes_per_second` gives the rate, at least 1; it is called at each look."""
         self._bytes_per_second = bytes_per_second
         self._spent_bytes = 0
         self._paid_bytes = 0.0
@@ -211,7 +175,7 @@ class Pace:
         return f"<Pace {self._bytes_per_second():g} B/s owed={self._spent_bytes - self._paid_bytes:.0f}>"
 
     async def spend(self, size_bytes: int, is_wanted: Callable[[], bool]) -> None:
-        """Adds bytes that were read or written; waits until they are paid for, or the work is not wanted any more."""
+        """Adds bytes that were read or written; waits until they are paid, or until the work is not wanted any more."""
         self._pay()
         self._spent_bytes += size_bytes
         mine = self._spent_bytes
@@ -228,3 +192,49 @@ class Pace:
         paid_bytes = self._bytes_per_second() * (now_ms - self._at_ms) / 1000
         self._paid_bytes = min(self._spent_bytes, self._paid_bytes + paid_bytes)
         self._at_ms = now_ms
+
+
+# ---- Failures that last ----------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Logged:
+    at_s: float
+    # The number of failures since.
+    unlogged_count: int = 0
+
+
+class Repeats:
+    """Logs the failures of one part of a node, by key: at once, then once a minute while they last.
+
+    A line for each failure would bury the log, a single one is overlooked. Of more than 100,000 keys the oldest is
+    forgotten.
+    """
+
+    def __init__(self, logger: logging.Logger, level: int = logging.WARNING) -> None:
+        self._logger = logger
+        self._level = level
+        # Empty while nothing fails: a caller on a hot path need not call `succeeded` then.
+        self.failing: dict[Hashable, _Logged] = {}
+
+    def __repr__(self) -> str:
+        return f"<Repeats {list(self.failing)}>"
+
+    def failed(self, key: Hashable, message: str) -> None:
+        """Logs the failure unless it was logged within the last minute."""
+        now_s = asyncio.get_running_loop().time()
+        logged = self.failing.get(key)
+        if logged is not None and now_s < logged.at_s + _AGAIN_S:
+            logged.unlogged_count += 1
+            return
+        count = logged.unlogged_count if logged is not None else 0
+        again = f" ({count + 1} times in the last {now_s - logged.at_s:.0f} s)" if logged is not None else ""
+        self.failing.pop(key, None)
+        self.failing[key] = _Logged(now_s)
+        if len(self.failing) > _KEPT_MAX:
+            del self.failing[next(iter(self.failing))]
+        self._logger.log(self._level, "%s%s", message, again)
+
+    def succeeded(self, key: Hashable) -> None:
+        """Forgets the failure: the next one is logged at once."""
+        self.failing.pop(key, None)
