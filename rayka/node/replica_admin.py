@@ -1,6 +1,10 @@
-"""A broker's data directories: how they are and which replicas they hold, and replicas moved from one to another.
+"""Admin requests about a broker's replicas: DescribeLogDirs, AlterReplicaLogDirs, DeleteRecords.
 
-Kafka: `ReplicaManager.describeLogDirs`, `alterReplicaLogDirs`.
+After DeleteRecords the log of a led partition begins later, and its followers' logs follow. Invariants: the new start
+is durable here before the answer, so no restart brings records back; a partition is answered when every live replica
+begins at the new start, with its error, or at the timeout.
+
+Kafka: `ReplicaManager.describeLogDirs`, `alterReplicaLogDirs`, `deleteRecords`, `DelayedDeleteRecords` (G11).
 """
 
 import asyncio
@@ -24,7 +28,7 @@ from rayka.log.log import Log
 from rayka.log.log_directory import LogDirectory
 from rayka.metadata.image import named_partition
 from rayka.node.clock import now_ms, now_s
-from rayka.node.directory_move import DirectoryMove
+from rayka.node.directory_moves import DirectoryMove
 from rayka.node.log_cleaner import weight_of
 from rayka.node.replica import PartitionKey, Replica, Unusable, check_not_internal, key_of
 from rayka.node.replica_manager import ReplicaManager
@@ -45,6 +49,9 @@ from rayka.protocol.topics import (
     ReplicaLogDir,
 )
 
+# A broker that is fenced, or that no longer fetches, wakes no request here.
+_LOOK_S = 1
+
 
 class LogDirsHandler:
     """Answers DescribeLogDirs and AlterReplicaLogDirs."""
@@ -56,7 +63,7 @@ class LogDirsHandler:
         self._replicas = replicas
 
     async def describe(self, request: DescribeLogDirsRequest) -> DescribeLogDirsResponse:
-        """All directories, with the replicas of the topics asked for, by topic and partition."""
+        """Describes all directories, with the replicas of the topics asked for, by topic and partition."""
         wanted = None if request.topics is None else frozenset(request.topics)
         replicas = [
             each
@@ -115,7 +122,7 @@ class LogDirsHandler:
         )
 
     def _futures(self, directory: LogDirectory, replicas: list[Replica]) -> list[ReplicaInfo]:
-        """The copies on their way into the directory, of these replicas."""
+        """The copies of these replicas on their way into the directory."""
         running = self._replicas.moves.running
         moves = [(each, running.get(key_of(each.partition))) for each in replicas]
         return [
@@ -125,7 +132,7 @@ class LogDirsHandler:
         ]
 
     async def alter(self, request: AlterReplicaLogDirsRequest) -> AlterReplicaLogDirsResponse:
-        """Begins each move that can be made; one that is refused does not hold up the others."""
+        """Begins each move that can be made; a refused move does not hold up the others."""
         return AlterReplicaLogDirsResponse(tuple(self._altered(each) for each in request.replicas))
 
     def _altered(self, asked: ReplicaLogDir) -> PartitionResult:
@@ -173,7 +180,7 @@ class LogDirsHandler:
 
 
 def _oldest_timestamp_ms(log: Log) -> int:
-    """Unknown, too, where the disk does not give the oldest batch."""
+    """The timestamp of the oldest batch; unknown where the disk does not give it."""
     try:
         return log.segments.first.first_timestamp_ms
     except (ApiError, StorageError):
@@ -198,18 +205,11 @@ def _future_log(replica: Replica, move: DirectoryMove) -> ReplicaInfo:
     )
 
 
-# DeleteRecords on a broker: the log of a led partition begins later, and its followers' logs follow.
-#
-# Invariants: the new start is durable here before it is answered, so that no restart brings records back; a partition
-# is answered when every live replica begins there, with its error, or when the time is over. Kafka: `ReplicaManager.
-# deleteRecords`, `DelayedDeleteRecords` (G11).
-
-
-_LOOK_S = 1  # a broker that is fenced, or that no longer fetches, wakes nothing here
+# ---- DeleteRecords ---------------------------------------------------------------------------------------------------
 
 
 class _Deletion(NamedTuple):
-    """What the low watermark has to reach, in the leadership that moved the start."""
+    """A deletion that waits until the low watermark reaches an offset, in the leadership that moved the start."""
 
     asked: DeleteRecordsPartition
     replica: Replica
@@ -228,10 +228,11 @@ class DeleteRecordsHandler:
         self._replicas = replicas
 
     async def handle(self, request: DeleteRecordsRequest) -> DeleteRecordsResponse:
-        """One result for each partition, in order; those that are refused do not hold up the others."""
+        """One result for each partition, in order; a refused partition does not hold up the others."""
         deadline_s = now_s() + request.timeout_ms / 1000
         results: list[DeleteRecordsResult] = []
-        waiting: dict[int, _Deletion] = {}  # by place in the request
+        # By place in the request.
+        waiting: dict[int, _Deletion] = {}
         for place, asked in enumerate(request.partitions):
             try:
                 deletion = self._delete(asked)
@@ -259,12 +260,14 @@ class DeleteRecordsHandler:
         except StorageError as error:
             raise self._replicas.on_storage_error(replica, error) from error
         self._replicas.logs.retention.look_soon()
-        # Fetches then say where the log begins now.
+        # Answers to fetches tell the new start.
         self._replicas.parked.wake((asked.topic_id, asked.partition))
         return _Deletion(asked, replica, required_offset, leader)
 
     async def _save(self, waiting: dict[int, _Deletion], results: list[DeleteRecordsResult]) -> None:
-        """Takes out of `waiting` what is not durable here: a restart might bring its records back."""
+        """Makes the new starts durable. Refuses the deletions, and takes them out of `waiting`, where that fails: a
+        restart might bring their records back.
+        """
 
         async def save(directory: LogDirectory) -> None:
             try:
@@ -279,7 +282,7 @@ class DeleteRecordsHandler:
         await asyncio.gather(*map(save, dict.fromkeys(each.replica.directory for each in waiting.values())))
 
     def _answer(self, waiting: dict[int, _Deletion], results: list[DeleteRecordsResult]) -> None:
-        """Takes out of `waiting` whatever need not wait any longer."""
+        """Answers the deletions that need not wait any longer, and takes them out of `waiting`."""
         for place, deletion in list(waiting.items()):
             try:
                 low_watermark = self._low_watermark(deletion)

@@ -1,8 +1,15 @@
-"""The replicas on one broker: found for requests, and what happens to them: appends, fetches, syncs, failures of disks.
+"""The replicas on one broker: requests find them here, and appends, fetches, syncs and failures of disks are told here.
 
-Invariants: a partition is hosted in one directory; when a disk fails, its partitions answer KAFKA_STORAGE_ERROR until
-the node restarts, and the others go on; when it is full they are read. `ReplicaChanges` opens and deletes them.
-Kafka: `ReplicaManager`.
+Invariants: a partition is hosted in one directory. When a disk fails, its partitions answer KAFKA_STORAGE_ERROR until
+the node restarts, and the others go on. Partitions on a full disk are read. `ReplicaChanges` opens and deletes
+replicas.
+
+`IsrChanges` has the ISRs of partitions changed: a partition proposes, the controller decides and says what is
+committed. Proposals that come together go together, one request at a time. Invariants: only the newest proposal of a
+partition is sent, and none that metadata have overtaken; a proposal that the controller could not decide is sent again
+after a pause, for as long as the partition stands by it (B12).
+
+Kafka: `ReplicaManager` with its task `isr-expiration` (B10), `AlterPartitionManager`.
 """
 
 import asyncio
@@ -43,104 +50,11 @@ from rayka.partition.quota import PacedQuota, ReplicationQuota, ReplicationQuota
 from rayka.protocol.membership import AlterPartitionItem, AlterPartitionRequest
 from rayka.protocol.produce import LEADER_NAMING_CODES, CurrentLeader
 
-# How a broker has the ISRs of its partitions changed: proposals to the controller, one request at a time.
-#
-# A partition proposes; the controller decides, and says what is committed; what comes together goes together.
-# Invariants: of a partition only the newest proposal is sent, and none that has been overtaken by metadata; a proposal
-# that the controller could not decide is sent again after a pause, for as long as the partition stands by it (B12).
-# Kafka: `AlterPartitionManager`, and the `isr-expiration` task of `ReplicaManager` (B10).
-
-
-class IsrChanges:
-    """The proposals of one broker."""
-
-    def __init__(
-        self,
-        settings: NodeSettings,
-        link: ControllerLink,
-        directories: DataDirectories,
-        on_changed: Callable[[Partition], None],
-    ) -> None:
-        self._settings = settings
-        self._link = link
-        self._directories = directories
-        self._on_changed = on_changed
-        self._wanted: dict[Partition, AlterPartitionItem] = {}
-        self._has_work = asyncio.Event()
-        self._failures = Repeats(_logger, logging.INFO)  # each fail-over has some
-
-    def __repr__(self) -> str:
-        return f"<IsrChanges of {self._settings.node_id} wanted={len(self._wanted)}>"
-
-    def propose(self, partition: Partition, item: AlterPartitionItem) -> None:
-        """To be sent as soon as no request is under way."""
-        self._wanted[partition] = item
-        self._has_work.set()
-
-    async def run(self) -> None:
-        """Sends proposals for ever."""
-        pauses = Pauses()
-        while True:
-            await self._has_work.wait()
-            self._has_work.clear()
-            sent = {each: item for each, item in self._wanted.items() if each.pending_isr}
-            self._wanted = {}
-            if sent and await self._send(sent):
-                await pauses.pause()
-            else:
-                pauses.reset()
-
-    async def _send(self, sent: dict[Partition, AlterPartitionItem]) -> bool:
-        """Whether some of it has to be sent again."""
-        request = AlterPartitionRequest(
-            self._settings.node_id, self._directories.broker_epoch, tuple(sent.values())
-        )
-        try:
-            response = await self._link.call(
-                request, self._settings.config.controller_quorum_request_timeout_ms
-            )
-        except ApiError as error:
-            self._failures.failed(None, f"{self!r}: {error}; trying again")
-            for partition, item in sent.items():
-                self._propose_again(partition, item)
-            return True
-        self._failures.succeeded(None)
-        for (partition, item), result in zip(sent.items(), response.partitions, strict=True):
-            leader = partition.role
-            if isinstance(leader, PartitionLeader):
-                again = leader.on_alter_partition(item, result, now_ms=clock.now_ms())
-                self._on_changed(partition)
-                if again is not None:
-                    self._propose_again(partition, again)
-        return bool(self._wanted)
-
-    def _propose_again(self, partition: Partition, item: AlterPartitionItem) -> None:
-        """Unless there is a newer one."""
-        self._wanted.setdefault(partition, item)
-        self._has_work.set()
-
-    async def shrink_forever(self, partitions: Callable[[], Iterable[Partition]]) -> None:
-        """Proposes to go on without replicas that do not keep up. Twice in the time that they have, so each is found
-        within one and a half times that (B10)."""
-        while True:
-            await asyncio.sleep(self._settings.config.replica_lag_time_max_ms / 2000)
-            now_ms = clock.now_ms()
-            async for partition in in_turns(partitions()):
-                leader = partition.role
-                if not isinstance(leader, PartitionLeader):
-                    continue
-                item = leader.maybe_recover() or leader.maybe_shrink_isr(now_ms=now_ms)
-                if leader.maybe_increment_high_watermark(now_ms):
-                    self._on_changed(partition)
-                if item is not None:
-                    self.propose(partition, item)
-
-
 _logger = logging.getLogger(__name__)
 
 
 class ReplicaManager:
-    """All replicas on this broker. `image` is the metadata that they follow, None before the first."""
+    """All replicas on this broker."""
 
     def __init__(
         self, settings: NodeSettings, directories: DataDirectories, link: ControllerLink, tasks: Tasks
@@ -150,8 +64,9 @@ class ReplicaManager:
         self.settings = settings
         self.directories = directories
         self._hosted: dict[PartitionKey, Replica | Unusable] = {}
-        # Those of the usable ones; None since a replica came or went.
+        # Cache of `partitions`; None: rebuild it.
         self._partitions: tuple[Partition, ...] | None = None
+        # The metadata that the replicas follow; None before the first.
         self.image: MetadataImage | None = None
         config = settings.config
         self.leader_quotas = ReplicationQuotas(
@@ -165,7 +80,7 @@ class ReplicaManager:
         self._isr_changes = IsrChanges(settings, link, directories, self.wake)
         self.parked: Parked[PartitionKey] = Parked()
         self.logs = LogManager(settings, directories, self, tasks)
-        self.moves = DirectoryMoves(settings, directories, self, self.logs, link)
+        self.moves = DirectoryMoves(self, self.logs, link)
         interval_ms = settings.config.broker_heartbeat_interval_ms
         tasks.start("measure directories", directories.measure(self, interval_ms))
         tasks.start("propose ISRs", self._isr_changes.run())
@@ -177,7 +92,7 @@ class ReplicaManager:
     # ---- Looking ---------------------------------------------------------------------------------------
 
     def get(self, topic_id: UUID, number: int) -> Replica:
-        """The replica. Raises KafkaStorageError when its disk could not hold it, UnknownTopicId,
+        """The replica. Raises KafkaStorageError when its log could not be opened, and UnknownTopicId,
         UnknownTopicOrPartition or NotLeaderOrFollower when it is not here.
         """
         key = (topic_id, number)
@@ -201,8 +116,8 @@ class ReplicaManager:
         )
 
     def current_leader(self, key: PartitionKey, error: ApiError) -> CurrentLeader:
-        """What a client that was refused with this error is told: the leader by the newest metadata, if the error says
-        that it asked the wrong node or in a former epoch.
+        """The leader that a client is told beside this error: the one of the newest metadata, if the error says that
+        the client asked the wrong node or in a former epoch; else none.
         """
         if error.code not in LEADER_NAMING_CODES or self.image is None:
             return CurrentLeader()
@@ -215,7 +130,7 @@ class ReplicaManager:
         return hosted if isinstance(hosted, Replica) else None
 
     def is_hosted(self, replica: Replica) -> bool:
-        """Whether it has not been given up since it was looked for."""
+        """True while the replica is the hosted one of its partition."""
         return self._hosted.get(key_of(replica.partition)) is replica
 
     @property
@@ -224,18 +139,18 @@ class ReplicaManager:
 
     @property
     def partitions(self) -> tuple[Partition, ...]:
-        """Of all usable replicas; the same tuple until one comes or goes."""
+        """The partitions of all usable replicas; the same tuple until one comes or goes."""
         if self._partitions is None:
             self._partitions = tuple(each.partition for each in self.replicas)
         return self._partitions
 
     @property
     def unusable(self) -> list[StorageError]:
-        """Why replicas that belong here could not be opened, one each."""
+        """The errors of replicas that belong here and could not be opened."""
         return [each.error for each in self._hosted.values() if isinstance(each, Unusable)]
 
     def problems(self) -> list[str]:
-        """Why something is not usable here, or cannot be copied, one line each."""
+        """Why directories and replicas cannot be used or copied, one line each."""
         offline = [str(each.failure) for each in self.directories.all if each.failure is not None]
         offline += [f"{path} is offline: {error}" for path, error in self.directories.absent.items()]
         full = [str(each.full) for each in self.directories.all if each.full and not each.failure]
@@ -243,7 +158,7 @@ class ReplicaManager:
             str(each.partition.log.failure)
             for each in self.replicas
             if each.partition.log.failure and not each.partition.failure
-            # A full directory has its own line: not one for each of its logs.
+            # A full directory has one line, not one for each of its logs.
             if not (each.directory.full and isinstance(each.partition.log.failure, PassingStorageError))
         ]
         unusable = [str(each) for each in self.unusable]
@@ -254,16 +169,16 @@ class ReplicaManager:
 
     @property
     def hosted(self) -> Mapping[PartitionKey, Replica | Unusable]:
-        """All that belongs here, usable or not."""
+        """All replicas that belong here, usable or not."""
         return self._hosted
 
     def add(self, replica: Replica) -> None:
-        """It is usable from now on."""
+        """Adds a usable replica, or replaces it."""
         self._hosted[key_of(replica.partition)] = replica
         self._partitions = None
 
     def drop(self, key: PartitionKey) -> Replica | Unusable | None:
-        """It is not here any more, and its log is not synced any more."""
+        """Drops the replica, whose log is not synced any more."""
         hosted = self._hosted.pop(key, None)
         self._partitions = None
         if isinstance(hosted, Replica):
@@ -273,7 +188,7 @@ class ReplicaManager:
     def give_up(
         self, key: PartitionKey, topic_partition: TopicPartition, state: PartitionImage, error: StorageError
     ) -> None:
-        """It belongs here and cannot be used."""
+        """Marks the partition as unusable: it belongs here, and its log cannot be opened or used."""
         directory = self.directories.get(state.directory_of(self._node_id))
         level = logging.INFO if directory is None else logging.ERROR
         _logger.log(level, "%s is not usable: %s", topic_partition, error)
@@ -289,27 +204,27 @@ class ReplicaManager:
             self.logs.on_log_failed(directory, cause, error, is_replaceable=is_replaceable)
 
     def broker(self, broker_id: int) -> BrokerImage | None:
-        """What the metadata says of a broker now."""
+        """The broker in the present metadata."""
         return None if self.image is None else self.image.brokers.get(broker_id)
 
-    # ---- What happens to partitions --------------------------------------------------------------------
+    # ---- Events of partitions --------------------------------------------------------------------
 
     def on_appended(self, replica: Replica, *, is_high_watermark_moved: bool, by: object = None) -> None:
-        """The log has grown: it is synced if it must be, and those are woken that now can read more, but for the
-        listener that appended.
+        """The leader's log has grown: has it synced if it must be, and wakes the requests that can read more, but for
+        the listener `by`, which appended.
         """
         replica.flusher.on_appended(replica.partition)
         news = News.CHANGED if is_high_watermark_moved else News.APPENDED
         self.parked.wake(key_of(replica.partition), news, by=by)
 
     def on_follower_appended(self, replica: Replica, *, is_high_watermark_moved: bool) -> None:
-        """This broker's copy has grown, or was cut; consumers that read here see up to its high watermark (G15)."""
+        """A follower's log has grown, or was truncated. Consumers that read here see up to its high watermark (G15)."""
         replica.flusher.on_appended(replica.partition)
         if is_high_watermark_moved:
             self.wake(replica.partition)
 
     def on_follower_fetch(self, replica: Replica, update: FollowerUpdate) -> None:
-        """A follower's fetch has shown how far it is: what waits for that looks again, and the ISR may grow (G13)."""
+        """A fetch has told a follower's position: wakes the requests that wait for it, and may propose an ISR (G13)."""
         if update.is_high_watermark_raised or update.is_low_watermark_raised:
             is_all = update.is_low_watermark_raised
             self.wake(replica.partition, News.CHANGED if is_all else News.COMMITTED)
@@ -317,7 +232,7 @@ class ReplicaManager:
             self._isr_changes.propose(replica.partition, update.proposal)
 
     def on_storage_error(self, replica: Replica, error: StorageError) -> ApiError:
-        """What to answer."""
+        """The error to answer with; takes the directory offline, or counts it as full, as the error demands."""
         partition = replica.partition
         failure = partition.log.failure
         is_replaceable = failure is not None and partition.is_leader and len(partition.isr) > 1
@@ -327,7 +242,7 @@ class ReplicaManager:
         return KafkaStorageError(f"{partition.topic_partition}: {error}")
 
     def on_synced(self, partitions: Sequence[Partition]) -> None:
-        """What these logs held is durable: more may be committed."""
+        """The records of these logs are durable: more may be committed."""
         now_ms = clock.now_ms()
         for partition in partitions:
             partition.maybe_increment_high_watermark(now_ms)
@@ -335,7 +250,7 @@ class ReplicaManager:
             self.wake(partition)
 
     def on_directory_failed(self, directory: LogDirectory, error: StorageError) -> None:
-        """Its partitions answer with this error from now on."""
+        """Lets the partitions of the directory answer with this error from now on."""
         failed = [each for each in self.replicas if each.directory is directory]
         for replica in failed:
             replica.partition.failure = error
@@ -343,5 +258,92 @@ class ReplicaManager:
         self.fetchers.remove([key_of(each.partition) for each in failed])
 
     def wake(self, partition: Partition, news: News = News.CHANGED) -> None:
-        """Requests that wait for such news of the partition look again."""
+        """Lets the requests look again that wait for such news of the partition."""
         self.parked.wake(key_of(partition), news)
+
+
+class IsrChanges:
+    """The ISR proposals of one broker."""
+
+    def __init__(
+        self,
+        settings: NodeSettings,
+        link: ControllerLink,
+        directories: DataDirectories,
+        on_changed: Callable[[Partition], None],
+    ) -> None:
+        self._settings = settings
+        self._link = link
+        self._directories = directories
+        self._on_changed = on_changed
+        self._wanted: dict[Partition, AlterPartitionItem] = {}
+        self._has_work = asyncio.Event()
+        # Each fail-over has some.
+        self._failures = Repeats(_logger, logging.INFO)
+
+    def __repr__(self) -> str:
+        return f"<IsrChanges of {self._settings.node_id} wanted={len(self._wanted)}>"
+
+    def propose(self, partition: Partition, item: AlterPartitionItem) -> None:
+        """Sends the proposal as soon as no request is under way."""
+        self._wanted[partition] = item
+        self._has_work.set()
+
+    async def run(self) -> None:
+        """Sends proposals for ever."""
+        pauses = Pauses()
+        while True:
+            await self._has_work.wait()
+            self._has_work.clear()
+            sent = {each: item for each, item in self._wanted.items() if each.pending_isr}
+            self._wanted = {}
+            if sent and await self._send(sent):
+                await pauses.pause()
+            else:
+                pauses.reset()
+
+    async def _send(self, sent: dict[Partition, AlterPartitionItem]) -> bool:
+        """Sends the proposals; True if some must be sent again."""
+        request = AlterPartitionRequest(
+            self._settings.node_id, self._directories.broker_epoch, tuple(sent.values())
+        )
+        try:
+            response = await self._link.call(
+                request, self._settings.config.controller_quorum_request_timeout_ms
+            )
+        except ApiError as error:
+            self._failures.failed(None, f"{self!r}: {error}; trying again")
+            for partition, item in sent.items():
+                self._propose_again(partition, item)
+            return True
+        self._failures.succeeded(None)
+        for (partition, item), result in zip(sent.items(), response.partitions, strict=True):
+            leader = partition.role
+            if isinstance(leader, PartitionLeader):
+                again = leader.on_alter_partition(item, result, now_ms=clock.now_ms())
+                self._on_changed(partition)
+                if again is not None:
+                    self._propose_again(partition, again)
+        return bool(self._wanted)
+
+    def _propose_again(self, partition: Partition, item: AlterPartitionItem) -> None:
+        """Proposes again, unless there is a newer proposal."""
+        self._wanted.setdefault(partition, item)
+        self._has_work.set()
+
+    async def shrink_forever(self, partitions: Callable[[], Iterable[Partition]]) -> None:
+        """Proposes ISRs without the followers that lag, every half `replica.lag.time.max.ms`, so a follower is removed
+        at most 1.5 lag times after it fell behind (B10).
+        """
+        while True:
+            await asyncio.sleep(self._settings.config.replica_lag_time_max_ms / 2000)
+            now_ms = clock.now_ms()
+            async for partition in in_turns(partitions()):
+                leader = partition.role
+                if not isinstance(leader, PartitionLeader):
+                    continue
+                item = leader.maybe_recover() or leader.maybe_shrink_isr(now_ms=now_ms)
+                if leader.maybe_increment_high_watermark(now_ms):
+                    self._on_changed(partition)
+                if item is not None:
+                    self.propose(partition, item)
