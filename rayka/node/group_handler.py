@@ -1,12 +1,20 @@
-"""Groups on a broker: which node coordinates a group, and the way to the shard here that does.
+"""Groups on a broker: which node coordinates a group, and the way to the group's shard on this node.
 
-The leader of the partition of `__consumer_offsets` that a group's id hashes to is its coordinator; the topic is created
-when a coordinator is asked for the first time (E1). Errors of the log under a shard become what they mean to a
-member: try again, or look for the coordinator. Kafka: `KafkaApis`, `GroupCoordinatorService`.
+The leader of the partition of `__consumer_offsets` that a group's id hashes to is the coordinator; the topic is created
+when a coordinator is asked for the first time (E1). Errors of the log under a shard become errors that a member
+understands: try again, or look for the coordinator.
+
+Every request is awaited, but commits of offsets. Commits that come in one turn of the event loop are written together,
+because a batch of the log costs as much as ten of its records, and none of them has a task of its own. Invariants: each
+caller is answered as if its commit were the only one; a commit is handled before any later request to its shard; no
+commit waits longer than until the loop's next turn.
+
+Kafka: `KafkaApis`, `GroupCoordinatorService`; for commits `CoordinatorRuntime`, whose batches of writes linger for
+`group.coordinator.append.linger.ms`.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
@@ -49,118 +57,11 @@ from rayka.protocol.later import Later
 from rayka.protocol.topics import NewTopic
 from rayka.shard.runtime import STEPS_PER_TURN
 
-# Commits of offsets that come in one turn of the event loop, written together.
-#
-# A batch of the log costs as much as ten of its records: groups that commit at the same time share one. Invariants:
-# each caller is answered as if its commit were the only one; a commit is handled before any request to its shard that
-# came after it; no request waits longer than until the loop's next turn. Kafka: `CoordinatorRuntime`, whose batches of
-# writes linger for `group.coordinator.append.linger.ms`.
-
-
-_METADATA_CHARS_MAX = 1 << 20  # at most 4 MB of a batch that may have 16
+_METADATA_TIMEOUT_MS = 5_000
+# At most 4 MB of a batch that may have 16.
+_METADATA_CHARS_MAX = 1 << 20
 _Answer = Later[OffsetCommitResponse]
 _Begin = Callable[[int, tuple[OffsetCommitRequest, ...]], Any]
-
-
-class _Together:
-    """Commits that are to be written together, and their callers. A larger one is alone."""
-
-    def __init__(self) -> None:
-        self.requests: list[OffsetCommitRequest] = []
-        self.answers: list[_Answer] = []
-        self._record_count = 0
-        self._metadata_chars = 0
-
-    def add(self, request: OffsetCommitRequest, metadata_chars: int) -> _Answer:
-        answer: _Answer = Later()
-        self.requests.append(request)
-        self.answers.append(answer)
-        self._record_count += len(request.partitions)
-        self._metadata_chars += metadata_chars
-        return answer
-
-    def has_room(self, request: OffsetCommitRequest, metadata_chars: int) -> bool:
-        is_short = self._record_count + len(request.partitions) <= STEPS_PER_TURN
-        return is_short and self._metadata_chars + metadata_chars <= _METADATA_CHARS_MAX
-
-
-class JoinedCommits:
-    """See the module. `begin` runs commits on a shard: their answers, or a coroutine that waits for them."""
-
-    def __init__(self, begin: _Begin) -> None:
-        self._begin = begin
-        self._tasks: dict[asyncio.Task[None], None] = {}  # a loop keeps no task alive by itself
-        self._open: dict[int, _Together] = {}
-
-    def __repr__(self) -> str:
-        return f"<JoinedCommits open={ {number: len(each.requests) for number, each in self._open.items()} }>"
-
-    def commit(self, number: int, request: OffsetCommitRequest) -> Later[OffsetCommitResponse]:
-        """The answer of the shard, once it is committed. Ends in what `begin` raises, and in what refuses this commit
-        alone.
-        """
-        together, metadata_chars = self._open.get(number), _metadata_chars(request)
-        if together is not None and not together.has_room(request, metadata_chars):
-            self.begin_those_of(number)
-            together = None
-        if together is None:
-            if not self._open:
-                asyncio.get_running_loop().call_soon(self._begin_all)
-            together = self._open[number] = _Together()
-        return together.add(request, metadata_chars)
-
-    def begin_those_of(self, number: int) -> None:
-        """The shard of this partition has handled all commits that came before, when this returns."""
-        together = self._open.pop(number, None)
-        if together is not None:
-            self._begin_these(number, together)
-
-    def _begin_all(self) -> None:
-        for number in list(self._open):
-            self.begin_those_of(number)
-
-    def _begin_these(self, number: int, together: _Together) -> None:
-        try:
-            answering = self._begin(number, tuple(together.requests))
-        except Exception as error:  # also one that no code expected: the callers' requests fail with it
-            _refuse(together.answers, error)
-            return
-        if not isinstance(answering, Coroutine):
-            _tell(together.answers, answering)
-            return
-        task = asyncio.get_running_loop().create_task(_answer_of_joined_commits(answering, together.answers))
-        self._tasks[task] = None
-        task.add_done_callback(self._tasks.pop)
-
-
-async def _answer_of_joined_commits(answering: Coroutine[Any, Any, Any], answers: Sequence[_Answer]) -> None:
-    try:
-        found = await answering
-    except asyncio.CancelledError:  # the process ends: no caller gets an answer
-        for answer in answers:
-            answer.cancel()
-        raise
-    except Exception as error:
-        _refuse(answers, error)
-        return
-    _tell(answers, found)
-
-
-def _tell(answers: Sequence[_Answer], found: Sequence[OffsetCommitResponse | ApiError]) -> None:
-    for answer, outcome in zip(answers, found, strict=True):
-        answer.end(outcome)
-
-
-def _refuse(answers: Sequence[_Answer], error: Exception) -> None:
-    for answer in answers:
-        answer.end(error)
-
-
-def _metadata_chars(request: OffsetCommitRequest) -> int:
-    return sum([len(each.metadata) for each in request.partitions])
-
-
-_METADATA_TIMEOUT_MS = 5_000
 
 
 class GroupHandler:
@@ -185,14 +86,16 @@ class GroupHandler:
 
     @property
     def _partition_count(self) -> int:
-        """0 while there is no topic."""
+        """The number of partitions of the topic; 0 while there is none."""
         topic = self._follower.image.topics.get(OFFSETS_TOPIC)
         return len(topic.partitions) if topic is not None else 0
 
     # ---- Coordinators ------------------------------------------------------------------------------------------------
 
     async def find(self, request: FindCoordinatorRequest) -> FindCoordinatorResponse:
-        """One for each group. Raises CoordinatorNotAvailable when there is no topic and none can be created."""
+        """Answers with the coordinator of each group. Raises CoordinatorNotAvailable when the topic cannot be
+        created.
+        """
         async with self._one_at_a_time:
             if not self._partition_count:
                 await self._create()
@@ -217,28 +120,28 @@ class GroupHandler:
             return GroupCoordinator(group_id, error_code=error, error_message=message)
         return GroupCoordinator(group_id, partition.leader_id, leader_epoch=partition.leader_epoch)
 
-    # ---- Topics that are gone ----------------------------------------------------------------------------------------
+    # ---- Deleted topics ----------------------------------------------------------------------------------------
 
     def forget_topics(self, topic_ids: Mapping[str, UUID]) -> None:
-        """The shards that are active here forget the offsets of deleted topics. Others have the topic's id with each
-        offset, by which a consumer of another topic of that name sees that it is not meant (E17).
+        """Lets the shards that are active here forget the offsets of deleted topics (E17). Shards elsewhere keep the
+        topic's id with each offset, so a consumer of a new topic of that name ignores them.
         """
         for number in range(self._partition_count if topic_ids else 0):
             with suppress(NotCoordinator, CoordinatorLoadInProgress):
                 self._shards.get(OFFSETS_TOPIC, number).run_request(ForgetTopics(topic_ids))
 
-    # ---- To the shard ------------------------------------------------------------------------------------------------
+    # ---- Requests to the shard ---------------------------------------------------------------------------------------
 
     async def of_group(self, request: Any) -> Any:
-        """The answer of the shard of `request.group_id`. Raises NotCoordinator where that is elsewhere."""
+        """Answers a request about one group, `request.group_id`. Raises NotCoordinator if its shard is elsewhere."""
         return await self._submit(self._number(request.group_id), request)
 
     def commit(self, request: OffsetCommitRequest) -> Later[OffsetCommitResponse]:
-        """As `of_group`; those that come in one turn of the event loop are written together, with no task for each."""
+        """Answers a commit, beside the other commits of this turn of the event loop. Raises as `of_group`."""
         return self._commits.commit(self._number(request.group_id), request)
 
     async def list_groups(self, request: ListGroupsRequest) -> ListGroupsResponse:
-        """Those of all shards that are active here."""
+        """Lists the groups of all shards that are active here."""
         groups: list[ListedGroup] = []
         is_loading = False
         for number in range(self._partition_count):
@@ -252,11 +155,11 @@ class GroupHandler:
         return ListGroupsResponse(tuple(sorted(groups, key=lambda each: each.group_id)), is_loading)
 
     async def describe_groups(self, request: DescribeGroupsRequest) -> DescribeGroupsResponse:
-        """One for each group; those of other coordinators are refused one by one."""
+        """Describes each group; groups of other coordinators are refused one by one."""
         return DescribeGroupsResponse(await self._of_each(request, DescribedGroup))
 
     async def delete_groups(self, request: DeleteGroupsRequest) -> DeleteGroupsResponse:
-        """One result for each group; those of other coordinators are refused one by one."""
+        """Deletes each group; groups of other coordinators are refused one by one."""
         return DeleteGroupsResponse(await self._of_each(request, GroupResult))
 
     async def _of_each(
@@ -265,7 +168,11 @@ class GroupHandler:
         refused: type[DescribedGroup | GroupResult],
     ) -> tuple[Any, ...]:
         found: dict[str, Any] = {}
-        for number, group_ids in self._by_partition(request.group_ids):
+        parts: dict[int, list[str]] = {}
+        for group_id in request.group_ids:
+            parts.setdefault(self._number(group_id), []).append(group_id)
+        for number, of_partition in parts.items():
+            group_ids = tuple(of_partition)
             try:
                 response = await self._submit(number, type(request)(group_ids))
                 found |= {each.group_id: each for each in response.groups}
@@ -274,33 +181,33 @@ class GroupHandler:
                 found |= {each: refused(each, error_code=code, error_message=message) for each in group_ids}
         return tuple(found[each] for each in request.group_ids)
 
-    def _by_partition(self, group_ids: Iterable[str]) -> list[tuple[int, tuple[str, ...]]]:
-        parts: dict[int, list[str]] = {}
-        for group_id in group_ids:
-            parts.setdefault(self._number(group_id), []).append(group_id)
-        return [(number, tuple(each)) for number, each in parts.items()]
-
     def _number(self, group_id: str) -> int:
-        """The partition of a group; no shard is on -1."""
+        """The partition of a group; -1, where no shard is, while there is no topic."""
         count = self._partition_count
         return partition_of_group(group_id, count) if count else -1
 
     async def _submit(self, number: int, request: Any) -> Any:
-        """After the commits that came before it."""
+        """Runs the request on the shard, after the commits that came before it."""
         self._commits.begin_those_of(number)
-        answer = self._begin(number, request)
-        return await answer if isinstance(answer, Coroutine) else answer
-
-    def _begin(self, number: int, request: Any) -> Any:
-        """Runs the request on the shard: its answer, or the coroutine that waits for that."""
-        with _ToldToMembers(number):
-            return _begin_on(self._shard(number), number, request)
+        with _AsMembersSeeIt(number):
+            return await self._shard(number).submit(request)
 
     def _begin_commits(self, number: int, requests: tuple[OffsetCommitRequest, ...]) -> Any:
-        """As `_begin`, in the epoch that the shard is active in now: a commit for another one is refused."""
-        with _ToldToMembers(number):
+        """Runs commits on the shard: returns their answers, or the coroutine that waits for them. They count only in
+        the epoch in which the shard is active now.
+        """
+        with _AsMembersSeeIt(number):
             shard = self._shard(number)
-            return _begin_on(shard, number, CommitTogether(requests, shard.active_epoch))
+            pending = shard.run_request(CommitTogether(requests, shard.active_epoch))
+            if not pending.is_done:
+                return self._answer_of_commits(number, shard.answer_of(pending))
+            if pending.error is not None:
+                raise pending.error
+            return pending.response
+
+    async def _answer_of_commits(self, number: int, answering: Coroutine[Any, Any, Any]) -> Any:
+        with _AsMembersSeeIt(number):
+            return await answering
 
     def _shard(self, number: int) -> ReplicatedShard[Any, Any]:
         if number < 0:
@@ -308,22 +215,8 @@ class GroupHandler:
         return self._shards.get(OFFSETS_TOPIC, number)
 
 
-def _begin_on(shard: ReplicatedShard[Any, Any], number: int, request: Any) -> Any:
-    pending = shard.run_request(request)
-    if not pending.is_done:
-        return _answer(number, shard.answer_of(pending))
-    if pending.error is not None:
-        raise pending.error
-    return pending.response
-
-
-async def _answer(number: int, answering: Coroutine[Any, Any, Any]) -> Any:
-    with _ToldToMembers(number):
-        return await answering
-
-
-class _ToldToMembers:
-    """What goes wrong in the log of a shard, as its callers understand it."""
+class _AsMembersSeeIt:
+    """Turns errors of the log under a shard into errors that members of a group understand."""
 
     __slots__ = ("_number",)
 
@@ -339,3 +232,102 @@ class _ToldToMembers:
             raise CoordinatorNotAvailable(f"{OFFSETS_TOPIC}-{self._number}: {error}") from error
         if isinstance(error, (NotLeaderOrFollower, KafkaStorageError)):
             raise NotCoordinator(f"{OFFSETS_TOPIC}-{self._number}: {error}") from error
+
+
+# ---- Commits ---------------------------------------------------------------------------------------------------------
+
+
+class _Together:
+    """Commits that are written together, and their callers. A commit beyond the bounds is alone."""
+
+    def __init__(self) -> None:
+        self.requests: list[OffsetCommitRequest] = []
+        self.answers: list[_Answer] = []
+        self._record_count = 0
+        self._metadata_chars = 0
+
+    def add(self, request: OffsetCommitRequest, metadata_chars: int) -> _Answer:
+        answer: _Answer = Later()
+        self.requests.append(request)
+        self.answers.append(answer)
+        self._record_count += len(request.partitions)
+        self._metadata_chars += metadata_chars
+        return answer
+
+    def has_room(self, request: OffsetCommitRequest, metadata_chars: int) -> bool:
+        is_short = self._record_count + len(request.partitions) <= STEPS_PER_TURN
+        return is_short and self._metadata_chars + metadata_chars <= _METADATA_CHARS_MAX
+
+
+class JoinedCommits:
+    """Collects commits by partition until the end of the turn. `begin` runs them on the shard and returns their
+    answers, or a coroutine that waits for the answers.
+    """
+
+    def __init__(self, begin: _Begin) -> None:
+        self._begin = begin
+        # A loop keeps no task alive by itself.
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._open: dict[int, _Together] = {}
+
+    def __repr__(self) -> str:
+        return f"<JoinedCommits open={ {number: len(each.requests) for number, each in self._open.items()} }>"
+
+    def commit(self, number: int, request: OffsetCommitRequest) -> Later[OffsetCommitResponse]:
+        """Answers once the commit is replicated. Ends in the error that `begin` raises, or that refuses this commit
+        alone.
+        """
+        together, metadata_chars = self._open.get(number), _metadata_chars(request)
+        if together is not None and not together.has_room(request, metadata_chars):
+            self.begin_those_of(number)
+            together = None
+        if together is None:
+            if not self._open:
+                asyncio.get_running_loop().call_soon(self._begin_all)
+            together = self._open[number] = _Together()
+        return together.add(request, metadata_chars)
+
+    def begin_those_of(self, number: int) -> None:
+        """Hands the collected commits of this partition to its shard; they are handled when this returns."""
+        together = self._open.pop(number, None)
+        if together is not None:
+            self._begin_these(number, together)
+
+    def _begin_all(self) -> None:
+        for number in list(self._open):
+            self.begin_those_of(number)
+
+    def _begin_these(self, number: int, together: _Together) -> None:
+        try:
+            answering = self._begin(number, tuple(together.requests))
+        # Also an error that no code expected: the callers' requests fail with it.
+        except Exception as error:
+            for answer in together.answers:
+                answer.end(error)
+            return
+        if isinstance(answering, Coroutine):
+            task = asyncio.get_running_loop().create_task(self._answer(answering, together.answers))
+            self._tasks[task] = None
+            task.add_done_callback(self._tasks.pop)
+        else:
+            self._tell(together.answers, answering)
+
+    async def _answer(self, answering: Coroutine[Any, Any, Any], answers: Sequence[_Answer]) -> None:
+        try:
+            self._tell(answers, await answering)
+        # The process ends: no caller gets an answer.
+        except asyncio.CancelledError:
+            for answer in answers:
+                answer.cancel()
+            raise
+        except Exception as error:
+            for answer in answers:
+                answer.end(error)
+
+    def _tell(self, answers: Sequence[_Answer], outcomes: Sequence[OffsetCommitResponse | ApiError]) -> None:
+        for answer, outcome in zip(answers, outcomes, strict=True):
+            answer.end(outcome)
+
+
+def _metadata_chars(request: OffsetCommitRequest) -> int:
+    return sum([len(each.metadata) for each in request.partitions])

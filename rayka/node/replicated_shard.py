@@ -1,15 +1,19 @@
 """One shard on one replicated log: it stands by, becomes active, answers requests, and stands by again.
 
-One loop looks at the log after every news of it. Invariants: an active shard is that of the lead which this node has
-now, so no answer is given in a lead for what was done in another; a shard becomes active when the beginning of the lead
-is committed and everything before has been replayed (A41, A67), and is built anew, from the newest snapshot and the
-committed log, when that lead ends (A66), or when the log lost what the shard has replayed (B27); long replays, and long
-requests, leave others their turn. A replay that fails is a bug, and ends the node.
+One loop looks at the log after every news of it. The host knows no log and no state machine: the shard makes the errors
+for callers of another node, and has the timers.
+
+Invariants:
+
+- An active shard belongs to the present lead of this node, so no answer of a former lead is given.
+- A shard becomes active when the beginning of the lead is committed and everything before is replayed (A41, A67).
+- It is built anew, from the newest snapshot and the committed log, when that lead ends (A66), or when the log has lost
+  records that the shard has replayed (B27).
+- Long replays and long requests leave other work its turn. A replay that fails is a bug, and ends the node.
 
 A lead may last for several epochs: when a partition drops a replica, its leader goes on in the next epoch. Its shard
-knows all that is in the log, and goes on too: a group would stand still for as long as its coordinator loads.
+knows all that is in the log, and goes on too: else a group would stand still for as long as its coordinator loads.
 
-It knows no log and no state machine: the error for callers of another node comes from the shard, and so do its timers.
 Kafka: `CoordinatorRuntime`, `QuorumController.QuorumMetaLogListener`.
 """
 
@@ -26,31 +30,35 @@ from rayka.node.tasks import Signal
 from rayka.shard.runtime import STEPS_PER_TURN, Pending, ShardRuntime, ShardT
 from rayka.shard.shard import AppendLog, NotHere, RecordT
 
-# The log under a hosted state machine, as wide as its host needs it: `QuorumLog` is one, `PartitionLog` is the other.
-#
-# What the host may rely on: appended records become committed in order, or never; what was committed stays, but for a
-# loss that `epoch_of` shows, since of one offset and epoch there is one record in the world; the log's own records take
-# up offsets. Kafka: `RaftClient` with its `Listener`; `PartitionWriter`, `CoordinatorLoader` and `PartitionListener`.
+COMMIT_TIMEOUT_MS = 30_000
+_RECORDS_PER_TURN = 1_000
+_logger = logging.getLogger(__name__)
 
 
 class ReplicatedLog(AppendLog[RecordT], Protocol[RecordT]):
-    """One replica of a log. Its high watermark is -1 on a new leader until the beginning of its epoch is committed."""
+    """One replica of the log under a shard: a `QuorumLog` or a `PartitionLog`. On a new leader its high watermark is -1
+    until the beginning of its epoch is committed.
+
+    The host relies on this: appended records become committed in order, or never; committed records stay, but for a
+    loss that `epoch_of` shows, since one offset and epoch mean one record in the world; the log's own records take up
+    offsets. Kafka: `RaftClient` with its `Listener`; `PartitionWriter`, `CoordinatorLoader` and `PartitionListener`.
+    """
 
     @property
     def news(self) -> Signal:
-        """Notified at every change of what the other members say."""
+        """Notified at every change that the other members tell."""
         ...
 
     @property
     def failure(self) -> StorageError | None:
-        """Why this replica is not used any more; None while it is. There is no way back from it."""
+        """Why this replica is not used any more, for good; None while it is used."""
         ...
 
     # ---- Leadership -------------------------------------------------------------------------------------------------
 
     @property
     def leading_epoch(self) -> int | None:
-        """The epoch that this node leads; None while it does not, or cannot append."""
+        """The epoch that this node leads; None while it does not lead, or cannot append."""
         ...
 
     @property
@@ -62,7 +70,7 @@ class ReplicatedLog(AppendLog[RecordT], Protocol[RecordT]):
 
     @property
     def leader_id(self) -> int:
-        """The node that leads as far as is known here; -1: none is known."""
+        """The leader as far as this node knows; -1: none is known."""
         ...
 
     @property
@@ -71,26 +79,28 @@ class ReplicatedLog(AppendLog[RecordT], Protocol[RecordT]):
         ...
 
     def commit_problem(self) -> str:
-        """What keeps records from being committed, as far as this node knows; empty when nothing does."""
+        """Why records are not committed, as far as this node knows; empty when they are."""
         ...
 
-    # ---- What is committed -------------------------------------------------------------------------------------------
+    # ---- Committed records -------------------------------------------------------------------------------------------
 
     @property
     def start_offset(self) -> int:
-        """Where a new state machine begins: behind the newest snapshot, or where a compacted log begins."""
+        """The offset at which a new state machine begins: behind the newest snapshot, or where a compacted log
+        begins.
+        """
         ...
 
     def start_records(self) -> Iterator[RecordT]:
-        """What it takes in before that: the content of that snapshot, nothing for a compacted log. Raises StorageError
-        as `committed`.
+        """The records before `start_offset`: those of the snapshot, none for a compacted log. Raises StorageError as
+        `committed`.
         """
         ...
 
     def committed(self, offset: int) -> tuple[Iterator[tuple[int, RecordT]], int]:
-        """Some of the records from an offset on that are committed, each with its offset, and where to read on.
+        """Some committed records from an offset on, each with its offset, and the offset at which to read on.
 
-        To iterate raises StorageError when one is damaged or of a type that this node does not know.
+        Iteration raises StorageError at a record that is damaged or of a type that this node does not know.
         """
         ...
 
@@ -99,24 +109,21 @@ class ReplicatedLog(AppendLog[RecordT], Protocol[RecordT]):
         ...
 
 
-COMMIT_TIMEOUT_MS = 30_000
-_RECORDS_PER_TURN = 1_000
-_logger = logging.getLogger(__name__)
-
-
 class _Loading(NamedTuple, Generic[RecordT]):
-    """Records on their way into the shard, each with its offset; then it reaches up to `next_offset`, and the record
-    before that is of this epoch.
-    """
+    """Records on their way into the shard."""
 
+    # Each with its offset.
     records: Iterator[tuple[int, RecordT]]
+    # The shard's offset once all are replayed, and the epoch of the record before that.
     next_offset: int
     last_epoch: int
 
 
 class ReplicatedShard(Generic[ShardT, RecordT]):
-    """Made with a factory of empty shards; `on_active` is called when one has become active, before its first request
-    and its first timer; `on_replayed` after each step of committed records, and of a request that takes several turns.
+    """Hosts the shards that `make_shard` makes, one after another.
+
+    `on_active` is called when a shard has become active, before its first request and its first timer; `on_replayed`
+    after each step of committed records, and of a request that takes several turns.
     """
 
     def __init__(
@@ -136,8 +143,9 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
         )
         self._on_active = on_active
         self._on_replayed = on_replayed
-        # The lead in which the shard is active, by its first epoch.
+        # The first epoch of the lead in which the shard is active.
         self._lead_began_in: int | None = None
+        # The epoch of the last record that was replayed.
         self._last_epoch = NO_EPOCH
         self._loading: _Loading[RecordT] | None = None
         self._waiting: dict[Pending, asyncio.Future[None]] = {}
@@ -151,7 +159,7 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
 
     @property
     def replayed_offset(self) -> int:
-        """The first offset that the shard has not taken in."""
+        """The first offset that the shard has not replayed."""
         return self._runtime.replayed_offset
 
     @property
@@ -160,57 +168,66 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
 
     @property
     def active_epoch(self) -> int:
-        """The leader epoch in which its shard is active; NO_EPOCH of one that is not."""
+        """The leader epoch in which the shard is active; NO_EPOCH while it is not."""
         epoch = self._log.leading_epoch
         return epoch if epoch is not None and self.is_active else NO_EPOCH
 
     @property
     def takes_requests(self) -> bool:
-        """Whether it leads, as far as it has noticed: its shard may be ahead of what is committed."""
+        """True while it leads, as far as it has noticed: the shard may be ahead of the committed records."""
         return self._runtime.is_active
 
     @property
     def stands_by(self) -> bool:
-        """Whether it holds the committed records up to `replayed_offset` and nothing else; one that has yet to notice
-        that it leads no more does not.
+        """True if the shard holds the committed records up to `replayed_offset` and nothing else. False until the end
+        of a lead was noticed.
         """
         return not self._runtime.is_active and self._loading is None
 
     # ---- Requests ----------------------------------------------------------------------------------------------------
 
     async def submit(self, request: Any) -> Any:
-        """The response, once it and everything before it is committed. Raises the ApiError that refuses it, the shard's
-        error for a node that does not run it (`Shard.not_here`), or RequestTimedOut.
+        """The response, once the request's records and all before them are committed. Raises the ApiError that refuses
+        the request, the shard's error for a node where it is not active (`Shard.not_here`), or RequestTimedOut.
         """
         return await self.answer_of(self.run_request(request))
 
     async def answer_of(self, pending: Pending) -> Any:
-        """As `submit`, of a request that runs already."""
+        """The response of a request that runs already. Raises as `submit`."""
         if not pending.is_done:
-            await self._until_done(pending)
+            loop = asyncio.get_running_loop()
+            future = self._waiting[pending] = loop.create_future()
+            timer = loop.call_later(COMMIT_TIMEOUT_MS / 1000, self._expire, pending)
+            try:
+                await future
+            finally:
+                timer.cancel()
+                del self._waiting[pending]
         if pending.error is not None:
             raise pending.error
         return pending.response
 
     def run_request(self, request: Any) -> Pending:
-        """Runs a request on the active shard without waiting for it. Raises what `Shard.not_here` says."""
+        """Runs a request on the active shard without waiting for its answer. Raises the error of `Shard.not_here`."""
         self.check_active()
         runtime, now_ms = self._runtime, clock.now_ms()
         was_busy, next_timer_ms, could_release = runtime.is_busy, runtime.next_timer_ms, runtime.can_release
         pending = runtime.handle(request, now_ms=now_ms, deadline_ms=now_ms + COMMIT_TIMEOUT_MS)
         is_news = (runtime.is_busy and not was_busy) or (runtime.can_release and not could_release)
-        if is_news or _is_sooner(runtime.next_timer_ms, next_timer_ms):
+        timer_ms = runtime.next_timer_ms
+        is_sooner = timer_ms is not None and (next_timer_ms is None or timer_ms < next_timer_ms)
+        if is_news or is_sooner:
             self._log.news.notify()
         return pending
 
     def check_active(self) -> None:
-        """Raises the shard's error, with the leader known, and with what is wrong when there is none."""
+        """Raises the shard's error unless it is active; the error names the leader, or why there is none."""
         if not self.is_active:
             is_leading = self._log.leading_epoch is not None
             raise self.not_here("leads, and has yet to load" if is_leading else "does not lead")
 
     async def until_committed(self, offset: int) -> None:
-        """Returns when everything below the offset is committed. Raises as `submit`."""
+        """Returns once all records below the offset are committed. Raises as `submit`."""
         deadline_s = clock.now_s() + COMMIT_TIMEOUT_MS / 1000
         self.check_active()
         while self._log.high_watermark < offset:
@@ -221,18 +238,10 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
             await self._log.news.wait(deadline_s)
             self.check_active()
 
-    async def _until_done(self, pending: Pending) -> None:
-        loop = asyncio.get_running_loop()
-        future = self._waiting[pending] = loop.create_future()
-        timer = loop.call_later(COMMIT_TIMEOUT_MS / 1000, self._expire, pending)
-        try:
-            await future
-        finally:
-            timer.cancel()
-            del self._waiting[pending]
-
     def _expire(self, pending: Pending) -> None:
-        """Its deadline has come. That of a request which waits for another one begins anew with its answer."""
+        """Ends the request at its deadline. The deadline of a request that waits for another one begins anew with that
+        one's answer.
+        """
         now_ms = clock.now_ms()
         if pending.deadline_ms <= now_ms + 1:
             self._complete(self._runtime.expire(pending.deadline_ms, self._log.commit_problem()))
@@ -243,12 +252,13 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
 
     def _complete(self, ended: list[Pending]) -> None:
         for pending in ended:
-            future = self._waiting.get(pending)  # a timer's request has none
+            # A timer's request has none.
+            future = self._waiting.get(pending)
             if future is not None and not future.done():
                 future.set_result(None)
 
     def not_here(self, what: str, *, may_have_run: bool = False) -> ApiError:
-        """The shard's error for callers of this node."""
+        """The shard's error for callers of this node, where it is not active."""
         log = self._log
         problem = log.commit_problem()
         why = NotHere(
@@ -263,7 +273,7 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
     # ---- Following the log -------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Follows the log until its disk fails. Raises StorageError when what is committed is damaged."""
+        """Follows the log until its disk fails. Raises StorageError when a committed record is damaged."""
         while self._log.failure is None:
             if self._step():
                 await asyncio.sleep(0)
@@ -272,7 +282,7 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
                 await self._log.news.wait(float("inf") if timer_ms is None else timer_ms / 1000)
 
     def _step(self) -> bool:
-        """One step towards what the log says; whether another one may follow at once."""
+        """Takes one step towards the state of the log; True if another one may follow at once."""
         if self._runtime.is_active:
             return self._lead()
         if self._loading is not None:
@@ -286,20 +296,23 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
         if self.replayed_offset < self._log.high_watermark:
             records, next_offset = self._log.committed(self.replayed_offset)
             if next_offset == self.replayed_offset:
-                return False  # of the batch that begins there, only a part is known to be committed
+                # Only a part of the batch that begins there is known to be committed.
+                return False
             self._loading = _Loading(records, next_offset, self._log.epoch_of(next_offset - 1))
             return self._load(self._loading)
         return self._maybe_activate()
 
     def _has_lost_records(self, start_offset: int) -> bool:
-        """Whether the log no longer has what the shard has replayed: the last record is gone, or another one."""
+        """True if the log has lost records that the shard has replayed: the last one is gone, or replaced."""
         offset = self.replayed_offset
         if offset <= start_offset:
             return False
         return offset > self._log.next_offset or self._log.epoch_of(offset - 1) != self._last_epoch
 
     def _lead(self) -> bool:
-        """What comes first: a lead that is over. The high watermark may have passed the records of a successor."""
+        """Goes on with the lead, after a check that it is not over: the high watermark may have passed records of a
+        successor.
+        """
         if not self.is_active:
             self.end(self.not_here("leads no more", may_have_run=True))
             return True
@@ -317,7 +330,7 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
         return True
 
     def _load(self, loading: _Loading[RecordT]) -> bool:
-        """Until all records are in, the shard reaches up to where it did before: a batch is replayed as a whole."""
+        """Replays some records. The shard's offset moves with the last of them only: a batch is replayed as a whole."""
         records = list(islice(loading.records, _RECORDS_PER_TURN))
         is_last = len(records) < _RECORDS_PER_TURN
         self._runtime.replay_committed(records, loading.next_offset if is_last else self.replayed_offset)
@@ -339,15 +352,11 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
     # ---- End ---------------------------------------------------------------------------------------------------------
 
     def end(self, error: ApiError) -> None:
-        """All callers that wait get an error; what the shard holds is built anew."""
+        """Gives all waiting callers an error; the shard is built anew."""
         self._lead_began_in, self._loading = None, None
         self._complete(self._runtime.deactivate(error))
 
     def abandon(self) -> None:
-        """The end of the process: no caller gets an answer."""
+        """Ends as the process does: no caller gets an answer."""
         for future in self._waiting.values():
             future.cancel()
-
-
-def _is_sooner(now_ms: int | None, before_ms: int | None) -> bool:
-    return now_ms is not None and (before_ms is None or now_ms < before_ms)
