@@ -1,9 +1,8 @@
-"""A broker and its controller: it registers, says every two seconds that it lives, and asks for what it
-wants.
+"""A broker and its controller: the broker registers, says every two seconds that it lives, and asks for what it wants.
 
-Invariants: one incarnation is one process; a heartbeat carries the epoch of this incarnation's
-registration, so a controller never takes an older process for this one; heartbeats go on, at a growing
-pause, while no controller answers. Kafka: `BrokerLifecycleManager` (H1-H5).
+Invariants: one incarnation is one process. A heartbeat carries the epoch of this incarnation's registration, so a
+controller never takes an older process for this one. Heartbeats go on, at a growing pause, while no controller answers.
+Kafka: `BrokerLifecycleManager` (H1-H5).
 """
 
 import asyncio
@@ -40,7 +39,8 @@ from rayka.protocol.membership import (
 from rayka.protocol.produce import AllocateProducerIdsRequest
 from rayka.protocol.topics import CreateTopicsRequest, NewTopic
 
-_ASK_AGAIN_MS = 20  # while the controller has not granted yet what is asked for
+# The interval of heartbeats until the controller has granted a request.
+_ASK_AGAIN_MS = 20
 _CALL_TIMEOUT_MS = 5_000
 _SHUTDOWN_FAILURES_MAX = 3
 _logger = logging.getLogger(__name__)
@@ -64,13 +64,14 @@ class BrokerLifecycle:
         self._meter = meter
         texts = settings.config.overrides()
         self._started_with = {key: texts[key] for key in texts if snake(key) in BROKER_KEYS}
-        # No longer than the quorum takes for a successor to be possible: then he is to be found.
+        # No longer than the quorum needs before there can be a successor: then the broker looks for it.
         self._call_timeout_ms = settings.config.controller_quorum_request_timeout_ms
         self._is_fenced = True
         self._wants_fence = True
         self._wants_shut_down = False
         self._failures_in_shutdown = 0
-        self._failures = Repeats(_logger, logging.INFO)  # each fail-over has some
+        # Each fail-over has some.
+        self._failures = Repeats(_logger, logging.INFO)
         self._woken = asyncio.Event()
         self._unfenced = asyncio.Event()
         self._may_end = asyncio.Event()
@@ -85,10 +86,9 @@ class BrokerLifecycle:
     # ---- Registration ----------------------------------------------------------------------------------
 
     async def register(self) -> RegisterBrokerResponse:
-        """Registers this incarnation, trying again while no controller answers or an older process may live
-        (H1, H2).
+        """Registers this incarnation; tries again while no controller answers or an older process may live (H1, H2).
 
-        Raises what the controller refused it with, UnavailableError when the time for it is over.
+        Raises the controller's refusal, and UnavailableError when the time for it is over.
         """
         timeout_ms = self._settings.config.initial_broker_registration_timeout_ms
         deadline_s = now_s() + timeout_ms / 1000
@@ -128,7 +128,7 @@ class BrokerLifecycle:
             roles=self._settings.roles,
         )
 
-    # ---- What the broker wants -------------------------------------------------------------------------
+    # ---- Requests to the controller -------------------------------------------------------------------------
 
     async def unfence(self) -> None:
         """Returns when the controller lets the broker serve."""
@@ -137,8 +137,9 @@ class BrokerLifecycle:
         await self._unfenced.wait()
 
     async def shut_down(self) -> None:
-        """Returns when the controller has moved away what it can, no longer answers, or the time for it is
-        over (H5)."""
+        """Returns when the controller has moved the leads that it can, no longer answers, or the time for it is over
+        (H5).
+        """
         self._wants_shut_down = True
         self.wake()
         try:
@@ -148,8 +149,8 @@ class BrokerLifecycle:
             _logger.warning("broker %d ends without the controller's consent", self._settings.node_id)
 
     async def create_internal_topic(self, topic: NewTopic) -> int:
-        """Returns when a topic that the cluster creates for itself is there, also if it was before: the metadata offset
-        of a broker that knows it. Raises the ApiError that refuses it. Kafka: `AutoTopicCreationManager`.
+        """Creates a topic that the cluster needs for itself, unless it exists. Returns the metadata offset of a broker
+        that knows the topic. Raises the ApiError that refuses it. Kafka: `AutoTopicCreationManager`.
         """
         request = CreateTopicsRequest((topic,), self._settings.node_id, self.broker_epoch)
         response = await self._link.call(request, _CALL_TIMEOUT_MS)
@@ -159,7 +160,9 @@ class BrokerLifecycle:
         return response.metadata_offset
 
     async def allocate_producer_ids(self) -> range:
-        """A block of ids that no other broker has. Raises BrokerNotAvailable while the controller gives none."""
+        """Asks for a block of ids that no other broker has. Raises BrokerNotAvailable while the controller gives
+        none.
+        """
         request = AllocateProducerIdsRequest(self._settings.node_id, self.broker_epoch)
         try:
             block = await self._link.call(request, _CALL_TIMEOUT_MS)
@@ -176,8 +179,7 @@ class BrokerLifecycle:
     # ---- Heartbeats ------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Sends heartbeats for ever. Raises StaleBrokerEpoch or BrokerIdNotRegistered when this incarnation
-        is over."""
+        """Sends heartbeats for ever. Raises StaleBrokerEpoch or BrokerIdNotRegistered when this incarnation is over."""
         pauses = Pauses()
         while True:
             request = self._heartbeat()
@@ -224,7 +226,9 @@ class BrokerLifecycle:
             self._may_end.set()
 
     def _on_unanswered(self, error: RetriableApiError) -> None:
-        """Where controllers answer that none is active there will be one; where none answers there may be none left."""
+        """Lets a shutdown end when no controller answers: there may be none left. An answer that no controller is
+        active means that there will be one.
+        """
         if self._wants_shut_down and not isinstance(error, NotController):
             self._failures_in_shutdown += 1
             if self._failures_in_shutdown >= _SHUTDOWN_FAILURES_MAX:

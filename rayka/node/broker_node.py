@@ -1,10 +1,10 @@
-"""A broker: the node that holds partitions, takes what is produced and gives what is fetched.
+"""A broker: the node that holds partitions, takes produced records and answers fetches.
 
-Each API that it serves has one handler, request to response; what is refused as a whole is raised as
-ApiError. Life (H1): `start` locks the data directories, registers, follows the metadata until it knows of
-its own registration, recovers its logs, and returns when the controller lets it serve; `stop` is a
-controlled shutdown that leaves clean directories; `kill` is the end of the process without its end. Before
-and after, every API but `status` is answered with BROKER_NOT_AVAILABLE. Kafka: `BrokerServer`, `KafkaApis`.
+Each API has one handler, request to response; a request that is refused as a whole raises ApiError. Life (H1): `start`
+locks the data directories, registers, follows the metadata until it knows of its own registration, recovers its logs,
+and returns when the controller lets it serve. `stop` is a controlled shutdown that leaves clean directories; `kill`
+leaves them as a killed process does. Before and after, every API but `status` is answered with BROKER_NOT_AVAILABLE.
+Kafka: `BrokerServer`, `KafkaApis`.
 """
 
 import logging
@@ -50,7 +50,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BrokerParts:
-    """What a broker works with once its directories are open."""
+    """The parts of a broker whose directories are open."""
 
     directories: DataDirectories
     replicas: ReplicaManager
@@ -62,7 +62,8 @@ class BrokerParts:
     shards: HostedShards
     groups: GroupHandler
     produces: ProduceHandler
-    handlers: Mapping[type[Any], Callable[[Any], Response]]  # by the type of the request
+    # By the type of the request.
+    handlers: Mapping[type[Any], Callable[[Any], Response]]
 
 
 class BrokerNode:
@@ -82,7 +83,7 @@ class BrokerNode:
 
     @property
     def observed(self) -> BrokerParts | None:
-        """What a checker may see that no request answers, to read only; None while the directories are not open."""
+        """The parts, for checkers to read; None while the directories are not open."""
         return self._parts
 
     # ---- Life ------------------------------------------------------------------------------------------
@@ -154,8 +155,9 @@ class BrokerNode:
         )
 
     async def _publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        """New metadata. A broker that shuts down waits until all others have what moved its leaders away: they say so
-        at once (H5)."""
+        """Applies new metadata. A broker that shuts down waits until all others know where its leads went, so the
+        others say at once how far they are (H5).
+        """
         parts = self._parts
         if parts is None:
             raise InvariantBroken(f"{self!r} is not open")
@@ -166,8 +168,8 @@ class BrokerNode:
             parts.lifecycle.wake()
 
     async def stop(self) -> None:
-        """A controlled shutdown: the controller moves leaders away, then everything is synced and marked
-        clean (B30).
+        """Shuts down in a controlled way: the controller moves leads away, then all logs are synced and marked clean
+        (B30).
         """
         parts, has_served = self._parts, self.state is NodeState.RUNNING
         self.state = NodeState.SHUTTING_DOWN
@@ -186,7 +188,7 @@ class BrokerNode:
             parts.directories.release()
 
     def kill(self) -> None:
-        """The end of the process: nothing is written any more, nothing answered, and the locks are free."""
+        """Ends as a killed process does: writes and answers nothing any more, and releases the locks."""
         self._tasks.abandon()
         parts, self._parts = self._parts, None
         if parts is not None:
@@ -195,8 +197,8 @@ class BrokerNode:
             parts.directories.release()
 
     async def _report_disks(self, parts: BrokerParts) -> None:
-        """Wakes the heartbeat when the state of a directory changes. Records an event of a full directory that others
-        do not lead: the controller, which records offline directories, does not know of it.
+        """Wakes the heartbeat when the state of a directory changes. Reports an event of a full directory that is not
+        offline: the controller records only offline directories.
         """
         told: dict[LogDirectory, None] = {}
         while True:
@@ -218,16 +220,17 @@ class BrokerNode:
     # ---- Requests --------------------------------------------------------------------------------------
 
     def handle(self, request: Request[Any]) -> Response:
-        """The answer of the API's handler. It is not awaited here: that would keep the records of a produce."""
+        """The outcome of the API's handler. It is not awaited here: that would keep the records of a produce."""
         if isinstance(request, StatusRequest):
             return self._status()
         parts = self._serving()
         if not isinstance(request, ProduceRequest):
-            parts.produces.append_due()  # what came before is in the log when this looks at it
+            # The request finds all records in the log that came before it.
+            parts.produces.append_due()
         return parts.handlers[type(request)](request)
 
     async def _status(self) -> StatusResponse:
-        """How this node is; it answers whatever has happened to it."""
+        """The status of this node, in whatever state it is."""
         status, parts = self.settings.status(self.state, self.settings.roles), self._parts
         if parts is None:
             return status

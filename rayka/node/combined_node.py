@@ -1,10 +1,10 @@
 """A broker, coordinator or both, and a controller in one process: Kafka's combined mode (`process.roles`).
 
-Each is the whole node that it would be alone, with its own state and its own directory: the controller's lies inside
-the broker's first one, as Kafka's `metadata.log.dir` may, with a lock and a `meta.properties` of its own. Between them
-are the same calls as between two processes. Invariant: a call reaches the node that its caller means. Most APIs are
-served by one of them only, as the table of APIs says; what both serve is told apart here: `fetch` by topic, `metadata`
-and events by the active controller, `status` is of both (decision 032).
+Each of the two is the whole node that it would be alone, with its own state and its own directory. The controller's
+directory lies inside the broker's first one, as Kafka's `metadata.log.dir` may, with a lock and a `meta.properties` of
+its own. The two call each other as two processes would. Invariant: a call reaches the node that its caller means. Most
+APIs are served by one of the two, as the table of APIs says. The others are told apart here: `fetch` by topic,
+`metadata` and events by the active controller, `status` is of both (decision 032).
 """
 
 import logging
@@ -33,7 +33,7 @@ _logger = logging.getLogger(__name__)
 
 
 class CombinedNode:
-    """Both in one; `settings.data_dirs` are the broker's directories, all of them formatted before."""
+    """A broker and a controller; `settings.data_dirs` are the broker's directories, all of them formatted before."""
 
     serves = BrokerNode.serves | ControllerNode.serves
 
@@ -48,37 +48,38 @@ class CombinedNode:
     # ---- Life ------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Returns when the broker serves; until then the controller does its part, so that there can be a quorum.
+        """Returns when the broker serves; the controller serves earlier, so that there can be a quorum.
 
-        Raises StorageError when a directory of either cannot be used, the ApiError with which the broker was refused.
+        Raises StorageError when a directory cannot be used, and the ApiError with which the broker was refused.
         """
         await self.controller.start()
         while True:
             try:
                 return await self.broker.start()
-            except UnavailableError as error:  # too few controllers run; this one must not end for it
+            # Too few controllers run; this one must not end for it.
+            except UnavailableError as error:
                 _logger.warning("%r: %s; it tries again", self, error)
                 self.broker.kill()
                 self.broker = BrokerNode(self.settings)
 
     async def stop(self) -> None:
-        """A controlled shutdown of both; the broker needs controllers for its own."""
+        """Shuts both down in a controlled way, the broker first: it needs controllers for that."""
         await self.broker.stop()
         await self.controller.stop()
 
     async def stop_broker(self) -> None:
-        """The first half of `stop`: the controller goes on, for brokers of other nodes that stop."""
+        """Makes the first half of `stop`: the controller goes on, for brokers of other nodes that stop."""
         await self.broker.stop()
 
     def kill(self) -> None:
-        """The end of the process without its end."""
+        """Ends both as a killed process does."""
         self.broker.kill()
         self.controller.kill()
 
     # ---- Requests --------------------------------------------------------------------------------------------------
 
     def handle(self, request: Request[Any]) -> Response:
-        """The answer of the one that serves the API. The broker may be another object at the next call."""
+        """The answer of the node that serves the API. The broker may be another object at the next call."""
         match request:
             case MetadataRequest():
                 return self._metadata(request)
@@ -95,10 +96,10 @@ class CombinedNode:
         return self.broker if ServedBy.BROKER in served_by and not is_newest_here else self.controller
 
     async def _metadata(self, request: MetadataRequest) -> MetadataResponse:
-        """The newest metadata where this is the active controller, else what the broker knows.
+        """The newest metadata if this is the active controller, else those that the broker knows.
 
         An offset to wait for is the broker's in any case: a caller that waits wants the broker to have it. A broker
-        that does not know yet that its own controller leads no more sends no caller here.
+        that does not know yet that its own controller leads no more names no controller.
         """
         if not self.controller.is_active:
             response: MetadataResponse = await completed(self.broker.handle(request))
@@ -110,7 +111,7 @@ class CombinedNode:
         return newest
 
     async def _status(self, request: StatusRequest) -> StatusResponse:
-        """Of both: running when both are, and else in the state of the one that is not."""
+        """The status of both: running when both are, else the state of the one that is not."""
         broker: StatusResponse = await completed(self.broker.handle(request))
         controller: StatusResponse = await self.controller.handle(request)
         return msgspec.structs.replace(

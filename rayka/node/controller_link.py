@@ -1,4 +1,9 @@
-"""A node's calls to whichever controller is active, and the pauses between them.
+"""A node's way to whichever controller is active: its calls, the pauses between them, and its reports of events.
+
+An event is reported with the time at which it was seen. The controllers may be the part that was lost, so events wait
+until a controller takes them (decision 091). Invariants: events are sent one after another, in their order; at most 200
+wait, and the oldest are dropped first; nothing is sent while nothing happens. Events that wait are lost with their
+process.
 
 Kafka: `NodeToControllerChannelManager`.
 """
@@ -16,14 +21,17 @@ from rayka.protocol.events import RecordEventRequest, RecordEventResponse
 
 ResponseT = TypeVar("ResponseT")
 _PAUSE_FIRST_MS, _PAUSE_MAX_MS = 20, 100
+WAITING_MAX = 200
+_ASK_AGAIN_S = 1.0
+_logger = logging.getLogger(__name__)
 
 
 class ControllerLink(ActiveController):
     """The way to the controllers of one cluster, shared by all parts of one node that call them."""
 
     async def call(self, request: Request[ResponseT], timeout_ms: int) -> ResponseT:
-        """As a client's call, but a bug of the controller is an error that passes: it ends that process, and another
-        one will lead.
+        """Calls as a client does, but a bug of the controller is an error that passes: it ends that process, and
+        another controller will lead.
         """
         try:
             return await super().call(request, timeout_ms)
@@ -31,7 +39,7 @@ class ControllerLink(ActiveController):
             raise NetworkException(str(error)) from error
 
     async def call_until_answered(self, request: Request[ResponseT], timeout_ms: int) -> ResponseT:
-        """The answer to the first attempt that has one, each of so long at most, however many it takes."""
+        """Calls until an attempt is answered; each attempt has this timeout."""
         pauses = Pauses()
         while True:
             try:
@@ -41,34 +49,22 @@ class ControllerLink(ActiveController):
 
 
 class Pauses:
-    """The growing pauses between attempts that fail: 20 ms, doubling up to a tenth of a second."""
+    """The pauses between attempts that fail: 20 ms, doubling up to a tenth of a second."""
 
     def __init__(self) -> None:
         self._next_ms = _PAUSE_FIRST_MS
 
     def reset(self) -> None:
-        """An attempt has succeeded."""
+        """Begins anew: an attempt has succeeded."""
         self._next_ms = _PAUSE_FIRST_MS
 
     def next_ms(self) -> int:
-        """How long to wait now."""
+        """The length of the next pause."""
         now_ms, self._next_ms = self._next_ms, min(_PAUSE_MAX_MS, 2 * self._next_ms)
         return now_ms
 
     async def pause(self) -> None:
         await asyncio.sleep(self.next_ms() / 1000)
-
-
-# Events that a node or the supervisor has seen, on their way into the cluster's history.
-#
-# The controllers may be what is lost, so an event waits, with the time at which it was seen, until a controller takes
-# it. Invariants: events are sent one after another, in their order; at most 200 wait, and the oldest are dropped first;
-# nothing is sent while nothing happens. Events that wait are lost with their process. Decision 091.
-
-
-WAITING_MAX = 200
-_ASK_AGAIN_S = 1.0
-_logger = logging.getLogger(__name__)
 
 
 class RecordEvent(Protocol):
@@ -96,7 +92,7 @@ class EventReports:
         return f"<EventReports waiting={len(self._waiting)}>"
 
     def tell(self, kind: str, node_ids: Collection[int], reason: str) -> None:
-        """Has an event recorded with the present time, as soon as a controller takes it."""
+        """Reports an event with the present time, as soon as a controller takes it."""
         self._waiting.append(RecordEventRequest.of_nodes(self._wall_clock_ms(), kind, node_ids, reason))
         self._has_new.set()
 
@@ -107,14 +103,14 @@ class EventReports:
                 request = self._waiting[0]
                 if not await self._is_settled(request):
                     await asyncio.sleep(_ASK_AGAIN_S)
-                # Else newer events have pushed it out meanwhile.
+                # Else newer events have pushed it out.
                 elif self._waiting[0] is request:
                     self._waiting.popleft()
             self._has_new.clear()
             await self._has_new.wait()
 
     async def _is_settled(self, request: RecordEventRequest) -> bool:
-        """Whether the event is recorded, or never will be."""
+        """True if the event is recorded, or never will be."""
         try:
             await self._record(request)
         except (RaykaError, TimeoutError) as error:

@@ -1,11 +1,11 @@
-"""A controller: a replica of `__cluster_metadata`, and, while it leads, what decides over brokers, topics and leaders.
+"""A controller: a replica of `__cluster_metadata`, and, while it leads, the node that decides over brokers, topics and
+leaders.
 
-The table of APIs says which requests its replica of the log answers and which the state machine; what is refused is
-raised as ApiError, and any other exception is a bug that ends the node. Life: `start` opens the directory and returns
-when calls are taken, whether there is a quorum or not; the active controller serves the metadata, and the others name
-it. `stop` hands the lead over and leaves a clean log; `kill` leaves everything as a killed process does. A disk that
-fails makes the node FAILED: it goes on answering, `status` with the cause and everything else with
-KAFKA_STORAGE_ERROR.
+The table of APIs says which requests the replica of the log answers and which the state machine. A refused request
+raises ApiError; any other exception is a bug that ends the node. Life: `start` opens the directory and returns when
+calls are taken, whether there is a quorum or not; the active controller serves the metadata, and the others name it.
+`stop` resigns and leaves a clean log; `kill` leaves everything as a killed process does. A disk that fails makes the
+node FAILED: it goes on answering, `status` with the cause and everything else with KAFKA_STORAGE_ERROR.
 
 Kafka: `ControllerServer`, `ControllerApis`, `QuorumController`.
 """
@@ -57,7 +57,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ControllerParts:
-    """What an open controller works with."""
+    """The parts of a controller whose directory is open."""
 
     driver: QuorumDriver
     requests: QuorumRequests
@@ -85,12 +85,12 @@ class ControllerNode:
 
     @property
     def is_active(self) -> bool:
-        """Whether this is the active controller."""
+        """True while this is the active controller."""
         return self._parts is not None and self._parts.shard.is_active
 
     @property
     def observed(self) -> ControllerParts | None:
-        """What a checker may see that no request answers, to read only; None while the log is not open."""
+        """The parts, for checkers to read; None while the log is not open."""
         return self._parts
 
     # ---- Life --------------------------------------------------------------------------------------------------------
@@ -111,7 +111,8 @@ class ControllerNode:
             QuorumLog(driver, METADATA_CODEC),
             lambda: self._new_controller(driver.directory.cluster_id),
             on_active=self._on_active,
-            on_replayed=lambda: shard.shard.image(shard.replayed_offset),  # so that deltas stay small
+            # So that deltas stay small.
+            on_replayed=lambda: shard.shard.image(shard.replayed_offset),
             steps_per_turn=self.settings.steps_per_turn,
         )
         self._parts = ControllerParts(driver, QuorumRequests(driver, self.settings.config), shard)
@@ -131,8 +132,8 @@ class ControllerNode:
         )
 
     async def stop(self) -> None:
-        """Hands the lead over (A23), answers what still waits with NOT_CONTROLLER, and closes the log cleanly, unless
-        its disk has failed.
+        """Resigns (A23), answers waiting requests with NOT_CONTROLLER, and closes the log cleanly, unless its disk has
+        failed.
         """
         self.state = NodeState.SHUTTING_DOWN
         if self._parts is not None and self._failure is None:
@@ -144,7 +145,7 @@ class ControllerNode:
             await parts.driver.close()
 
     def kill(self) -> None:
-        """The end of the process: nothing is written any more, nothing answered, and the lock is free."""
+        """Ends as a killed process does: writes and answers nothing any more, and releases the lock."""
         self._tasks.abandon()
         parts, self._parts = self._parts, None
         if parts is not None:
@@ -154,7 +155,7 @@ class ControllerNode:
     # ---- Requests ----------------------------------------------------------------------------------------------------
 
     def handle(self, request: Request[Any]) -> Coroutine[Any, Any, Any]:
-        """The answer of the replica of the log, or of the state machine, as the row of the API says."""
+        """The answer of the replica of the log, or of the state machine, as the API's row in the table says."""
         if isinstance(request, StatusRequest):
             return self._status()
         if isinstance(request, AddRaftVoterRequest | RemoveRaftVoterRequest):
@@ -166,7 +167,7 @@ class ControllerNode:
     async def _change_voters(
         self, request: AddRaftVoterRequest | RemoveRaftVoterRequest
     ) -> VoterChangeResponse:
-        """The answer of the quorum. A change that was made is an event; a leader that has removed itself has none."""
+        """The answer of the quorum. A change is recorded as an event, but by a leader that has removed itself."""
         parts = self._open()
         response: VoterChangeResponse = await parts.requests.handle(request)
         if response.error_code is ErrorCode.NONE and parts.shard.is_active:
@@ -178,7 +179,7 @@ class ControllerNode:
         return response
 
     async def _submit(self, request: Request[Any]) -> Message:
-        """The state machine's answer. A heartbeat or an exit changes its soft state at once, before its turn."""
+        """The answer of the state machine. A heartbeat or an exit changes its soft state at once, before its turn."""
         shard = self._open().shard
         shard.check_active()
         match request:
@@ -192,7 +193,7 @@ class ControllerNode:
         return response
 
     async def _status(self) -> StatusResponse:
-        """How this node is, active or not; it answers whatever has happened to it."""
+        """The status of this node, active or not, in whatever state it is."""
         status = self.settings.status(self.state, (Role.CONTROLLER,), str(self._failure or ""))
         if self._parts is None:
             return status
@@ -220,8 +221,8 @@ class ControllerNode:
     # ---- Being active ------------------------------------------------------------------------------------------------
 
     def _on_active(self) -> None:
-        """A67: the first records if there are none; elections that another controller began are finished by the first
-        timer.
+        """Writes the first records if there are none (A67). Elections that another controller began are finished by the
+        first timer.
         """
         if self._parts is None:
             raise InvariantBroken(f"{self!r} is not open")

@@ -21,7 +21,8 @@ from rayka.node.replica import PartitionKey, Replica, key_of
 from rayka.partition.partition_follower import PartitionFollower
 from rayka.protocol.fetch import FetchPartition, FetchStream, SessionRequest
 
-_DELAY_FIRST_MS = 20  # while a leader does not know yet that it leads
+# For a leader that does not know yet that it leads.
+_DELAY_FIRST_MS = 20
 _NOT_ASKED = 1 << 62
 _hold_of = attrgetter("hold")
 

@@ -1,8 +1,8 @@
 """A broker measures its own load: bytes and records of each replica, its share of a processor, its disks.
 
-Requests count what they carry in each replica's `Traffic`; from time to time the meter takes these counts, in turns, so
-that thousands of logs hold nothing up, and makes one report of them: sums, and the partitions with the largest logs and
-with the most traffic. The heartbeat carries it until a controller has answered one. Rayka's own.
+Requests count their bytes and records in each replica's `Traffic`. At each interval the meter takes these counts, in
+turns, so that thousands of logs hold nothing up, and makes one report: sums, and the partitions with the largest logs
+and with the most traffic. The heartbeat carries the report until a controller has answered one. Rayka's own.
 """
 
 import asyncio
@@ -22,11 +22,12 @@ from rayka.partition.partition import Partition
 from rayka.partition.replica_log import NO_TRAFFIC, TrafficCounts
 from rayka.protocol.load import AMOUNT_MAX, REPORTED_PARTITIONS_MAX, LoadReport, PartitionLoad
 
-_LEADERS_MAX = REPORTED_PARTITIONS_MAX // 2  # by size, and as many by traffic
+# Half of the reported partitions are chosen by size, half by traffic.
+_LEADERS_MAX = REPORTED_PARTITIONS_MAX // 2
 
 
 class LoadMeter:
-    """Measures one broker. `unreported` is what no controller has answered yet; None: nothing new."""
+    """Measures one broker."""
 
     def __init__(self, settings: NodeSettings, directories: DataDirectories, owner: ReplicaOwner) -> None:
         self._disk = settings.disk
@@ -36,13 +37,14 @@ class LoadMeter:
         self._owner = owner
         self._last_ms = now_ms()
         self._last_processor_s = settings.processor_seconds()
+        # The report that no controller has answered yet; None: there is no new one.
         self.unreported: LoadReport | None = None
 
     def __repr__(self) -> str:
         return f"<LoadMeter {self.unreported!r}>"
 
     def on_reported(self, report: LoadReport | None) -> None:
-        """A controller has answered the heartbeat that carried this."""
+        """A controller has answered the heartbeat that carried this report."""
         if report is self.unreported:
             self.unreported = None
 
@@ -64,7 +66,7 @@ class LoadMeter:
         return tally.report(int(spent_s * 1_000_000 / interval_ms), self._free_bytes())
 
     def _free_bytes(self) -> int:
-        """Of each disk once, whatever number of directories it has. One that fails is reported as offline."""
+        """The free bytes of all disks, each counted once. A disk that fails is left out: it is reported as offline."""
         free: dict[object, int] = {}
         for directory in self._directories.online():
             try:
@@ -92,7 +94,7 @@ def _traffic_of(entry: _Entry) -> int:
 
 
 class _Tally:
-    """Replicas added up. Rates come from counts at the end of each addition, rounded down."""
+    """The sums over replicas. Rates are computed from sums, rounded down."""
 
     def __init__(self, interval_ms: int) -> None:
         self._interval_ms = interval_ms
@@ -126,7 +128,7 @@ class _Tally:
         )
 
     def _chosen(self) -> Iterator[_Entry]:
-        """The few of many replicas that are the largest, or have the most traffic; of equals those that came first."""
+        """The largest replicas, then those with the most traffic; of equals the first ones."""
         for rank_of in (_size_of, _traffic_of):
             yield from nlargest(_LEADERS_MAX, filter(rank_of, self._entries), key=rank_of)
 

@@ -1,10 +1,12 @@
-"""Compacts the logs of one broker, those with the most to gain first, in the background (F20, F26-F28).
+"""Compacts the logs of one broker in the background, those with the most to gain first (F20, F26-F28).
 
-Invariants: a log is cleaned by one cleaning at a time, and given up as soon as it is truncated, deleted, moved, failed
-or not to be compacted any more; one that cannot be cleaned is named with the reason, and the others go on; between two
-slices of work everything else has its turn, and the bytes that all cleanings read and write stay below
-`log.cleaner.io.max.bytes.per.second`. Kafka: `LogCleaner`, `LogCleanerManager`, `Throttler`. Its threads are tasks
-here: `log.cleaner.threads` logs are cleaned at once, and share `log.cleaner.dedupe.buffer.size`.
+Invariants: a log has one cleaning at a time. A cleaning is given up as soon as its log is truncated, deleted, moved,
+failed, or not compacted any more. A log that cannot be cleaned is named with the reason, and the others go on. Between
+two slices of work everything else has its turn, and the bytes that all cleanings read and write stay below
+`log.cleaner.io.max.bytes.per.second`.
+
+Kafka: `LogCleaner`, `LogCleanerManager`, `Throttler`. Kafka's threads are tasks here: `log.cleaner.threads` logs are
+cleaned at once, and share `log.cleaner.dedupe.buffer.size`.
 """
 
 import asyncio
@@ -35,12 +37,13 @@ from rayka.ports import JobDied, RunningJob
 from rayka.protocol.topics import LastCleaning, LogCleaning
 
 _SECRET_BYTES = 32
-_SEGMENTS_PER_LOOK = 10  # what a look at a log costs besides its segments
+# The cost of a look at a log besides its segments, in segments.
+_SEGMENTS_PER_LOOK = 10
 _logger = logging.getLogger(__name__)
 
 
 def weight_of(replica: Replica) -> int:
-    """What a look at the replica's log costs, for `in_turns`: all its segments are gone through."""
+    """The cost of a look at the replica's log, for `in_turns`: a look goes through all segments."""
     return _SEGMENTS_PER_LOOK + len(replica.partition.log.segments)
 
 
@@ -50,12 +53,12 @@ class _Chosen(NamedTuple):
     part: Cleanable
 
     def is_here(self) -> bool:
-        """Whether the log is still the one of its partition here."""
+        """True while the log is the one of its partition here."""
         directory = self.replica.directory
         return directory.failure is None and directory.logs.get(self.replica.topic_partition) is self.log
 
     def is_wanted(self) -> bool:
-        """Whether the log is here, and its topic compacted."""
+        """True while the log is here, and its topic is compacted."""
         return self.is_here() and self.replica.partition.config.is_compacted
 
 
@@ -73,14 +76,17 @@ class LogCleaner:
         self._on_failed = on_failed
         self._repeats = Repeats(_logger)
         self._uncleanable: dict[Log, str] = {}
-        self._waiting: dict[Log, str] = {}  # until the disk has room, or a process lives
+        # Why logs wait: for room on the disk, or for a process that lives.
+        self._waiting: dict[Log, str] = {}
         self._last: dict[Log, LastCleaning] = {}
-        # By log whose last cleaning ended early: when it may be cleaned again.
+        # When a log whose last cleaning ended early may be cleaned again.
         self._not_before_ms: dict[Log, int] = {}
-        self._cleaned: dict[Log, None] = {}  # now
+        # The logs that are being cleaned.
+        self._cleaned: dict[Log, None] = {}
         self.config: BrokerConfig = settings.config
         self._pace = Pace(lambda: self.config.log_cleaner_io_max_bytes_per_second)
-        self.is_paused: Callable[[Replica], bool] = lambda _: False  # a copy is to take the log's place
+        # True for a replica whose log a copy will replace.
+        self.is_paused: Callable[[Replica], bool] = lambda _: False
 
     def __repr__(self) -> str:
         return f"<LogCleaner cleaned={len(self._last)} uncleanable={len(self._uncleanable)}>"
@@ -90,7 +96,7 @@ class LogCleaner:
         return list(self._uncleanable.values())
 
     def cleaning(self, replica: Replica) -> LogCleaning | None:
-        """How the replica's log stands; None when it is not compacted. Costs `weight_of`."""
+        """The state of the replica's log; None when it is not compacted. Costs `weight_of`."""
         partition, log = replica.partition, replica.partition.log
         if not partition.config.is_compacted:
             return None
@@ -105,13 +111,13 @@ class LogCleaner:
         return self._uncleanable.get(log) or self._waiting.get(log, "")
 
     async def run(self) -> None:
-        """Cleans what is due, for ever."""
+        """Cleans logs that are due, for ever."""
         while self.config.log_cleaner_enable:
             count = self.config.log_cleaner_threads
             await asyncio.gather(*[self._work(count) for _ in range(max(1, count))])
 
     async def _work(self, count: int) -> None:
-        """Cleans one log after another, one of so many workers, until there are to be more or fewer of them."""
+        """Cleans one log after another, as one of `count` workers, until the configuration wants another number."""
         while self.config.log_cleaner_threads == count:
             chosen = await self._filthiest() if count else None
             if chosen is None:
@@ -120,7 +126,7 @@ class LogCleaner:
                 await self._clean(chosen)
 
     async def _back_off(self, count: int) -> None:
-        """Waits as long as the configuration says, which may change meanwhile."""
+        """Waits as long as the configuration says, which may change during the wait."""
         begin_ms, left_ms = clock.now_ms(), max(1, self.config.log_cleaner_backoff_ms)
         while left_ms > 0 and self.config.log_cleaner_threads == count:
             await asyncio.sleep(min(LOOK_MS, left_ms) / 1000)
@@ -129,9 +135,10 @@ class LogCleaner:
     # ---- Choice ------------------------------------------------------------------------------------------
 
     async def _filthiest(self) -> _Chosen | None:
-        """Of those that are due and not being cleaned the one with the largest share of bytes that were never cleaned
-        (F20). One whose cleaning ended early, as on a full disk, is passed over for as long as that took: else it would
-        be tried again and again in the place of the others. After that its share counts as before.
+        """The log with the largest share of bytes that were never cleaned, of those that are due (F20).
+
+        A log whose cleaning ended early, for example on a full disk, is passed over for as long as that cleaning took:
+        else it would be tried again and again in the place of the others.
         """
         replicas = self._owner.replicas
         logs = {each.partition.log for each in replicas}
@@ -149,7 +156,7 @@ class LogCleaner:
         return max(free, key=lambda each: each.part.dirty_ratio, default=None)
 
     def _choice(self, replica: Replica) -> _Chosen | None:
-        """The log with what is to be cleaned of it; None where nothing is due, or possible."""
+        """The log and its cleanable part; None where no cleaning is due, or possible."""
         partition, log = replica.partition, replica.partition.log
         is_usable = partition.failure is None and log.failure is None and replica.directory.failure is None
         if not is_usable or log in self._uncleanable or self.is_paused(replica):
@@ -193,7 +200,7 @@ class LogCleaner:
             self._on_cleaned(chosen, compaction, settings.timestamp_ms)
 
     async def _perform(self, compaction: Compaction, chosen: _Chosen) -> Exception | None:
-        """All of it; returns what it failed with."""
+        """Performs the whole compaction; returns the error that ended it."""
         job = self._settings.disk.start(compaction.job)
         answer = failure = None
         try:
@@ -208,8 +215,8 @@ class LogCleaner:
         return None if failure is None else compaction.on_failed(failure)
 
     def _check_room(self, compaction: Compaction) -> None:
-        """Raises DiskFull before a copy takes the last room from the logs that are appended to. It needs as much as the
-        segments that it is of, at most: small ones are copied also where there is little.
+        """Raises DiskFull before a copy takes the last room from the logs that are appended to. A copy is at most as
+        large as its segments, so small segments are copied also where there is little room.
         """
         spare_bytes = min(SPARE_BYTES, compaction.copied_bytes)
         free_bytes = self._settings.disk.free_bytes(compaction.directory) if spare_bytes else 0
@@ -231,8 +238,9 @@ class LogCleaner:
                 await self._pace.spend(turn.size_bytes, chosen.is_wanted)
 
     async def _sync(self, needed: SyncNeeded, chosen: _Chosen) -> None:
-        """A failed sync of a swap takes the directory offline, whatever its cause: names may be lost that look as if
-        they were there (F13). Files that are synced before the swap are not read yet, and another try writes them anew.
+        """Syncs files or directories. A failed sync of a swap takes the directory offline, whatever its cause: names
+        may be lost that look as if they were there (F13). Files that are synced before the swap are not read yet, and
+        another try writes them anew.
         """
         try:
             await self._settings.disk.sync(needed.files, needed.directories, in_background=True)
@@ -242,7 +250,9 @@ class LogCleaner:
             raise
 
     def _on_refused(self, chosen: _Chosen, error: Exception) -> None:
-        """What was met counts for the log, or for its directory; a full disk is tried again, and so is a process."""
+        """Counts the error for the log, or for its directory. A full disk is tried again, and so is a process that
+        died.
+        """
         name = chosen.replica.topic_partition
         if isinstance(error, CleaningAborted):
             _logger.info("%s", error)
@@ -254,7 +264,8 @@ class LogCleaner:
         elif isinstance(error, PassingStorageError):
             self._waiting[chosen.log] = f"{name} is not compacted until {error.until}: {error}"
             self._repeats.failed(chosen.log, self._waiting[chosen.log])
-            if chosen.log.failure is not None:  # in the middle of a swap: it goes on once it is opened again
+            # In the middle of a swap: the log goes on once it is opened again.
+            if chosen.log.failure is not None:
                 chosen.replica.directory.on_full(error)
         elif isinstance(error, StorageError):
             self._on_failed(chosen.replica.directory, error)
@@ -286,7 +297,7 @@ class LogCleaner:
 
 async def _next(job: RunningJob, answer: object) -> Step | None:
     """The next step of the job. An unforeseen error of a job counts for its log alone: it must not end the broker,
-    which would meet the error again after each restart. A job without memory is tried again, others are not.
+    which would meet the error again after each restart. Only a job that ran out of memory is tried again.
     """
     try:
         step: Step | None = await job.next(answer)

@@ -1,12 +1,17 @@
 """The data directories of one broker and the logs in them: opened, deleted, synced, checkpointed, watched.
 
-Invariants: a partition is opened in the directory that the metadata names; a log that is damaged is kept, and begins
-again from nothing only where no replica counts on what it has; the checkpoints are the first to forget a log that goes;
-a directory whose disk fails is taken offline here, once, and its owner is called. A directory that takes no writes for
-now (full, read-only, or without a free descriptor) is tried again each second while its file system shows room, else
-each 30 seconds, since a file system with a quota does not show it. Retention (`LogRetention`) and compaction
-(`LogCleaner`) are tasks of their own, begun here. Kafka: `LogManager`, and the parts of `ReplicaManager` that are about
-single logs; it notices a removed directory at the next write, and takes a full one offline until the broker restarts.
+Invariants:
+
+- A partition is opened in the directory that the metadata name.
+- A damaged log is kept. It begins again from nothing only where no replica counts on its records.
+- The checkpoints forget a log before its files go.
+- A directory whose disk fails is taken offline here, once, and the owner of replicas is told.
+- A directory that takes no writes for now (full, read-only, or without a free descriptor) is tried again each second
+  while its file system shows room, else each 30 seconds, since a file system with a quota does not show its room.
+
+Retention (`LogRetention`) and compaction (`LogCleaner`) are tasks of their own, begun here. Kafka: `LogManager`, and
+the parts of `ReplicaManager` about single logs. Kafka notices a removed directory at the next write, and takes a full
+one offline until the broker restarts.
 """
 
 import asyncio
@@ -30,11 +35,14 @@ from rayka.node.settings import NodeSettings
 from rayka.node.tasks import Repeats, Tasks
 from rayka.partition.partition import Partition
 
-Place = tuple[LogDirectory | None, TopicPartition]  # None: it is in none of the directories here
+# The place of a log; None: in none of the directories here.
+Place = tuple[LogDirectory | None, TopicPartition]
 IN_PLACE_LOOK_S = 5
 _ROOM_LOOK_S = 1
-_TRY_LOOKS = 30  # so often a full directory is tried although there seems to be no room
-_ROOM_BYTES = 64 << 20  # less would be gone at once
+# At every 30th look a full directory is tried although there seems to be no room.
+_TRY_LOOKS = 30
+# Less would be gone at once.
+_ROOM_BYTES = 64 << 20
 _logger = logging.getLogger(__name__)
 
 
@@ -59,7 +67,7 @@ class LogManager:
         self.flushers = {
             each: Flusher(each, self._on_synced, partial(self.fail, each)) for each in directories.all
         }
-        # For each directory by itself: a slow disk holds up no other one.
+        # One task for each directory: a slow disk holds up no other one.
         for directory, flusher in self.flushers.items():
             tasks.start(f"flush {directory.path}", flusher.run())
             tasks.start(f"remove deleted logs in {directory.path}", self._deleted.run(directory))
@@ -79,9 +87,9 @@ class LogManager:
     def directory_of(
         self, topic_partition: TopicPartition, topic_id: UUID, state: PartitionImage
     ) -> LogDirectory:
-        """Where the replica is, or is to be; while it is not moved yet from another directory here, that one. Raises
-        StorageError when its disk has failed, and when it is not here, as after a disk was replaced: instead of a
-        directory that the broker has not registered a controller names another.
+        """The directory of the replica by the metadata; during a move from another directory, that one. Raises
+        StorageError when its disk has failed, and when the directory is not here, for example after a disk was
+        replaced: the controller will name another directory instead of one that the broker has not registered.
         """
         directory_id = state.directory_of(self._broker_id)
         directory = self._directories.get(directory_id)
@@ -103,12 +111,12 @@ class LogManager:
     def _source_of(
         self, home: LogDirectory, topic_partition: TopicPartition, topic_id: UUID, state: PartitionImage
     ) -> LogDirectory:
-        """Where the log is that was not copied wholly when its broker ended. Where it is not here any more the replica
-        begins anew, if it may.
+        """The directory of a log whose copy was not complete when its broker ended. If the log is not here any more,
+        the replica begins anew in `home`, if no replica counts on it.
         """
         source = self._directories.source_of_copy(home, topic_partition, topic_id)
         if source is not None:
-            # What they say is of a log that had its name for a moment.
+            # They name a log that had the partition's name for a moment.
             home.checkpoints.forget(topic_partition)
             return source
         if not self.can_be_copied(state):
@@ -121,16 +129,17 @@ class LogManager:
         return home
 
     def can_be_copied(self, state: PartitionImage) -> bool:
-        """Whether nothing depends on what this replica has: another broker leads, and this one may not be elected."""
+        """True if nothing depends on this replica's records: another broker leads, and this one may not be elected."""
         counted_on = (*state.isr, *state.eligible_leader_replicas, *state.last_known_elr, state.leader_id)
         return state.has_leader and self._broker_id not in counted_on
 
     async def open(
         self, topic_partition: TopicPartition, topic_id: UUID, state: PartitionImage, config: TopicConfig, now_ms: int
     ) -> tuple[LogDirectory, Log]:  # fmt: skip
-        """The log, recovered where that is necessary, and where it is. One that is damaged is kept aside when it can be
-        copied from its leader, also if only a batch in it is: its readers would get no further once this replica leads.
-        Raises what `directory_of` and `LogDirectory.open_log` raise.
+        """Opens the log, recovers it if necessary, and returns it with its directory.
+
+        A damaged log is kept aside when it can be copied from its leader, also if only one batch is damaged: readers
+        would get no further once this replica leads. Raises what `directory_of` and `LogDirectory.open_log` raise.
         """
         directory = self.directory_of(topic_partition, topic_id, state)
         try:
@@ -150,7 +159,7 @@ class LogManager:
         return directory, await directory.open_log(topic_partition, topic_id, config, now_ms=now_ms)
 
     async def reopen(self, replica: Replica, now_ms: int) -> None:
-        """The replica goes on with what is in its log's files, and until that is known with the log that it had. Raises
+        """Opens the log anew from its files; until that is done the replica goes on with the log that it had. Raises
         StorageError.
         """
         partition, directory = replica.partition, replica.directory
@@ -159,10 +168,10 @@ class LogManager:
         )
         partition.on_log_reopened(log, now_ms)
 
-    # ---- Going -----------------------------------------------------------------------------------------
+    # ---- Deleting -----------------------------------------------------------------------------------------
 
     async def forget(self, places: Sequence[Place]) -> None:
-        """The checkpoints first: they must not name a log that is gone."""
+        """Takes logs out of the checkpoints, which must not name a log that is gone."""
         here: dict[LogDirectory, list[TopicPartition]] = {}
         for directory, topic_partition in places:
             if directory is not None and directory.failure is None:
@@ -177,7 +186,7 @@ class LogManager:
                 _logger.warning("%s: no checkpoint: %s", directory.path, error)
 
     def delete(self, directory: LogDirectory, topic_partition: TopicPartition, delay_ms: int) -> None:
-        """Takes the log out of the way; its files are removed later. If the disk refuses the rename for now, the log is
+        """Renames the log; its files are removed after the delay. If the disk refuses the rename for now, the log is
         deleted before the directory takes writes again, so that the name is free then.
         """
         if directory.failure is None:
@@ -191,7 +200,7 @@ class LogManager:
                     self._deleted.add(directory, (deleted,), delay_ms)
 
     def delete_future(self, directory: LogDirectory, path: str) -> None:
-        """Gives up a copy of a replica; its files are removed at once."""
+        """Deletes the copy of a replica; its files are removed at once."""
         if directory.failure is None:
             with self._may_fail(directory):
                 deleted = directory.futures.delete(path)
@@ -199,10 +208,10 @@ class LogManager:
                     self._deleted.add(directory, (deleted,), 0)
 
     async def tidy(self, image: MetadataImage) -> None:
-        """Deletes the logs of replicas that were moved to other brokers or directories while this one was down, and
-        takes those whose partition is not in the metadata out of the way (F4).
+        """Deletes the logs of replicas that moved to other brokers or directories while this broker was down, and sets
+        aside the logs whose partition is not in the metadata (F4).
 
-        Mostly such a topic was deleted meanwhile; but metadata that was lost must not take the records along.
+        Most of these topics were deleted; but metadata that was lost must not take the records along.
         """
         known = [
             (directory, topic_partition, _state_of(image, topic_partition, topic_id))
@@ -228,7 +237,7 @@ class LogManager:
     def _is_elsewhere(
         self, topic_partition: TopicPartition, state: PartitionImage, directory: LogDirectory
     ) -> bool:
-        """Whether the replica is on other brokers, or in another directory here."""
+        """True if the replica is on other brokers, or in another directory here."""
         home = self._directories.get(state.directory_of(self._broker_id))
         if self._broker_id not in state.replicas:
             return True
@@ -250,13 +259,13 @@ class LogManager:
         self.retention.on_synced(each.log for each in partitions)
 
     async def sync_epochs(self, directory: LogDirectory, logs: Sequence[Log]) -> None:
-        """One sync; then it is durable where the epochs of these logs in the directory begin."""
+        """Makes durable, by one sync, where the epochs of these logs in the directory begin."""
         if logs and directory.failure is None:
             with self._may_fail(directory):
                 await directory.sync(logs, epochs_only=True)
 
     def high_watermarks(self, directory: LogDirectory) -> dict[TopicPartition, int]:
-        """By partition, as the checkpoint has them (B4)."""
+        """The high watermarks for the checkpoint of the directory (B4)."""
         return {
             each.partition.topic_partition: each.partition.high_watermark
             for each in self._owner.replicas
@@ -264,7 +273,7 @@ class LogManager:
         }
 
     async def _checkpoint_for_ever(self, directory: LogDirectory) -> None:
-        """High watermarks, recovery points and log start offsets are saved now and then (B4, F13)."""
+        """Saves high watermarks, recovery points and log start offsets at each interval (B4, F13)."""
         config = self._settings.config
         interval_ms = min(
             config.replica_high_watermark_checkpoint_interval_ms,
@@ -286,7 +295,7 @@ class LogManager:
     # ---- Failed and full directories -------------------------------------------------------------------
 
     def fail(self, directory: LogDirectory, error: StorageError) -> None:
-        """The disk failed: the directory is offline until the broker restarts."""
+        """Takes the directory offline until the broker restarts: its disk failed."""
         directory.go_offline(error)
         self._owner.on_directory_failed(directory, error)
         self._directories.changed.set()
@@ -294,8 +303,8 @@ class LogManager:
     def on_log_failed(
         self, directory: LogDirectory, cause: StorageError, error: StorageError, *, is_replaceable: bool
     ) -> None:
-        """What one log met counts for its whole directory, but for damage, which says nothing about others. A full disk
-        still reads; where others are in sync they lead instead, until there is room.
+        """Counts the error of one log for its whole directory, but for damage, which says nothing about other logs. A
+        full disk is still read; other replicas in sync lead instead until there is room.
         """
         if isinstance(cause, PassingStorageError):
             directory.on_full(cause, is_reported_offline=is_replaceable)
@@ -306,7 +315,7 @@ class LogManager:
 
     @contextmanager
     def _may_fail(self, directory: LogDirectory) -> Iterator[None]:
-        """What the disk fails with in the block takes the directory offline, unless that passes."""
+        """Takes the directory offline at an error of its disk in the block, unless the error passes."""
         try:
             yield
         except PassingStorageError as error:
@@ -319,7 +328,7 @@ class LogManager:
             self.fail(directory, error)
 
     async def look_for_room(self, on_room: Callable[[LogDirectory], Awaitable[bool]]) -> None:
-        """A full directory goes on once there is room in it, and all its partitions go on: which `on_room` says."""
+        """Lets full directories go on once they have room and all their partitions go on, which `on_room` says."""
         look_count = 0
         while True:
             await asyncio.sleep(_ROOM_LOOK_S)
@@ -331,11 +340,12 @@ class LogManager:
                         continue
                     if directory.has_room() and self._has_deleted(directory) and await on_room(directory):
                         directory.on_room()
-                        self._directories.record_broker_epoch(directory)  # there may have been no room for it
+                        # There may have been no room for the broker epoch.
+                        self._directories.record_broker_epoch(directory)
                         self._directories.changed.set()
 
     def _has_deleted(self, directory: LogDirectory) -> bool:
-        """Makes the deletions that the directory's disk has refused; whether none is left."""
+        """Makes the deletions that the directory's disk has refused; True if none is left."""
         refused, self._refused_deletions = self._refused_deletions, []
         for each in refused:
             if each[0] is directory:
@@ -345,8 +355,8 @@ class LogManager:
         return not any(each[0] is directory for each in self._refused_deletions)
 
     async def _look_for_directories(self) -> None:
-        """A broker that writes nothing would not notice that a directory is gone: the files that it has open are read
-        on. To ask for one inode takes some microseconds.
+        """Takes directories offline that are gone: a broker that writes nothing would not notice, because it reads on
+        in its open files. A look at one inode takes some microseconds.
         """
         while True:
             await asyncio.sleep(IN_PLACE_LOOK_S)
@@ -358,7 +368,7 @@ class LogManager:
 def _state_of(
     image: MetadataImage, topic_partition: TopicPartition, topic_id: UUID | None
 ) -> PartitionImage | None:
-    """The partition whose log this is, as far as the metadata knows it."""
+    """The partition of this log in the metadata; None: unknown there."""
     topic = image.topics.get(topic_partition.topic)
     if topic is None or topic_id not in (None, topic.topic_id):
         return None

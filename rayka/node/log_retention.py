@@ -1,12 +1,22 @@
-"""Removes what has expired of the logs of one broker, now and then, in the background (F11).
+"""Removes expired records of the logs of one broker, in the background (F11), and the files of deleted logs.
 
-Invariants: every log is looked at once in each pass, and after each turn of work on it everything else has its turn;
-a log that cannot be shortened is named with the reason, and the others go on; where logs begin is durable before a pass
-ends, and their old files are removed `file.delete.delay.ms` later, off the event loop, by `DeletedLogs`. A segment
-whose successor is not durable stays until a sync that is asked for here, and the pass after it. Leaders and
-followers expire by themselves, each by the same rules; a follower begins no earlier than its leader. Compaction is a
-task of its own (`LogCleaner`), and both may work on one log: a swap under way keeps its segments, and a cleaning whose
-segments have gone is given up. Kafka: `LogManager.cleanupLogs`, which runs in its scheduler.
+Each pass looks at every log once, and leaves other work its turn after each step. Leaders and followers expire by
+themselves, each by the same rules; a follower begins no earlier than its leader. Compaction is a task of its own
+(`LogCleaner`), and both may work on one log: a swap under way keeps its segments, and a cleaning whose segments have
+gone is given up.
+
+A deleted log is renamed, which takes no time. The file system needs milliseconds to remove its directory, and much
+longer for large files, so `DeletedLogs` removes them later, off the event loop, and nothing waits for a removal.
+
+Invariants:
+
+- A log that cannot be shortened is named with the reason, and the others go on.
+- The new start of a log is durable before the pass ends.
+- A segment whose successor is not durable stays until a sync, which is asked for here, and the pass after it.
+- A directory or file is removed `file.delete.delay.ms` after it was renamed, one at a time in each data directory. What
+  is not removed when the node ends is removed at its next start, at once.
+
+Kafka: `LogManager.cleanupLogs`, which runs in its scheduler; `LogManager.deleteLogs`.
 """
 
 import asyncio
@@ -23,94 +33,21 @@ from rayka.log.log import Log
 from rayka.log.log_directory import LogDirectory
 from rayka.log.retention import Clock, Expired, ahead_ms, expire
 from rayka.node import clock
-from rayka.node.clock import now_s
 from rayka.node.data_directories import DataDirectories
 from rayka.node.replica import Replica, ReplicaOwner
 from rayka.node.settings import NodeSettings
 from rayka.node.tasks import Repeats, Signal, in_turns
 from rayka.protocol.topics import LastRetention
 
-# Directories of deleted logs and files of deleted segments, until they are removed.
-#
-# A topic is deleted when its logs are renamed, which takes no time; the file system needs milliseconds for each
-# directory to remove it, and much longer for large files. Invariants: a directory is removed `file.delete.delay.ms`
-# after it was renamed, what an earlier process left behind at once; one at a time in each data directory, off the event
-# loop, so nothing waits for a removal; what is not removed when the node ends is found at its next start. Kafka:
-# `LogManager.deleteLogs`.
-
-
+_FIRST_LOOK_S = 30.0
+# A share of the interval, so that brokers that started together do not look together.
+_JITTER = 0.1
+# In logs.
+_LOOKED_AT_PER_TURN = 50
+# Clocks that differ by less are not worth a warning.
+_AHEAD_MS = 60_000
 # When a removal is tried again that the disk refused.
 _AGAIN_MS = 10_000
-
-
-class _Deleted(NamedTuple):
-    due_s: float
-    number: int  # in the order of deletion
-    paths: tuple[str, ...]
-
-
-class DeletedLogs:
-    """What one broker has to remove."""
-
-    def __init__(
-        self, directories: DataDirectories, on_failed: Callable[[LogDirectory, StorageError], None]
-    ) -> None:
-        self._on_failed = on_failed
-        # Heaps, by the time when removals are due.
-        self._waiting: dict[LogDirectory, list[_Deleted]] = {each: [] for each in directories.all}
-        self._news = {each: Signal() for each in directories.all}
-        self._count = 0
-        for directory in directories.all:
-            for path in directory.partitions.deleted():
-                self.add(directory, (path,), 0)
-
-    def __repr__(self) -> str:
-        return f"<DeletedLogs waiting={sum(map(len, self._waiting.values()))}>"
-
-    def add(self, directory: LogDirectory, paths: tuple[str, ...], delay_ms: int) -> None:
-        """These are removed after the delay."""
-        self._count += 1
-        heappush(self._waiting[directory], _Deleted(now_s() + delay_ms / 1000, self._count, paths))
-        self._news[directory].notify()
-
-    async def run(self, directory: LogDirectory) -> None:
-        """Removes what is due in one directory, for ever."""
-        waiting = self._waiting[directory]
-        while True:
-            due: list[str] = []
-            while waiting and waiting[0].due_s <= now_s():
-                due += heappop(waiting).paths
-            if due:
-                await self._remove(directory, due)
-            next_s = waiting[0].due_s if waiting else math.inf
-            if next_s > now_s():
-                await self._news[directory].wait(next_s)
-
-    async def _remove(self, directory: LogDirectory, paths: list[str]) -> None:
-        if directory.failure is not None:
-            return
-        try:
-            await directory.remove_deleted(paths)
-        except PassingStorageError as error:
-            if directory.failure is not None:
-                self._on_failed(directory, error)
-                return
-            directory.on_full(error)
-            self.add(directory, tuple(paths), _AGAIN_MS)
-        except StorageError as error:
-            self._on_failed(directory, error)
-        else:
-            _logger.info(
-                "%s: removed %d directories of deleted logs and files of deleted segments",
-                directory.path,
-                len(paths),
-            )
-
-
-_FIRST_LOOK_S = 30.0
-_JITTER = 0.1  # of the interval, so that brokers that started together do not look together
-_LOOKED_AT_PER_TURN = 50  # logs
-_AHEAD_MS = 60_000  # clocks that differ by less are no news
 _logger = logging.getLogger(__name__)
 
 
@@ -121,13 +58,13 @@ class LogRetention:
         self,
         settings: NodeSettings,
         owner: ReplicaOwner,
-        deleted: DeletedLogs,
+        deleted: "DeletedLogs",
         *,
         save: Callable[[LogDirectory], Awaitable[None]],
         request_sync: Callable[[Replica], None],
         on_failed: Callable[[LogDirectory, StorageError], None],
     ) -> None:
-        """`save` makes durable where the logs of a directory begin; `request_sync` leads to `on_synced`."""
+        """`save` makes the starts of a directory's logs durable; `request_sync` leads to `on_synced`."""
         self._settings = settings
         self._owner = owner
         self._deleted = deleted
@@ -141,38 +78,40 @@ class LogRetention:
         self._ahead = Repeats(_logger)
         self._last: dict[Log, LastRetention] = {}
         # Logs whose expired segments wait for a sync.
-        self._unsynced: dict[Log, None] = {}
+        self._awaiting_sync: dict[Log, None] = {}
         self._config: BrokerConfig = settings.config
 
     def __repr__(self) -> str:
         return f"<LogRetention shortened={len(self._last)}>"
 
     def last(self, log: Log) -> LastRetention | None:
-        """What this process last took out of the log; None when nothing."""
+        """The last removal of this process from the log; None: none."""
         return self._last.get(log)
 
     def configure(self, config: BrokerConfig) -> None:
-        """Counts at once: of a longer interval that a pass waits for the rest may be an hour."""
+        """Applies a configuration. A shorter interval counts at once, for the rest of the present one may be an
+        hour.
+        """
         is_sooner = config.log_retention_check_interval_ms < self._config.log_retention_check_interval_ms
         self._config = config
         if is_sooner:
             self.look_soon()
 
     def on_synced(self, logs: Iterable[Log]) -> None:
-        """Looks at logs again whose expired segments have waited for this sync."""
-        waiting = [each for each in logs if each in self._unsynced]
+        """Looks again at logs whose expired segments have waited for this sync."""
+        waiting = [each for each in logs if each in self._awaiting_sync]
         for log in waiting:
-            del self._unsynced[log]
+            del self._awaiting_sync[log]
         if waiting:
             self.look_soon()
 
     def look_soon(self) -> None:
-        """The next pass begins now, as when records were deleted, or as soon as the current one has ended."""
+        """Begins the next pass now, for example after records were deleted, or when the current pass has ended."""
         self._is_wanted = True
         self._wanted.notify()
 
     async def run(self) -> None:
-        """One pass each `log.retention.check.interval.ms`, for ever."""
+        """Makes a pass each `log.retention.check.interval.ms`, for ever."""
         wait_s = min(_FIRST_LOOK_S, self._interval_s())
         while True:
             if not self._is_wanted:
@@ -188,10 +127,10 @@ class LogRetention:
     # ---- One pass ----------------------------------------------------------------------------------------
 
     async def look(self) -> None:
-        """Removes what has expired in all logs, until nothing more has."""
+        """Makes one pass: removes all expired segments of all logs."""
         replicas = self._owner.replicas
         logs = {each.partition.log for each in replicas}
-        for known in (self._last, self._unsynced):
+        for known in (self._last, self._awaiting_sync):
             for log in [each for each in known if each not in logs]:
                 del known[log]
         changed: dict[LogDirectory, None] = {}
@@ -201,7 +140,7 @@ class LogRetention:
         await asyncio.gather(*(self._save(each) for each in changed if each.failure is None))
 
     async def _look_at(self, replica: Replica) -> bool:
-        """Whether the log was shortened."""
+        """Removes the expired segments of one log; True if there were any."""
         log, done = replica.partition.log, list[Expired]()
         try:
             while _is_usable(replica, log) and (expired := self._expire(replica, log)) is not None:
@@ -213,7 +152,7 @@ class LogRetention:
             self._repeats.succeeded(log)
             self._maybe_warn(replica, log)
             if log.retired.waits_for_sync:
-                self._unsynced[log] = None
+                self._awaiting_sync[log] = None
                 self._request_sync(replica)
         if done:
             self._on_shortened(replica, log, done)
@@ -247,7 +186,7 @@ class LogRetention:
             replica.topic_partition, log.log_start_offset, segment_count, size_bytes, causes,
         )  # fmt: skip
 
-    # ---- What hinders --------------------------------------------------------------------------------------
+    # ---- Errors --------------------------------------------------------------------------------------
 
     def _on_refused(self, replica: Replica, log: Log, error: ApiError | StorageError) -> None:
         name = replica.topic_partition
@@ -257,12 +196,12 @@ class LogRetention:
             self._on_failed(replica.directory, error)
         else:
             self._repeats.failed(log, f"{name}: what has expired is not deleted: {error}")
-            # Half way: the log goes on once the directory takes writes and the log is opened again.
+            # Half way through: the log goes on once the directory takes writes and the log is opened again.
             if isinstance(log.failure, PassingStorageError):
                 replica.directory.on_full(log.failure)
 
     def _maybe_warn(self, replica: Replica, log: Log) -> None:
-        """Of timestamps that keep a segment for longer than `retention.ms` says."""
+        """Warns of a timestamp that keeps a segment for longer than `retention.ms` says."""
         ahead = ahead_ms(log, self._settings.wall_clock_ms())
         if ahead > _AHEAD_MS:
             self._ahead.failed(
@@ -274,8 +213,76 @@ class LogRetention:
 
 
 def _is_usable(replica: Replica, log: Log) -> bool:
-    """Whether the log is still the one of its partition here, and takes changes at its start."""
+    """True while the log is the one of its partition here, and takes changes at its start."""
     partition, directory = replica.partition, replica.directory
     is_here = directory.logs.get(replica.topic_partition) is log and partition.log is log
     is_stopped = log.failure is not None and not isinstance(log.failure, PassingStorageError)
     return is_here and not (partition.failure or directory.failure or is_stopped or log.is_reopened)
+
+
+# ---- Deleted logs ----------------------------------------------------------------------------------------------------
+
+
+class _Deleted(NamedTuple):
+    due_s: float
+    # In the order of deletion.
+    number: int
+    paths: tuple[str, ...]
+
+
+class DeletedLogs:
+    """The directories and files that one broker has to remove."""
+
+    def __init__(
+        self, directories: DataDirectories, on_failed: Callable[[LogDirectory, StorageError], None]
+    ) -> None:
+        self._on_failed = on_failed
+        # Heaps, ordered by the time when removals are due.
+        self._waiting: dict[LogDirectory, list[_Deleted]] = {each: [] for each in directories.all}
+        self._news = {each: Signal() for each in directories.all}
+        self._count = 0
+        for directory in directories.all:
+            for path in directory.partitions.deleted():
+                self.add(directory, (path,), 0)
+
+    def __repr__(self) -> str:
+        return f"<DeletedLogs waiting={sum(map(len, self._waiting.values()))}>"
+
+    def add(self, directory: LogDirectory, paths: tuple[str, ...], delay_ms: int) -> None:
+        """Removes these after the delay."""
+        self._count += 1
+        heappush(self._waiting[directory], _Deleted(clock.now_s() + delay_ms / 1000, self._count, paths))
+        self._news[directory].notify()
+
+    async def run(self, directory: LogDirectory) -> None:
+        """Makes the removals that are due in one directory, for ever."""
+        waiting = self._waiting[directory]
+        while True:
+            due: list[str] = []
+            while waiting and waiting[0].due_s <= clock.now_s():
+                due += heappop(waiting).paths
+            if due:
+                await self._remove(directory, due)
+            next_s = waiting[0].due_s if waiting else math.inf
+            if next_s > clock.now_s():
+                await self._news[directory].wait(next_s)
+
+    async def _remove(self, directory: LogDirectory, paths: list[str]) -> None:
+        if directory.failure is not None:
+            return
+        try:
+            await directory.remove_deleted(paths)
+        except PassingStorageError as error:
+            if directory.failure is not None:
+                self._on_failed(directory, error)
+                return
+            directory.on_full(error)
+            self.add(directory, tuple(paths), _AGAIN_MS)
+        except StorageError as error:
+            self._on_failed(directory, error)
+        else:
+            _logger.info(
+                "%s: removed %d directories of deleted logs and files of deleted segments",
+                directory.path,
+                len(paths),
+            )

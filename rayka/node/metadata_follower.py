@@ -1,11 +1,15 @@
-"""How a broker follows `__cluster_metadata`: it fetches as an observer and turns committed records into
-images.
+"""How a broker follows `__cluster_metadata`: it fetches as an observer and turns committed records into images.
 
-Invariants: only records below the high watermark are applied, in order, once; the first image is published
-when the broker has caught up with what was committed when it started; a new image is visible after the
-publisher has acted upon it, so a topic that is in it can be used. Where the log does not begin where the
-image ends, a snapshot takes the place of what is missing, and the publisher learns the difference. Kafka:
-`KafkaRaftClient` as observer, `MetadataLoader` (H9). Left out: a copy of the log on this broker's disk.
+Invariants:
+
+- Only records below the high watermark are applied, in order, once.
+- The first image is published when the broker has caught up with the records that were committed when it started.
+- A new image is visible after the publisher has acted upon it, so a topic in the image can be used.
+- Where the log does not begin where the image ends, a snapshot replaces the missing records, and the publisher gets the
+  difference. A download belongs to one leader and one epoch; after any error the follower fetches again, because there
+  may be a newer snapshot or another leader.
+
+Kafka: `KafkaRaftClient` as observer, `MetadataLoader` (H9, A49). Left out: a copy of the log on this broker's disk.
 """
 
 import asyncio
@@ -36,72 +40,25 @@ from rayka.protocol.batch_format import bytes_view, split_batches
 from rayka.protocol.events import DescribeEventsRequest, DescribeEventsResponse
 from rayka.protocol.fetch import FetchPartition, FetchPartitionResult, FetchRequest
 from rayka.protocol.membership import MetadataRequest, MetadataResponse
-from rayka.protocol.quorum_messages import FetchSnapshotRequest, FetchSnapshotResponse
+from rayka.protocol.quorum_messages import FetchSnapshotRequest
 from rayka.raft.snapshot import Snapshot, decode_snapshot, snapshot_name
 from rayka.shard.shard_records import RecordCodec, value_codec
 
 # The records of `__cluster_metadata` as the values of its batches, and back.
-
-
 METADATA_CODEC: RecordCodec[MetadataRecord] = value_codec(encode_record, decode_record)
-
-
-# Fetching a snapshot of the metadata into memory, part after part (A49): what a broker does that keeps no log of it.
-#
-# A download belongs to one leader and one epoch. Whatever goes wrong on the way ends it, and the replica that follows
-# the log asks with Fetch again what to do: there may be a newer snapshot by then, or another leader. Kafka:
-# `KafkaRaftClient`, as an observer.
-
-
-PART_BYTES = 1 << 20
-_ANSWER_TIMEOUT_MS_of_snapshot_download = 5_000
-
-
-async def download_snapshot(link: ControllerLink, request: FetchSnapshotRequest) -> Snapshot | None:
-    """The snapshot that the request names, from its beginning; None when it is to be given up.
-
-    Raises the retriable ApiError of a call that failed, CorruptRecord when it is damaged.
-    """
-    content, size_bytes = bytearray(), 1
-    while len(content) < size_bytes:
-        part = msgspec.structs.replace(request, position=len(content), max_bytes=PART_BYTES)
-        response = await link.call(part, _ANSWER_TIMEOUT_MS_of_snapshot_download)
-        if not _continues(part, response):
-            _logger.info("gave up %s at byte %d: %s", _name(request), len(content), response.error_code.name)
-            link.learn(response.leader_id, response.leader_epoch)
-            return None
-        content += bytes_view(response.data)
-        size_bytes = response.size_bytes
-    try:
-        return decode_snapshot(content, _name(request))
-    except StorageError as error:
-        raise CorruptRecord(str(error)) from error
-
-
-def _continues(part: FetchSnapshotRequest, response: FetchSnapshotResponse) -> bool:
-    """Whether it is the next part of the same snapshot, from the same leader in the same epoch."""
-    return (
-        response.error_code is ErrorCode.NONE
-        and response.leader_epoch == part.current_leader_epoch
-        and response.snapshot_id == part.snapshot_id
-        and response.position == part.position
-        and 0 < len(response.data) <= response.size_bytes - part.position
-    )
-
-
-def _name(request: FetchSnapshotRequest) -> str:
-    return f"the leader's {snapshot_name(request.snapshot_id)}"
-
-
 Publish = Callable[[MetadataDelta, MetadataImage], Awaitable[None]]
-_FETCH_BYTES = 256 << 10  # some thousand records, which are decoded in one turn of the loop
+# Some thousand records, which are decoded in one turn of the loop.
+_FETCH_BYTES = 256 << 10
+_SNAPSHOT_PART_BYTES = 1 << 20
 _ANSWER_TIMEOUT_MS = 2_000
-_METADATA_TIMEOUT_MS = 10_000  # how long a request waits for the offset that it names
+_SNAPSHOT_TIMEOUT_MS = 5_000
+# How long a request waits for the offset that it names.
+_METADATA_TIMEOUT_MS = 10_000
 _logger = logging.getLogger(__name__)
 
 
 class MetadataFollower:
-    """The metadata as one broker knows it."""
+    """The metadata as one broker knows them."""
 
     def __init__(self, settings: NodeSettings, link: ControllerLink, publish: Publish) -> None:
         self._settings = settings
@@ -110,9 +67,12 @@ class MetadataFollower:
         self._cluster_id = ""
         self._news = Signal()
         self._has_image = asyncio.Event()
+        # Fetched records that are not applied yet, with their offsets.
         self._pending: deque[tuple[int, MetadataRecord]] = deque()
+        # Where fetching goes on, and the epoch of the record before that.
         self._fetched = OffsetAndEpoch(0, NO_EPOCH)
-        self._epochs: list[OffsetAndEpoch] = []  # of what was fetched, each from where it begins
+        # The epochs of the fetched records, each with the offset where it begins.
+        self._epochs: list[OffsetAndEpoch] = []
         self._high_watermark = NO_OFFSET
         self._first_image_offset = 0
         self._delta = MetadataDelta(MetadataImage())
@@ -134,7 +94,9 @@ class MetadataFollower:
             await self._news.wait(deadline_s)
 
     async def answer(self, request: MetadataRequest) -> MetadataResponse:
-        """Brokers and topics as in the image, which holds what the request names the end of. Kafka: `KafkaApis`."""
+        """Answers with brokers and topics, once the image holds the offset that the request names. Kafka:
+        `KafkaApis`.
+        """
         await self.wait_for(request.min_metadata_offset, _METADATA_TIMEOUT_MS)
         steps = metadata_steps(
             self.image, request, cluster_id=self._cluster_id, controller_id=self.controller_id
@@ -142,7 +104,7 @@ class MetadataFollower:
         return await result_in_turns(steps)
 
     async def events(self, request: DescribeEventsRequest) -> DescribeEventsResponse:
-        """The events in the image, for clients that find no active controller."""
+        """Answers with the events in the image, for clients that find no active controller."""
         return events_response(self.image, request)
 
     async def wait_for_first_image(self) -> None:
@@ -194,7 +156,7 @@ class MetadataFollower:
         return response.partitions[0]
 
     def _take(self, result: FetchPartitionResult) -> None:
-        """Keeps what was fetched until it is committed; drops what a new leader does not have (A30)."""
+        """Keeps fetched records until they are committed; drops those that a new leader does not have (A30)."""
         self.controller_id = result.leader_id
         self._link.learn(result.leader_id, result.leader_epoch)
         self._high_watermark = max(self._high_watermark, result.high_watermark)
@@ -209,8 +171,8 @@ class MetadataFollower:
             self._fetched = OffsetAndEpoch(result.next_offset, self._epochs[-1].epoch)
 
     def _truncate(self, diverging: OffsetAndEpoch) -> None:
-        """To where both logs have the epoch, or the largest one below it: the leader's end alone may lie behind records
-        of a later epoch that only this node has (A33, KIP-101).
+        """Truncates to the end of the diverging epoch, or of the largest epoch below it here: the leader's end alone
+        may lie behind records of a later epoch that only this node has (A33, KIP-101).
         """
         later = (each.offset for each in self._epochs if each.epoch > diverging.epoch)
         offset = min(diverging.offset, next(later, self._fetched.offset))
@@ -223,7 +185,7 @@ class MetadataFollower:
         self._fetched = OffsetAndEpoch(offset, self._epochs[-1].epoch if self._epochs else NO_EPOCH)
 
     async def _load(self, snapshot_id: OffsetAndEpoch, leader_epoch: int) -> bool:
-        """Goes on from a snapshot's end; whether it could be had (A49)."""
+        """Downloads a snapshot and goes on from its end; False if it could not be had (A49)."""
         request = FetchSnapshotRequest(
             self._cluster_id,
             snapshot_id,
@@ -248,7 +210,7 @@ class MetadataFollower:
         return True
 
     async def _delta_to(self, snapshot: Snapshot, next_offset: int) -> MetadataDelta:
-        """What the snapshot changes of the image that is published; others get their turn between two batches."""
+        """The delta from the published image to the snapshot. Between two batches other work has its turn."""
         delta = MetadataDelta(MetadataImage())
         for batch in snapshot.data:
             for _, record in METADATA_CODEC.records(batch):
@@ -262,7 +224,7 @@ class MetadataFollower:
         return changes
 
     def _committed(self) -> Iterator[MetadataRecord]:
-        """What was fetched and is committed by now, taken out of what waits."""
+        """Takes the committed records out of the pending ones."""
         while self._pending and self._pending[0][0] < self._high_watermark:
             yield self._pending.popleft()[1]
 
@@ -277,3 +239,32 @@ class MetadataFollower:
         self.image, self._delta = image, MetadataDelta(image)
         self._has_image.set()
         self._news.notify()
+
+
+async def download_snapshot(link: ControllerLink, request: FetchSnapshotRequest) -> Snapshot | None:
+    """Downloads the snapshot that the request names, part after part; None when the download must be given up.
+
+    Raises the retriable ApiError of a call that failed, CorruptRecord when the snapshot is damaged.
+    """
+    name = f"the leader's {snapshot_name(request.snapshot_id)}"
+    content, size_bytes = bytearray(), 1
+    while len(content) < size_bytes:
+        part = msgspec.structs.replace(request, position=len(content), max_bytes=_SNAPSHOT_PART_BYTES)
+        response = await link.call(part, _SNAPSHOT_TIMEOUT_MS)
+        is_next_part = (
+            response.error_code is ErrorCode.NONE
+            and response.leader_epoch == part.current_leader_epoch
+            and response.snapshot_id == part.snapshot_id
+            and response.position == part.position
+            and 0 < len(response.data) <= response.size_bytes - part.position
+        )
+        if not is_next_part:
+            _logger.info("gave up %s at byte %d: %s", name, len(content), response.error_code.name)
+            link.learn(response.leader_id, response.leader_epoch)
+            return None
+        content += bytes_view(response.data)
+        size_bytes = response.size_bytes
+    try:
+        return decode_snapshot(content, name)
+    except StorageError as error:
+        raise CorruptRecord(str(error)) from error

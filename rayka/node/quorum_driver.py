@@ -1,15 +1,15 @@
 """The driver of the synchronous `Quorum` core of one replica.
 
-The core decides; this performs, in one loop that looks at what there is to do and never at what has just happened:
-time, then what must be durable, then what may be sent, then what was appended, then a snapshot that has arrived. Rules
-that hold whatever comes in between:
+The core decides; the driver performs, in one loop. Each turn looks at the state of the core, never at the event that
+came last: time, then what must be durable, then what may be sent, then appends, then a snapshot that has arrived. Rules
+that always hold:
 
 - *Persist, then send*: nothing leaves this node that depends on an election which is not durable in `quorum-state`
   (A8).
-- One flush serves all that was appended before it began, and what arrives during it is the next batch (A25). Followers
-  that wait are answered before the flush, so theirs runs beside it (A26); a follower fetches again only after its own
-  flush, which the core sees to (A34).
-- A disk that failed once is not used again: what it holds is not what was written to it.
+- One flush serves all appends before it; appends during the flush are the next batch (A25). Followers that wait are
+  answered before the flush, so their flush runs beside it (A26); a follower fetches again only after its own flush,
+  which the core sees to (A34).
+- A disk that failed once is not used again: its content is not what was written.
 
 Kafka: `KafkaRaftClientDriver`, `KafkaNetworkChannel`, `KafkaRaftManager`.
 """
@@ -45,142 +45,24 @@ from rayka.raft.leader import Leader
 from rayka.raft.quorum import Quorum
 from rayka.raft.roles import Follower
 
-# Which of the other replicas answer this node, which do not, and which refuse it: what a quorum without a leader, or
-# one that does not commit, says of itself. It decides nothing. Kafka says it in its logs only.
-
-
-_LOOKS_PER_TIMEOUT = 8  # it costs a description of the quorum
+# Each look makes a description of the quorum.
+_LOOKS_PER_TIMEOUT = 8
 _GONE_AFTER_FAILURES = 3
 
-# What says that this node, or the one asked, is not the replica that it should be.
+# Errors which say that this node, or the one asked, is not the expected replica.
 _REFUSALS = {
     ErrorCode.INCONSISTENT_CLUSTER_ID: "they belong to different clusters; check the data directories",
     ErrorCode.INVALID_VOTER_KEY: "its directory id is not the one that the voters know; it was replaced or wiped",
     ErrorCode.INVALID_REQUEST: "they do not agree on the protocol",
     ErrorCode.UNSUPPORTED_VERSION: "they run different versions",
 }
-
-
-class Peers:
-    """The outcome of the last call to each node. A leader calls only voters that do not fetch, so a fetch of a voter
-    clears its problem, too.
-    """
-
-    def __init__(self, node_id: int, quorum: Quorum, *, late_ms: int) -> None:
-        self._node_id = node_id
-        self._quorum = quorum
-        self._late_ms = late_ms
-        self._next_look_ms = 0
-        self._silent: dict[int, int] = {}  # calls that failed, one after another
-        self._refusals: dict[int, str] = {}
-        self._failures = Repeats(_logger)
-
-    def __repr__(self) -> str:
-        return f"<Peers silent={list(self._silent)} refusing={list(self._refusals)}>"
-
-    @property
-    def state(self) -> tuple[tuple[tuple[int, bool], ...], tuple[int, ...]]:
-        """Differs when something has changed."""
-        silent = tuple((each, count >= _GONE_AFTER_FAILURES) for each, count in self._silent.items())
-        return silent, tuple(self._refusals)
-
-    def on_answered(self, node_id: int, response: Message) -> None:
-        self._silent.pop(node_id, None)
-        header = response.partitions[0] if isinstance(response, FetchResponse) else response
-        code = getattr(header, "error_code", ErrorCode.NONE)
-        if code in _REFUSALS:
-            self._refuse(node_id, f"{code.name}: {_REFUSALS[code]}")
-        else:
-            self._refusals.pop(node_id, None)
-
-    def on_failed(self, node_id: int, error: ApiError) -> None:
-        """It did not answer, or refuses to."""
-        if isinstance(error, RetriableApiError):
-            self._refusals.pop(node_id, None)
-            self._silent[node_id] = self._silent.get(node_id, 0) + 1
-        else:
-            self._silent.pop(node_id, None)
-            self._refuse(node_id, f"{error.code.name}: {error}")
-
-    def _refuse(self, node_id: int, reason: str) -> None:
-        self._refusals[node_id] = reason
-        self._failures.failed((node_id, reason), f"{self._quorum!r}: {node_name(node_id)} refuses: {reason}")
-
-    def forget(self) -> None:
-        """What was true of a leader's calls says nothing of those to come."""
-        self._silent.clear()
-        self._refusals.clear()
-
-    def look(self, now_ms: int) -> None:
-        """To be called now and then: a leader without its majority must know which voters were missing."""
-        if now_ms >= self._next_look_ms:
-            self._look(now_ms)
-
-    def _look(self, now_ms: int) -> None:
-        self._next_look_ms = now_ms + self._late_ms // _LOOKS_PER_TIMEOUT
-        if self._quorum.is_leader:
-            not_fetching = self._not_fetching(now_ms)
-            for node_id in self._other_voters():
-                self._silent.pop(node_id, None)
-                if node_id not in not_fetching:
-                    self._refusals.pop(node_id, None)
-            self._silent.update(dict.fromkeys(not_fetching, 1))
-
-    # ---- What is wrong -----------------------------------------------------------------------------------------------
-
-    def commit_problem(self, now_ms: int) -> str:
-        """What keeps the quorum from committing, as far as this node knows; empty when nothing does."""
-        role = self._quorum.role
-        if isinstance(role, Follower) and role.leader_id not in self._silent:
-            return ""
-        parts = [] if isinstance(role, Leader) else ["no leader answers"]
-        if self._quorum.voters is None:
-            parts.append("the voters are not known")
-        self._look(now_ms)
-        missing = self.silent_voters()
-        if missing:
-            parts.append(f"voters that do not answer: {', '.join(map(node_name, missing))}")
-        voters = self._other_voters()
-        parts += [
-            f"{node_name(each)} refuses: {reason}"
-            for each, reason in self._refusals.items()
-            if self._quorum.voters is None or each in voters
-        ]
-        return "; ".join(parts)
-
-    def reachable_voters(self) -> Sequence[int]:
-        """Other voters but those whose calls failed so often that they are gone.
-
-        One failure says nothing: the first call to a process that took another's place finds the old connection.
-        """
-        return [each for each in self._other_voters() if self._silent.get(each, 0) < _GONE_AFTER_FAILURES]
-
-    def silent_voters(self) -> Sequence[int]:
-        """Other voters whose last call failed."""
-        return [each for each in self._other_voters() if each in self._silent]
-
-    def _not_fetching(self, now_ms: int) -> Sequence[int]:
-        """Voters that have not fetched from this leader for a while."""
-        described = self._quorum.leader_log.handle_describe_quorum(now_ms)
-        return [
-            each.replica.node_id
-            for each in described.voters
-            if each.replica.node_id != self._node_id and not 0 <= each.last_fetch_ago_ms <= self._late_ms
-        ]
-
-    def _other_voters(self) -> Sequence[int]:
-        voters = self._quorum.voters
-        known = voters.voters if voters is not None else ()
-        return [each.node_id for each in known if each.node_id != self._node_id]
-
-
-_logger = logging.getLogger(__name__)
 _SEARCH_S = 1.0
+_logger = logging.getLogger(__name__)
 
 
 class QuorumDriver:
     """One replica of a quorum: its directory, its core, and its calls to the others. Made by `open`, driven by `run`.
-    `news` is notified at every change that a caller may wait for. What changes the core from outside calls `wake`.
+    Code that changes the core from outside calls `wake`.
     """
 
     def __init__(
@@ -188,6 +70,7 @@ class QuorumDriver:
     ) -> None:
         self._settings = settings
         self._tasks = tasks
+        # True if another turn must follow at once.
         self._is_due = False
         self._due = Signal()
         self._search: asyncio.Task[None] | None = None
@@ -196,16 +79,18 @@ class QuorumDriver:
         self._is_closed = False
         self.directory = directory
         self.quorum = quorum
-        self.durable_count = 0  # of elections
+        # The number of elections that are durable.
+        self.durable_count = 0
         self.failure: StorageError | None = None
+        # Notified at every change that a caller may wait for.
         self.news = Signal()
         late_ms = settings.config.controller_quorum_fetch_timeout_ms
         self.peers = Peers(settings.node_id, quorum, late_ms=late_ms)
 
     @classmethod
     async def open(cls, settings: NodeSettings, tasks: Tasks) -> "QuorumDriver":
-        """Takes the directory over. Raises StorageError saying which one and why: missing, not formatted, in use, of
-        another node, or with a log, a snapshot or a `quorum-state` that is damaged.
+        """Takes over the directory. Raises StorageError that says why it cannot: missing, not formatted, in use, of
+        another node, or with a damaged log, snapshot or `quorum-state`.
         """
         directory = await QuorumDirectory.open(settings, now_ms=now_ms())
         try:
@@ -221,7 +106,7 @@ class QuorumDriver:
     # ---- The loop ----------------------------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """There may be something to do, or news for callers."""
+        """Lets the loop take a turn, and tells callers the news."""
         self._set_due()
         self._tell()
 
@@ -258,7 +143,7 @@ class QuorumDriver:
         return time_s + max(0, self.quorum.next_poll_ms(time_ms) - time_ms) / 1000
 
     async def _persist(self) -> None:
-        """Until the newest election is durable; later ones cover earlier ones (A8)."""
+        """Makes the newest election durable, which covers earlier ones (A8)."""
         quorum = self.quorum
         while self.durable_count < quorum.election_count:
             count, election = quorum.election_count, quorum.election
@@ -292,18 +177,19 @@ class QuorumDriver:
         self._set_due()
 
     def _maybe_search(self) -> None:
-        """An observer that finds no leader looks which nodes there are: it may have begun before the controllers."""
+        """Lets an observer that finds no leader look for nodes: it may have started before the controllers."""
         if self.quorum.fetcher.is_searching(now_ms()) and (self._search is None or self._search.done()):
             self._search = self._tasks.start("look for controllers", self._look_for_nodes())
 
     async def _look_for_nodes(self) -> None:
         await asyncio.sleep(_SEARCH_S)
-        with suppress(RaykaError):  # it looks again
+        # After an error it looks again.
+        with suppress(RaykaError):
             self.quorum.fetcher.learn_nodes(possible_controllers(await self._settings.network.node_ids()))
         self._set_due()
 
     def _maybe_copy(self) -> None:
-        """Begins what a truncation needs, one copy at a time; elections go on meanwhile."""
+        """Begins the copy that a truncation needs, one at a time; elections go on beside it."""
         copy = self.quorum.needed_copy
         if copy is not None and not self._is_copying:
             self._is_copying = True
@@ -314,13 +200,14 @@ class QuorumDriver:
         with suppress(StorageError), self.failing():
             await disk.copy_prefix(copy.source, copy.target, copy.size_bytes)
             self.quorum.fetcher.on_copied(copy, now_ms())
-            if disk.exists(copy.target):  # the truncation was not wanted any more
+            # The truncation was not wanted any more.
+            if disk.exists(copy.target):
                 disk.unlink(copy.target)
         self._is_copying = False
         self.wake()
 
     async def _exchange(self, node_id: int, request: Request[Any]) -> None:
-        """One request to another replica, and what comes of it."""
+        """Sends one request to another replica, and gives the core its outcome."""
         timeout_ms = self._settings.config.controller_quorum_request_timeout_ms
         try:
             response = await self._settings.network.call(node_id, request, timeout_ms)
@@ -334,14 +221,14 @@ class QuorumDriver:
         self.wake()
 
     def fail(self, error: StorageError) -> None:
-        """The disk has failed: the loop ends, and all callers that wait get the error."""
+        """Ends the loop with this error, which all waiting callers get: the disk has failed."""
         self.failure = self.failure or error
         self._set_due()
         self.news.notify()
 
     @contextmanager
     def failing(self) -> Iterator[None]:
-        """A disk that fails here ends the replica: a leader that cannot read would keep others from leading."""
+        """Ends the replica at an error of the disk: a leader that cannot read would keep others from leading."""
         try:
             yield
         except StorageError as error:
@@ -349,7 +236,7 @@ class QuorumDriver:
             raise
 
     def _tell(self) -> None:
-        """Wakes what waits for a change, if there is one."""
+        """Notifies `news` of a change, if there is one."""
         quorum, log = self.quorum, self.directory.log
         now = (
             quorum.election, quorum.is_leader, self.durable_count, quorum.high_watermark, log.log_end_offset,
@@ -370,8 +257,8 @@ class QuorumDriver:
     # ---- End ---------------------------------------------------------------------------------------------------------
 
     async def shut_down(self) -> None:
-        """Stands for no election any more, and gives up the lead if it has it; then it returns when a successor leads,
-        when there cannot be one, or after two election timeouts (A23).
+        """Stands for no election any more, and resigns if it leads. Returns when a successor leads, when there cannot
+        be one, or after two election timeouts (A23).
         """
         if not self.quorum.is_leader:
             self.quorum.shut_down(now_ms())
@@ -384,8 +271,8 @@ class QuorumDriver:
             await self.news.wait(deadline_s)
 
     def _awaits_successor(self) -> bool:
-        """Whether no node leads yet, and enough voters may be there that one of them can. If this node ended too early,
-        the others would find out by their timeouts, together, and split their votes.
+        """True while no node leads, and enough voters may be there to elect one. If this node ended too early, the
+        others would notice by their timeouts, together, and split their votes.
         """
         quorum = self.quorum
         is_succeeded = quorum.election.leader_id not in (NO_NODE, self._settings.node_id)
@@ -395,15 +282,131 @@ class QuorumDriver:
         return reachable_count > 0 and 2 * (reachable_count + 1) > len(quorum.voters.voters)
 
     async def close(self) -> None:
-        """Leaves a cleanly closed log behind, unless its disk has failed. The loop has ended."""
+        """Closes the log cleanly, unless its disk has failed. The loop has ended."""
         self._end_waits()
         await self.directory.close()
 
     def release(self) -> None:
-        """Gives up the directory's lock and writes nothing, as the end of the process would."""
+        """Releases the directory's lock and writes nothing, as the end of the process would."""
         self._end_waits()
         self.directory.release()
 
     def _end_waits(self) -> None:
         self._is_closed = True
         self.news.notify()
+
+
+class Peers:
+    """The outcome of the last call to each other replica: who answers, who does not, and who refuses this node.
+
+    It decides nothing, and explains a quorum without a leader, or one that does not commit. A leader calls only voters
+    that do not fetch, so a fetch of a voter clears its problem, too. Kafka says this in its logs only.
+    """
+
+    def __init__(self, node_id: int, quorum: Quorum, *, late_ms: int) -> None:
+        self._node_id = node_id
+        self._quorum = quorum
+        self._late_ms = late_ms
+        self._next_look_ms = 0
+        # By node: the number of calls that failed, one after another.
+        self._silent: dict[int, int] = {}
+        self._refusals: dict[int, str] = {}
+        self._failures = Repeats(_logger)
+
+    def __repr__(self) -> str:
+        return f"<Peers silent={list(self._silent)} refusing={list(self._refusals)}>"
+
+    @property
+    def state(self) -> tuple[tuple[tuple[int, bool], ...], tuple[int, ...]]:
+        """A value that differs when something has changed."""
+        silent = tuple((each, count >= _GONE_AFTER_FAILURES) for each, count in self._silent.items())
+        return silent, tuple(self._refusals)
+
+    def on_answered(self, node_id: int, response: Message) -> None:
+        self._silent.pop(node_id, None)
+        header = response.partitions[0] if isinstance(response, FetchResponse) else response
+        code = getattr(header, "error_code", ErrorCode.NONE)
+        if code in _REFUSALS:
+            self._refuse(node_id, f"{code.name}: {_REFUSALS[code]}")
+        else:
+            self._refusals.pop(node_id, None)
+
+    def on_failed(self, node_id: int, error: ApiError) -> None:
+        """Records that the node did not answer, or refused to."""
+        if isinstance(error, RetriableApiError):
+            self._refusals.pop(node_id, None)
+            self._silent[node_id] = self._silent.get(node_id, 0) + 1
+        else:
+            self._silent.pop(node_id, None)
+            self._refuse(node_id, f"{error.code.name}: {error}")
+
+    def _refuse(self, node_id: int, reason: str) -> None:
+        self._refusals[node_id] = reason
+        self._failures.failed((node_id, reason), f"{self._quorum!r}: {node_name(node_id)} refuses: {reason}")
+
+    def forget(self) -> None:
+        """Forgets all outcomes: those of a leader's calls say nothing about later calls."""
+        self._silent.clear()
+        self._refusals.clear()
+
+    def look(self, now_ms: int) -> None:
+        """Looks at each interval which voters fetch; a leader without its majority must know which were missing."""
+        if now_ms >= self._next_look_ms:
+            self._look(now_ms)
+
+    def _look(self, now_ms: int) -> None:
+        self._next_look_ms = now_ms + self._late_ms // _LOOKS_PER_TIMEOUT
+        if self._quorum.is_leader:
+            not_fetching = self._not_fetching(now_ms)
+            for node_id in self._other_voters():
+                self._silent.pop(node_id, None)
+                if node_id not in not_fetching:
+                    self._refusals.pop(node_id, None)
+            self._silent.update(dict.fromkeys(not_fetching, 1))
+
+    # ---- Problems -----------------------------------------------------------------------------------------------
+
+    def commit_problem(self, now_ms: int) -> str:
+        """Why the quorum does not commit, as far as this node knows; empty when it does."""
+        role = self._quorum.role
+        if isinstance(role, Follower) and role.leader_id not in self._silent:
+            return ""
+        parts = [] if isinstance(role, Leader) else ["no leader answers"]
+        if self._quorum.voters is None:
+            parts.append("the voters are not known")
+        self._look(now_ms)
+        missing = self.silent_voters()
+        if missing:
+            parts.append(f"voters that do not answer: {', '.join(map(node_name, missing))}")
+        voters = self._other_voters()
+        parts += [
+            f"{node_name(each)} refuses: {reason}"
+            for each, reason in self._refusals.items()
+            if self._quorum.voters is None or each in voters
+        ]
+        return "; ".join(parts)
+
+    def reachable_voters(self) -> Sequence[int]:
+        """The other voters, without those whose calls failed so often that they are gone.
+
+        One failure says nothing: the first call to a process that replaced another one finds the old connection.
+        """
+        return [each for each in self._other_voters() if self._silent.get(each, 0) < _GONE_AFTER_FAILURES]
+
+    def silent_voters(self) -> Sequence[int]:
+        """The other voters whose last call failed."""
+        return [each for each in self._other_voters() if each in self._silent]
+
+    def _not_fetching(self, now_ms: int) -> Sequence[int]:
+        """The voters that have not fetched from this leader for a while."""
+        described = self._quorum.leader_log.handle_describe_quorum(now_ms)
+        return [
+            each.replica.node_id
+            for each in described.voters
+            if each.replica.node_id != self._node_id and not 0 <= each.last_fetch_ago_ms <= self._late_ms
+        ]
+
+    def _other_voters(self) -> Sequence[int]:
+        voters = self._quorum.voters
+        known = voters.voters if voters is not None else ()
+        return [each.node_id for each in known if each.node_id != self._node_id]

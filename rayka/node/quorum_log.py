@@ -1,7 +1,7 @@
 """The records of a quorum's log, for the state machine on it.
 
-What the core and its driver do lies below; `RecordCodec` turns records into bytes. Control records are the quorum's own
-and are left out; their offsets stay, so those of records are not contiguous. Kafka: `RaftClient`, `RecordsBatchReader`,
+The core and its driver lie below; `RecordCodec` turns records into bytes. Control records belong to the quorum and are
+left out; they take up offsets, so the offsets of records are not contiguous. Kafka: `RaftClient`, `RecordsBatchReader`,
 `RecordsSnapshotReader`.
 """
 
@@ -20,8 +20,8 @@ _READ_BYTES = 1 << 20
 
 
 class QuorumLog(Generic[RecordT]):
-    """The replicated log under a shard (`ReplicatedLog`). Reading raises StorageError, naming the directory, for what
-    is damaged or of a type that this node does not know.
+    """The replicated log under a shard (`ReplicatedLog`). Reading raises StorageError, naming the directory, for
+    records that are damaged or of a type that this node does not know.
     """
 
     def __init__(self, driver: QuorumDriver, codec: RecordCodec[RecordT]) -> None:
@@ -66,7 +66,7 @@ class QuorumLog(Generic[RecordT]):
         return self._quorum.high_watermark
 
     def commit_problem(self) -> str:
-        """What keeps the quorum from committing, as far as this node knows; empty when nothing does."""
+        """Why the quorum does not commit, as far as this node knows; empty when it does."""
         return self._driver.peers.commit_problem(now_ms())
 
     def epoch_of(self, offset: int) -> int:
@@ -75,14 +75,16 @@ class QuorumLog(Generic[RecordT]):
     # ---- Records -----------------------------------------------------------------------------------------------------
 
     def append(self, records: Sequence[RecordT]) -> int:
-        """Appends the records atomically, without waiting; the offset of the first. Raises what the core refuses."""
+        """Appends the records atomically, without waiting; returns the offset of the first. Raises the core's
+        refusals.
+        """
         first_offset = self._quorum.leader_log.append(*self._codec.columns(records))
         self._driver.wake()
         return first_offset
 
     def committed(self, offset: int) -> tuple[Iterator[tuple[int, RecordT]], int]:
-        """Some of the records from an offset on that are committed, each with its offset and decoded when it is asked
-        for, and where to read on.
+        """Some committed records from an offset on, each with its offset and decoded at its turn, and the offset at
+        which to read on.
         """
         if self._quorum.high_watermark <= offset:
             return iter(()), offset

@@ -1,7 +1,7 @@
 """The APIs by which replicas of one quorum talk to each other.
 
-An answer depends on the election in which the core gave it: it is taken from the core at once, and leaves the node when
-an election at least as new is durable (A8). Kafka: the part of `ControllerApis` that goes to
+The core gives an answer at once, in an election. The answer leaves the node when an election at least as new is durable
+(A8). Kafka: the part of `ControllerApis` that goes to
 `RaftManager.handleRequest`.
 """
 
@@ -40,8 +40,8 @@ ResponseT = TypeVar("ResponseT", bound=Message)
 
 
 class QuorumRequests:
-    """A method for each API, request to response. They raise KafkaStorageError and BrokerNotAvailable when the replica
-    ends while they wait.
+    """A method for each API, request to response. The methods raise KafkaStorageError and BrokerNotAvailable when the
+    replica ends while they wait.
     """
 
     def __init__(self, driver: QuorumDriver, config: BrokerConfig) -> None:
@@ -54,7 +54,7 @@ class QuorumRequests:
         return f"<QuorumRequests of {self._driver!r}>"
 
     def handle(self, request: Request[Any]) -> Coroutine[Any, Any, Any]:
-        """The answer, by the method of the API's name."""
+        """Answers by the method of the API's name."""
         answering: Coroutine[Any, Any, Any] = getattr(self, api_of(request).name)(request)
         return answering
 
@@ -68,7 +68,7 @@ class QuorumRequests:
         return await self._when_durable(self._quorum.elections.handle_end_quorum_epoch(request, now_ms()))
 
     async def resign(self, request: ResignRequest) -> ResignResponse:
-        """The node leads no more; its successor is elected after the answer. A repeated request ends no later epoch."""
+        """Ends the lead; a successor is elected after the answer. A repeated request ends no later epoch."""
         leads = self._quorum.leading_epoch == request.leader_epoch
         if leads:
             self._quorum.resign(now_ms(), request.successors)
@@ -85,9 +85,9 @@ class QuorumRequests:
         return await self._when_durable(self._quorum.leader_log.handle_describe_quorum(now_ms()))
 
     async def fetch(self, request: FetchRequest) -> FetchResponse:
-        """The answer to a replica that follows the log: at once when there is news for it, else when there is, or when
-        the time that it gave is over (A32). Raises BrokerNotAvailable when the node stops meanwhile (A28),
-        InconsistentClusterId naming both clusters (A27).
+        """Answers a replica that follows the log: when there is news for it, at the latest after the time that it gave
+        (A32). Raises BrokerNotAvailable when the node stops during the wait (A28), InconsistentClusterId naming both
+        clusters (A27).
         """
         if not request.is_of_metadata:
             found = f"{request.partitions!r:.500}"
@@ -121,7 +121,7 @@ class QuorumRequests:
         return await self._decided(change, self._request_timeout_ms)
 
     async def _decided(self, change: VoterChange, timeout_ms: int) -> VoterChangeResponse:
-        """The outcome of a change, or REQUEST_TIMED_OUT: then it may be made yet (A55)."""
+        """The outcome of a change, or REQUEST_TIMED_OUT: then it may still be made (A55)."""
         deadline_s = now_s() + timeout_ms / 1000
         self._driver.wake()
         while change.response is None and now_s() < deadline_s:
@@ -136,7 +136,7 @@ class QuorumRequests:
         )
 
     async def _when_durable(self, response: ResponseT) -> ResponseT:
-        """The response, once the election that it depends on is durable."""
+        """Returns the response once the election that it depends on is durable."""
         count = self._quorum.election_count
         self._driver.wake()
         while self._driver.durable_count < count:

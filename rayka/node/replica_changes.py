@@ -1,9 +1,14 @@
-"""Makes the replicas on one broker what the metadata says: opens them, makes them lead or follow, deletes them.
+"""Makes the replicas on one broker what the metadata say: opens them, makes them lead or follow, deletes them.
 
-Invariants: a delta is applied deletions first, then leaders, then followers (H10), and the epochs that begin are
-durable before it is visible, but for those on a disk that takes longer than a second; one change is made at a time;
-what is on disk and not in the metadata is set aside, never served; the replicas that a full disk has stopped go on when
-it has room. Kafka: `ReplicaManager.applyDelta`.
+Invariants:
+
+- A delta is applied deletions first, then leaders, then followers (H10). The epochs that begin are durable before the
+  delta is visible, but for those on a disk that takes longer than a second.
+- One change is made at a time.
+- A log that is on disk and not in the metadata is set aside, never served.
+- Replicas that a full disk has stopped go on when it has room.
+
+Kafka: `ReplicaManager.applyDelta`; `state-change.log`, and "Shrinking ISR" of `Partition`.
 """
 
 import asyncio
@@ -24,51 +29,11 @@ from rayka.node.replica_manager import ReplicaManager
 from rayka.node.tasks import ITEMS_PER_TURN, Tasks, in_turns
 from rayka.partition.partition import Partition
 
-# What a change of the metadata means for one broker, as lines of its log: partitions that it leads from now on or no
-# more, and the ISRs of those that it leads. One line for each kind of change, whatever the number of partitions.
-#
-# Kafka: `state-change.log`, and "Shrinking ISR" of `Partition`.
-
-
 _NAMES_MAX = 10
-_logger = logging.getLogger(__name__)
-
-
-async def log_leadership(
-    broker_id: int,
-    changed: Iterable[tuple[TopicIdPartition, PartitionImage]],
-    before: MetadataImage | None,
-    image: MetadataImage,
-) -> None:
-    """Says what differs for this broker between two images, of the partitions that changed and are still there."""
-    won: list[str] = []
-    lost: list[str] = []
-    isrs: list[str] = []
-    async for each, state in in_turns(changed):
-        former = before.partition(each) if before is not None else None
-        was_leader = former is not None and former.leader_id == broker_id
-        name = f"{image.topics_by_id[each.topic_id].name}-{each.partition}"
-        if state.leader_id != broker_id:
-            if was_leader:
-                successor = f"broker {state.leader_id}" if state.leader_id >= 0 else "no broker"
-                lost.append(f"{name} ({successor} in epoch {state.leader_epoch})")
-        elif not was_leader or former is None or former.leader_epoch != state.leader_epoch:
-            won.append(f"{name} (epoch {state.leader_epoch}, ISR {_ids(state.isr)})")
-        elif former.isr != state.isr:
-            isrs.append(f"{name} {_ids(state.isr)}, was {_ids(former.isr)}")
-    for what, partitions in (("leads", won), ("leads no more", lost), ("has other ISRs of", isrs)):
-        others = len(partitions) - _NAMES_MAX
-        rest = f"; and {others} more" if others > 0 else ""
-        if partitions:
-            _logger.info("broker %d %s %s%s", broker_id, what, "; ".join(partitions[:_NAMES_MAX]), rest)
-
-
-def _ids(node_ids: Sequence[int]) -> str:
-    return "[" + ",".join(map(str, node_ids)) + "]"
-
-
 _EPOCHS_WAIT_S = 1.0
-_Changed = tuple[TopicIdPartition, PartitionImage]  # a partition and its new state
+# A partition and its new state.
+_Changed = tuple[TopicIdPartition, PartitionImage]
+_logger = logging.getLogger(__name__)
 
 
 class ReplicaChanges:
@@ -92,7 +57,7 @@ class ReplicaChanges:
     # ---- Metadata --------------------------------------------------------------------------------------
 
     async def apply(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        """Makes this broker's partitions what the new image says (H10)."""
+        """Makes this broker's replicas what the new image says (H10)."""
         async with self._changing:
             await self._apply(delta, image)
 
@@ -121,7 +86,8 @@ class ReplicaChanges:
             self._replicas.fetchers.assign(updated[begin : begin + ITEMS_PER_TURN])
             await asyncio.sleep(0)
         for replica in new_leaders:
-            if replica.partition.needs_sync:  # what is to be committed may be in the page cache only
+            # Records that it will commit may be in the page cache only.
+            if replica.partition.needs_sync:
                 replica.flusher.request(replica.partition)
         by_directory: dict[LogDirectory, list[Replica]] = {}
         for replica in updated:
@@ -152,8 +118,8 @@ class ReplicaChanges:
         return self._node_id in state.replicas
 
     async def _gone(self, delta: MetadataDelta, changed: Iterable[_Changed]) -> list[PartitionKey]:
-        """What is here and no longer meant to be: its topic was deleted, or it was moved to other brokers, perhaps to
-        come back into another directory.
+        """The replicas that must go: their topic was deleted, or they moved to other brokers, or into another directory
+        here.
         """
         deleted = set(delta.deleted_topics())
         here = list(self._replicas.hosted) if deleted else []
@@ -165,7 +131,7 @@ class ReplicaChanges:
         return [key for key in here if key[0] in deleted] + moved
 
     def _is_moved(self, key: PartitionKey, state: PartitionImage) -> bool:
-        """Whether it is here, and in none of these directories from now on or in another one of them."""
+        """True if the replica is here, and the metadata place it on other brokers or in another directory here."""
         hosted = self._replicas.hosted.get(key)
         if hosted is None:
             return False
@@ -179,11 +145,13 @@ class ReplicaChanges:
     async def _update_all(
         self, local: Sequence[_Changed], image: MetadataImage
     ) -> tuple[list[Replica], list[Replica]]:
-        """All that could be brought to their new state, and those among them that begin to lead. Leaders come first:
-        clients wait for them (H10)."""
+        """Brings replicas to their new state, leaders first, because clients wait for them (H10). Returns those that
+        are usable, and those among them that begin to lead.
+        """
         updated, new_leaders = [], []
         for each, state in sorted(local, key=lambda each: each[1].leader_id != self._node_id):
-            await asyncio.sleep(0)  # there may be thousands
+            # There may be thousands.
+            await asyncio.sleep(0)
             known = self._replicas.find((each.topic_id, each.partition))
             epoch = None if known is None else known.partition.leader_epoch
             replica = await self._update(each, state, image)
@@ -196,7 +164,7 @@ class ReplicaChanges:
     async def _update(
         self, each: TopicIdPartition, state: PartitionImage, image: MetadataImage
     ) -> Replica | None:
-        """The replica in its new state; None when it is not usable."""
+        """Brings one replica to its new state; returns None when it is not usable."""
         key = (each.topic_id, each.partition)
         hosted = self._replicas.hosted.get(key)
         if isinstance(hosted, Unusable) and not self._may_try_again(hosted, state):
@@ -220,7 +188,7 @@ class ReplicaChanges:
         return replica
 
     def _may_try_again(self, unusable: Unusable, state: PartitionImage) -> bool:
-        """What is damaged may be had from a leader by now."""
+        """True if the log was damaged and may be copied from a leader by now."""
         return isinstance(unusable.error, DamagedLog) and self._logs.can_be_copied(state)
 
     async def _open(
@@ -242,7 +210,7 @@ class ReplicaChanges:
         return Replica(partition, directory, self._logs.flushers[directory])
 
     def _reconfigure(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        """What was written of a topic, or of this broker, counts from the next request on."""
+        """Applies new configurations of topics, and of this broker, from the next request on."""
         settings = self._settings
         names: Iterable[str] = delta.reconfigured_topics()
         if delta.is_reconfigured(self._node_id):
@@ -262,7 +230,7 @@ class ReplicaChanges:
                     replica.partition.update_config(config)
 
     async def _share(self, delta: MetadataDelta, changed: Iterable[_Changed], image: MetadataImage) -> None:
-        """What leaves other brokers goes at the rate that is this broker's part from now on."""
+        """Applies this broker's part of the rate at which replicas leave other brokers."""
         departing = self._replicas.follower_quotas.departing
         departing.forget(delta.deleted_topics())
         async for each, state in in_turns(changed):
@@ -272,12 +240,13 @@ class ReplicaChanges:
     # ---- Deletion --------------------------------------------------------------------------------------
 
     async def _delete(self, keys: Sequence[PartitionKey]) -> None:
-        """These are not fetched any more, then the checkpoints forget them, then their logs get out of the way."""
+        """Deletes replicas: ends their fetches, then takes them out of the checkpoints, then deletes their logs."""
         self._replicas.fetchers.remove(keys)
         gone = [self._replicas.hosted[key] for key in keys]
         await self._logs.forget([(each.directory, each.topic_partition) for each in gone])
         for key in keys:
-            await asyncio.sleep(0)  # there may be thousands
+            # There may be thousands.
+            await asyncio.sleep(0)
             each = self._replicas.drop(key)
             self._replicas.moves.on_gone(key)
             if each is not None and each.directory is not None:
@@ -290,11 +259,12 @@ class ReplicaChanges:
     # ---- Another directory ---------------------------------------------------------------------------------
 
     async def _exchange(self, key: PartitionKey, exchanged: Callable[[], Replica | None]) -> bool:
-        """Whether the replica has another log, in another directory, from now on; no change of metadata is made
-        meanwhile. Raises what the exchange raises.
+        """Lets a move exchange the replica's log for the one in another directory; False if it could not yet. No change
+        of metadata is made during the exchange. Raises what the exchange raises.
         """
         async with self._changing:
-            self._replicas.fetchers.remove([key])  # an answer that comes meanwhile is for the log of before
+            # An answer that is under way belongs to the old log.
+            self._replicas.fetchers.remove([key])
             try:
                 return exchanged() is not None
             finally:
@@ -305,24 +275,25 @@ class ReplicaChanges:
     # ---- Room after a full disk ------------------------------------------------------------------------
 
     async def _on_room(self, directory: LogDirectory) -> bool:
-        """The replicas in the directory that a full disk has stopped go on, each with what is in its log's files. False
-        while some do not: the directory has to count as full until then, else an append to one that has yet to be
-        opened would give all leads away again.
+        """Lets the replicas go on that a full disk has stopped, each with the records in its log's files. False while
+        some do not: the directory must count as full until then, else an append to a log that is not open yet would
+        give all leads away again.
         """
         for key in self._waiting_for_room(directory):
-            await asyncio.sleep(0)  # there may be thousands
-            # For each anew: what the metadata says meanwhile does not wait for all of them.
+            # There may be thousands.
+            await asyncio.sleep(0)
+            # The lock is taken for each replica, so new metadata do not wait for all of them.
             async with self._changing:
                 await self._try_again(key, directory)
         async with self._changing:
             return directory.failure is None and not self._waiting_for_room(directory)
 
     def _waiting_for_room(self, directory: LogDirectory) -> list[PartitionKey]:
-        """Those whose log met the full disk in the middle of a change, or could not be opened on it."""
+        """The replicas whose log met the full disk in the middle of a change, or could not be opened on it."""
         return [key for key, each in self._replicas.hosted.items() if each.waits_for_room(directory)]
 
     async def _try_again(self, key: PartitionKey, directory: LogDirectory) -> None:
-        """Unless it is not here any more, or goes on already."""
+        """Opens one replica again, unless it is not here any more, or goes on already."""
         each, image, hosted = TopicIdPartition(*key), self._replicas.image, self._replicas.hosted.get(key)
         state = None if image is None else image.partition(each)
         if image is None or state is None or not self._holds(state):
@@ -333,12 +304,13 @@ class ReplicaChanges:
             self._replicas.drop(key)
             await self._on_updated(*await self._update_all([(each, state)], image))
             return
-        self._replicas.fetchers.remove([key])  # an answer that comes meanwhile is for the log of before
+        # An answer that is under way belongs to the old log.
+        self._replicas.fetchers.remove([key])
         if await self._reopen(hosted, state):
             await self._on_updated([hosted], [hosted] if hosted.partition.is_leader else [])
 
     async def _reopen(self, replica: Replica, state: PartitionImage) -> bool:
-        """Whether the replica has a log again that takes changes."""
+        """Opens the replica's log again; False if it takes no changes."""
         partition = replica.partition
         try:
             await self._logs.reopen(replica, clock.now_ms())
@@ -351,3 +323,43 @@ class ReplicaChanges:
             replica.flusher.forget(partition)
             return True
         return False
+
+
+# ---- The log of leaders ----------------------------------------------------------------------------------------------
+
+
+async def log_leadership(
+    broker_id: int,
+    changed: Iterable[tuple[TopicIdPartition, PartitionImage]],
+    before: MetadataImage | None,
+    image: MetadataImage,
+) -> None:
+    """Logs the partitions that this broker leads from now on or no more, and the new ISRs of those that it leads.
+
+    One line for each kind of change, whatever the number of partitions. `changed` are the partitions that changed
+    between the two images and are still there.
+    """
+    won: list[str] = []
+    lost: list[str] = []
+    isrs: list[str] = []
+    async for each, state in in_turns(changed):
+        former = before.partition(each) if before is not None else None
+        was_leader = former is not None and former.leader_id == broker_id
+        name = f"{image.topics_by_id[each.topic_id].name}-{each.partition}"
+        if state.leader_id != broker_id:
+            if was_leader:
+                successor = f"broker {state.leader_id}" if state.leader_id >= 0 else "no broker"
+                lost.append(f"{name} ({successor} in epoch {state.leader_epoch})")
+        elif not was_leader or former is None or former.leader_epoch != state.leader_epoch:
+            won.append(f"{name} (epoch {state.leader_epoch}, ISR {_ids(state.isr)})")
+        elif former.isr != state.isr:
+            isrs.append(f"{name} {_ids(state.isr)}, was {_ids(former.isr)}")
+    for what, partitions in (("leads", won), ("leads no more", lost), ("has other ISRs of", isrs)):
+        others = len(partitions) - _NAMES_MAX
+        rest = f"; and {others} more" if others > 0 else ""
+        if partitions:
+            _logger.info("broker %d %s %s%s", broker_id, what, "; ".join(partitions[:_NAMES_MAX]), rest)
+
+
+def _ids(node_ids: Sequence[int]) -> str:
+    return "[" + ",".join(map(str, node_ids)) + "]"

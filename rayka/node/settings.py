@@ -1,4 +1,4 @@
-"""What a node is told when it is made: its identity, its disks, and the outside world it may use."""
+"""The settings of a node: its identity, its disks, and the outside world that it may use."""
 
 import posixpath
 from collections.abc import Callable
@@ -12,7 +12,8 @@ from rayka.ports import Disk, Network
 from rayka.protocol.membership import NodeState, StatusResponse
 from rayka.shard.runtime import STEPS_PER_TURN
 
-if TYPE_CHECKING:  # a client imports this, and shards read batches
+# A client imports this, and shards read batches.
+if TYPE_CHECKING:
     from rayka.shard.shard_records import ShardType
 
 _CONTROLLER_DIRECTORY = "metadata"
@@ -20,16 +21,7 @@ _CONTROLLER_DIRECTORY = "metadata"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSettings:
-    """One node's identity and its ports.
-
-    `wall_clock_ms` is for timestamps in records only; waiting and timeouts use the event loop's clock. `crash` ends the
-    process (or, in one process, kills the node): it is called once, with the exception that no code expected. `rack` is
-    where the node is, for placement (B47) and for readers nearby (G15). `steps_per_turn`: how much of a long request a
-    controller does before others have their turn. `log_path` is where its process logs. `shard_types`: the state
-    machines that a broker hosts on internal topics. `roles` are those of its broker, which a controller does not have:
-    broker, coordinator or both. `processor_seconds`: what the process has used of processors since it began, 0 where
-    that is not known.
-    """
+    """One node's identity and its ports."""
 
     node_id: int
     cluster_name: str
@@ -38,19 +30,28 @@ class NodeSettings:
     disk: Disk
     network: Network
     random: Random
+    # For timestamps in records only; waits and timeouts use the event loop's clock.
     wall_clock_ms: Callable[[], int]
+    # Ends the process (in one process with others: kills the node). Called once, with the exception that no code
+    # expected.
     crash: Callable[[BaseException], None]
     host: str = "localhost"
     pid: int | None = None
+    # Where the node is, for placement (B47) and for readers nearby (G15).
     rack: str = ""
+    # How much of a long request a controller does before other work has its turn.
     steps_per_turn: int = STEPS_PER_TURN
+    # Where the process logs.
     log_path: str = ""
+    # The state machines that a broker hosts on internal topics.
     shard_types: "tuple[ShardType, ...]" = ()
+    # The roles of its broker (broker, coordinator or both), which a controller does not have.
     roles: tuple[Role, ...] = BROKER_ONLY
+    # The processor time of the process so far; 0 where it is not known.
     processor_seconds: Callable[[], float] = lambda: 0.0
 
     def status(self, state: NodeState, roles: tuple[Role, ...], detail: str = "") -> StatusResponse:
-        """What is known of a node in that state before it is open."""
+        """The status of a node in that state, as far as the settings tell it."""
         return StatusResponse(
             self.node_id,
             roles,
@@ -69,5 +70,5 @@ def controller_settings(settings: NodeSettings) -> NodeSettings:
 
 
 def combined_controller_directory(data_dir: str) -> str:
-    """Where the controller of a combined node has its files, below the broker's first data directory."""
+    """The directory of a combined node's controller, below the broker's first data directory."""
     return posixpath.join(data_dir, _CONTROLLER_DIRECTORY)

@@ -1,17 +1,15 @@
-"""Writing snapshots of a replicated state, and deleting those, and the log before them, that are no longer needed.
+"""Writes snapshots of a replicated state, and deletes those, and the log before them, that are no longer needed.
 
-One is due when the records since the last reach `metadata.log.max.record.bytes.between.snapshots`, or when
+A snapshot is due when the records since the last one reach `metadata.log.max.record.bytes.between.snapshots`, or when
 `metadata.log.max.snapshot.interval.ms` have passed and there was any record: on the active node and on the standbys
-alike, each on its own disk (A47). On the active node the newest state is not committed yet, so:
+alike, each on its own disk (A47). On the active node the newest state is not committed yet, therefore:
 
 1. The state is captured when everything appended is in the log, so that it ends where a batch ends.
-2. It is written when the high watermark has passed it in the same epoch; otherwise it is forgotten.
+2. The snapshot is written when the high watermark has passed the state in the same epoch; otherwise it is forgotten.
 3. It is encoded piece by piece, so that nothing waits for it. A captured state must not change, therefore.
 
-What a state is, and which records stand for it, is the shard's to say (`SnapshotShard`).
-
-A full disk costs the snapshot and nothing else, for the log holds all of it. Kafka: `SnapshotGenerator`,
-`KafkaMetadataLog.maybeClean` (A46, A47, A51).
+The shard says which records stand for its state (`SnapshotShard`). A full disk costs the snapshot and nothing else, for
+the log holds all of it. Kafka: `SnapshotGenerator`, `KafkaMetadataLog.maybeClean` (A46, A47, A51).
 """
 
 import logging
@@ -35,12 +33,13 @@ from rayka.shard.shard_records import RecordCodec
 
 SnapshotShardT = TypeVar("SnapshotShardT", bound=SnapshotShard[Any])
 CLEAN_INTERVAL_MS = 60_000
-_RECORDS_PER_BATCH = 96  # about a millisecond's work; lists this short are encoded without Arrow
+# About a millisecond's work; lists this short are encoded without Arrow.
+_RECORDS_PER_BATCH = 96
 _logger = logging.getLogger(__name__)
 
 
 class SnapshotSchedule:
-    """When the next one is due. `now_ms` is when the node began: the interval counts from there."""
+    """Says when the next snapshot is due. The interval counts from `now_ms`, when the node began."""
 
     def __init__(self, config: BrokerConfig, *, now_ms: int) -> None:
         self._bytes_max = config.metadata_log_max_record_bytes_between_snapshots
@@ -51,16 +50,16 @@ class SnapshotSchedule:
         return f"<SnapshotSchedule every {self._bytes_max} bytes or {self._interval_ms} ms, last {self._last_ms}>"
 
     def is_due(self, record_bytes: int, now_ms: int) -> bool:
-        """Whether to write one now, with this many bytes of records since the last."""
+        """True if a snapshot is due, with this many bytes of records since the last one."""
         is_time = self._interval_ms > 0 and now_ms - self._last_ms >= self._interval_ms
         return record_bytes > 0 and (is_time or record_bytes >= self._bytes_max)
 
     def next_ms(self, record_bytes: int) -> int | None:
-        """When one is due although nothing is appended any more; None: never."""
+        """When a snapshot is due although nothing more is appended; None: never."""
         return self._last_ms + self._interval_ms if self._interval_ms and record_bytes else None
 
     def on_done(self, now_ms: int) -> None:
-        """One was written, or could not be."""
+        """A snapshot was written, or could not be."""
         self._last_ms = now_ms
 
 
@@ -101,7 +100,7 @@ class SnapshotGenerator(Generic[SnapshotShardT, RecordT]):
             await self._driver.news.wait(self._deadline_s(record_bytes, time_ms))
 
     def _record_bytes(self) -> int:
-        """Of records that no snapshot holds."""
+        """The bytes of records that no snapshot holds."""
         latest, log = self._directory.snapshots.latest, self._directory.log
         counted_from = (latest, log.log_start_offset)
         if counted_from != self._counted_from:
@@ -113,7 +112,7 @@ class SnapshotGenerator(Generic[SnapshotShardT, RecordT]):
         return log.segments.size_bytes - self._bytes_before
 
     def _deadline_s(self, record_bytes: int, now_ms: int) -> float:
-        """One that is due already waits for news: nothing could be captured."""
+        """The time of the next look. A snapshot that is due already waits for news: no state could be captured."""
         due_ms = self._schedule.next_ms(record_bytes)
         if due_ms is None or due_ms <= now_ms:
             return self._clean_ms / 1000
@@ -135,8 +134,8 @@ class SnapshotGenerator(Generic[SnapshotShardT, RecordT]):
             await self._write(snapshot_id, records)
 
     def _can_capture(self, offset: int) -> bool:
-        """Not while the shard holds what is not in the log yet, nor when it has not noticed that it leads no more: then
-        others may have written at its offsets.
+        """False while the shard holds records that are not in the log yet, or has not noticed that it leads no more:
+        then others may have written at its offsets.
         """
         if self._shard.is_active:
             return self._directory.log.log_end_offset == offset
@@ -170,9 +169,11 @@ class SnapshotGenerator(Generic[SnapshotShardT, RecordT]):
     def _on_written(self, snapshot_id: OffsetAndEpoch) -> None:
         directory = self._directory
         if snapshot_id.offset < directory.log.log_start_offset:
-            directory.snapshots.delete(snapshot_id)  # one that was fetched meanwhile has taken its place
+            # A snapshot that was fetched since has taken its place.
+            directory.snapshots.delete(snapshot_id)
             return
-        directory.log.roll(now_ms())  # so that what it stands for can be removed some day
+        # So that the records that it stands for can be removed some day.
+        directory.log.roll(now_ms())
         self._clean()
         self._driver.wake()
 
@@ -196,7 +197,7 @@ class SnapshotGenerator(Generic[SnapshotShardT, RecordT]):
 def data_batches(
     records: Iterable[RecordT], codec: RecordCodec[RecordT], *, timestamp_ms: int
 ) -> Iterator[Buffer]:
-    """The records as the batches of a snapshot, small enough for others to have their turn in between."""
+    """The records as the batches of a snapshot, small enough for other work to have its turn in between."""
     remaining = iter(records)
     while batch := list(islice(remaining, _RECORDS_PER_BATCH)):
         columns = codec.columns(batch)
