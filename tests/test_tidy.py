@@ -183,6 +183,7 @@ def test_an_upward_import_is_found(tmp_path: Path) -> None:
         (tmp_path / "rayka" / package / "__init__.py").touch()
     for module in (
         "__init__",
+        "clock",
         "cluster",
         "config",
         "config_file",

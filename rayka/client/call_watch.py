@@ -18,7 +18,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from rayka.client.retry import LoopClock
+from rayka.clock import LoopClock
 from rayka.errors import NetworkException
 from rayka.ids import node_name
 from rayka.protocol.later import Later, later_of

@@ -20,7 +20,8 @@ from msgspec.structs import replace
 
 from rayka.client.bootstrap import ClientConfig
 from rayka.client.cluster_nodes import ClusterNodes
-from rayka.client.retry import LoopClock, Retry, telling
+from rayka.client.retry import Retry, telling
+from rayka.clock import LoopClock
 from rayka.errors import (
     ApiError,
     ErrorCode,

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import TypeVar
 
-from rayka.client.retry import LoopClock
+from rayka.clock import LoopClock
 from rayka.errors import ApiError, NetworkException, RequestTimedOut, UnavailableError
 from rayka.ports import Network, Request
 from rayka.protocol.later import Later, later_of

@@ -8,6 +8,7 @@ Kafka: `BrokerLifecycleManager` (H1-H5).
 import asyncio
 import logging
 
+from rayka.clock import now_s
 from rayka.config.broker_config import BROKER_KEYS
 from rayka.config.config_model import snake
 from rayka.errors import (
@@ -22,7 +23,6 @@ from rayka.errors import (
 )
 from rayka.ids import NO_EPOCH, random_uuid
 from rayka.metadata.metadata_records import METADATA_VERSION_MAX, METADATA_VERSION_MIN
-from rayka.node.clock import now_s
 from rayka.node.controller_link import ControllerLink, Pauses
 from rayka.node.data_directories import DataDirectories
 from rayka.node.load_meter import LoadMeter

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from rayka.clock import now_ms
 from rayka.controller.configuration_control import unheeded_min_isr
 from rayka.controller.controller import BootstrapMetadata, Controller
 from rayka.errors import (
@@ -30,7 +31,6 @@ from rayka.errors import (
 from rayka.ids import NO_NODE, Role, node_name
 from rayka.metadata.image import MetadataImage
 from rayka.metadata.metadata_records import MetadataRecord
-from rayka.node.clock import now_ms
 from rayka.node.metadata_follower import METADATA_CODEC
 from rayka.node.quorum_driver import QuorumDriver
 from rayka.node.quorum_log import QuorumLog

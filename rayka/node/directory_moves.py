@@ -35,6 +35,7 @@ from contextlib import contextmanager
 from enum import Enum
 from functools import partial
 
+from rayka import clock
 from rayka.config.broker_config import BrokerConfig
 from rayka.errors import (
     ApiError,
@@ -51,7 +52,6 @@ from rayka.ids import NO_OFFSET, TopicIdPartition
 from rayka.log.log import Log
 from rayka.log.log_copy import SLICE_BYTES, LogCopy
 from rayka.log.log_directory import LogDirectory
-from rayka.node import clock
 from rayka.node.controller_link import ControllerLink, Pauses
 from rayka.node.data_directories import SPARE_BYTES
 from rayka.node.log_manager import LogManager

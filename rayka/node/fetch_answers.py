@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from rayka import clock
 from rayka.errors import ApiError, ErrorCode, PassingStorageError, StorageError, TooManyOpenFiles
 from rayka.ids import node_name
 from rayka.log.mapped_reader import LocalDirectories, copy_range
-from rayka.node import clock
 from rayka.node.fetch_positions import FetchPositions, Followed, Hold
 from rayka.node.replica import ReplicaOwner, Truncate, Truncations
 from rayka.node.tasks import Repeats, Tasks

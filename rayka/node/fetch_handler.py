@@ -21,6 +21,7 @@ from typing import cast
 
 import numpy as np
 
+from rayka.clock import now_ms
 from rayka.errors import (
     ApiError,
     FetchSessionIdNotFound,
@@ -29,7 +30,6 @@ from rayka.errors import (
     StorageError,
 )
 from rayka.ids import NO_EPOCH, NO_NODE
-from rayka.node.clock import now_ms
 from rayka.node.fetch_sessions import FetchContext, FetchSessions
 from rayka.node.inbox import Response
 from rayka.node.replica import Replica

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from enum import Enum, auto
 from operator import attrgetter
 
-from rayka.node import clock
+from rayka import clock
 from rayka.node.follower_quotas import FollowerQuotas
 from rayka.node.replica import PartitionKey, Replica, key_of
 from rayka.partition.partition_follower import PartitionFollower

@@ -13,10 +13,10 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic
 
+from rayka import clock
 from rayka.errors import ApiError, CorruptRecord, DamagedLog, StorageError, UnsupportedVersion
 from rayka.ids import NO_EPOCH, NO_NODE, NO_OFFSET, node_name
 from rayka.metadata.image import MetadataImage
-from rayka.node import clock
 from rayka.node.parked import News
 from rayka.node.replica import PartitionKey, Replica
 from rayka.node.replica_manager import ReplicaManager

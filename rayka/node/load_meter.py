@@ -10,9 +10,9 @@ import posixpath
 from collections.abc import Iterator
 from heapq import nlargest
 
+from rayka.clock import now_ms
 from rayka.errors import StorageError
 from rayka.log.meta_properties import META_PROPERTIES_FILE
-from rayka.node.clock import now_ms
 from rayka.node.data_directories import DataDirectories
 from rayka.node.log_cleaner import weight_of
 from rayka.node.replica import ReplicaOwner, key_of

@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
+from rayka import clock
 from rayka.cleaner.compaction import (
     FAILURES,
     Cleanable,
@@ -28,7 +29,6 @@ from rayka.config.broker_config import BrokerConfig
 from rayka.errors import DiskFull, PassingStorageError, StorageError
 from rayka.log.log import Log
 from rayka.log.log_directory import LogDirectory
-from rayka.node import clock
 from rayka.node.data_directories import SPARE_BYTES
 from rayka.node.replica import Replica, ReplicaOwner
 from rayka.node.settings import NodeSettings

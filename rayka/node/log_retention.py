@@ -27,12 +27,12 @@ from heapq import heappop, heappush
 from random import Random
 from typing import NamedTuple
 
+from rayka import clock
 from rayka.config.broker_config import BrokerConfig
 from rayka.errors import ApiError, PassingStorageError, StorageError
 from rayka.log.log import Log
 from rayka.log.log_directory import LogDirectory
 from rayka.log.retention import Clock, Expired, ahead_ms, expire
-from rayka.node import clock
 from rayka.node.data_directories import DataDirectories
 from rayka.node.replica import Replica, ReplicaOwner
 from rayka.node.settings import NodeSettings

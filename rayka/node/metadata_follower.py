@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import msgspec
 
+from rayka.clock import now_s
 from rayka.errors import (
     CorruptRecord,
     ErrorCode,
@@ -32,7 +33,6 @@ from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import MetadataImage, events_response, metadata_steps
 from rayka.metadata.image_snapshot import difference
 from rayka.metadata.metadata_records import MetadataRecord, decode_record, encode_record
-from rayka.node.clock import now_s
 from rayka.node.controller_link import ControllerLink, Pauses
 from rayka.node.settings import NodeSettings
 from rayka.node.tasks import Signal, in_turns, result_in_turns

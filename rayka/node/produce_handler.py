@@ -23,10 +23,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rayka.clock import now_ms
 from rayka.config.broker_config import BrokerConfig
 from rayka.errors import ApiError, RecordsRefused, RequestTimedOut, StorageError
 from rayka.node.broker_lifecycle import BrokerLifecycle
-from rayka.node.clock import now_ms
 from rayka.node.inbox import Response
 from rayka.node.parked import News, Watch
 from rayka.node.replica import PartitionKey, check_not_internal

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from rayka.clock import now_ms, now_s
 from rayka.errors import (
     ApiError,
     BrokerNotAvailable,
@@ -33,7 +34,6 @@ from rayka.errors import (
 from rayka.ids import NO_NODE, node_name, possible_controllers
 from rayka.log.checkpoint_files import replace_durably
 from rayka.log.log import PrefixCopy
-from rayka.node.clock import now_ms, now_s
 from rayka.node.quorum_directory import QuorumDirectory
 from rayka.node.settings import NodeSettings
 from rayka.node.tasks import Repeats, Signal, Tasks

@@ -8,9 +8,9 @@ left out; they take up offsets, so the offsets of records are not contiguous. Ka
 from collections.abc import Iterator, Sequence
 from typing import Generic
 
+from rayka.clock import now_ms
 from rayka.errors import ApiError, CorruptRecord, StorageError, UnsupportedVersion
 from rayka.ids import OffsetAndEpoch
-from rayka.node.clock import now_ms
 from rayka.node.quorum_driver import QuorumDriver
 from rayka.ports import Buffer
 from rayka.shard.shard import RecordT

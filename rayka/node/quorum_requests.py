@@ -8,10 +8,10 @@ The core gives an answer at once, in an election. The answer leaves the node whe
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from rayka.clock import now_ms, now_s
 from rayka.config.broker_config import BrokerConfig
 from rayka.errors import ErrorCode, InconsistentClusterId, InvalidRequest
 from rayka.ids import METADATA_TOPIC
-from rayka.node.clock import now_ms, now_s
 from rayka.node.quorum_driver import QuorumDriver
 from rayka.ports import Message, Request
 from rayka.protocol.apis import api_of

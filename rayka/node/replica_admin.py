@@ -13,6 +13,7 @@ from functools import partial
 from operator import attrgetter
 from typing import NamedTuple
 
+from rayka.clock import now_ms, now_s
 from rayka.errors import (
     ApiError,
     ErrorCode,
@@ -27,7 +28,6 @@ from rayka.ids import NO_TIMESTAMP, ZERO_ID, TopicPartition, node_name
 from rayka.log.log import Log
 from rayka.log.log_directory import LogDirectory
 from rayka.metadata.image import named_partition
-from rayka.node.clock import now_ms, now_s
 from rayka.node.directory_moves import DirectoryMove
 from rayka.node.log_cleaner import weight_of
 from rayka.node.replica import PartitionKey, Replica, Unusable, check_not_internal, key_of

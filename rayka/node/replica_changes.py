@@ -17,13 +17,13 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from uuid import UUID
 
+from rayka import clock
 from rayka.errors import DamagedLog, PassingStorageError, StorageError
 from rayka.ids import TopicIdPartition, TopicPartition
 from rayka.log.log import Log
 from rayka.log.log_directory import LogDirectory
 from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import MetadataImage, PartitionImage, broker_config, topic_config
-from rayka.node import clock
 from rayka.node.replica import PartitionKey, Replica, Unusable, key_of
 from rayka.node.replica_manager import ReplicaManager
 from rayka.node.tasks import ITEMS_PER_TURN, Tasks, in_turns

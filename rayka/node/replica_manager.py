@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from uuid import UUID
 
+from rayka import clock
 from rayka.errors import (
     ApiError,
     DamagedLog,
@@ -33,7 +34,6 @@ from rayka.log.local_disk import LocalDisk
 from rayka.log.log_directory import LogDirectory
 from rayka.log.mapped_reader import LocalDirectories
 from rayka.metadata.image import BrokerImage, MetadataImage, PartitionImage
-from rayka.node import clock
 from rayka.node.controller_link import ControllerLink, Pauses
 from rayka.node.data_directories import DataDirectories
 from rayka.node.directory_moves import DirectoryMoves

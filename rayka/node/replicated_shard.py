@@ -23,9 +23,9 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any, Generic, NamedTuple, Protocol
 
+from rayka import clock
 from rayka.errors import ApiError, RequestTimedOut, StorageError
 from rayka.ids import NO_EPOCH, NO_OFFSET, node_name
-from rayka.node import clock
 from rayka.node.tasks import Signal
 from rayka.shard.runtime import STEPS_PER_TURN, Pending, ShardRuntime, ShardT
 from rayka.shard.shard import AppendLog, NotHere, RecordT

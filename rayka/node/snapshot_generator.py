@@ -17,10 +17,10 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
+from rayka.clock import now_ms
 from rayka.config.broker_config import BrokerConfig
 from rayka.errors import PassingStorageError
 from rayka.ids import OffsetAndEpoch
-from rayka.node.clock import now_ms
 from rayka.node.quorum_driver import QuorumDriver
 from rayka.node.replicated_shard import ReplicatedShard
 from rayka.node.settings import NodeSettings

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Hasha
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from rayka.node import clock
+from rayka import clock
 
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")

@@ -1,6 +1,6 @@
 """The clock of what runs on one loop."""
 
-from rayka.client.retry import LoopClock, now_s
+from rayka.clock import LoopClock, now_s
 from rayka.sim.loop import VirtualLoop
 
 

@@ -12,9 +12,9 @@ from rayka.actors.scaling import rooms
 from rayka.actors.scaling.planner import Room, Seen, Standing
 from rayka.client.admin.admin_configs import closed_brokers, is_leaving
 from rayka.client.admin.broker_asks import NO_TOPIC, describe_brokers, values_of
+from rayka.clock import now_ms
 from rayka.config.cluster_config import ClusterSpec
 from rayka.ids import Role, is_internal, role_of
-from rayka.node.clock import now_ms
 from rayka.protocol.configs import MOVES_MAX, ConfigResourceName, DescribeConfigsRequest, ResourceType
 from rayka.protocol.load import DescribeLoadRequest
 from rayka.protocol.membership import (

@@ -28,7 +28,8 @@ from rayka.client.consumer.group_membership import (
     Step,
 )
 from rayka.client.metadata import ClusterMetadata, last_partitions
-from rayka.client.retry import now_s, telling
+from rayka.client.retry import telling
+from rayka.clock import now_s
 from rayka.config.client_config import ConsumerConfig
 from rayka.coordinator.assignors.assignor import PartitionRacks
 from rayka.errors import ErrorCode, RaykaError, UnknownTopicOrPartition

@@ -20,7 +20,8 @@ from rayka.client.call_watch import CallWatch
 from rayka.client.consumer.fetch_plan import NodeFetches
 from rayka.client.consumer.fetch_state import FetchState, FetchTicket
 from rayka.client.metadata import ClusterMetadata
-from rayka.client.retry import SOON_MAX, now_s
+from rayka.client.retry import SOON_MAX
+from rayka.clock import now_s
 from rayka.config.client_config import ConsumerConfig
 from rayka.errors import (
     ApiError,

@@ -15,7 +15,7 @@ import msgspec
 
 from rayka.client.consumer.fetch_state import FetchState, FetchTicket
 from rayka.client.metadata import ClusterMetadata, no_such_partition
-from rayka.client.retry import now_s
+from rayka.clock import now_s
 from rayka.ids import NO_EPOCH, NO_NODE, TopicPartition, node_name
 from rayka.protocol.fetch import (
     FIRST_SESSION_EPOCH,

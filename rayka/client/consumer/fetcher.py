@@ -22,8 +22,8 @@ from rayka.client.consumer.offset_commits import GroupOffsets, OffsetAndMetadata
 from rayka.client.coordinator_calls import CoordinatorCalls
 from rayka.client.leader_calls import LeaderCalls
 from rayka.client.metadata import ClusterMetadata, check_partition, last_partitions, topic_recreated
-from rayka.client.retry import now_s
 from rayka.client.silence import SilenceWatch
+from rayka.clock import now_s
 from rayka.config.client_config import ConsumerConfig
 from rayka.errors import InvariantBroken, UnavailableError
 from rayka.ids import TopicPartition

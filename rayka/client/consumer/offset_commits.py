@@ -26,7 +26,8 @@ from rayka.client.arguments import int_of, mapping_of, partition_of, text_of
 from rayka.client.consumer.group_membership import GroupMetadata
 from rayka.client.coordinator_calls import CoordinatorCalls
 from rayka.client.metadata import ClusterMetadata, check_partition, topic_recreated
-from rayka.client.retry import TELL_AFTER_S, Retry, now_s
+from rayka.client.retry import TELL_AFTER_S, Retry
+from rayka.clock import now_s
 from rayka.errors import (
     ApiError,
     ErrorCode,

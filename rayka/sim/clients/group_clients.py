@@ -18,7 +18,7 @@ from rayka.client.consumer.fetcher import Fetcher
 from rayka.client.consumer.group_membership import GroupMetadata
 from rayka.client.consumer.offset_commits import OffsetAndMetadata, Problems, first_problem
 from rayka.client.consumer.rebalance_listener import HandoverStages, RebalanceListener, Stage
-from rayka.client.retry import now_s
+from rayka.clock import now_s
 from rayka.config.client_config import ConsumerConfig
 from rayka.coordinator.group_records import OffsetValue
 from rayka.coordinator.group_shard import OFFSETS_TOPIC, GroupShard
