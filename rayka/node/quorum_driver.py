@@ -297,7 +297,7 @@ class QuorumDriver:
 
 
 class Peers:
-    """The outcome of the last call to each other replica: who answers, who does not, and who refuses this node.
+    """The outcome of the last call to each other replica: an answer, silence, or a refusal of this node.
 
     It decides nothing, and explains a quorum without a leader, or one that does not commit. A leader calls only voters
     that do not fetch, so a fetch of a voter clears its problem, too. Kafka says this in its logs only.
