@@ -394,14 +394,14 @@ class DirectoryMove:
         """Truncates the copy where the log has parted from it, or copies a slice; True once the copy has everything."""
         replica, copy = self._check(), self._opened()
         original = replica.partition.log
-        if copy.is_parted(original):
+        if copy.has_diverged(original):
             with self._writing():
                 await self._moves.truncations.run(self.target, partial(copy.cut, original), self._is_going_on)
             return False
         size_bytes = self._copy_slice(replica)
         if size_bytes and is_bounded:
             await self._moves.pace.spend(size_bytes, self._is_going_on)
-        return copy.is_even(self._check().partition.log)
+        return copy.is_complete(self._check().partition.log)
 
     def _copy_slice(self, replica: Replica) -> int:
         """Copies a slice; returns its size."""
@@ -506,9 +506,9 @@ class DirectoryMove:
         """
         replica, copy = self._check(), self._opened()
         original, partition = replica.partition.log, self._partition
-        if not copy.is_parted(original):
+        if not copy.has_diverged(original):
             self._copy_slice(replica)
-        is_whole = copy.is_even(original) and copy.log.flushed_offset >= original.flushed_offset
+        is_whole = copy.is_complete(original) and copy.log.flushed_offset >= original.flushed_offset
         if not is_whole or not self._is_named():
             return None
         with self._writing():

@@ -36,8 +36,7 @@ from rayka.node.replica import Replica
 from rayka.node.replica_manager import ReplicaManager
 from rayka.node.tasks import in_turns, result_in_turns
 from rayka.partition.follower_states import FollowerFetch
-from rayka.partition.partition import Partition
-from rayka.partition.partition_reads import FoundOffset
+from rayka.partition.partition import FoundOffset, Partition
 from rayka.partition.quota import Quota
 from rayka.protocol.fetch import (
     FetchPartition,
