@@ -1,8 +1,7 @@
-"""The table of assignors, and what all of them share: members in their order, partitions by topic.
+"""The contract of an assignor, and the parts that all assignors share: members in their order, partitions by topic.
 
-An assignor gives each partition of the topics that some member subscribes to, to exactly one member that subscribes to
-its topic. The result depends on its arguments alone, so any member may be the leader. Topics that do not exist are left
-out. `racks`, where they are known, says in which racks the replicas of each partition are. Kafka:
+An assignor gives each partition of a subscribed topic to exactly one subscriber of the topic. The result depends on the
+arguments alone, so any member may be the leader. Topics that do not exist are left out. Kafka:
 `ConsumerPartitionAssignor`, `AbstractPartitionAssignor` (E9).
 """
 
@@ -14,27 +13,28 @@ from rayka.protocol.groups import ConsumerSubscription
 
 Assignment = dict[str, list[TopicPartition]]
 
-# By partition: the racks of its replicas, each once and in order; none where the brokers name none.
+# The racks of the replicas by partition, each once and in order; empty if the brokers have no racks.
 PartitionRacks = tuple[tuple[str, ...], ...]
 RacksByTopic = Mapping[str, PartitionRacks]
 NO_RACKS: RacksByTopic = {}
 
 
 class Subscriber(NamedTuple):
-    """One member of the group as its leader sees it; `instance_id` is empty for a dynamic member."""
+    """A member of the group, as the leader sees it."""
 
     member_id: str
     subscription: ConsumerSubscription
+    # Empty for a dynamic member.
     instance_id: str = ""
 
     @property
     def rank(self) -> tuple[bool, str, str]:
-        """Static members come first, by their instance: a restart under another member id changes nothing."""
+        """The sort key. Static members come first, by instance: a restart with another member id changes nothing."""
         return not self.instance_id, self.instance_id, self.member_id
 
 
 class AssignFunction(Protocol):
-    """An assignor: the partitions of each member, by its id."""
+    """An assignor. Returns partitions by member id; `racks` names the racks of replicas, where they are known."""
 
     def __call__(
         self, members: Iterable[Subscriber], partition_counts: Mapping[str, int], racks: RacksByTopic = ...
@@ -42,14 +42,14 @@ class AssignFunction(Protocol):
 
 
 def ranked(members: Iterable[Subscriber]) -> list[Subscriber]:
-    """The members in the order in which partitions are dealt out."""
+    """The members in the order in which they get partitions."""
     return sorted(members, key=lambda each: each.rank)
 
 
 def subscribers_by_topic(
     members: Iterable[Subscriber], partition_counts: Mapping[str, int]
 ) -> dict[str, list[str]]:
-    """The ids of the subscribers of each topic that exists, in the members' order; topics in the order of names."""
+    """The subscribers of each existing topic, in the order of the members; topics in the order of their names."""
     found: dict[str, list[str]] = {}
     for member in members:
         for topic in dict.fromkeys(member.subscription.topics):
@@ -63,9 +63,10 @@ def partitions_of(topic: str, count: int) -> list[TopicPartition]:
 
 
 def is_rack_aware(member_racks: Iterable[str], topics: Iterable[PartitionRacks]) -> bool:
-    """Whether it makes a difference which member reads which of these topics' partitions: members and replicas name
-    racks, and not every rack has a replica of everything. A reader in a rack of its partition's replicas need not read
-    from another one (KIP-392). Kafka: `AbstractPartitionAssignor.useRackAwareAssignment`, KIP-881 (E9).
+    """True if racks make a difference: members and replicas name racks, and not every rack has a replica of everything.
+
+    A reader in a rack of its partition's replicas reads within the rack (KIP-392). Kafka:
+    `AbstractPartitionAssignor.useRackAwareAssignment`, KIP-881 (E9).
     """
     named = {rack: None for rack in member_racks if rack}
     if not named:

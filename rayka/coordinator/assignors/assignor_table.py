@@ -1,4 +1,4 @@
-"""The assignors by name: what a consumer's `partition_assignment_strategy` may list. Kafka: `ConsumerPartitionAssignor`
+"""The assignors by name, as a consumer's `partition_assignment_strategy` lists them. Kafka: `ConsumerPartitionAssignor`
 and its `RebalanceProtocol` (E9).
 """
 
@@ -11,10 +11,11 @@ from rayka.coordinator.assignors.sticky_assignor import assign_cooperative_stick
 
 @dataclass(frozen=True, slots=True)
 class Assignor:
-    """`is_cooperative`: members keep reading during a rebalance and give up only what another one is to get."""
+    """An assignor with its name and protocol."""
 
     name: str
     assign: AssignFunction
+    # Members keep reading during a rebalance, and give up only the partitions that another member gets.
     is_cooperative: bool = False
 
 

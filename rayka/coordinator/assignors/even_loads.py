@@ -1,13 +1,13 @@
-"""Partitions dealt out so that loads are as even as they can be, with few moves.
+"""Distributes partitions so that loads are as even as possible, with few moves.
 
-A pool is the partitions of all topics with the same subscribers: each may be held by any of them. Moving one partition
-from a member to another of its pool changes two loads; moves may form a chain through several pools, at whose end a
-load that is higher by two or more has fallen and the lower one has risen. When there is no such chain left the loads
-are the most even ones there are (an optimal semi-matching), so they differ by at most one wherever that is possible.
+A pool holds the partitions of all topics with the same subscribers; each subscriber may hold any of them. The move of a
+partition to another subscriber of its pool changes two loads. Moves may form a chain through several pools: the load at
+the one end falls, the load at the other end, lower by two or more, rises. Without such a chain the loads are the most
+even ones possible (an optimal semi-matching): they differ by at most one wherever the subscriptions allow it.
 
-Three steps: what is free goes to the least loaded, rare partitions first; each pool is levelled as a whole, again and
-again; what only chains can improve is moved along chains. A member that holds no more than its share of a pool keeps
-what it holds there. The order of members and partitions decides all ties.
+Three steps: free partitions go to the least loaded members, rare partitions first; each pool is levelled as a whole,
+repeatedly; chains improve the rest. A member that holds no more than its share of a pool keeps its partitions. The
+order of members and partitions decides all ties.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,19 +16,21 @@ from heapq import heapify, heapreplace
 
 from rayka.ids import TopicPartition
 
-_SWEEPS_MAX = 64  # beyond that, chains end what sweeps would do ever more slowly
+# Sweeps get slower and slower; after so many, chains do the rest.
+_SWEEPS_MAX = 64
 
 
 @dataclass(slots=True)
 class Pool:
-    """What each subscriber holds of it, by the subscriber's number, and what is free."""
+    """The partitions of all topics with the same subscribers."""
 
+    # By the number of each subscriber.
     held: dict[int, list[TopicPartition]]
     free: list[TopicPartition] = field(default_factory=list)
 
 
 class EvenLoads:
-    """The members' loads over all pools; the pool with the fewest subscribers comes first."""
+    """The loads of the members over all pools. The pool with the fewest subscribers comes first."""
 
     def __init__(self, member_count: int, pools: Sequence[Pool]) -> None:
         self._pools = pools
@@ -39,11 +41,8 @@ class EvenLoads:
                 self._loads[member] += len(partitions)
                 self._pools_of[member].append(pool)
 
-    def __repr__(self) -> str:
-        return f"<EvenLoads {self._loads}>"
-
     def held(self) -> list[list[TopicPartition]]:
-        """What each member holds, in order."""
+        """The partitions of each member, in order."""
         held: list[list[TopicPartition]] = [[] for _ in self._loads]
         for pool in self._pools:
             for member, partitions in pool.held.items():
@@ -79,25 +78,27 @@ class EvenLoads:
     # ---- One pool ----------------------------------------------------------------------------------------------------
 
     def _level_pool(self, pool: Pool) -> int:
-        """Levels one pool, the others left as they are; how many partitions that moved."""
+        """Levels one pool with the others as they are. Returns the number of moved partitions."""
         shares = self._shares(pool)
-        given: list[TopicPartition] = []
+        released: list[TopicPartition] = []
         for member, partitions in pool.held.items():
             too_many = len(partitions) - shares[member]
             if too_many > 0:
-                given += self._give_up(member, partitions, too_many)
+                released += self._release(member, partitions, too_many)
                 self._loads[member] -= too_many
-        moved = len(given)
+        moved = len(released)
         for member, partitions in pool.held.items():
             missing = shares[member] - len(partitions)
             if missing > 0:
-                partitions.extend(self._take(member, given, missing))
+                partitions.extend(self._take(member, released, missing))
                 self._loads[member] += missing
         return moved
 
     def _shares(self, pool: Pool) -> dict[int, int]:
-        """How many of the pool each is to hold: filled like water, up to a level and for some one more. Those that
-        hold more than the level have the first right to that one.
+        """The number of partitions of the pool for each member.
+
+        The shares fill the loads like water, up to a level, and some members get one more. Members above the level have
+        the first right to the one more.
         """
         elsewhere = {member: self._loads[member] - len(held) for member, held in pool.held.items()}
         total = sum(len(held) for held in pool.held.values())
@@ -109,29 +110,31 @@ class EvenLoads:
             shares[member] += 1
         return shares
 
-    # ---- Which partitions: those of a pool are alike -----------------------------------------------------------------
+    # ---- Choice of partitions: the partitions of a pool are alike ----------------------------------------------------
 
-    def _give_up(self, member: int, partitions: list[TopicPartition], count: int) -> list[TopicPartition]:
-        """Takes so many away from what the member holds of a pool."""
-        given = partitions[-count:]
+    def _release(self, member: int, partitions: list[TopicPartition], count: int) -> list[TopicPartition]:
+        """Removes `count` of the member's partitions of a pool and returns them."""
+        released = partitions[-count:]
         del partitions[-count:]
-        return given
+        return released
 
-    def _take(self, member: int, given: list[TopicPartition], count: int) -> list[TopicPartition]:
-        """Takes so many for the member of what others have given up."""
-        taken = given[:count]
-        del given[:count]
+    def _take(self, member: int, released: list[TopicPartition], count: int) -> list[TopicPartition]:
+        """Removes `count` of the released partitions for the member and returns them."""
+        taken = released[:count]
+        del released[:count]
         return taken
 
     def _hand_on(self, pool: Pool, giver: int, taker: int) -> TopicPartition:
-        """Takes one of what the giver holds for the taker."""
+        """Removes one partition of the giver for the taker and returns it."""
         return pool.held[giver].pop()
 
     # ---- Chains ------------------------------------------------------------------------------------------------------
 
     def _next_chain(self, settled: set[int]) -> list[tuple[Pool, int, int]] | None:
-        """Moves that end at a load lower by two or more. `settled` collects the members from which no chain begins:
-        nothing that others move can change that, since no chain leads to what such a member reaches.
+        """The moves of a chain from a high load to one lower by two or more; None without a chain.
+
+        `settled` collects the members from which no chain begins. Moves of other members never change that, because no
+        chain leads to a member that a settled one reaches.
         """
         while True:
             open_members = [each for each in range(len(self._loads)) if each not in settled]
@@ -141,14 +144,18 @@ class EvenLoads:
             came_by: dict[int, tuple[Pool, int, int]] = {}
             for member in self._reached(first, settled, came_by):
                 if self._loads[member] <= self._loads[first] - 2:
-                    return _moves_to(member, first, came_by)
+                    moves = [came_by[member]]
+                    while moves[-1][1] != first:
+                        moves.append(came_by[moves[-1][1]])
+                    return moves[::-1]
             settled.update(came_by, [first])
 
     def _reached(
         self, first: int, settled: set[int], came_by: dict[int, tuple[Pool, int, int]]
     ) -> Iterator[int]:
-        """The members that can get a partition of the first one's, through others, the nearest first; `came_by` says
-        how each was reached.
+        """Yields the members that a chain of moves from the first member reaches, the nearest first.
+
+        `came_by` holds the last move to each member.
         """
         queue, seen_pools = [first], set[int]()
         for giver in queue:
@@ -164,9 +171,7 @@ class EvenLoads:
 
 
 def _water_level(loads: Sequence[int], total: int) -> tuple[int, int]:
-    """The level up to which so much fills the lowest of these ascending loads, and what is left, too little for all
-    of them.
-    """
+    """The level to which `total` fills the lowest of the ascending loads, and the rest, too small for another level."""
     level = loads[0]
     for count, load in enumerate(loads[1:], 1):
         room = (load - level) * count
@@ -174,14 +179,3 @@ def _water_level(loads: Sequence[int], total: int) -> tuple[int, int]:
             return level + total // count, total % count
         level, total = load, total - room
     return level + total // len(loads), total % len(loads)
-
-
-def _moves_to(
-    last: int, first: int, came_by: dict[int, tuple[Pool, int, int]]
-) -> list[tuple[Pool, int, int]]:
-    moves: list[tuple[Pool, int, int]] = []
-    member = last
-    while member != first:
-        moves.append(came_by[member])
-        member = came_by[member][1]
-    return moves[::-1]

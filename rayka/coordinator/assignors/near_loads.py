@@ -1,13 +1,13 @@
-"""Loads as even as `EvenLoads` makes them, and partitions near to their readers, which have a replica in their rack.
+"""Distributes partitions as evenly as `EvenLoads`, and near to their readers, with a replica in the reader's rack.
 
-A group that holds nothing yet deals out partitions to members near to them first, those with the fewest such members
-before the others. At the end members exchange what is far, as long as that brings more partitions near and leaves all
-loads as even as they are, so a result that comes back as what members hold stays as it is. Evenness comes first, as in
-Kafka; a member without a rack is near to everything, and gets what is left.
+A group that holds nothing yet first gives partitions to members near to them; partitions with the fewest near members
+come first. At the end members exchange far partitions, as long as an exchange brings more partitions near and keeps the
+loads. So an assignment that the members already hold stays as it is. Evenness comes first, like in Kafka. A member
+without a rack is near to everything and gets the rest.
 
-A cooperative group (`is_cooperative`) exchanges what members hold only where nothing is free. What it has exchanged is
-free in the rebalance that follows, and were something exchanged again there, rebalances might go on for ever: then only
-what was free is placed. Kafka: `AbstractStickyAssignor.RackInfo`, KIP-881 (E9).
+A cooperative group (`is_cooperative`) exchanges held partitions only if no partition is free. The exchanged partitions
+are free in the next rebalance. Another exchange there might let rebalances go on for ever, so that rebalance places
+free partitions only. Kafka: `AbstractStickyAssignor.RackInfo`, KIP-881 (E9).
 """
 
 from collections.abc import Callable, Container, Sequence
@@ -18,11 +18,12 @@ from rayka.coordinator.assignors.even_loads import EvenLoads, Pool
 from rayka.ids import TopicPartition
 
 _Racks = tuple[str, ...]
-_Cell = tuple[int, _Racks]  # partitions of one pool with replicas in the same racks
+# The partitions of one pool, by its number, with replicas in the same racks.
+_Cell = tuple[int, _Racks]
 
 
 class NearLoads(EvenLoads):
-    """See the module; `member_racks` by number, empty for a member that names none."""
+    """The loads of members with racks. `member_racks` is by number of the member, empty for a member without a rack."""
 
     def __init__(
         self,
@@ -35,19 +36,21 @@ class NearLoads(EvenLoads):
         super().__init__(len(member_racks), pools)
         self._member_racks = member_racks
         self._racks = racks
+        # Members read these partitions now.
         self._owned = {each for pool in pools for held in pool.held.values() for each in held}
         are_all_owned = not any(pool.free for pool in pools)
+        # Partitions that no exchange may move.
         self._fixed = self._owned if is_cooperative and not are_all_owned else set[TopicPartition]()
 
     def deal_out(self) -> None:
-        """Also gives the partitions of a group that holds nothing to members near to them."""
+        """Gives the partitions of a group that holds nothing to near members first."""
         if not self._owned:
             for pool in self._pools:
                 self._deal_out_near(pool)
         super().deal_out()
 
     def level(self) -> None:
-        """Also exchanges what is far, once the loads are even."""
+        """Evens the loads, then exchanges far partitions."""
         super().level()
         _Exchange(self._member_racks, self._pools, self._loads, self._racks_of).run(self._fixed)
 
@@ -61,29 +64,27 @@ class NearLoads(EvenLoads):
         for partition in sorted(pool.free, key=lambda each: len(near[self._racks_of(each)])):
             heap = near[self._racks_of(partition)]
             if heap:
-                pool.held[self._least_loaded(heap)].append(partition)
+                # The load of a member is out of date if it got a partition with other racks.
+                while heap[0][0] != self._loads[heap[0][1]]:
+                    heapreplace(heap, (self._loads[heap[0][1]], heap[0][1]))
+                load, member = heap[0]
+                heapreplace(heap, (load + 1, member))
+                self._loads[member] = load + 1
+                pool.held[member].append(partition)
             else:
                 left.append(partition)
         pool.free = left
 
-    def _least_loaded(self, heap: list[tuple[int, int]]) -> int:
-        """The first member of the heap, with a load that is one more now."""
-        while heap[0][0] != self._loads[heap[0][1]]:  # another partition was given to it meanwhile
-            heapreplace(heap, (self._loads[heap[0][1]], heap[0][1]))
-        load, member = heap[0]
-        heapreplace(heap, (load + 1, member))
-        self._loads[member] = load + 1
-        return member
+    # ---- Choice of partitions: first those that no member has read yet -----------------------------------------------
 
-    # ---- Which partitions: first those that no member has read yet ---------------------------------------------------
-
-    def _give_up(self, member: int, partitions: list[TopicPartition], count: int) -> list[TopicPartition]:
+    def _release(self, member: int, partitions: list[TopicPartition], count: int) -> list[TopicPartition]:
         ranks = [(each in self._owned, self._is_near(member, each)) for each in partitions]
-        given, partitions[:] = _split(partitions, count, ranks)
-        return given
+        released, partitions[:] = _split(partitions, count, ranks)
+        return released
 
-    def _take(self, member: int, given: list[TopicPartition], count: int) -> list[TopicPartition]:
-        taken, given[:] = _split(given, count, [(not self._is_near(member, each),) for each in given])
+    def _take(self, member: int, released: list[TopicPartition], count: int) -> list[TopicPartition]:
+        ranks = [(not self._is_near(member, each),) for each in released]
+        taken, released[:] = _split(released, count, ranks)
         return taken
 
     def _hand_on(self, pool: Pool, giver: int, taker: int) -> TopicPartition:
@@ -107,14 +108,14 @@ class NearLoads(EvenLoads):
 def _split(
     partitions: Sequence[TopicPartition], count: int, ranks: Sequence[tuple[bool, ...]]
 ) -> tuple[list[TopicPartition], list[TopicPartition]]:
-    """So many of them, the lowest ranks first, and the rest; both in order."""
+    """The `count` partitions with the lowest ranks, and the rest; both in order."""
     order = sorted(range(len(partitions)), key=ranks.__getitem__)
     chosen, rest = sorted(order[:count]), sorted(order[count:])
     return [partitions[index] for index in chosen], [partitions[index] for index in rest]
 
 
 class _Exchange:
-    """Brings partitions near to their readers, in moves and swaps that leave the loads as even as they are."""
+    """Brings partitions near to their readers, by moves and swaps that keep the loads as even as they are."""
 
     def __init__(
         self,
@@ -127,28 +128,30 @@ class _Exchange:
         self._pools = pools
         self._loads = loads
         self._racks_of = racks_of
+        # The movable partitions of each member.
         self._cells: list[dict[_Cell, list[TopicPartition]]] = [{} for _ in loads]
-        self._far: list[dict[_Cell, None]] = [{} for _ in loads]  # what each holds that is far from it
-        # What each holds, by its racks.
+        # The cells of each member that are far from it.
+        self._far: list[dict[_Cell, None]] = [{} for _ in loads]
+        # The cells of each member by rack.
         self._in_rack: list[dict[str, dict[_Cell, None]]] = [{} for _ in loads]
         self._near_members: dict[_Cell, list[int]] = {}
 
     def run(self, fixed: Container[TopicPartition]) -> None:
-        """Ends with nothing that one more move or swap would better; what is fixed stays."""
+        """Exchanges until no move or swap brings another partition near. The `fixed` partitions stay."""
         for index, pool in enumerate(self._pools):
             for member, partitions in pool.held.items():
                 for partition in partitions:
                     if partition not in fixed:
                         self._add(member, (index, self._racks_of(partition)), partition)
                 partitions[:] = [each for each in partitions if each in fixed]
-        while sum(self._better(member) for member in range(len(self._loads))):
+        while sum(self._improve(member) for member in range(len(self._loads))):
             pass
         for member, cells in enumerate(self._cells):
             for (index, _), partitions in cells.items():
                 self._pools[index].held[member] += partitions
 
-    def _better(self, member: int) -> bool:
-        """Finds nearer readers for what is far from this one; whether it found any."""
+    def _improve(self, member: int) -> bool:
+        """Finds nearer readers for the member's far partitions; True if it found any."""
         has_found = False
         for cell in list(self._far[member]):
             while cell in self._far[member] and self._bring_near(member, cell):
@@ -156,8 +159,12 @@ class _Exchange:
         return has_found
 
     def _bring_near(self, member: int, cell: _Cell) -> bool:
-        """One partition of this cell, which is far from the member, goes to one that is near."""
-        near = self._near(cell)
+        """Moves one partition of a far cell to a near member, or swaps it with one; False if no member can take it."""
+        if cell not in self._near_members:
+            index, racks = cell
+            members = self._pools[index].held
+            self._near_members[cell] = [each for each in members if self._is_near(each, racks)]
+        near = self._near_members[cell]
         if not near:
             return False
         least = min(near, key=lambda each: self._loads[each])
@@ -174,7 +181,7 @@ class _Exchange:
         return False
 
     def _in_return(self, member: int, other: int) -> _Cell | None:
-        """What the other may give the member: best what is far from it and near to the member, else one of both."""
+        """The cell that `other` gives in return: one far from it and near to the member, or else one of the two."""
         rack = self._member_racks[member]
         open_cells = [each for each in self._far[other] if member in self._pools[each[0]].held]
         found = next((each for each in open_cells if rack in each[1]), None)
@@ -185,18 +192,11 @@ class _Exchange:
             found = next((each for each in in_rack if member in self._pools[each[0]].held), None)
         return found
 
-    def _near(self, cell: _Cell) -> list[int]:
-        if cell not in self._near_members:
-            index, racks = cell
-            members = self._pools[index].held
-            self._near_members[cell] = [each for each in members if self._is_near(each, racks)]
-        return self._near_members[cell]
-
     def _is_near(self, member: int, racks: _Racks) -> bool:
         rack = self._member_racks[member]
         return not rack or rack in racks
 
-    # ---- What each holds ---------------------------------------------------------------------------------------------
+    # ---- Moves -------------------------------------------------------------------------------------------------------
 
     def _move(self, cell: _Cell, giver: int, taker: int) -> None:
         partitions = self._cells[giver][cell]

@@ -1,12 +1,14 @@
-"""Loads as even as the subscriptions allow, and members keep what they have, as far as that leaves the loads even.
+"""The sticky assignors: loads are as even as the subscriptions allow, and members keep partitions as far as that goes.
 
-A claim of a newer generation beats an older one; two claims of one generation cancel each other, and the partition is
-dealt out anew. The cooperative assignor computes the same and then holds back each partition that another member may
-still read: that member gives it up first, and the rebalance after that assigns it. Where racks matter, a partition
-moves also for a reader near to it, as long as that leaves the loads even. Kafka: `AbstractStickyAssignor`,
-`StickyAssignor`, `CooperativeStickyAssignor`, KIP-54, KIP-429, KIP-881 (E9). Unlike Kafka's there is one algorithm for
-equal and for different subscriptions, its balance is the best there is (`even_loads.py`), and what is far from its
-reader stays there unless another member is nearer (`near_loads.py`).
+A claim of a newer generation beats an older one. Two claims of one generation cancel each other, and the partition is
+assigned anew. The cooperative assignor computes the same assignment, and then holds back each partition that another
+member may still read: that member gives the partition up first, and the next rebalance assigns it. If racks matter, a
+partition also moves to a nearer reader, as long as the loads stay even. Kafka: `AbstractStickyAssignor`,
+`StickyAssignor`, `CooperativeStickyAssignor`, KIP-54, KIP-429, KIP-881 (E9).
+
+Unlike Kafka's, one algorithm serves equal and different subscriptions. The loads are the most even ones possible
+(`even_loads.py`). A partition that is far from its reader stays there unless another member is nearer
+(`near_loads.py`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +31,7 @@ from rayka.ids import TopicPartition
 def assign_sticky(
     members: Iterable[Subscriber], partition_counts: Mapping[str, int], racks: RacksByTopic = NO_RACKS
 ) -> Assignment:
-    """The assignment, by member id."""
+    """Assigns partitions by member id."""
     order = ranked(members)
     return _assign(order, partition_counts, racks, owners_of(order))
 
@@ -37,11 +39,14 @@ def assign_sticky(
 def assign_cooperative_sticky(
     members: Iterable[Subscriber], partition_counts: Mapping[str, int], racks: RacksByTopic = NO_RACKS
 ) -> Assignment:
-    """The assignment, by member id, without the partitions that another member claims to read."""
+    """Assigns partitions by member id, except those that another member claims to read."""
     order = ranked(members)
     owners = owners_of(order)
     assignment = _assign(order, partition_counts, racks, owners, is_cooperative=True)
-    claims = _claims(order)
+    claims: dict[TopicPartition, list[str]] = {}
+    for member in order:
+        for partition in dict.fromkeys(member.subscription.owned_partitions):
+            claims.setdefault(partition, []).append(member.member_id)
     return {
         member_id: [
             each
@@ -53,7 +58,7 @@ def assign_cooperative_sticky(
 
 
 def owners_of(members: Sequence[Subscriber]) -> dict[TopicPartition, str]:
-    """The member that each claimed partition belongs to: the one claim of the newest generation."""
+    """The owner of each claimed partition: the member with the only claim of the newest generation."""
     newest: dict[TopicPartition, tuple[int, str | None]] = {}
     for member in members:
         generation_id = member.subscription.generation_id
@@ -66,14 +71,6 @@ def owners_of(members: Sequence[Subscriber]) -> dict[TopicPartition, str]:
     return {partition: owner for partition, (_, owner) in newest.items() if owner is not None}
 
 
-def _claims(members: Sequence[Subscriber]) -> dict[TopicPartition, list[str]]:
-    claims: dict[TopicPartition, list[str]] = {}
-    for member in members:
-        for partition in dict.fromkeys(member.subscription.owned_partitions):
-            claims.setdefault(partition, []).append(member.member_id)
-    return claims
-
-
 def _assign(
     order: Sequence[Subscriber],
     partition_counts: Mapping[str, int],
@@ -83,7 +80,7 @@ def _assign(
     is_cooperative: bool = False,
 ) -> Assignment:
     index_of = {each.member_id: index for index, each in enumerate(order)}
-    # Topics with the same subscribers are one pool: their partitions weigh the same for the balance.
+    # Topics with the same subscribers are one pool, because their partitions weigh the same for the balance.
     topics_of_pools: dict[tuple[int, ...], list[str]] = {}
     for topic, subscribers in subscribers_by_topic(order, partition_counts).items():
         topics_of_pools.setdefault(tuple(index_of[each] for each in subscribers), []).append(topic)
