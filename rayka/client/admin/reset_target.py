@@ -32,7 +32,10 @@ class ResetTarget(NamedTuple):
             return before + self.shift_by
         if self.offsets is not None:
             if topic_partition not in self.offsets:
-                raise InvalidRequest(f"no offset is named for {topic_partition}")
+                raise InvalidRequest(
+                    f"{topic_partition}: expected an offset in `to`, found none; name one, or leave the partition out"
+                    " of `scope`"
+                )
             return self.offsets[topic_partition]
         if self.offset is not None:
             return self.offset
