@@ -218,12 +218,17 @@ class GroupMembers:
         group, member = self.member_of_generation(
             request.group_id, request.generation_id, request.member_id, request.group_instance_id
         )
-        for found, expected in (
-            (request.protocol_type, group.protocol_type),
-            (request.protocol_name, group.protocol_name),
+        for what, found, expected in (
+            ("protocol type", request.protocol_type, group.protocol_type),
+            ("protocol", request.protocol_name, group.protocol_name),
         ):
+            # A member need not name the protocol.
             if found and found != expected:
-                raise InconsistentGroupProtocol(f"group {group.group_id!r} has {expected!r}, found {found!r}")
+                raise InconsistentGroupProtocol(
+                    f"member {member.member_id!r} of group {group.group_id!r} in generation {group.generation_id}:"
+                    f" expected {what} {expected!r}, found {found!r}; join the group again and sync with the protocol"
+                    " that the response names"
+                )
         if group.state is PREPARING:
             raise RebalanceInProgress(f"group {group.group_id!r} begins another generation; join it")
         if group.state is COMPLETING and member.member_id == group.leader_id:

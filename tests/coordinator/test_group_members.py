@@ -120,6 +120,25 @@ def test_a_sync_names_the_generation_and_its_protocol(
     assert code(coordinator.ask(SyncGroupRequest("g", generation_id, leader, **fields))) is expected
 
 
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"protocol_name": "own"}, "expected protocol 'range', found 'own'"),
+        ({"protocol_type": "connect"}, "expected protocol type 'consumer', found 'connect'"),
+    ],
+)
+def test_a_sync_with_another_protocol_is_told_which_one_the_group_has(
+    fields: dict[str, str], expected: str
+) -> None:  # E5
+    coordinator = Coordinator()
+    leader, _ = coordinator.stable()
+    error = coordinator.ask(SyncGroupRequest("g", 1, leader, **fields)).error
+    assert str(error) == (
+        f"member {leader!r} of group 'g' in generation 1: {expected}; join the group again and sync with the protocol"
+        " that the response names"
+    )
+
+
 def test_a_sync_during_the_next_rebalance_is_told_to_join() -> None:  # E5
     coordinator = Coordinator()
     leader, follower = completing(coordinator)
