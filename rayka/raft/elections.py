@@ -30,7 +30,7 @@ class QuorumElections:
     # ---- Timers ------------------------------------------------------------------------------------------------------
 
     def deadline_ms(self) -> int:
-        """When the next timer is due, if nothing else happens."""
+        """The time of the next timer, if nothing else happens."""
         state, role = self._state, self._state.role
         if isinstance(role, Leader):
             return role.check_quorum_deadline_ms

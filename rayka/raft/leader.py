@@ -270,7 +270,7 @@ class Leader:
 
     @property
     def check_quorum_deadline_ms(self) -> int:
-        """When the leader resigns unless a majority fetches; FAR_MS if it is a majority by itself."""
+        """The leader resigns at this time unless a majority fetches; FAR_MS if it is a majority by itself."""
         return self._check_quorum_deadline_ms if self._others_needed > 0 else FAR_MS
 
     def on_snapshot_fetch(self, replica: ReplicaKey, now_ms: int) -> None:
@@ -300,7 +300,7 @@ class Leader:
         return [voter for voter, progress in self._others if progress.next_begin_ms(interval_ms) <= now_ms]
 
     def next_reminder_ms(self, now_ms: int) -> int:
-        """When the next voter will need a BeginQuorumEpoch, later than now."""
+        """The next time, later than now, at which a voter will need a BeginQuorumEpoch."""
         interval_ms = self._config.begin_quorum_epoch_interval_ms
         times_ms = [progress.next_begin_ms(interval_ms) for _, progress in self._others]
         return min((each for each in times_ms if each > now_ms), default=FAR_MS)

@@ -33,7 +33,7 @@ class LogFetcher:
     # ---- Where to fetch ------------------------------------------------------------------------------------------
 
     def deadline_ms(self) -> int:
-        """When an observer gives up its leader and asks other nodes (A36)."""
+        """The time at which an observer gives up its leader and asks other nodes (A36)."""
         state, role = self._state, self._state.role
         return role.fetch_deadline_ms if isinstance(role, Follower) and not state.is_voter else FAR_MS
 

@@ -86,7 +86,7 @@ class Quorum(QuorumState):
         self.elections.poll(now_ms)
 
     def next_poll_ms(self, now_ms: int) -> int:
-        """When to call `poll` and `requests` again at the latest, if nothing happens before."""
+        """The latest time for the next `poll` and `requests`, if nothing happens before."""
         role = self.role
         wakings_ms = [self.fetcher.deadline_ms(), self.changes.deadline_ms()]
         if isinstance(role, Leader):

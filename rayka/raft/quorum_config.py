@@ -45,10 +45,10 @@ class QuorumConfig:
 
     @property
     def check_quorum_timeout_ms(self) -> int:
-        """How long a leader leads without fetches of a majority (A12)."""
+        """The time that a leader leads without fetches of a majority (A12)."""
         return int(self.fetch_timeout_ms * CHECK_QUORUM_FACTOR)
 
     @property
     def begin_quorum_epoch_interval_ms(self) -> int:
-        """How long the leader waits for a fetch of a voter before it sends BeginQuorumEpoch (A13)."""
+        """The time that the leader waits for a fetch of a voter before it sends BeginQuorumEpoch (A13)."""
         return self.fetch_timeout_ms // 2

@@ -52,7 +52,7 @@ class RequestManager:
         return f"<RequestManager under_way={list(self._sent)} backing_off={self._backing_off_until_ms}>"
 
     def ready_ms(self, node_id: int) -> int:
-        """When the next request to the node may be sent, as far as is known now; 0 or the past: at once."""
+        """The time from which the next request to the node may be sent; 0 or the past: at once."""
         sent = self._sent.get(node_id)
         return sent.deadline_ms if sent is not None else self._backing_off_until_ms.get(node_id, 0)
 
@@ -167,13 +167,11 @@ class QuorumState:
         timeout_ms = self.config.election_timeout_ms
         return self.random.randrange(timeout_ms, 2 * timeout_ms)
 
-    def advance_high_watermark(self, offset: int) -> bool:
-        """Records that everything below the offset is committed. True: the high watermark moved."""
+    def advance_high_watermark(self, offset: int) -> None:
+        """Records that everything below the offset is committed."""
         if not self.known_high_watermark <= offset <= self.log.log_end_offset:
             raise InvariantBroken(f"{self!r}: high watermark {offset}")
-        has_moved = offset > self.known_high_watermark
         self.known_high_watermark = offset
-        return has_moved
 
     # ---- Restart -----------------------------------------------------------------------------------------------------
 

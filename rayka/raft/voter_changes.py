@@ -1,7 +1,7 @@
 """Changes of the voters, one at a time, effective when appended (A55-A60).
 
-The leader's side checks a change and appends it. The other side is a follower that keeps its own entry right, or joins
-by itself. Kafka: `AddVoterHandler`, `RemoveVoterHandler`, `UpdateVoterHandler`,
+The leader's side checks a change and appends it. The other side is a follower that updates its entry, or joins by
+itself. Kafka: `AddVoterHandler`, `RemoveVoterHandler`, `UpdateVoterHandler`,
 `KafkaRaftClient.maybeSendAddOrRemove…`. Left out: an ApiVersions request to a new voter. The new voter has fetched this
 log with its control records, so it is alive and knows them.
 """
@@ -144,7 +144,7 @@ class VoterChanges:
     # ---- On a follower -----------------------------------------------------------------------------------------------
 
     def deadline_ms(self) -> int:
-        """When the follower next asks for a change of its own entry."""
+        """The time at which the follower next asks for a change of its entry."""
         role = self._state.role
         return role.next_voter_request_ms if isinstance(role, Follower) and self._wants_change() else FAR_MS
 

@@ -122,7 +122,7 @@ class VoterSetHistory:
 
     A set takes effect when its record is appended, committed or not; a truncation restores the previous set.
     Invariants: offsets strictly rise; neighbours differ by at most one added and one removed voter. The set of the 0-0
-    checkpoint is exempt, because the operator who formatted the disk guessed it.
+    checkpoint is exempt, because it is a guess made when the disk was formatted.
     """
 
     def __init__(self, bootstrap: VoterSet | None) -> None:

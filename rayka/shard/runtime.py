@@ -294,7 +294,7 @@ class ShardRuntime(Generic[ShardT, RecordT]):
 
     @property
     def next_timer_ms(self) -> int | None:
-        """When the next timer is due; None without timers."""
+        """The time of the next timer; None without timers."""
         return self._timers.next_ms if self.is_active else None
 
     def fire(self, now_ms: int) -> None:

@@ -185,7 +185,7 @@ class Timers:
 
     @property
     def next_ms(self) -> int | None:
-        """When the first timer is due; None without timers."""
+        """The time of the first timer; None without timers."""
         self._settle()
         return self._heap[0].due_ms if self._heap else None
 

@@ -1,1 +1,1 @@
-"""Which member of a group reads which partition: pure functions that the leader of a group runs (E9)."""
+"""Assignors: pure functions by which the leader of a group assigns partitions to members (E9)."""

@@ -36,7 +36,14 @@ def assign_range(
         for topic, subscribers in subscribers_by_topic(order, partition_counts).items()
     }
     if any(each.is_rack_aware for each in topics.values()):
-        _match_racks(topics.values())
+        aligned: dict[tuple[int, tuple[str, ...]], list[_Topic]] = {}
+        for topic in topics.values():
+            aligned.setdefault((topic.count, tuple(topic.assigned)), []).append(topic)
+        for group in aligned.values():
+            if len(group) > 1:
+                _match_aligned(group)
+            elif group[0].is_rack_aware:
+                group[0].assign(in_rack=True)
     assignment: Assignment = {each.member_id: [] for each in order}
     for name, topic in topics.items():
         topic.assign()
@@ -86,17 +93,6 @@ class _Topic:
         """True if the partition has a replica in the member's rack, or the member has no rack."""
         rack = self._rack_of[member_id]
         return not rack or (number < len(self._racks) and rack in self._racks[number])
-
-
-def _match_racks(topics: Iterable[_Topic]) -> None:
-    aligned: dict[tuple[int, tuple[str, ...]], list[_Topic]] = {}
-    for topic in topics:
-        aligned.setdefault((topic.count, tuple(topic.assigned)), []).append(topic)
-    for group in aligned.values():
-        if len(group) > 1:
-            _match_aligned(group)
-        elif group[0].is_rack_aware:
-            group[0].assign(in_rack=True)
 
 
 def _match_aligned(topics: Sequence[_Topic]) -> None:
