@@ -208,7 +208,11 @@ class CommittedOffsets:
         return effects.result(None)
 
     def _expired(self, group: Group) -> list[TopicPartition]:
-        """The partitions whose offsets have expired; none while members of unknown subscriptions may use them."""
+        """The partitions whose offsets are older than the retention time and whose topics no member subscribes to.
+
+        An empty group that had members keeps all offsets for the retention time, from the removal of the last member
+        on. A group whose subscriptions are unknown keeps all offsets.
+        """
         offsets = self._store.offsets.get(group.group_id)
         if not offsets:
             return []

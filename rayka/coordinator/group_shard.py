@@ -119,8 +119,8 @@ class GroupAdminRequests:
     ) -> Steps[GroupRecord, DeleteGroupsResponse]:
         """Deletes groups without members, with their offsets, in steps; one result for each id.
 
-        The tombstone of a group follows those of its offsets. So the rest that a failover leaves is a group, which can
-        be deleted again.
+        The tombstone of a group follows those of its offsets. So the group still exists after a failover that
+        interrupts the deletion, and can be deleted again.
         """
         results: list[GroupResult] = []
         for group_id in request.group_ids:

@@ -154,7 +154,8 @@ class ReplicaProgress:
     def on_fetch(self, fetch_offset: int, leader_end_offset: int, now_ms: int) -> None:
         """Records a fetch: the replica holds everything below the offset durably.
 
-        The replica was caught up now if it has the whole log; at its last fetch if it now has the log of that time.
+        The replica is caught up now if it has the whole log. It was caught up at its last fetch if it now has
+        everything that the leader had then.
         """
         if fetch_offset >= leader_end_offset:
             self.last_caught_up_ms = now_ms

@@ -263,7 +263,7 @@ class SnapshotStore:
         """Writes the parts of `encode_snapshot` durably, unless the store has the snapshot; other tasks run between two
         parts.
 
-        Raises StorageError, and removes the file, if the disk fails.
+        Removes the file and raises StorageError if a part cannot be written.
         """
         if snapshot_id in self._ids:
             return

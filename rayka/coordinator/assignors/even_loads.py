@@ -171,7 +171,7 @@ class EvenLoads:
 
 
 def _water_level(loads: Sequence[int], total: int) -> tuple[int, int]:
-    """The level to which `total` fills the lowest of the ascending loads, and the rest, too small for another level."""
+    """The level to which `total` fills the lowest of the ascending loads, and the rest, too small for one more each."""
     level = loads[0]
     for count, load in enumerate(loads[1:], 1):
         room = (load - level) * count
