@@ -73,7 +73,7 @@ def unevenness(assignment: Mapping[str, list[TopicPartition]]) -> int:
 
 
 def least_unevenness(members: list[Subscriber], counts: Mapping[str, int]) -> int:
-    """By trying all assignments."""
+    """The least sum of squares, found by trying all assignments."""
     choices = [
         [index for index, each in enumerate(members) if topic in each.subscription.topics]
         for topic, count in counts.items()

@@ -88,11 +88,11 @@ class Coordinator:
         return pending
 
     def begin(self, request: Any) -> Pending:
-        """The first turn of it only, or nothing where another request is under way."""
+        """Runs the first turn of a request; none while another request is under way."""
         return self.runtime.handle(request, now_ms=self.now_ms, deadline_ms=self.now_ms + 30_000)
 
     def settle(self) -> None:
-        """Everything that is to happen now."""
+        """Runs all requests to their end."""
         self.runtime.fire(self.now_ms)
         while self.runtime.is_busy or self.runtime.can_release:
             self.runtime.on_high_watermark()

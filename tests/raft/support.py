@@ -115,27 +115,27 @@ class Node:
         return self.drain() and self.sync(now_ms)
 
     def freeze(self, now_ms: int = 0) -> None:
-        """What `SnapshotStore.freeze` does, at once."""
+        """Freezes a download like `SnapshotStore.freeze`, without waiting."""
         download = self.quorum.finished_download
         if download is not None:
             run(self.snapshots.freeze(download))
             self.quorum.fetcher.on_snapshot_frozen()
 
     def copy(self, now_ms: int = 0) -> None:
-        """What a truncation needs is copied, at once."""
+        """Makes the copy that a truncation waits for, without waiting."""
         copy = self.quorum.needed_copy
         if copy is not None:
             self.disk.copy_prefix_now(copy.source, copy.target, copy.size_bytes)
             self.quorum.fetcher.on_copied(copy, now_ms)
 
     def write_snapshot(self, snapshot_id: OffsetAndEpoch, *values: bytes) -> None:
-        """What the driver does when the state is due for a snapshot."""
+        """Writes a snapshot like the driver."""
         voters = self.quorum.log.history.voters_at(snapshot_id.offset)
         data = [encode_batch(values, timestamps_ms=1)] if values else []
         run(self.snapshots.write(snapshot_id, encode_snapshot(snapshot_id, voters, data, timestamp_ms=1)))
 
     def settle(self, now_ms: int = 0, *, is_stalled: bool = False) -> list[tuple[int, Request[Any]]]:
-        """Poll, persist, flush, until nothing is left; what is to be sent. A stalled disk syncs nothing."""
+        """Repeats poll, persist and flush until nothing is left; returns the requests. A stalled disk syncs nothing."""
         self.quorum.poll(now_ms)
         if is_stalled:
             self.drain()
@@ -149,7 +149,7 @@ class Node:
         return self.quorum.requests(now_ms)
 
     def restarted(self, *, now_ms: int = 0, **changed: Any) -> "Node":
-        """After a crash of the process: the page cache is left."""
+        """Restarts after a crash of the process, which keeps the page cache."""
         self.disk.process_crash()
         return Node(self.local, disk=self.disk, stored=self.stored, now_ms=now_ms, **changed)
 
@@ -157,7 +157,7 @@ class Node:
 
     @classmethod
     def leading(cls, **given: Any) -> "Node":
-        """The only voter: elected, its first record committed."""
+        """The leader of a quorum of one voter; its first record is committed."""
         node = cls(**given)
         node.settle(given.get("now_ms", 0))
         return node
@@ -168,7 +168,7 @@ class Node:
         return offset
 
     def elect(self, now_ms: int, *voting: ReplicaKey) -> None:
-        """Makes it stand up, and be elected by these."""
+        """Lets the election timeout pass and the given voters elect the node."""
         while self.role not in ("Prospective", "Candidate"):
             now_ms = max(now_ms, self.quorum.next_poll_ms(now_ms))
             self.quorum.poll(now_ms)
@@ -192,7 +192,7 @@ class Node:
         return self.quorum.leader_log.handle_fetch(request, now_ms=now_ms, may_wait=may_wait)
 
     def fetched_by(self, replica: ReplicaKey, offset: int | None = None, *, now_ms: int = 0) -> bool:
-        """A fetch from the end of this leader's log, or from the offset. Whether it moved the high watermark."""
+        """Fetches from the end of this leader's log, or from the offset. True: the high watermark moved."""
         before = self.quorum.high_watermark
         offset = self.log.log_end_offset if offset is None else offset
         last_epoch = max(self.log.epochs.epoch_of(offset - 1), 0)
@@ -201,7 +201,7 @@ class Node:
 
 
 def granted(node: Node) -> Any:
-    """A vote, or pre-vote, given to the node in its epoch."""
+    """Gives the node a vote or a pre-vote in its epoch."""
     return VoteResponse(-1, node.epoch, is_granted=True)
 
 
@@ -227,7 +227,7 @@ def fetch_request(
 def write_snapshot(
     disk: MemoryDisk, offset: int, epoch: int, voters: VoterSet | None, *values: bytes
 ) -> None:
-    """Puts a snapshot's file where a store will find it, durably."""
+    """Writes the file of a snapshot into the directory, durably."""
     snapshot_id = OffsetAndEpoch(offset, epoch)
     data = [encode_batch(values, timestamps_ms=1)] if values else []
     path = f"{DIRECTORY}/{snapshot_name(snapshot_id)}"
@@ -237,7 +237,7 @@ def write_snapshot(
 
 
 def contents(log: Log, begin: int, end: int) -> Iterator[ControlRecord | bytes]:
-    """Everything in the log between two offsets."""
+    """All records of the log between two offsets."""
     while begin < end:
         read = log.read(begin, max_bytes=1 << 25, end_offset=end)
         for batch in split_batches(read.records):
@@ -253,7 +253,7 @@ def values_of(batch: RecordBatch) -> Iterator[ControlRecord | bytes]:
 
 
 def run(coroutine: Any) -> None:
-    """Runs what awaits nothing but a memory disk."""
+    """Runs a coroutine that awaits nothing but a memory disk."""
     asyncio.run(coroutine)
 
 
@@ -315,7 +315,7 @@ class Cluster:
         return node
 
     def restart(self, node_id: int, *, has_lost_power: bool = False) -> Node:
-        """The process of the node ends and begins again; a power cut may take whatever was not synced."""
+        """Restarts the process of the node. A power cut may lose everything that was not synced."""
         if has_lost_power:
             self.nodes[node_id].disk.power_loss(self.random)
         node = self.nodes[node_id].restarted(
@@ -332,7 +332,7 @@ class Cluster:
         return self.nodes.pop(node_id)
 
     def isolate(self, *node_ids: int) -> None:
-        """Nothing passes between these and the others."""
+        """Cuts the network between these nodes and the others."""
         for one in self.nodes:
             for other in self.nodes:
                 if (one in node_ids) != (other in node_ids):
@@ -344,7 +344,7 @@ class Cluster:
     # ---- Time --------------------------------------------------------------------------------------------------------
 
     def run_until(self, condition: Any, *, timeout_ms: int = 60_000) -> None:
-        """Until it holds; fails when it does not in time."""
+        """Runs until the condition holds; fails if it does not hold in time."""
         deadline_ms = self.now_ms + timeout_ms
         while not condition():
             assert self.now_ms < deadline_ms, f"not within {timeout_ms} ms: {list(self.nodes.values())}"
@@ -356,7 +356,7 @@ class Cluster:
             self.step()
 
     def step(self) -> None:
-        """On to the next moment at which something may happen: at once, if something just has."""
+        """Advances to the next time at which something may happen; not at all if something just has."""
         self.now_ms = self.now_ms + 1 if self._is_busy else max(self.now_ms + 1, min(self._times_ms()))
         before = self._happened()
         for node in list(self.nodes.values()):
@@ -391,7 +391,7 @@ class Cluster:
             yield from (call.sent_ms + each for each in times_ms if call.sent_ms + each > self.now_ms)
 
     def _perform(self, call: _Call) -> bool:
-        """Whether the call is over; one that is lost is so after the request timeout."""
+        """True if the call is over. A lost call is over after the request timeout."""
         sender, target = call.sender, self.nodes.get(call.target)
         here, there = sender.local.node_id, call.target
         if self.nodes.get(here) is not sender:
@@ -417,7 +417,7 @@ class Cluster:
         return max(leading, key=lambda node: node.epoch) if leading else None
 
     def elected(self) -> Node:
-        """Runs until one leads whose epoch has committed something."""
+        """Runs until a leader has committed a record of its epoch."""
         self.run_until(lambda: self.leader is not None and self.leader.quorum.high_watermark > 0)
         assert self.leader is not None
         return self.leader
@@ -435,7 +435,7 @@ class Cluster:
 
 
 def answer(node: Node, request: Any, now_ms: int, *, may_wait: bool = True) -> Any:
-    """What the node answers, its election durable; None while a fetch waits."""
+    """The answer of a node whose election is durable; None while a fetch waits."""
     response = _answer(node.quorum, request, now_ms, may_wait)
     node.persist()
     return response

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.apart
 
 
 class Committed:
-    """Everything that any replica ever took for committed, by offset."""
+    """All records that a replica ever counted as committed, by offset."""
 
     def __init__(self) -> None:
         self._records: list[object] = []
@@ -43,7 +43,7 @@ class Committed:
 
 
 def fault(cluster: Cluster, random: Random) -> None:
-    """One thing goes wrong, or well again."""
+    """Makes one fault, or heals one."""
     victim = random.choice(sorted(cluster.nodes))
     match random.randrange(7):
         case 0:

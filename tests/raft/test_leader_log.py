@@ -1,4 +1,4 @@
-"""The leader's book: what is committed, how far each follower is, which are forgotten."""
+"""The leader: the high watermark, the progress of each replica, and observers that are forgotten."""
 
 import pytest
 
@@ -15,7 +15,7 @@ VOTERS = (ME, OTHER, THIRD)
 
 
 def leader(*voters: int, start: int = 10) -> Leader:
-    """Of the voters of these numbers, itself number 1."""
+    """The leader, number 1, of the voters with the given numbers."""
     voter_set = VoterSet(tuple(key(number) for number in voters))
     accumulator = BatchAccumulator(start, ())
     return Leader(ME, accumulator, voter_set, QuorumConfig(), epoch_start_offset=start, now_ms=0)

@@ -43,7 +43,7 @@ def fetched(node: Node, leader: Node, now_ms: int = 0) -> FetchPartitionResult:
 
 
 def result(node: Node, **found: Any) -> FetchResponse:
-    """What the leader that the node follows says."""
+    """An answer of the leader that the node follows."""
     given = {"leader_id": node.quorum.election.leader_id, "leader_epoch": node.epoch, **found}
     return FetchResponse((FetchPartitionResult(METADATA_TOPIC_ID, 0, **given),))
 

@@ -1,4 +1,4 @@
-"""Which snapshots go (A51)."""
+"""Retention of snapshots (A51)."""
 
 import asyncio
 

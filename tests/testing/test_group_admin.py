@@ -227,7 +227,9 @@ def test_a_reset_that_cannot_be_says_why(cluster, admin, topic):
         admin.reset_group_offsets("refused", to="first")
     with pytest.raises(InvalidRequest, match=f"{other} has no committed offset to shift"):
         admin.reset_group_offsets("refused", shift_by=1, scope=[topic])
-    expected = f"{other}: expected an offset in `to`, found none; name one, or leave the partition out of `scope`"
+    expected = (
+        f"{other}: expected an offset in `to`, found none; name one, or leave the partition out of `scope`"
+    )
     with pytest.raises(InvalidRequest, match=expected):
         admin.reset_group_offsets("refused", to={tp: 1}, scope=[topic])
     with pytest.raises(UnknownTopicOrPartition, match="partitions 0 to 1, found 7"):
