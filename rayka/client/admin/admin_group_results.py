@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Self
 
-from rayka.client.admin.admin_results import Result
+from rayka.client.admin.admin_results import AdminResult
 from rayka.errors import CorruptRecord
 from rayka.ids import NO_OFFSET, TopicPartition
 from rayka.protocol.groups import (
@@ -18,7 +18,7 @@ from rayka.protocol.groups import (
 
 
 @dataclass(frozen=True)
-class GroupListing(Result):
+class GroupListing(AdminResult):
     """A group in a few words. The protocol type is "consumer", or empty of one that has only committed offsets."""
 
     group_id: str
@@ -27,7 +27,7 @@ class GroupListing(Result):
 
 
 @dataclass(frozen=True)
-class GroupMember(Result):
+class GroupMember(AdminResult):
     """A member of a group, and the partitions that it reads; none while the group rebalances."""
 
     member_id: str
@@ -44,7 +44,7 @@ class GroupMember(Result):
 
 
 @dataclass(frozen=True)
-class GroupDescription(Result):
+class GroupDescription(AdminResult):
     """A group: its state, its generation, the assignor that it uses, its members, and the node that coordinates it."""
 
     group_id: str
@@ -62,7 +62,7 @@ class GroupDescription(Result):
 
 
 @dataclass(frozen=True)
-class GroupOffset(Result):
+class GroupOffset(AdminResult):
     """What a group has committed of one partition; `end_offset` and `lag`, how far it is behind, are None when they are
     not known.
     """
@@ -84,7 +84,7 @@ class GroupOffset(Result):
 
 
 @dataclass(frozen=True)
-class OffsetReset(Result):
+class OffsetReset(AdminResult):
     """The offset of a partition that was committed, None where that was none, and the one in its place."""
 
     topic_partition: TopicPartition

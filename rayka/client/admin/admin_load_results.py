@@ -4,12 +4,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Self
 
-from rayka.client.admin.admin_results import Result
+from rayka.client.admin.admin_results import AdminResult
 from rayka.protocol.load import BalanceState, BrokerLoad, DescribeLoadResponse
 
 
 @dataclass(frozen=True)
-class BrokerLoadInfo(Result):
+class BrokerLoadInfo(AdminResult):
     """What a broker has to do. Bytes and records are per second and of clients; what followers fetch is apart.
 
     `is_known` is False, and the rest 0, for a broker that has not reported to this controller yet. Means are over the
@@ -50,7 +50,7 @@ class BrokerLoadInfo(Result):
 
 
 @dataclass(frozen=True)
-class PartitionLoadInfo(Result):
+class PartitionLoadInfo(AdminResult):
     """A replica that takes much of its broker: the size of its log, and what clients send to and read from it there a
     second.
     """
@@ -67,7 +67,7 @@ class PartitionLoadInfo(Result):
 
 
 @dataclass(frozen=True)
-class ClusterLoad(Result):
+class ClusterLoad(AdminResult):
     """All registered brokers, by id, and the partitions that they have named, by topic, partition and broker."""
 
     brokers: tuple[BrokerLoadInfo, ...]
@@ -87,7 +87,7 @@ class ClusterLoad(Result):
 
 
 @dataclass(frozen=True)
-class BalanceMoveInfo(Result):
+class BalanceMoveInfo(AdminResult):
     """One partition of a plan: its replicas, the preferred leader first, and what is copied for the new ones. `goal`:
     `spread`, `capacity`, `size`, `leaders`, `bytes_in` or `bytes_out`.
     """
@@ -101,7 +101,7 @@ class BalanceMoveInfo(Result):
 
 
 @dataclass(frozen=True)
-class BrokerShareInfo(Result):
+class BrokerShareInfo(AdminResult):
     """What a broker holds before or after a plan; sizes of partitions that brokers have not named are estimated."""
 
     broker_id: int
@@ -113,7 +113,7 @@ class BrokerShareInfo(Result):
 
 
 @dataclass(frozen=True)
-class BalancePlan(Result):
+class BalancePlan(AdminResult):
     """What should move, in this order; the first `begun_count` moves have begun. `before` and `after`: all brokers, by
     id. `is_whole`: more moves than these would not improve it. `is_joined`: this balance was under way already; its
     plan is empty while it is yet to be made.
@@ -128,7 +128,7 @@ class BalancePlan(Result):
 
 
 @dataclass(frozen=True)
-class BalanceStatus(Result):
+class BalanceStatus(AdminResult):
     """A balance: `none` that this controller knows of, `planning`, `moving`, `ended` or `cancelled`. `reason`: why it
     began, or what came of it; `waits_for`: why no move begins now, or nothing. The counts are of moves.
     """
@@ -147,7 +147,7 @@ class BalanceStatus(Result):
 
 
 @dataclass(frozen=True)
-class EventInfo(Result):
+class EventInfo(AdminResult):
     """What happened to the cluster, or what it decided by itself, and why. Later events have higher numbers;
     `timestamp_ms` is of the clock of the node that saw or decided it.
 

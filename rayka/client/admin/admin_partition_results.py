@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 from uuid import UUID
 
-from rayka.client.admin.admin_results import Result
+from rayka.client.admin.admin_results import AdminResult
 from rayka.errors import ApiError, ErrorCode
 from rayka.ids import NO_TIMESTAMP, TopicPartition
 from rayka.protocol.configs import ConfigSource
@@ -12,7 +12,7 @@ from rayka.protocol.topics import LogCleaning, LogDirDescription, OngoingReassig
 
 
 @dataclass(frozen=True)
-class ElectionOutcome(Result):
+class ElectionOutcome(AdminResult):
     """What became of one partition's election; `error` is None when it has the leader that was wanted."""
 
     topic_partition: TopicPartition
@@ -35,7 +35,7 @@ class ElectionOutcome(Result):
 
 
 @dataclass(frozen=True)
-class PartitionReassignment(Result):
+class PartitionReassignment(AdminResult):
     """A partition on its way to other replicas: `replicas` are all of now, the adding and the removing ones too."""
 
     topic_partition: TopicPartition
@@ -58,7 +58,7 @@ class PartitionReassignment(Result):
 
 
 @dataclass(frozen=True)
-class LastCleaningInfo(Result):
+class LastCleaningInfo(AdminResult):
     """What the last compaction of a log by its broker did, and when, by that broker's clock: up to which offset, and
     how many bytes of segments became how many.
     """
@@ -70,7 +70,7 @@ class LastCleaningInfo(Result):
 
 
 @dataclass(frozen=True)
-class LogCleaningInfo(Result):
+class LogCleaningInfo(AdminResult):
     """How a compacted log stands: its bytes that were compacted before, and those that may be compacted now. `problem`
     says why it cannot be compacted, empty when nothing is in the way; `last` is None until its broker has compacted it.
     """
@@ -92,7 +92,7 @@ class LogCleaningInfo(Result):
 
 
 @dataclass(frozen=True)
-class LastRetentionInfo(Result):
+class LastRetentionInfo(AdminResult):
     """What retention last took out of a log on its broker, and when, by that broker's clock: whole segments, for the
     configuration key in `cause`, or because the log starts later.
     """
@@ -105,7 +105,7 @@ class LastRetentionInfo(Result):
 
 
 @dataclass(frozen=True)
-class ReplicaLogInfo(Result):
+class ReplicaLogInfo(AdminResult):
     """One replica on a broker's disk, as far as it is; a follower's high watermark trails the leader's. A future one is
     a copy on its way into this directory: it lacks `offset_lag` offsets of the replica in the other one.
     `oldest_timestamp_ms` is that of the oldest batch, -1 where there is none. `cleaning` is None for a log that is not
@@ -137,7 +137,7 @@ class ReplicaLogInfo(Result):
 
 
 @dataclass(frozen=True)
-class LogDir(Result):
+class LogDir(AdminResult):
     """One data directory of a broker and the replicas in it. `error` is empty while the disk works and has room; a full
     one is still read, and goes on by itself when there is room. A cordoned one takes no new replicas.
     """
@@ -167,7 +167,7 @@ class LogDir(Result):
 
 
 @dataclass(frozen=True)
-class BrokerLogDirs(Result):
+class BrokerLogDirs(AdminResult):
     """The data directories of one broker; `error` says why there are none when it did not answer."""
 
     broker_id: int
@@ -176,7 +176,7 @@ class BrokerLogDirs(Result):
 
 
 @dataclass(frozen=True)
-class ConfigValue(Result):
+class ConfigValue(AdminResult):
     """One configuration key in force: its value as text, where it comes from, and whether it can be altered."""
 
     name: str

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Result:
+class AdminResult:
     """What an answer of the cluster says, for programs."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -39,7 +39,7 @@ class Result:
 
 def _plain(value: Any) -> Any:
     match value:
-        case Result():
+        case AdminResult():
             return value.to_dict()
         case TopicPartition():
             return {"topic": value.topic, "partition": value.partition}
@@ -55,7 +55,7 @@ Held = Mapping[tuple[UUID, int, int], "tuple[LogDir, ReplicaLogInfo]"]
 
 
 @dataclass(frozen=True)
-class PartitionDescription(Result):
+class PartitionDescription(AdminResult):
     """One partition, its nodes by id: its leader (-1 while it has none), its replicas, the preferred leader first,
     those in sync, and those that may still be elected though they are not. While it is reassigned, `replicas` has
     the adding and the removing ones too.
@@ -125,7 +125,7 @@ class PartitionDescription(Result):
 
 
 @dataclass(frozen=True)
-class TopicDescription(Result):
+class TopicDescription(AdminResult):
     """One topic. `configs`: what was set for it explicitly, by Kafka's dotted names."""
 
     name: str
@@ -173,7 +173,7 @@ class BrokerState(StrEnum):
 
 
 @dataclass(frozen=True)
-class BrokerDescription(Result):
+class BrokerDescription(AdminResult):
     """One registered broker or coordinator, the replicas that it holds and how many of them lead.
 
     `data_dirs` are paths on its machine, and `offline_data_dirs` those of them that have failed. `broker_epoch` tells
@@ -214,7 +214,7 @@ def _state_of(broker: MetadataBroker) -> BrokerState:
 
 
 @dataclass(frozen=True)
-class ClusterSummary(Result):
+class ClusterSummary(AdminResult):
     """The cluster as its active controller sees it."""
 
     name: str
@@ -234,7 +234,7 @@ class ClusterSummary(Result):
 
 
 @dataclass(frozen=True)
-class ReplicaState(Result):
+class ReplicaState(AdminResult):
     """One replica of the metadata log as the quorum's leader knows it; -1 where it knows nothing yet.
 
     `lag` counts the records that it is behind the leader's log end.
@@ -255,7 +255,7 @@ class ReplicaState(Result):
 
 
 @dataclass(frozen=True)
-class QuorumInfo(Result):
+class QuorumInfo(AdminResult):
     """The metadata quorum as its leader, the active controller, sees it. Kafka: QuorumInfo."""
 
     leader_id: int
