@@ -1,4 +1,4 @@
-"""Collects metadata records on top of an image: makes the next image, and tells what has changed.
+"""Collects metadata records on top of an image: makes the next image, and tells the changes.
 
 Replaying costs as much as the records, whatever the size of the image; `apply` copies the changed maps. A record that
 contradicts the image (a partition of an unknown topic, a gap in partition numbers) is a bug of its writer and raises

@@ -326,7 +326,19 @@ def metadata_steps(
         topic = image.topics.get(name)
         partitions: list[MetadataPartition] = []
         for each in topic.partitions if topic is not None else ():
-            partitions.append(_partition(len(partitions), each))
+            partitions.append(
+                MetadataPartition(
+                    len(partitions),
+                    each.leader_id,
+                    each.leader_epoch,
+                    each.replicas,
+                    each.isr,
+                    ErrorCode.NONE if each.has_leader else ErrorCode.LEADER_NOT_AVAILABLE,
+                    each.eligible_leader_replicas,
+                    each.adding_replicas,
+                    each.removing_replicas,
+                )
+            )
             looked_at += 1
             if looked_at % _PER_STEP == 0:
                 yield
@@ -359,21 +371,6 @@ def _broker(broker: BrokerImage) -> MetadataBroker:
         is_in_controlled_shutdown=broker.is_in_controlled_shutdown,
         offline_directories=broker.offline_directories,
         roles=broker.registration.roles,
-    )
-
-
-def _partition(number: int, partition: PartitionImage) -> MetadataPartition:
-    error = ErrorCode.NONE if partition.has_leader else ErrorCode.LEADER_NOT_AVAILABLE
-    return MetadataPartition(
-        number,
-        partition.leader_id,
-        partition.leader_epoch,
-        partition.replicas,
-        partition.isr,
-        error,
-        partition.eligible_leader_replicas,
-        partition.adding_replicas,
-        partition.removing_replicas,
     )
 
 

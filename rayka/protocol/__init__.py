@@ -1,1 +1,1 @@
-"""What crosses an actor boundary: messages by API family, and the record batch."""
+"""Everything that crosses an actor boundary: messages by API family, and the record batch."""

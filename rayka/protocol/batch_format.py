@@ -218,7 +218,9 @@ class RecordBatch:
 
     @property
     def delete_horizon_ms(self) -> int | None:
-        """When compaction may remove records without a value; None until compaction first saw them (F23)."""
+        """The time from which compaction may remove records without a value; None: compaction has not seen them
+        (F23).
+        """
         return self.base_timestamp_ms if self.attributes & DELETE_HORIZON_BIT else None
 
     @property

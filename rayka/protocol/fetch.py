@@ -1,8 +1,8 @@
 """Fetch and ListOffsets: consumers and followers read partitions. Fetch sessions: the caller's half.
 
-**Session.** A request of a session names only what has changed since the caller's last one (G14), so its size follows
-from the changes and not from the number of partitions. A request may be cut to a number of partitions; the next one
-names the rest. Invariants:
+**Session.** A request of a session names only the changes since the caller's last one (G14), so its size follows from
+the changes and not from the number of partitions. A request may be cut to a number of partitions; the next one names
+the rest. Invariants:
 
 - No request follows one that begins a session until that one ends: its answer names the session.
 - A later request may overtake one that the node still holds; the node then answers only the newest.

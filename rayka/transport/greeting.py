@@ -58,9 +58,6 @@ class Tickets:
         # By digest, the oldest first.
         self._valid: OrderedDict[bytes, _Ticket] = OrderedDict()
 
-    def __repr__(self) -> str:
-        return f"<Tickets {len(self._valid)}>"
-
     def issue(self, now_s: float) -> bytes:
         """Issues a ticket; drops the oldest unused ticket when there are too many."""
         while self._valid and (

@@ -80,9 +80,6 @@ class ReceiveMemory:
         self.scratch = memoryview(bytearray(scratch_bytes))
         self._free: dict[int, deque[np.ndarray]] = {}
 
-    def __repr__(self) -> str:
-        return f"<ReceiveMemory free={self.free_bytes}>"
-
     @property
     def free_bytes(self) -> int:
         """The memory of free blocks."""

@@ -103,9 +103,6 @@ class Stream:
         connection.setblocking(False)
         self._set_reading()
 
-    def __repr__(self) -> str:
-        return f"<Stream {'open' if self.is_open else 'closed'} queued={self.queued_bytes}>"
-
     def send(self, parts: Sequence[Buffer | FileSlice], *, at_once: bool = False) -> None:
         """Sends a frame; without effect on a closed stream. `at_once`: the frame does not wait for the end of the turn,
         because no other frame will follow.
