@@ -153,10 +153,10 @@ class MixedCluster:
 
     async def _format(self, version: Version) -> None:
         settings = {each: self._settings(each, version) for each in (*CONTROLLERS, *BROKERS)}
-        format_voters = version.get("node.quorum.format.format_first_voters")
+        format_voters = version.get("node.quorum_directory.format_first_voters")
         await format_voters([settings[each] for each in CONTROLLERS])
         for each in BROKERS:
-            await version.get("node.storage.data_directories.DataDirectories").format(settings[each])
+            await version.get("node.data_directories.DataDirectories").format(settings[each])
         for made in settings.values():
             made.disk.close()
 
@@ -166,7 +166,7 @@ class MixedCluster:
             "node_id": node_id,
             "cluster_name": Handle.name,
             "data_dirs": (str(self._directory / f"node-{node_id}"),),
-            "config": version.get("config.BrokerConfig").parse(CONFIG, what="test"),
+            "config": version.get("config.broker_config.BrokerConfig").parse(CONFIG, what="test"),
             "disk": version.get("log.local_disk.LocalDisk")(),
             "network": _Port(self, version),
             "random": Random(),  # another incarnation each time

@@ -40,9 +40,22 @@ class Version:
         return importlib.import_module(f"{self.name}.{path}")
 
     def get(self, path: str) -> Any:
-        """`node.broker_node.BrokerNode` of this version."""
+        """`node.broker_node.BrokerNode` of this version. A name that is not at the path is looked for in all modules,
+        because versions keep it in different ones.
+        """
         module, _, name = path.rpartition(".")
-        return getattr(self.module(module), name)
+        try:
+            return getattr(self.module(module), name)
+        except (ModuleNotFoundError, AttributeError):
+            return getattr(self.module(self._module_of(name)), name)
+
+    def _module_of(self, name: str) -> str:
+        defines = re.compile(rf"^(class|def|async def) {name}\b|^{name}(:| =)", re.MULTILINE)
+        (package,) = importlib.import_module(self.name).__path__
+        found = [each for each in Path(package).rglob("*.py") if defines.search(each.read_text())]
+        if len(found) != 1:
+            raise LookupError(f"{self.name}: expected one module that defines {name}, found {found}")
+        return ".".join(found[0].relative_to(package).with_suffix("").parts)
 
 
 THIS = Version("rayka")
