@@ -266,7 +266,7 @@ class Cluster:
         from rayka.actors.formatting import remove_directories
         from rayka.actors.node_logs import keep_logs
         from rayka.actors.node_placement import log_places
-        from rayka.actors.scaling.rooms import drop_all
+        from rayka.actors.scaling_rooms import drop_all
 
         self._node_ids()  # ClusterNotFound
         kept = None

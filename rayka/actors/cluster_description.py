@@ -11,7 +11,7 @@ from rayka.actors import supervisor_handle
 from rayka.actors.names import NAMESPACE, actor_name, node_directories
 from rayka.actors.ray_network import RayNetwork
 from rayka.actors.ray_records import last_places
-from rayka.actors.scaling.planner import ScalingStatus
+from rayka.actors.scaling_planner import ScalingStatus
 from rayka.actors.supervisor_handle import SupervisorReport
 from rayka.client.admin.admin_quorum import ask_quorum
 from rayka.client.admin.admin_results import BrokerDescription, QuorumInfo

@@ -16,7 +16,7 @@ from functools import partial
 from random import SystemRandom
 from typing import TYPE_CHECKING
 
-from rayka.actors import node_handles, supervisor_handle
+from rayka.actors import node_handles, scaling_rooms, supervisor_handle
 from rayka.actors.cluster_actors import (
     ANSWER_TIMEOUT_S,
     add_nodes,
@@ -36,6 +36,7 @@ from rayka.actors.disk_search import (
     search_notes,
     sites_of,
     split_by_identity,
+    with_found_brokers,
 )
 from rayka.actors.formatting import (
     FormatPlan,
@@ -60,9 +61,7 @@ from rayka.actors.quorum_changes import look_at_quorum
 from rayka.actors.ray_network import RayNetwork
 from rayka.actors.ray_nodes import open_ray_nodes, run_on
 from rayka.actors.ray_records import draining_ray_nodes, free_resources, has_process
-from rayka.actors.scaling import rooms
-from rayka.actors.scaling.found_brokers import with_found_brokers
-from rayka.actors.scaling.grown_spec import as_it_is
+from rayka.actors.scaling_planner import as_it_is
 from rayka.actors.spec_changes import added_nodes, changed_settings, refusal, united, with_nodes
 from rayka.actors.supervisor_handle import ClusterRecord, Identities
 from rayka.config.cluster_config import ClusterSpec
@@ -284,7 +283,7 @@ class ClusterStart:
         known = self.processes
         homes = {each: known[each].ray_node_id if each in known else "" for each in running}
         # Else a leftover room would keep the resources that its own node needs.
-        ask_ray(rooms.drop_leftover, self.spec)
+        ask_ray(scaling_rooms.drop_leftover, self.spec)
         plan = plan_start(
             self.spec,
             chosen,

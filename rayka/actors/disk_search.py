@@ -9,18 +9,20 @@ The supervisor has the right ids on record. A disk that replaces another one is 
 start without a supervisor learns the ids from the disks, as far as they agree.
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from uuid import UUID
 
 from rayka.actors.found_directories import NOTHING, Found, FoundDirectory, look_around
-from rayka.actors.names import formatted_directories, nodes_with
-from rayka.actors.node_placement import NodePlacement, Site, place
-from rayka.actors.ray_nodes import JobAnswers, run_on_all
+from rayka.actors.names import cluster_directories, formatted_directories, nodes_with
+from rayka.actors.node_placement import NodePlacement, Site, able_ray_nodes, place
+from rayka.actors.ray_nodes import JobAnswers, open_ray_nodes, run_on_all
+from rayka.actors.scaling_planner import come_and_gone, grown
 from rayka.actors.supervisor_handle import Identities
 from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import StorageError
-from rayka.ids import NO_NODE, Role, node_name
+from rayka.ids import NO_NODE, Role, node_name, role_of
 
 # A Ray node that is slow has a quarter of it, when others have answered: a skipped one may have the only free place.
 _LOOK_TIMEOUT_S = 60.0
@@ -175,3 +177,30 @@ def _directory_id(seen: FoundByRayNode, path: str) -> UUID | None:
             "replaced, and nothing tells which those are: unmount or remove them"
         )
     return next(iter(ids), None)
+
+
+# Which brokers and coordinators had come when a cluster that is stopped was stopped: those whose disks are on Ray
+# nodes.
+
+
+_LOOK_TIMEOUT_S_of_found_brokers = 60.0
+
+
+def with_found_brokers(spec: ClusterSpec) -> ClusterSpec:
+    """The spec with those beyond the declared ones; as it is where none come and go."""
+    if not spec.ranges:
+        return spec
+    able = able_ray_nodes(spec, spec.roles, open_ray_nodes())
+    answers = run_on_all(able, _LOOK_TIMEOUT_S_of_found_brokers, look_around, [], cluster_directories(spec))
+    found = [each for there in answers.results.values() for each in there.values()]
+    return grown(spec, come_and_gone(spec, _of_one_cluster(found)))
+
+
+def _of_one_cluster(found: Collection[FoundDirectory]) -> list[int]:
+    """The nodes that were registered, of the cluster that most controllers belong to."""
+    controllers = [each for each in found if role_of(each.node_id) is Role.CONTROLLER and each.cluster_id]
+    claims = Counter(each.cluster_id for each in controllers or found if each.cluster_id)
+    if not claims:
+        return []
+    (cluster_id, _), *_ = claims.most_common(1)
+    return [each.node_id for each in found if each.cluster_id == cluster_id]

@@ -26,8 +26,13 @@ from functools import partial
 
 import ray
 
-from rayka.actors import node_handles
-from rayka.actors.controller_ask import ControllerAsk
+from rayka.actors import node_handles, scaling_rooms
+from rayka.actors.cluster_looks import (
+    ClusterLooks,
+    ControllerAsk,
+    leftover_registrations,
+    remove_leftover_marks,
+)
 from rayka.actors.disk_search import look_for_disks, place_found, search_notes, split_by_identity
 from rayka.actors.draining.drained_cluster import DrainedCluster
 from rayka.actors.draining.drainer import Drainer
@@ -57,13 +62,9 @@ from rayka.actors.ray_records import (
     has_process,
     pending_actors,
 )
-from rayka.actors.scaling import rooms
-from rayka.actors.scaling.cluster_looks import ClusterLooks
-from rayka.actors.scaling.grown_spec import as_it_is
-from rayka.actors.scaling.leftover_marks import leftover_registrations, remove_leftover_marks
-from rayka.actors.scaling.planner import Forget, ScalingStatus
-from rayka.actors.scaling.scaled_cluster import ScaledCluster
-from rayka.actors.scaling.scaler import Scaler
+from rayka.actors.scaled_cluster import ScaledCluster
+from rayka.actors.scaler import Scaler
+from rayka.actors.scaling_planner import Forget, ScalingStatus, as_it_is
 from rayka.actors.supervisor_handle import ClusterRecord, Identities
 from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import RaykaError
@@ -325,7 +326,7 @@ async def _end_leftovers(spec: ClusterSpec, tell: Tell) -> None:
 
 
 async def _drop_leftover_rooms(spec: ClusterSpec, tell: Tell) -> None:
-    dropped = await asyncio.to_thread(rooms.drop_leftover, spec)
+    dropped = await asyncio.to_thread(scaling_rooms.drop_leftover, spec)
     if dropped:
         tell("scale-out-stopped", dropped, "the specification lets none come by the load")
 

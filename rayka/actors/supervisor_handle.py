@@ -18,7 +18,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rayka.actors import node_handles
 from rayka.actors.names import NAMESPACE, await_gone, named, supervisor_name
 from rayka.actors.ray_nodes import own_ray_node_id
-from rayka.actors.scaling.planner import ScalingStatus
+from rayka.actors.scaling_planner import ScalingStatus
 from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import UnavailableError
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from rayka.actors.cluster_description import ClusterDescription, NodeDescription
     from rayka.actors.rolling_restart import RestartStep
-    from rayka.actors.scaling.planner import ScalingStatus
+    from rayka.actors.scaling_planner import ScalingStatus
     from rayka.cluster import Cluster
     from rayka.config.cluster_config import ClusterSpec
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rayka.actors.scaling import rooms
-from rayka.actors.scaling.leftover_marks import leftover_registrations, remove_leftover_marks
+from rayka.actors import scaling_rooms
+from rayka.actors.cluster_looks import leftover_registrations, remove_leftover_marks
 from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import ErrorCode
 from rayka.ids import Role
@@ -96,7 +96,7 @@ def test_what_does_not_come_and_go_is_not_to_go(
 )
 def test_a_room_that_no_planner_looks_after_is_given_back(counts: dict[str, Any], left: list[int]) -> None:
     """Of a role whose count is a number, and of nodes that the specification has."""
-    assert rooms.leftover(ClusterSpec.of(counts), [3, 4, 1002]) == left
+    assert scaling_rooms.leftover(ClusterSpec.of(counts), [3, 4, 1002]) == left
 
 
 @pytest.mark.parametrize(

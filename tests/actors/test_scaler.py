@@ -5,7 +5,8 @@ from collections import deque
 from dataclasses import replace
 from uuid import UUID
 
-from rayka.actors.scaling.planner import (
+from rayka.actors.scaler import Scaler
+from rayka.actors.scaling_planner import (
     AskForRoom,
     Forget,
     Leave,
@@ -16,7 +17,6 @@ from rayka.actors.scaling.planner import (
     Step,
     Stop,
 )
-from rayka.actors.scaling.scaler import Scaler
 from rayka.actors.supervisor_handle import Identities
 from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import UnavailableError

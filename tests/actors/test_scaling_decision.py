@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayka.actors.scaling.decision import IN_SHARE, Advice, Decider
+from rayka.actors.scaling_decision import IN_SHARE, Advice, Decider
 from rayka.config.cluster_config import CountRange, Scaling
 from rayka.ids import Role
 from rayka.protocol.load import LoadReport

@@ -8,9 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayka.actors.scaling.grown_spec import as_it_is, free_id, grown
-from rayka.actors.scaling.grown_spec import declared as declared_again
-from rayka.actors.scaling.planner import (
+from rayka.actors.scaling_planner import (
     AskForRoom,
     DropRoom,
     Forget,
@@ -26,7 +24,11 @@ from rayka.actors.scaling.planner import (
     Stay,
     Step,
     Stop,
+    as_it_is,
+    free_id,
+    grown,
 )
+from rayka.actors.scaling_planner import declared as declared_again
 from rayka.config.cluster_config import ClusterSpec
 from rayka.ids import Role
 from rayka.protocol.load import LoadReport

@@ -6,14 +6,13 @@ from uuid import UUID
 
 import pytest
 
+from rayka.actors import scaling_rooms
+from rayka.actors.cluster_looks import factor_max
 from rayka.actors.found_directories import look_at
 from rayka.actors.names import node_directories
 from rayka.actors.node_placement import NodePlacement
-from rayka.actors.scaling import rooms
-from rayka.actors.scaling.cluster_looks import factor_max
-from rayka.actors.scaling.grown_spec import grown
-from rayka.actors.scaling.planner import Leave, Move, ScalingStatus
-from rayka.actors.scaling.scaled_cluster import ScaledCluster, make_directories
+from rayka.actors.scaled_cluster import ScaledCluster, make_directories
+from rayka.actors.scaling_planner import Leave, Move, ScalingStatus, grown
 from rayka.cli.cluster_commands import describe_scaling
 from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import StorageError
@@ -55,16 +54,18 @@ def leave_disk(placement: NodePlacement, node_id: int, cluster_id: str) -> Path:
 
 def test_the_ray_node_that_could_give_most_says_what_is_lacking(tmp_path: Path) -> None:
     free = {"head": {"CPU": 0.01}, "first": {"CPU": 1.0, "machine": 0.0}}
-    assert rooms.lacking(spec(tmp_path), 2, free) == (
+    assert scaling_rooms.lacking(spec(tmp_path), 2, free) == (
         "none of 2 Ray nodes has it free; the closest has machine 0 free of 1 asked, and Ray adds none"
     )
-    assert rooms.lacking(spec(tmp_path), 2, {}) == ""
+    assert scaling_rooms.lacking(spec(tmp_path), 2, {}) == ""
 
 
 def test_what_a_coordinator_lacks_is_by_its_own_resources(tmp_path: Path) -> None:
     resources = {"coordinator": {"num_cpus": 0.5}}
     own = ClusterSpec.of({"coordinators": {"min": 1, "max": 3}, "resources": resources})
-    assert "the closest has CPU 0.1 free of 0.5 asked" in rooms.lacking(own, 1002, {"first": {"CPU": 0.1}})
+    assert "the closest has CPU 0.1 free of 0.5 asked" in scaling_rooms.lacking(
+        own, 1002, {"first": {"CPU": 0.1}}
+    )
 
 
 def test_directories_are_made_once_also_by_several_callers(tmp_path: Path) -> None:

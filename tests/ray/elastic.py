@@ -31,8 +31,7 @@ from ray.autoscaler.sdk import request_resources
 from ray.autoscaler.v2.sdk import get_cluster_status
 
 import rayka
-from rayka.actors import supervisor_handle
-from rayka.actors.scaling import rooms
+from rayka.actors import scaling_rooms, supervisor_handle
 from rayka.cluster import Cluster
 from rayka.errors import RaykaError
 from tests.forks import kill_all, processes_of, raylet_of
@@ -259,7 +258,7 @@ class Trial:
     def _rise(self, disturb: Callable[[], None]) -> None:
         self.watch.mark("load rises")
         self.sender.pause_s = BUSY_PAUSE_S
-        self._await(lambda: LAST in rooms.find(NAME))
+        self._await(lambda: LAST in scaling_rooms.find(NAME))
         disturb()  # the next supervisor finds what was asked of Ray
         self.times_s.append(self._await(lambda: is_large(self._admin)))
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from ray.util.placement_group import placement_group_table
 
-from rayka.actors import ray_internals, ray_records
-from rayka.actors.scaling import rooms
+from rayka.actors import ray_internals, ray_records, scaling_rooms
 from rayka.config.cluster_config import ClusterSpec
 from tests import tidy
 from tests.ray.support import wait_until
@@ -87,10 +86,10 @@ def test_log_directories_and_lost_machines_come_from_rays_public_interface(
 
 def test_a_room_is_asked_for_found_and_given_back(tmp_path: Path) -> None:
     spec = ClusterSpec.of({"name": "roomy", "data_dir": str(tmp_path), "brokers": {"min": 1, "max": 2}})
-    rooms.ask(spec, 2)
-    wait_until(lambda: rooms.find("roomy").get(2, rooms.Room()).ray_node_id != "")
-    rooms.drop("roomy", 2)
-    wait_until(lambda: rooms.find("roomy") == {})
+    scaling_rooms.ask(spec, 2)
+    wait_until(lambda: scaling_rooms.find("roomy").get(2, scaling_rooms.Room()).ray_node_id != "")
+    scaling_rooms.drop("roomy", 2)
+    wait_until(lambda: scaling_rooms.find("roomy") == {})
     states = {each["name"]: each["state"] for each in placement_group_table().values()}
     assert [state for name, state in states.items() if "roomy" in name] == ["REMOVED"]
 

@@ -8,7 +8,7 @@ import pytest
 from rayka.actors.formatting import refuse_undeclared
 from rayka.actors.found_directories import look_around
 from rayka.actors.names import cluster_directories, formatted_directories
-from rayka.actors.scaling.grown_spec import as_it_is, grown
+from rayka.actors.scaling_planner import as_it_is, grown
 from rayka.actors.spec_changes import added_nodes, refusal, united, with_broker, without_broker
 from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import ConfigError, StorageError

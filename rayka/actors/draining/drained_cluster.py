@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Collection, Mapping
 
 from rayka.actors import node_handles
-from rayka.actors.controller_ask import ControllerAsk
+from rayka.actors.cluster_looks import ControllerAsk
 from rayka.actors.names import running_node_ids
 from rayka.actors.node_handles import is_starting
 from rayka.actors.node_placement import wall_clock_ms

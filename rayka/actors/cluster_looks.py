@@ -3,19 +3,27 @@
 import asyncio
 from collections import Counter
 from collections.abc import Collection, Mapping
+from typing import TypeVar
 
-from rayka.actors.controller_ask import ControllerAsk
+from rayka.actors import scaling_rooms
 from rayka.actors.names import running_node_ids
 from rayka.actors.ray_network import RayNetwork
 from rayka.actors.ray_records import OVERDUE_S, free_resources
-from rayka.actors.scaling import rooms
-from rayka.actors.scaling.planner import Room, Seen, Standing
+from rayka.actors.scaling_planner import Room, Seen, Standing
 from rayka.client.admin.admin_configs import closed_brokers, is_leaving
-from rayka.client.admin.broker_asks import NO_TOPIC, describe_brokers, values_of
+from rayka.client.admin.broker_asks import NO_TOPIC, Ask, describe_brokers, mark_brokers, values_of
 from rayka.clock import now_ms
 from rayka.config.cluster_config import ClusterSpec
 from rayka.ids import Role, is_internal, role_of
-from rayka.protocol.configs import MOVES_MAX, ConfigResourceName, DescribeConfigsRequest, ResourceType
+from rayka.node.controller_link import ControllerLink
+from rayka.ports import Request
+from rayka.protocol.configs import (
+    LEAVING,
+    MOVES_MAX,
+    ConfigResourceName,
+    DescribeConfigsRequest,
+    ResourceType,
+)
 from rayka.protocol.load import DescribeLoadRequest
 from rayka.protocol.membership import (
     MetadataBroker,
@@ -25,6 +33,25 @@ from rayka.protocol.membership import (
     MetadataTopic,
 )
 from rayka.protocol.topics import ListPartitionReassignmentsRequest
+
+# Questions of the supervisor to the active controller of its cluster.
+
+
+_CALL_TIMEOUT_MS = 2_000
+_ANSWER_TIMEOUT_S = 10.0
+ResponseT = TypeVar("ResponseT")
+
+
+class ControllerAsk:
+    """An `Ask`, used on one event loop."""
+
+    def __init__(self, network: RayNetwork) -> None:
+        self._link = ControllerLink(network)
+
+    async def __call__(self, request: Request[ResponseT]) -> ResponseT:
+        async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+            return await self._link.call_until_answered(request, _CALL_TIMEOUT_MS)
+
 
 _UNAVAILABLE = "broker.unavailable.timeout.ms"
 
@@ -103,11 +130,11 @@ class ClusterLooks:
 
     def _ask_ray(self) -> tuple[Collection[int], dict[int, tuple[Room, str]]]:
         name = self._spec.name
-        found = rooms.find(name)
+        found = scaling_rooms.find(name)
         has_waiting = any(not each.ray_node_id for each in found.values())
         free = free_resources() if has_waiting else {}
         return running_node_ids(name), {
-            id: (each, rooms.lacking(self._spec, id, free)) for id, each in found.items()
+            id: (each, scaling_rooms.lacking(self._spec, id, free)) for id, each in found.items()
         }
 
     def _with_lacking(self, found: Mapping[int, tuple[Room, str]]) -> dict[int, Room]:
@@ -142,3 +169,41 @@ def _target(partition: MetadataPartition) -> list[int]:
 
 def _replica_counts(topics: Collection[MetadataTopic]) -> Counter[int]:
     return Counter(node_id for topic in topics for each in topic.partitions for node_id in each.replicas)
+
+
+# What scaling has left behind in a cluster whose brokers do not come and go any more: marks of brokers that were to
+# go by the load, and registrations of brokers that have gone.
+#
+# The specification had a range then, and has a number now. No planner looks at such a broker, so nothing else would
+# take the mark back, and the broker would take no new replica for ever.
+
+
+async def remove_leftover_marks(ask: Ask, ranged: Collection[Role]) -> list[int]:
+    """Takes the marks back of all brokers and coordinators but those of roles that come and go; which these were."""
+    cluster = await ask(MetadataRequest(NO_TOPIC))
+    fixed = [each.node_id for each in cluster.brokers if set(ranged).isdisjoint(each.roles)]
+    described = await describe_brokers(ask, fixed)
+    marked = [each for each, config in described.items() if is_leaving(config)]
+    if marked:
+        await mark_brokers(ask, LEAVING, dict.fromkeys(marked))
+    return marked
+
+
+async def leftover_registrations(ask: Ask, spec: ClusterSpec, running: Collection[int]) -> list[int]:
+    """Nodes of which scaling has left only the registration: marked, empty, without an actor, and not in the
+    specification. Only the mark tells them from nodes that are away for a while.
+    """
+    cluster = await ask(MetadataRequest())
+    held = Counter(
+        each for topic in cluster.topics for partition in topic.partitions for each in partition.replicas
+    )
+    gone = [
+        each.node_id
+        for each in cluster.brokers
+        if each.node_id not in spec.roles
+        and each.node_id not in running
+        and not held[each.node_id]
+        and spec.ranges.keys().isdisjoint(each.roles)
+    ]
+    described = await describe_brokers(ask, gone)
+    return [each for each, config in described.items() if is_leaving(config)]

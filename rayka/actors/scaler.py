@@ -12,8 +12,7 @@ from uuid import UUID
 
 import ray
 
-from rayka.actors.scaling.grown_spec import come_and_gone, declared, grown
-from rayka.actors.scaling.planner import (
+from rayka.actors.scaling_planner import (
     AskForRoom,
     DropRoom,
     Forget,
@@ -24,6 +23,9 @@ from rayka.actors.scaling.planner import (
     Seen,
     Stay,
     Step,
+    come_and_gone,
+    declared,
+    grown,
 )
 from rayka.actors.supervisor_handle import Identities
 from rayka.config.cluster_config import ClusterSpec

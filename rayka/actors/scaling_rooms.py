@@ -19,7 +19,7 @@ from ray.util.placement_group import (
 
 from rayka.actors.names import actor_name
 from rayka.actors.node_placement import needs, shortage
-from rayka.actors.scaling.planner import Room
+from rayka.actors.scaling_planner import Room
 from rayka.config.cluster_config import ClusterSpec
 from rayka.ids import role_of
 

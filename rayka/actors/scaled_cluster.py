@@ -8,17 +8,15 @@ from collections.abc import Callable, Collection, Coroutine, Mapping
 from random import SystemRandom
 from typing import Any
 
-from rayka.actors import node_handles
+from rayka.actors import node_handles, scaling_rooms
+from rayka.actors.cluster_looks import ClusterLooks
 from rayka.actors.formatting import format_brokers, remove_directories
 from rayka.actors.found_directories import look_at
 from rayka.actors.names import actor_name, node_directories
 from rayka.actors.node_handles import is_starting
 from rayka.actors.node_placement import NodePlacement, wall_clock_ms
 from rayka.actors.ray_nodes import live_ray_nodes, run_on
-from rayka.actors.scaling import rooms
-from rayka.actors.scaling.cluster_looks import ClusterLooks
-from rayka.actors.scaling.grown_spec import grown
-from rayka.actors.scaling.planner import (
+from rayka.actors.scaling_planner import (
     AskForRoom,
     DropRoom,
     Forget,
@@ -30,6 +28,7 @@ from rayka.actors.scaling.planner import (
     Stay,
     Step,
     Stop,
+    grown,
 )
 from rayka.client.admin.admin_results import BrokerDescription, TopicDescription
 from rayka.client.admin.broker_asks import mark_brokers, reassign, record_event
@@ -84,16 +83,16 @@ class ScaledCluster:
     # ---- One that comes ----
 
     async def _ask_for_room(self, broker_id: int) -> str:
-        await asyncio.to_thread(rooms.ask, self._spec, broker_id)
+        await asyncio.to_thread(scaling_rooms.ask, self._spec, broker_id)
         return ""
 
     async def _drop_room(self, broker_id: int) -> str:
-        await asyncio.to_thread(rooms.drop, self._spec.name, broker_id)
+        await asyncio.to_thread(scaling_rooms.drop, self._spec.name, broker_id)
         return ""
 
     async def _make(self, broker_id: int) -> str:
         """The actor waits for what its room holds until that is given back."""
-        room = (await asyncio.to_thread(rooms.find, self._spec.name)).get(broker_id)
+        room = (await asyncio.to_thread(scaling_rooms.find, self._spec.name)).get(broker_id)
         if room is None or not room.ray_node_id:
             return "its room has gone"
         placement = NodePlacement(grown(self._spec, [broker_id]), broker_id, room.ray_node_id)

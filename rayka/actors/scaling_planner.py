@@ -9,16 +9,119 @@ anew or not; while it holds some, others come, and none goes. A coordinator is a
 controller: each role has a planner, which sees its own nodes only.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
+from itertools import count
 from uuid import UUID
 
-from rayka.actors.scaling.decision import Decider
-from rayka.actors.scaling.grown_spec import come_and_gone, free_id
-from rayka.actors.scaling.rest import Rest, Standpoint
-from rayka.config.cluster_config import ClusterSpec, Scaling
-from rayka.ids import Role, role_of
+from rayka.actors.scaling_decision import Decider
+from rayka.config.cluster_config import ClusterSpec, NodeSpec, Scaling
+from rayka.ids import FIRST_BROKER_ID, FIRST_COORDINATOR_ID, Role, role_of
 from rayka.protocol.load import LoadReport
+
+# The spec of a cluster whose brokers or coordinators come and go: with those that there are beyond the declared ones.
+# Pure.
+
+
+_FIRST_IDS = {Role.BROKER: FIRST_BROKER_ID, Role.COORDINATOR: FIRST_COORDINATOR_ID}
+
+
+def grown(spec: ClusterSpec, node_ids: Iterable[int]) -> ClusterSpec:
+    """The same cluster with these nodes, too: between which counts they come and go stays as it is."""
+    added = [each for each in dict.fromkeys(node_ids) if each not in spec.roles]
+    if not added:
+        return spec
+    roles = {**spec.roles, **{each: (role_of(each),) for each in added}}
+    nodes = tuple(NodeSpec(id=each, roles=roles[each]) for each in sorted(roles))
+    return spec.model_copy(update={"nodes": nodes})
+
+
+def declared(spec: ClusterSpec) -> ClusterSpec:
+    """The same cluster without nodes that have come and may go."""
+    others = come_and_gone(spec, spec.roles)
+    nodes = tuple(NodeSpec(id=each, roles=roles) for each, roles in spec.roles.items() if each not in others)
+    return spec.model_copy(update={"nodes": nodes}) if others else spec
+
+
+def as_it_is(wanted: ClusterSpec, node_ids: Collection[int]) -> ClusterSpec:
+    """What a start is to bring up or find: the declared nodes and, where nodes come and go, those that have come."""
+    return grown(wanted, come_and_gone(wanted, node_ids))
+
+
+def come_and_gone(spec: ClusterSpec, node_ids: Iterable[int]) -> list[int]:
+    """Those of these nodes that are beyond the declared ones; none of a role whose nodes do not come and go."""
+    first_ids = {role: _first_id(spec, role) for role in spec.ranges}
+    return sorted(
+        each for each in node_ids if role_of(each) in first_ids and each >= first_ids[role_of(each)]
+    )
+
+
+def free_id(spec: ClusterSpec, role: Role, taken: Collection[int]) -> int:
+    """The id of the next node of that role that comes: the lowest that none has."""
+    return next(each for each in count(_first_id(spec, role)) if each not in taken)
+
+
+def _first_id(spec: ClusterSpec, role: Role) -> int:
+    """The lowest id of a node that comes and goes."""
+    return _FIRST_IDS[role] + spec.ranges[role].min
+
+
+# How long a scale-in that was refused rests. A core: no clock, no IO.
+#
+# A refusal comes of a plan over all partitions, so it is not asked for at each look. The rest is longer after each
+# refusal, up to a bound, for what refuses may change unseen: a cordon that an operator takes back. It ends at once when
+# other brokers serve, or the disks of those that do have clearly more room, or fewer replicas are there.
+
+
+REST_MIN_MS = 15_000
+REST_MAX_MS = 300_000
+_ROOM_PERCENT = 110  # of what it was: reports of free bytes always differ a little
+
+
+@dataclass(frozen=True, slots=True)
+class Standpoint:
+    """What a refusal may depend on: the brokers that serve and stay, and what is free and held there in sum."""
+
+    broker_ids: Set[int]
+    free_bytes: int
+    partition_count: int
+
+
+class Rest:
+    """Of one role. It has begun at the first refusal, and lasts until a broker goes or other brokers serve."""
+
+    def __init__(self) -> None:
+        self._refusal = ""
+        self._standpoint = Standpoint(frozenset(), 0, 0)
+        self._duration_ms = 0
+        self._until_ms = 0
+
+    def __repr__(self) -> str:
+        return f"<Rest of {self._duration_ms} ms {self._refusal}>"
+
+    def begin(self, refusal: str, standpoint: Standpoint, now_ms: int) -> bool:
+        """It was refused. Whether that is the first time."""
+        is_first = not self._refusal
+        self._refusal, self._standpoint = refusal, standpoint
+        self._duration_ms = REST_MIN_MS if is_first else min(2 * self._duration_ms, REST_MAX_MS)
+        self._until_ms = now_ms + self._duration_ms
+        return is_first
+
+    def holds(self, standpoint: Standpoint, now_ms: int) -> str:
+        """Why nothing is to be asked for now; empty where it may be."""
+        if standpoint.broker_ids != self._standpoint.broker_ids:
+            self.end()
+        return "" if now_ms >= self._until_ms or self._is_easier(standpoint) else self._refusal
+
+    def end(self) -> None:
+        """What was refused is over: the next refusal is news."""
+        self._refusal = ""
+        self._until_ms = 0
+
+    def _is_easier(self, standpoint: Standpoint) -> bool:
+        before = self._standpoint
+        has_room = 100 * standpoint.free_bytes > _ROOM_PERCENT * before.free_bytes
+        return has_room or standpoint.partition_count < before.partition_count
 
 
 @dataclass(frozen=True, slots=True)
