@@ -179,25 +179,20 @@ def _directory_id(seen: FoundByRayNode, path: str) -> UUID | None:
     return next(iter(ids), None)
 
 
-# Which brokers and coordinators had come when a cluster that is stopped was stopped: those whose disks are on Ray
-# nodes.
-
-
-_LOOK_TIMEOUT_S_of_found_brokers = 60.0
-
-
 def with_found_brokers(spec: ClusterSpec) -> ClusterSpec:
-    """The spec with those beyond the declared ones; as it is where none come and go."""
+    """Returns the spec with the brokers and coordinators beyond the declared ones that had come when the cluster was
+    stopped: those whose disks are on Ray nodes. Returns the spec itself if none come and go.
+    """
     if not spec.ranges:
         return spec
     able = able_ray_nodes(spec, spec.roles, open_ray_nodes())
-    answers = run_on_all(able, _LOOK_TIMEOUT_S_of_found_brokers, look_around, [], cluster_directories(spec))
+    answers = look_for_disks(spec, (), able, cluster_directories(spec))
     found = [each for there in answers.results.values() for each in there.values()]
     return grown(spec, come_and_gone(spec, _of_one_cluster(found)))
 
 
 def _of_one_cluster(found: Collection[FoundDirectory]) -> list[int]:
-    """The nodes that were registered, of the cluster that most controllers belong to."""
+    """Returns the registered nodes of the cluster to which most controllers belong."""
     controllers = [each for each in found if role_of(each.node_id) is Role.CONTROLLER and each.cluster_id]
     claims = Counter(each.cluster_id for each in controllers or found if each.cluster_id)
     if not claims:

@@ -1,6 +1,7 @@
 """The supervisor's part that lets brokers and coordinators come and go: looks, plans, takes one step, and looks again.
 
-Nothing is done while another process starts, restarts or changes the cluster: it may be about the same brokers.
+Nothing happens while another process starts, restarts or changes the cluster, because that may concern the same
+brokers.
 """
 
 import asyncio
@@ -36,7 +37,7 @@ _SOON_S = 0.5
 _WAITS = "scale-out-waits"
 _REFUSED = "scale-in-waits"
 _ERRORS = (RaykaError, TimeoutError, ray.exceptions.RayError)
-# Steps that are decisions, or their end, and the kinds of events that they are.
+# The kinds of events of steps that begin or end a decision.
 _KINDS: dict[type[Step], str] = {
     AskForRoom: "scale-out-begun",
     Make: "scale-out-ended",
@@ -49,35 +50,38 @@ _logger = logging.getLogger(__name__)
 
 
 class ScalingPort(Protocol):
-    """The cluster to look at and to change. Both raise RaykaError, TimeoutError and what Ray raises."""
+    """The cluster to look at and to change. The methods raise RaykaError, TimeoutError and Ray's errors."""
 
     async def see(self) -> Mapping[Role, Seen] | None:
-        """What there is of each role whose nodes come and go; None while another process starts, restarts or changes
-        the cluster.
+        """Returns the present state of each role whose nodes come and go; None while another process starts, restarts
+        or changes the cluster.
         """
         ...
 
     async def take(self, step: Step) -> str:
-        """Why the step was not taken; empty where it was. It may be repeated."""
+        """Takes the step, which may be a repetition. Returns why it was refused; empty if it was taken."""
         ...
 
     async def record(self, kind: str, broker_id: int, reason: str) -> None:
-        """Has it among the events of the cluster."""
+        """Records an event of the cluster."""
         ...
 
 
 class Scaler:
-    """Of one cluster. `spec` is what there is to keep: with the nodes that have come, without one that has gone."""
+    """Scales one cluster."""
 
     def __init__(self, spec: ClusterSpec, port: ScalingPort, look_s: float, acting: asyncio.Lock) -> None:
-        """`acting` is held while a step is taken: what else keeps the nodes then waits."""
+        """`acting` is held while a step is taken, so that other parts of the supervisor that keep the nodes wait."""
+        # The spec to keep: with the nodes that have come, without one that has gone.
         self.spec = spec
         self._declared = declared(spec)
         self._port = port
         self._look_s = look_s
         self._acting = acting
         self._planners = {role: Planner(self._declared, role) for role in spec.ranges}
+        # Nodes without room, as last recorded.
         self._lacking: set[int] = set()
+        # The disks with which scaled nodes registered last.
         self._registered: dict[int, frozenset[UUID]] = {}
 
     def __repr__(self) -> str:
@@ -85,12 +89,12 @@ class Scaler:
 
     @property
     def has_looked(self) -> bool:
-        """Whether it knows what there is."""
+        """Whether the present state is known."""
         return all(each.status is not None for each in self._planners.values())
 
     def identities(self, known: Identities) -> Identities:
-        """The same, but of nodes that come and go what they registered with last: on another machine, the next node of
-        that id has another disk.
+        """Returns the identities with the disks that scaled nodes registered last. On another machine, the next node of
+        the same id has another disk.
         """
         if not self.has_looked:
             return known
@@ -98,17 +102,19 @@ class Scaler:
         return replace(known, directory_ids={**declared, **self._registered})
 
     def knows_disks_of(self, node_id: int) -> bool:
-        """Whether it is known which disks are the node's. On record are those of the last start: of a node that comes
-        and goes they may be an earlier one's, until the controller has said what is registered.
+        """Whether the node's disks are known. The disks on record are those of the last start. For a scaled node they
+        may be those of an earlier node, until the controller has told the registered ones.
         """
         return self.has_looked or node_id in self._declared.roles
 
     def status(self, role: Role) -> ScalingStatus | None:
-        """What came of the last look; None before the first, and of a role whose nodes do not come and go."""
+        """Returns the outcome of the last look; None before the first, and for a role whose nodes do not come
+        and go.
+        """
         return self._planners[role].status if role in self._planners else None
 
     async def run(self) -> None:
-        """Goes on for ever."""
+        """Looks and takes steps for ever."""
         while True:
             try:
                 is_idle = await self.look()
@@ -119,7 +125,7 @@ class Scaler:
             await asyncio.sleep(self._look_s if is_idle else _SOON_S)
 
     async def look(self) -> bool:
-        """One look, and one step of each role at most; whether there is nothing under way."""
+        """Looks once, and takes at most one step of each role. Returns whether nothing is under way."""
         seen = await self._port.see()
         if seen is None:
             return True
@@ -132,7 +138,7 @@ class Scaler:
         return all([await self._go_on(self._planners[role], found) for role, found in seen.items()])
 
     async def _go_on(self, planner: Planner, seen: Seen) -> bool:
-        """Plans for one role, and takes the step; what goes wrong leaves other roles as they are."""
+        """Plans for one role, and takes the step. An error leaves other roles as they are."""
         step = planner.next(seen)
         try:
             is_refused = step is not None and not await self._has_taken(planner, step, seen)
@@ -160,7 +166,7 @@ class Scaler:
         _logger.warning("%r: %r", self, error)
 
     async def _record_lacking(self, seen: Iterable[Seen]) -> None:
-        """Says once of each node that Ray has no room for it."""
+        """Records once for each node that Ray has no room for it."""
         lacking = {id: room.lacking for each in seen for id, room in each.rooms.items() if room.lacking}
         for each in sorted(lacking.keys() - self._lacking):
             _logger.warning("%s %d waits for a Ray node: %s", role_of(each), each, lacking[each])
@@ -169,6 +175,6 @@ class Scaler:
 
 
 def _kept(spec: ClusterSpec, seen: Seen) -> Iterable[int]:
-    """The nodes beyond the declared ones that are to have a process."""
+    """Returns the nodes beyond the declared ones that are to have a process."""
     going = {id for id, each in seen.brokers.items() if each.is_leaving and each.replica_count == 0}
     return come_and_gone(spec, {*seen.brokers, *seen.actors} - going)

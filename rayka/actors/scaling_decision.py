@@ -1,10 +1,12 @@
-"""How many brokers, or coordinators, there should be, by what they have to do. A core: no clock, no IO.
+"""The number of brokers, or coordinators, that the load asks for. A core: no clock, no IO.
 
-The load is what clients send and read, what is on disks, and what processes take, summed over the brokers: another
-broker takes its share of it, whichever broker has most now. Copies between brokers do not count, or every move would
-ask for more brokers. What comes to rest, and why: a broker comes when a target was exceeded throughout the window, and
-goes when, throughout a longer one, the others would have been below 70 % of every target without it. So what made a
-broker come cannot make it go. One at a time; after each the windows begin anew.
+The load is the bytes that clients send and read, the bytes on disks, and the processor time, summed over the brokers:
+another broker takes its share of the sum, whichever broker has most now. Copies between brokers do not count, because
+every move would ask for more brokers.
+
+The number comes to rest. A broker comes when a target was exceeded throughout the window. A broker goes when,
+throughout a longer window, the others would have been below 70 % of every target without it. So the load that made a
+broker come cannot make it go. One broker comes or goes at a time, and the windows begin anew after each.
 
 Kubernetes does the same: the tolerance and the stabilisation windows of its HorizontalPodAutoscaler.
 """
@@ -29,8 +31,8 @@ class Advice:
 
 
 class Decider:
-    """Decides for one role in one cluster. It remembers since when each look has asked for more, or for fewer: a new
-    one waits for its windows again.
+    """Decides for one role in one cluster. It remembers since when each look has asked for more, or for fewer. A new
+    decider waits for its windows again.
     """
 
     def __init__(self, counts: CountRange, targets: Scaling, role: Role = Role.BROKER) -> None:
@@ -46,8 +48,8 @@ class Decider:
         return f"<Decider {self._role}s {self._counts} {since}>"
 
     def advise(self, loads: Sequence[LoadReport], count: int, factor_max: int, now_ms: int) -> Advice:
-        """How many there should be where there are `count`, of which these loads are known: as many, one more or one
-        less. `factor_max` is the largest replication factor of a topic: there are never fewer than that.
+        """Returns how many brokers there should be, of `count` with these known loads: as many, one more or one less.
+        `factor_max` is the largest replication factor of a topic: there are never fewer brokers.
         """
         if count != self._count:
             self.begin_anew()
@@ -66,11 +68,11 @@ class Decider:
         return self._stable(wish, asked, now_ms)
 
     def begin_anew(self) -> None:
-        """Forgets the windows: what was measured is not what would be measured now."""
+        """Forgets the windows, because the conditions of the measurements have changed."""
         self._more_since_ms = self._fewer_since_ms = None
 
     def _wish(self, loads: Sequence[LoadReport], count: int) -> Advice:
-        """What this look alone asks for."""
+        """Returns the number that this look alone asks for."""
         if not loads:
             return Advice(count, "no load is known")
         most = max(self._needs(loads, 1.0), key=lambda each: each.count, default=None)
@@ -84,7 +86,7 @@ class Decider:
         return Advice(count, f"within the targets: {most.reason}")
 
     def _stable(self, wish: Advice, asked: int, now_ms: int) -> Advice:
-        """`asked`: the wish within the bounds."""
+        """Returns the number that the windows allow. `asked` is the wish within the bounds."""
         count, targets = self._count, self._targets
         if asked == count:
             return Advice(count, wish.reason if wish.count == count else self._bounded(wish))
@@ -103,8 +105,8 @@ class Decider:
         return f"{wish.reason}; {self._count} {self._role}s, and {bound} are not allowed"
 
     def _needs(self, loads: Sequence[LoadReport], share: float) -> list[Advice]:
-        """How many nodes keep each average at that share of its target, or below; one more than there may be stands
-        for any more, which a tiny target may ask for without end.
+        """Returns how many nodes keep each average at that share of its target, or below. Numbers stop at one more than
+        there may be: a tiny target would ask for more without end.
         """
         targets, most = self._targets, max(self._count, self._counts.max) + 1
         cores = sum(each.processor_permille for each in loads) / 1000
@@ -126,14 +128,14 @@ class Decider:
 
 
 def _since(since_ms: int | None, holds: bool, now_ms: int) -> int | None:
-    """Since when it holds at each look."""
+    """Returns since when the condition has held at each look; None if it does not hold."""
     if not holds:
         return None
     return now_ms if since_ms is None else since_ms
 
 
 def _full_disks(loads: Sequence[LoadReport]) -> float:
-    """How many disks of the brokers' mean size their logs fill."""
+    """Returns how many disks of the brokers' mean size the logs fill."""
     capacity = sum(each.size_bytes + each.free_bytes for each in loads)
     return len(loads) * sum(each.size_bytes for each in loads) / capacity if capacity else 0.0
 

@@ -1,10 +1,9 @@
-"""Room for a broker or coordinator, asked of Ray: a placement group of one bundle, which is what the spec sets aside
-for it.
+"""Room for a broker or coordinator, asked of Ray: a placement group of one bundle, with the resources in the spec.
 
 Ray's autoscaler starts a machine for a placement group as for an actor. A broker's actor is pinned to the Ray node that
-has its disk, so before it can be made there has to be a Ray node; Ray says which one when it has placed the group. The
-group is detached and has a name, so that it outlives the supervisor that asked for it and the next one finds it.
-Where the next specification has no planner for it, the start and the next supervisor give it back.
+has its disk, so there has to be a Ray node before the actor can be made. Ray names the Ray node when it has placed the
+group. The group is detached and has a name, so that it outlives the supervisor that asked for it, and the next one
+finds it. If the next spec has no planner for the group, the start and the next supervisor give it back.
 """
 
 from collections.abc import Iterable, Mapping
@@ -35,7 +34,7 @@ def ask(spec: ClusterSpec, broker_id: int) -> None:
 
 
 def drop(cluster_name: str, broker_id: int) -> None:
-    """Gives the room back, or asks no more; nothing where there is none."""
+    """Gives the room back, or withdraws the request. Does nothing if there is none."""
     for group_id in _groups(cluster_name).get(broker_id, {}):
         remove_placement_group(_handle(group_id))
 
@@ -47,7 +46,7 @@ def drop_all(cluster_name: str) -> None:
 
 
 def drop_leftover(spec: ClusterSpec) -> list[int]:
-    """Gives back the rooms that no planner looks after; returns their nodes."""
+    """Gives back the rooms that no planner looks after. Returns their nodes."""
     left = leftover(spec, _groups(spec.name))
     for each in left:
         drop(spec.name, each)
@@ -55,14 +54,14 @@ def drop_leftover(spec: ClusterSpec) -> list[int]:
 
 
 def leftover(spec: ClusterSpec, asked_for: Iterable[int]) -> list[int]:
-    """Nodes with a room that do not come by the load: the spec names them, or the count of their role is a number.
-    Their rooms would keep resources that the nodes themselves need.
+    """Returns the nodes with a room that do not come by the load: the spec names them, or the count of their role is a
+    number. Their rooms would keep resources that the nodes themselves need.
     """
     return sorted(each for each in asked_for if each in spec.roles or role_of(each) not in spec.ranges)
 
 
 def find(cluster_name: str) -> dict[int, Room]:
-    """The rooms that are asked for, by broker."""
+    """Returns the rooms that are asked for, by broker."""
     return {
         broker_id: Room(next(filter(None, found.values()), ""))
         for broker_id, found in _groups(cluster_name).items()
@@ -70,7 +69,7 @@ def find(cluster_name: str) -> dict[int, Room]:
 
 
 def lacking(spec: ClusterSpec, broker_id: int, free: Mapping[str, Mapping[str, float]]) -> str:
-    """What the Ray node that could give most has too little of."""
+    """Names the resources that the Ray node with the most room lacks."""
     short = [each for has in free.values() if (each := shortage(spec, broker_id, has))]
     closest = min(short, key=lambda each: (each.count(","), each), default="")
     if not closest:
@@ -79,7 +78,7 @@ def lacking(spec: ClusterSpec, broker_id: int, free: Mapping[str, Mapping[str, f
 
 
 def _groups(cluster_name: str) -> dict[int, dict[str, str]]:
-    """By broker, the Ray node that each placement group is on; empty while Ray has none for it."""
+    """Returns by broker the Ray node of each placement group; empty while Ray has placed none."""
     found: dict[int, dict[str, str]] = {}
     table: dict[str, Any] = placement_group_table()
     for group_id, group in table.items():
@@ -93,7 +92,7 @@ def _groups(cluster_name: str) -> dict[int, dict[str, str]]:
 
 
 def _handle(group_id: str) -> PlacementGroup:
-    """Ray itself finds a group by its name, but only in the namespace that this process is in."""
+    """Makes a handle by the id: Ray finds a group by its name only in the namespace of this process."""
     kind = type(PlacementGroup.empty().id)
     return PlacementGroup(kind(bytes.fromhex(group_id)))
 
