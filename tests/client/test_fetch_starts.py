@@ -129,7 +129,7 @@ def test_a_reset_is_logged_with_where_reading_goes_on(caplog: pytest.LogCaptureF
         assert starting.position(AT_A) == 10
 
     start(scene)
-    assert [each.getMessage() for each in caplog.records if each.name.endswith("fetch_starts")] == [
+    assert [each.getMessage() for each in caplog.records if each.name.endswith("fetch_loop")] == [
         f"{AT_A}: offset {SOUGHT} is out of range; reading goes on at offset 10, the earliest, "
         "as auto_offset_reset says"
     ]

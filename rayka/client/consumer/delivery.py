@@ -1,9 +1,10 @@
-"""What a consumer has fetched but not handed over yet, and its positions. Belongs to the application's thread.
+"""The records that were fetched and not handed over yet, and the positions of a consumer. Belongs to the application's
+thread, where records are decoded, so that the IO thread stays free.
 
-Invariants: records are handed over once, in offset order per partition; a position moves with what was handed
-over, at a batch's end to the batch's next offset and at a fetch's end to the broker's `next_offset`. Decoding
-happens here, on the application's thread, so that the IO thread stays free. Kafka: CompletedFetch,
-FetchCollector (G16).
+Invariants: records are handed over once, in offset order per partition; a position moves with the records that are
+handed over, at a batch's end to the batch's next offset, at a fetch's end to the broker's `next_offset`; interceptors
+change the records that are given, and never a position. Kafka: CompletedFetch, FetchCollector, ConsumerInterceptors
+(G16).
 
 A signal may end any step here by an exception: Ctrl-C between two lines, in a deserializer, in an interceptor.
 1. `begin` opens a `DeliveryAttempt`. Before records of a fetch are taken, the attempt notes the fetch, and the position
@@ -42,20 +43,17 @@ from rayka.ids import NO_EPOCH, TopicPartition
 from rayka.protocol.batch_decode import DecodedBatch, decode
 from rayka.protocol.batch_format import RecordBatch, split_batches
 
-# The application's hooks around what a consumer reads: one before records are given, one after offsets are committed.
-#
-# Invariants: positions move by what was stored, whatever an interceptor makes of it; what an interceptor raises is
-# logged, and the records go on as they were. Kafka: ConsumerInterceptor, ConsumerInterceptors.
-
 
 class ConsumerInterceptors(Interceptors[list[Record]]):
-    """See the module. Each is an object with `on_consume(records)`, `on_commit(offsets)` or both."""
+    """The application's hooks: objects with `on_consume(records)`, before records are given, `on_commit(offsets)`,
+    after offsets are committed, or both. An exception of a hook is logged, and the records go on as they were.
+    """
 
     names = ("on_consume", "on_commit")
 
     @classmethod
     def of(cls, given: Any) -> Self | None:
-        """As of all interceptors. Raises ConfigError for an `on_consume` that is a coroutine function, too: a task that
+        """As `Interceptors.of`. Raises ConfigError for an `on_consume` that is a coroutine function, too: a task that
         is cancelled while it awaits one would lose the records.
         """
         interceptors = super().of(given)
@@ -72,17 +70,18 @@ class ConsumerInterceptors(Interceptors[list[Record]]):
         return returned
 
 
-_MERGED_ROWS = 10_000  # smaller batches are handed over together as one Arrow batch
+# Smaller batches are merged into one Arrow batch.
+_MERGED_ROWS = 10_000
 _MERGED_BYTES = 64 << 10
 
 
 class Position(NamedTuple):
-    """Up to where a partition was handed over, in which generation of its positions, and the leader epoch of the record
-    before it, if that is known.
-    """
+    """The position of a partition: the offset of the next record to hand over."""
 
     offset: int
+    # The generation of the fetches that the position belongs to.
     generation: int
+    # The epoch of the record before, if known.
     leader_epoch: int = NO_EPOCH
 
 
@@ -101,7 +100,7 @@ class DeliveryAttempt:
     ) -> None:
         # Records that interceptors had made before this attempt, and that were not given.
         self.made = made
-        # The attempts that took the records of which `made` was made.
+        # The attempts that took the records from which `made` was made.
         self.held = held
         # The thread that asks.
         self.thread = thread
@@ -112,7 +111,7 @@ class DeliveryAttempt:
         self.is_handed = is_handed
 
     def note(self, fetched: Fetched, at: Position) -> None:
-        """Notes a fetch, and the position, before anything of it is taken. Later calls for one fetch change nothing."""
+        """Notes a fetch, and the position, before a record of it is taken. Later calls for the fetch change nothing."""
         self.marks.setdefault(fetched.topic_partition, at)
         self.fetches.setdefault(key_of(fetched), fetched)
 
@@ -128,7 +127,7 @@ class Delivery:
     def __init__(
         self, config: ConsumerConfig | None = None, end_offsets: Mapping[TopicPartition, int] | None = None
     ) -> None:
-        """Without `config`, as the options of a consumer are by default."""
+        """`end_offsets` bound the partitions that they name. Without `config` the options have their defaults."""
         config = config or ConsumerConfig()
         self.interceptors = ConsumerInterceptors.of(config.interceptors)
         self._check_crcs = config.check_crcs
@@ -136,7 +135,8 @@ class Delivery:
         self._deserializers = key, deserializer(config.value_deserializer, "value_deserializer")
         self._ends = end_offsets or {}
         self._fetches = FetchQueue()
-        self._read: dict[TopicPartition, Position] = {}  # without what the current batch adds
+        # The positions at the beginning of the current batch.
+        self._read: dict[TopicPartition, Position] = {}
         # The first batch of the first fetch, decoded. Forgetting it loses nothing but the position within it.
         self._current: _Current | None = None
         # Records that interceptors have made, and that were not given yet.
@@ -144,7 +144,7 @@ class Delivery:
         self.attempt = DeliveryAttempt(self._made, is_handed=True)
 
     def add(self, fetched: Sequence[Fetched]) -> None:
-        """Takes what was fetched. The only method that the IO thread calls, even after an interrupted poll."""
+        """Takes fetches. The only method that the IO thread calls, even after an interrupted poll."""
         self._fetches.add(fetched)
 
     # ---- Attempts --------------------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ class Delivery:
             self._put_back(self.attempt)
 
     def _put_back(self, attempt: DeliveryAttempt) -> None:
-        """Puts back what the attempt has taken. Idempotent: after an interruption the next call repeats it."""
+        """Puts back the records that the attempt has taken. After an interruption the next call repeats it."""
         self._fetches.put_back(attempt.fetches)
         self._read.update(attempt.marks)
         if attempt.marks:
@@ -180,14 +180,14 @@ class Delivery:
         self.attempt = DeliveryAttempt(attempt.made, attempt.held, attempt.thread)
 
     def _given_in_part(self) -> tuple[DeliveryAttempt, ...]:
-        """The attempts whose records are not all given, the oldest first. Their positions have not moved yet."""
+        """The attempts whose records are not all given, the oldest first. No position has moved past them."""
         attempt = self.attempt
         return () if attempt.is_handed and not self._made else (*attempt.held, attempt)
 
     # ---- Partitions ------------------------------------------------------------------------------------------------
 
     def pause(self, topic_partition: TopicPartition) -> None:
-        """Hands nothing of the partition over, also by an iterator that is in use, until `resume`."""
+        """Hands over no record of the partition, also by an iterator that is in use, until `resume`."""
         self._settle()
         self._fetches.take_in()
         if topic_partition in self._fetches.paused:
@@ -202,17 +202,17 @@ class Delivery:
         self._fetches.pause(topic_partition)
 
     def resume(self, topic_partition: TopicPartition) -> None:
-        """Hands over what was held back, and then the rest."""
+        """Hands over the partition's records again."""
         self._settle()
         self._fetches.take_in()
         self._fetches.resume(topic_partition)
 
     def paused(self) -> tuple[TopicPartition, ...]:
-        """The partitions of which nothing is handed over."""
+        """The partitions that are paused."""
         return tuple(self._fetches.paused)
 
     def drop(self, topic_partition: TopicPartition) -> None:
-        """Forgets what was fetched of a partition, and its position."""
+        """Forgets the fetches and the position of a partition."""
         self._settle()
         self._fetches.take_in()
         if self._current is not None and self._current.topic_partition == topic_partition:
@@ -240,17 +240,17 @@ class Delivery:
             self._current = None
 
     def end(self) -> None:
-        """Nothing more is handed over, also not by an iterator that is in use. From any thread."""
+        """Ends an iterator that is in use. From any thread."""
         if (current := self._current) is not None:
             current.empty()
 
     def position(self, topic_partition: TopicPartition) -> int | None:
-        """The offset after the last record handed over; None when nothing of the partition was yet."""
+        """The offset after the last record that was handed over; None before the first."""
         at = self.read_up_to(topic_partition)
         return None if at is None else at.offset
 
     def next_offset(self, topic_partition: TopicPartition) -> int | None:
-        """Where what waits to be handed over goes on; None when nothing of the partition waits."""
+        """The offset of the next record that waits to be handed over; None when no record of the partition waits."""
         for attempt in self._given_in_part():
             if topic_partition in attempt.marks:
                 return attempt.marks[topic_partition].offset
@@ -265,7 +265,7 @@ class Delivery:
         return None
 
     def read_up_to(self, topic_partition: TopicPartition) -> Position | None:
-        """What `position` is, and in which generation; None when nothing of the partition was handed over."""
+        """As `position`, with the generation and the epoch."""
         for attempt in self._given_in_part():
             if topic_partition in attempt.marks:
                 return attempt.marks[topic_partition]
@@ -284,7 +284,9 @@ class Delivery:
         return Position(current.position(rows), current.fetched.generation, epoch)
 
     def read(self) -> dict[TopicPartition, Position]:
-        """What is known of each partition: up to where it was handed over, or where what waits begins."""
+        """The position of each partition: the end of its records that were handed over, or the begin of those that
+        wait.
+        """
         found = dict(self._read)
         if self._current is not None:
             found[self._current.topic_partition] = self._read_with(self._current)
@@ -325,7 +327,7 @@ class Delivery:
         return given
 
     def _stored_records(self, count_max: int) -> list[Record]:
-        """In one piece as far as one batch has them."""
+        """Up to count_max records of the log."""
         records: list[Record] = []
         with self._raising_unless(records):
             while len(records) < count_max and (current := self._next_current()) is not None:
@@ -350,7 +352,7 @@ class Delivery:
         return records
 
     def next_arrow(self, count_max: int = sys.maxsize) -> pa.RecordBatch | None:
-        """The next batch, or its first count_max records; small ones are merged. None when nothing is left."""
+        """The next batch, or its first count_max records; small batches are merged. None when nothing is left."""
         parts: list[pa.RecordBatch] = []
         rows, size_bytes = 0, 0
         with self._raising_unless(parts):
@@ -367,13 +369,13 @@ class Delivery:
         return parts[0] if len(parts) == 1 else pa.concat_batches(parts)
 
     def pass_over(self) -> None:
-        """Passes over the record that was just raised as one that cannot be deserialized."""
+        """Passes over the record whose SerializationError was just raised."""
         if self._current is not None:
             self._current.pass_over()
 
     @contextmanager
     def _raising_unless(self, taken: Sized) -> Iterator[None]:
-        """An error waits for the next call while there is something to hand over: its batch, or record, stays there."""
+        """Keeps an error for the next call if records were taken in the block: its batch, or record, stays."""
         try:
             yield
         except (CorruptRecord, SerializationError):
@@ -383,11 +385,11 @@ class Delivery:
     # ---- From fetch to fetch, from batch to batch ------------------------------------------------------------------
 
     def has_records(self) -> bool:
-        """Whether `next_records` has something to give, if the interceptors leave it."""
+        """Whether `next_records` has records, unless interceptors drop all of them."""
         return any(_partition_of(each) not in self._fetches.paused for each in self._made) or self.has_rows()
 
     def has_rows(self) -> bool:
-        """Whether `next_arrow` has something to give."""
+        """Whether `next_arrow` has a batch."""
         return self._next_current() is not None
 
     def _next_current(self) -> "_Current | None":
@@ -438,7 +440,7 @@ class Delivery:
             self._current = _Current(fetched, decoded, rows_between(decoded, start_offset, end_offset))
 
     def _decode(self, topic_partition: TopicPartition, batch: RecordBatch) -> DecodedBatch:
-        """The batch's columns. A broken batch stays there, and is met again until the application seeks past it."""
+        """The batch's columns. A corrupt batch stays, and is met again until the application seeks past it."""
         try:
             return decode(batch, check_crc=self._check_crcs)
         except CorruptRecord as error:
@@ -454,27 +456,29 @@ class Delivery:
 
 
 class _Current:
-    """One decoded batch, of which rows from `_start` to `_stop` are to be handed over; `fetched` begins with it.
-
-    They are all that are left, up to `_end`, or those before one that cannot be deserialized. `looped_from`: the row at
-    which the loop began that reads this batch; None outside a loop, and once something else was asked for.
-    """
+    """The decoded batch that records are taken from. first <= start <= stop <= end."""
 
     def __init__(self, fetched: Fetched, batch: DecodedBatch, rows: slice) -> None:
         self.topic_partition = fetched.topic_partition
+        # Begins with the batch.
         self.fetched = fetched
         self.batch = batch
+        # The first row of the batch that is read.
         self._first: int = rows.start
+        # Rows from start to stop are handed over next. A row that cannot be deserialized stands at `stop`, if stop <
+        # end.
         self._start: int = rows.start
         self._stop: int = rows.stop
         self._end: int = rows.stop
+        # The records of these rows, and the iterator over them, once a record was asked for.
         self._records: list[Record] = []
         self._iterator: Iterator[Record] | None = None
+        # The row at which a loop began to read the batch; None outside a loop, and once something else was asked for.
         self.looped_from: int | None = None
 
     @property
     def has_rows(self) -> bool:
-        """Whether any are left, those behind a record that cannot be deserialized included."""
+        """Whether rows are left, also behind a record that cannot be deserialized."""
         return self._first_row() < self._end
 
     def is_empty(self) -> bool:
@@ -493,7 +497,7 @@ class _Current:
         return self.looped_from is not None and self._first_row() > self.looped_from
 
     def go_on(self) -> bool:
-        """With the rows behind those that are handed over; False when there are none."""
+        """Goes on with the rows behind `stop`; False when there are none."""
         if self._stop == self._end:
             return False
         self._start, self._stop, self._iterator = self._stop, self._end, None
@@ -504,9 +508,10 @@ class _Current:
         self._start, self._stop, self._iterator = self._first_row() + 1, self._end, None
 
     def records(self, deserializers: Deserializers) -> Iterator[Record]:
-        """The one iterator over the rest; what it has not given stays.
+        """The one iterator over the rest. Records that it has not given stay.
 
-        It ends before a record that cannot be deserialized, which the next one raises: SerializationError.
+        The iterator ends before a record that cannot be deserialized. The next call raises SerializationError for that
+        record.
         """
         while self._iterator is None:
             try:
@@ -531,12 +536,12 @@ class _Current:
         return records
 
     def empty(self) -> None:
-        """An iterator that is in use ends with the list under it: that costs nothing for each record."""
+        """Ends an iterator that is in use by emptying its list, which costs nothing for each record."""
         self._records.clear()
         self._end = self._stop
 
     def take_arrow(self, count_max: int) -> pa.RecordBatch:
-        """What is left, or the first count_max rows of that."""
+        """The rows that are left, or the first count_max of them."""
         first = self._first_row()
         rows = slice(first, min(first + count_max, self._end))
         self._start, self._stop, self._iterator = rows.stop, self._end, None
@@ -551,8 +556,8 @@ def _partition_of(record: Record) -> TopicPartition:
 
 
 def _first_batch(fetched: Fetched) -> RecordBatch:
-    """The next batch. Its offset lies outside its CRC: a wrong one would move the position, and skip records in
-    silence. Raises CorruptRecord.
+    """The next batch of a fetch. A batch's offset lies outside its CRC: a wrong one would move the position, and skip
+    records in silence. Raises CorruptRecord.
     """
     expected = f"expected one with offsets of [{fetched.fetch_offset}, {fetched.next_offset})"
     hint = f"seek to {fetched.next_offset} to go on behind what was fetched with it"
@@ -568,9 +573,7 @@ def _first_batch(fetched: Fetched) -> RecordBatch:
 
 
 def _offset_behind(fetched: Fetched, size_bytes: int) -> int | None:
-    """Where the batch begins that stands behind the first, of which only the size is trusted; None when that is not
-    known.
-    """
+    """The offset behind the first batch, of which only the size is trusted; None if the second one is corrupt, too."""
     parts = [each for each in (fetched.buffers[0][size_bytes:], *fetched.buffers[1:]) if len(each)]
     try:
         following = next(split_batches(parts[0])) if parts else None

@@ -48,7 +48,7 @@ class Fetcher:
         random: Random,
         metadata: ClusterMetadata | None = None,
     ) -> None:
-        """`metadata` is shared by fetchers that read the same topics one after another; None: the fetcher has its own."""
+        """`metadata` is shared by fetchers of the same topics one after another; None: the fetcher has its own."""
         network = self._network = SilenceWatch(handle.network(config.transport), handle.name)
         self.metadata = metadata or ClusterMetadata(network, handle.name, config, random)
         self.leaders = LeaderCalls(network, self.metadata)

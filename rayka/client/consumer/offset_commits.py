@@ -1,13 +1,19 @@
-"""The offsets that one consumer commits and reads: one commit at a time, in the order in which they were asked for.
+"""The offsets that one consumer commits and reads: one commit at a time, in the order of the calls.
 
-A commit that has to wait for the one before takes in those that are asked for meanwhile: of each partition the newest
-offset counts, and all of them end with the one request. The first attempt of one needs no task where its partitions and
-its coordinator are known; a task goes on with what that did not end. Invariants: an older commit never overwrites a
-newer one, also when it is retried; a commit is made as the member that asked for it, so that one of a former generation
-is refused instead of overwriting what the partition's new owner has committed, and of the topic that was read then; an
-offset of a topic that is not read is refused if the topic was deleted since the consumer learned of it; a member that
-its group goes on without commits nothing. A commit that comes while the members of a new generation wait for their
-assignments is repeated until these are there. Kafka: ConsumerCoordinator (E10).
+A commit that waits for the one before takes in further commits: of each partition the newest offset counts, and all end
+with the one request. The first attempt needs no task if the partitions and the coordinator are known; a task goes on
+with a commit that the first attempt did not end.
+
+Invariants:
+- An older commit never overwrites a newer one, also when it is retried.
+- A commit is made as the member that asked for it: a commit of a former generation is refused, and overwrites nothing
+  of the partition's new owner. A member that its group goes on without commits nothing.
+- A commit is made for the topic that was read, known by its id. An offset of a topic that is not read is refused if the
+  topic was deleted since the consumer learned of it.
+- A commit that comes while the members of a new generation wait for their assignments is repeated until these are
+there.
+
+Kafka: ConsumerCoordinator, OffsetAndMetadata, OffsetAndTimestamp (E10).
 """
 
 import asyncio
@@ -52,15 +58,13 @@ from rayka.protocol.groups import (
 )
 from rayka.protocol.later import Later
 
-# Offsets with what is known beside them, as users give and get them. Kafka: OffsetAndMetadata, OffsetAndTimestamp.
-
 
 @dataclass(frozen=True, slots=True)
 class OffsetAndMetadata:
-    """The offset of the next record that a group is to read, and a text of the application's beside it.
+    """The offset of the next record that a group reads, and a text of the application.
 
-    `leader_epoch` is that of the record before it, -1 where it is not known: by it a reader finds out that this record
-    is not in the log any more.
+    `leader_epoch` is the epoch of the record before, or -1. A reader finds by it that this record is not in the log any
+    more.
     """
 
     offset: int
@@ -70,7 +74,7 @@ class OffsetAndMetadata:
 
 @dataclass(frozen=True, slots=True)
 class OffsetAndTimestamp:
-    """A record's offset, its timestamp in milliseconds, and its leader epoch, -1 where it is not known."""
+    """A record's offset, its timestamp in milliseconds, and its leader epoch, or -1."""
 
     offset: int
     timestamp_ms: int
@@ -81,7 +85,7 @@ CommittableOffsets = Mapping[TopicPartition, int | OffsetAndMetadata]
 
 
 def committable(offsets: Any) -> dict[TopicPartition, OffsetAndMetadata]:
-    """What a caller gave to be committed. Raises TypeError, and ValueError of an offset below 0."""
+    """The offsets of a caller, checked. Raises TypeError, InvalidArgument."""
     found: dict[TopicPartition, OffsetAndMetadata] = {}
     for tp, given in mapping_of(offsets, "offsets").items():
         each = given if isinstance(given, OffsetAndMetadata) else OffsetAndMetadata(int_of(given, f"{tp}"))
@@ -103,18 +107,24 @@ _TELL_AGAIN_S = 0.1  # no timer rings for the last microsecond of a wait again a
 
 
 class _Commit(msgspec.Struct, eq=False):
-    """What is committed together. `done` gives all that asked for it the partitions that were refused."""
+    """Offsets that are committed together."""
 
     group: GroupMetadata
     deadline_s: float = 0.0
     offsets: dict[TopicPartition, CommittedOffset] = {}
+    # The refused partitions, for all callers.
     done: Later[Problems] = msgspec.field(default_factory=Later)
     # Topics that the consumer knows and does not read: they may have been deleted, and created again, since.
     unconfirmed: dict[str, None] = {}
 
 
 class GroupOffsets:
-    """See the module. Belongs to the IO loop."""
+    """The commits of one consumer. Belongs to the IO loop.
+
+    The first attempt of a commit is a callback: with a task for each commit one that is waited for takes 23 % more
+    processor time, of client and broker together, and one of many in flight 8 % (393 instead of 320 us, 26 instead of
+    24, the least of sixty runs).
+    """
 
     def __init__(
         self,
@@ -131,10 +141,14 @@ class GroupOffsets:
         self._metadata = metadata
         self._timeout_ms = timeout_ms
         self._waiting: deque[_Commit] = deque()
-        self._current: _Commit | None = None  # on its way: by an attempt, or by the sender
+        # The commit that is under way, by an attempt or by the sender.
+        self._current: _Commit | None = None
+        # The first attempt that is under way, and its beginning.
         self._attempt: Later[OffsetCommitResponse] | None = None
-        self._attempt_s = 0.0  # when it began
+        self._attempt_s = 0.0
+        # The timer of the warning about a slow attempt.
         self._tells: asyncio.TimerHandle | None = None
+        # The task that goes on with a commit that the first attempt did not end.
         self._sender: asyncio.Task[None] | None = None
         self._is_abandoned = False
         # The member as which a commit goes on that a rebalance has refused; None: the commit fails. A member's is
@@ -147,15 +161,16 @@ class GroupOffsets:
     # ---- Commit ------------------------------------------------------------------------------------------------------
 
     async def commit(self, offsets: Offsets, group: GroupMetadata, *, is_member: bool = False) -> None:
-        """Commits them after all that were asked for before; of one partition the last call counts. `group` says as
-        which member, which has no id when the group has no members.
+        """Commits offsets behind all commits that were asked for before; of one partition the last call counts. `group`
+        is the member that commits; it has no id in a group without members.
 
-        With `is_member` a caller that is of no generation is refused here: were all others gone, the coordinator would
-        take its commit for that of a group without members, and forget what they have committed since.
+        With `is_member` a caller of no generation is refused here: if all other members were gone, the coordinator
+        would take the commit for that of a group without members, and forget the offsets that they have committed
+        since.
 
-        Raises the error of a partition when all others are committed, and for all of them what no retry mends:
-        IllegalGeneration, UnknownMemberId, FencedInstanceId; in the end UnavailableError, or the last error, such as
-        RebalanceInProgress.
+        Raises the error of a partition when all others are committed, and for all partitions an error that no retry
+        mends: IllegalGeneration, UnknownMemberId, FencedInstanceId. When the time is over, raises UnavailableError, or
+        the last error, such as RebalanceInProgress.
         """
         if not offsets:
             return
@@ -164,7 +179,7 @@ class GroupOffsets:
             raise error
 
     def begin(self, offsets: Offsets, group: GroupMetadata, *, is_member: bool = False) -> Later[Problems]:
-        """As `commit`, without waiting: the partitions that are refused. Cancelled when this is abandoned first."""
+        """As `commit`, without waiting; the result has the refused partitions, and is cancelled by `abandon`."""
         if is_member and group.generation_id == NO_GENERATION:
             raise UnknownMemberId(
                 f"group {group.group_id!r} goes on without this consumer, which did not poll, or did not reach its"
@@ -190,7 +205,7 @@ class GroupOffsets:
             self._send_on(commit)
 
     def _begin_attempt(self, commit: _Commit) -> bool:
-        """Whether the commit is under way, without a task."""
+        """Sends the commit without a task. Returns False where that is not possible."""
         if len(commit.offsets) > PARTITIONS_PER_COMMIT_MAX or commit.unconfirmed or any(self._unseen(commit)):
             return False
         loop, on_answer = asyncio.get_running_loop(), partial(self._on_answer, commit)
@@ -199,14 +214,15 @@ class GroupOffsets:
         attempt = self._coordinators.begin(commit.group.group_id, request, self._timeout_ms, on_answer)
         if attempt is None:
             return False
-        if self._current is commit and self._sender is None:  # it has not ended yet
+        # An attempt may have ended within `begin`.
+        if self._current is commit and self._sender is None:
             self._attempt = attempt
             if self._tells is None:
                 self._tells = loop.call_later(TELL_AFTER_S, self._tell)
         return True
 
     def _tell(self) -> None:
-        """One timer for many attempts, which are short: it rings when the oldest that may be under way is late."""
+        """Warns of an attempt that is late. Attempts are short and many, so one timer serves all of them."""
         self._tells = None
         if self._attempt is None:
             return
@@ -234,7 +250,8 @@ class GroupOffsets:
             commit.done.end(await self._send(commit))
         finally:
             self._sender = self._current = None
-            commit.done.cancel()  # does nothing, unless this was cancelled
+            # Does nothing, unless this task was cancelled.
+            commit.done.cancel()
         self._begin_next()
 
     async def _send(self, commit: _Commit) -> Problems:
@@ -249,8 +266,9 @@ class GroupOffsets:
         return problems
 
     async def _former(self, commit: _Commit) -> Problems:
-        """The partitions of topics that were deleted since the consumer learned of them, also where a topic of the name
-        was created again: their offsets may be meant for either. The controller is asked.
+        """Asks the controller for topics that are not read here, and returns the partitions of topics that were deleted
+        since the consumer learned of them, also of topics that were created again: their offsets may be meant for
+        either topic of the name.
         """
         names, commit.unconfirmed = tuple(commit.unconfirmed), {}
         if not names:
@@ -282,7 +300,7 @@ class GroupOffsets:
         return problems
 
     def _unseen(self, commit: _Commit) -> Iterator[TopicPartition]:
-        """The partitions that the metadata has yet to know."""
+        """The partitions that the metadata do not know."""
         counts: dict[str, int] = {}
         for tp in commit.offsets:
             if (count := counts.get(tp.topic)) is None:
@@ -292,7 +310,7 @@ class GroupOffsets:
                 yield tp
 
     async def _send_some(self, commit: _Commit, partitions: tuple[TopicPartition, ...]) -> Problems:
-        """The partitions that were refused, which no retry mends."""
+        """Sends one request until no retry mends the rest; returns the refused partitions."""
         retry = Retry(_remaining_ms(commit), self._metadata.nodes.backoff)
         while True:
             try:
@@ -303,7 +321,7 @@ class GroupOffsets:
                 return problems
 
     def _goes_on(self, commit: _Commit, problems: Problems) -> bool:
-        """Whether a rebalance has refused the commit, and its member goes on with the partitions."""
+        """Whether the commit goes on after a rebalance has refused it: its member still has the partitions."""
         error = next(iter(problems.values()), None)
         if not isinstance(error, (RebalanceInProgress, IllegalGeneration)):
             return False
@@ -333,14 +351,16 @@ class GroupOffsets:
         return OffsetCommitRequest(group.group_id, offsets, group.generation_id, group.member_id, instance_id)
 
     def _committed(self, tp: TopicPartition, given: OffsetAndMetadata) -> CommittedOffset:
-        """With the topic as it is known now, when the commit is asked for: it may be made anew before that is sent."""
+        """The offset with the topic's id of now, as the commit is asked for: the topic may be created again before the
+        commit is sent.
+        """
         topic_id = self._topic_id(tp.topic)
         return CommittedOffset(
             tp.topic, tp.partition, given.offset, given.leader_epoch, given.metadata, topic_id=topic_id
         )
 
     def _of_topic(self, committed: CommittedOffset) -> CommittedOffset:
-        """With the topic as it is known by now, where it was not when the commit was asked for."""
+        """The offset with the topic's id, if the topic was not known when the commit was asked for."""
         if committed.topic_id != ZERO_ID:
             return committed
         return msgspec.structs.replace(committed, topic_id=self._topic_id(committed.topic))
@@ -354,9 +374,7 @@ class GroupOffsets:
     async def fetch(
         self, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """What the group has committed of each partition; None where that is nothing, or of a former topic of the
-        name.
-        """
+        """The committed offset of each partition; None without one, and for an offset of a former topic of the name."""
         group_id, found = self._group_id, dict[TopicPartition, OffsetAndMetadata | None]()
         for some in _in_parts(dict.fromkeys(partitions)):
             request = OffsetFetchRequest(group_id, some)
@@ -364,28 +382,29 @@ class GroupOffsets:
                 group_id, request, self._timeout_ms, check=_check_fetched
             )
             differing = [each.topic for each in response.partitions if self._is_of_another(each)]
-            # Either this client's metadata are older than the commit, or the topic was created again since.
+            # Either this client's metadata are older than the commit, or the topic was created again after the commit.
             if differing:
                 await self._metadata.renew(tuple(dict.fromkeys(differing)), self._timeout_ms)
             for each in response.partitions:
                 tp = TopicPartition(each.topic, each.partition)
                 is_nothing = each.offset == NO_OFFSET or self._is_of_another(each)
-                found[tp] = None if is_nothing else _value(each)
+                value = OffsetAndMetadata(each.offset, each.metadata, each.leader_epoch)
+                found[tp] = None if is_nothing else value
         return found
 
     def _is_of_another(self, fetched: FetchedOffset) -> bool:
-        """Whether the offset is of another topic than the one that is known by that name."""
+        """Whether the offset is of another topic than the known one of that name."""
         return fetched.topic_id not in (ZERO_ID, self._topic_id(fetched.topic))
 
     async def settle(self) -> None:
-        """Returns when all that was asked for has ended."""
+        """Waits until all commits have ended."""
         while self._current is not None:
             await asyncio.gather(asyncio.shield(self._current.done), return_exceptions=True)
 
     # ---- End ---------------------------------------------------------------------------------------------------------
 
     def abandon(self) -> "list[asyncio.Task[None]]":
-        """Cancels what is under way; returns the task that is ending. What it was about may be committed or not."""
+        """Cancels all commits; returns the task that is ending. A cancelled commit may have been executed."""
         self._is_abandoned = True
         self._drop_waiting()
         if self._tells is not None:
@@ -417,7 +436,7 @@ def _refused(response: OffsetCommitResponse) -> Problems:
 
 
 def _problems_of(commit: _Commit, outcome: OffsetCommitResponse | BaseException) -> Problems | None:
-    """What came of the first attempt; None where the commit has to go on."""
+    """The refused partitions of a first attempt; None if the commit has to go on."""
     if isinstance(outcome, OffsetCommitResponse):
         refused = _refused(outcome)
         return None if any(map(_passes, refused.values())) else refused
@@ -427,17 +446,17 @@ def _problems_of(commit: _Commit, outcome: OffsetCommitResponse | BaseException)
 
 
 def _passes(error: RaykaError) -> bool:
-    """Whether asking again may mend it."""
+    """Whether a retry may mend the error."""
     return isinstance(error, UnavailableError) or (isinstance(error, ApiError) and error.retriable)
 
 
 def first_problem(problems: Problems, offsets: Offsets) -> RaykaError | None:
-    """Of these partitions, in their order."""
+    """The first error of these partitions, in their order."""
     return next((problems[tp] for tp in offsets if tp in problems), None) if problems else None
 
 
 def _remaining_ms(commit: _Commit) -> int:
-    """Raises UnavailableError when there is no time left."""
+    """The time left for the commit. Raises UnavailableError when there is none."""
     remaining_ms = int((commit.deadline_s - now_s()) * 1000)
     if remaining_ms <= 0:
         raise UnavailableError(
@@ -452,14 +471,10 @@ def _nobody(former: GroupMetadata, partitions: Iterable[TopicPartition], error: 
 
 
 def _in_parts(partitions: Iterable[TopicPartition]) -> Iterator[tuple[TopicPartition, ...]]:
-    """As many as one request takes."""
+    """The partitions in parts, each as large as one request may be."""
     remaining = iter(partitions)
     while some := tuple(islice(remaining, PARTITIONS_PER_COMMIT_MAX)):
         yield some
-
-
-def _value(fetched: FetchedOffset) -> OffsetAndMetadata:
-    return OffsetAndMetadata(fetched.offset, fetched.metadata, fetched.leader_epoch)
 
 
 def _check_fetched(response: OffsetFetchResponse) -> None:

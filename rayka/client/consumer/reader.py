@@ -1,8 +1,8 @@
-"""`rayka.read`: a bounded range of topics, from offsets that exist now to offsets that exist now, and then it ends.
+"""`rayka.read`: a bounded range of topics, between offsets that exist at the call.
 
 Invariants: the ends are fixed before the first record, of topics known by their ids, and no record of another topic of
 the same name is given; each record in range is given once, in offset order per partition; a partition is done when its
-position, which follows the broker's `next_offset`, reaches its end, so gaps and control records cannot stall it; no
+position, which follows the broker's `next_offset`, reaches its end, so gaps and control records cannot stall a read; no
 progress for `default_api_timeout_ms` is an error, never a hang.
 """
 
@@ -45,7 +45,7 @@ from rayka.protocol.later import Later
 Bound = Moment | Mapping[TopicPartition, int]
 OnPoison = Literal["stop", "skip"] | Callable[[None, SerializationError], object]
 P = ParamSpec("P")
-# Without an answer by then the records are counted by reading them.
+# If the controller does not answer in this time, records are counted by reading them.
 _POLICY_TIMEOUT_MS = 3_000
 
 logger = logging.getLogger(__name__)
@@ -118,11 +118,11 @@ class Reader:
         return f"<Reader cluster={self._handle.name} {ranges}>"
 
     def __len__(self) -> int:
-        """The number of records in the range. Offsets of a compacted topic have gaps, so its records are read once to
-        count them.
+        """The number of records in the range. Offsets of a compacted topic have gaps, so its records are counted by
+        reading them.
 
-        `list` begins an iteration, asks for the length and then for the records: an iteration that has yet to begin
-        gets what was read to count.
+        `list` makes an iterator, asks for the length, and then for the records: an iterator that was not used yet gets
+        the fetches that were counted.
         """
         if self._count is None:
             count = sum(max(0, self.end_offsets[tp] - start) for tp, start in self.start_offsets.items())
@@ -137,7 +137,7 @@ class Reader:
         return self._count
 
     def __bool__(self) -> bool:
-        """Whether the range has offsets; asks nothing. The records there may all have been compacted away."""
+        """Whether the range has offsets. Their records may all have been compacted away. Asks no broker."""
         return any(self.start_offsets[tp] < end for tp, end in self.end_offsets.items())
 
     def __iter__(self) -> Iterator[Record]:
@@ -152,7 +152,7 @@ class Reader:
     # ---- Within ----------------------------------------------------------------------------------------------------
 
     async def _may_have_gaps(self) -> bool:
-        """Whether some topic is compacted; true also if no controller answers."""
+        """Whether a topic is compacted; True also if no controller answers."""
         assert self._metadata is not None
         names = (ConfigResourceName(ResourceType.TOPIC, name) for name in self._topic_ids)
         timeout_ms = min(_POLICY_TIMEOUT_MS, self._config.default_api_timeout_ms)
@@ -223,7 +223,9 @@ class Reader:
                     logger.error("%r passes over a record: %s", self, error)
 
     def _end(self, fetcher: Fetcher) -> None:
-        """Python ends an iteration that was left in the middle on any thread, also after the IO thread's end."""
+        """Closes the fetcher of an iteration. Python ends an iteration that was left in the middle on any thread, also
+        after the end of the IO thread.
+        """
         if io_thread.is_current():
             fetcher.abandon()
         elif not io_thread.is_lost():
@@ -263,7 +265,7 @@ class Reader:
 
         while True:
             partitions = await self._partitions(metadata, topics)
-            # Created again before the call; the broker that was asked for the topic did not know that yet.
+            # A topic was created again before the call, and the broker that was asked did not know that yet.
             with suppress(TopicRecreated):
                 available = _Available(await lookup(EARLIEST_TIMESTAMP), await lookup(LATEST_TIMESTAMP))
                 break
@@ -278,7 +280,7 @@ class Reader:
         return bounds[0], bounds[1]
 
     async def _partitions(self, metadata: ClusterMetadata, topics: Iterable[str]) -> list[TopicPartition]:
-        """Of the topics that have these names now, and no others from then on."""
+        """The partitions of the topics that have these names now. Later topics of these names are refused."""
         partitions: list[TopicPartition] = []
         for name in topics:
             topic = await metadata.topic(name, self._config.default_api_timeout_ms)
@@ -313,13 +315,13 @@ def _timestamp_ms_of(given: Any, name: str) -> int:
 
 
 class _Available(NamedTuple):
-    """The offsets that there are at the call; records that arrive meanwhile are not among them."""
+    """The offsets that exist at the call."""
 
     earliest: dict[TopicPartition, int]
     latest: dict[TopicPartition, int]
 
     def named(self, name: str, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """The offsets that a bound names, and the whole range of the partitions that it does not name."""
+        """The offsets that a bound names. Partitions that it does not name keep their whole range."""
         for tp, offset in offsets.items():
             if tp not in self.latest:
                 topics = dict.fromkeys(each.topic for each in self.latest)
@@ -332,7 +334,7 @@ class _Available(NamedTuple):
         return {**(self.earliest if name == "start" else self.latest), **offsets}
 
     def clamped(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Offsets by time; where there is no record so late, the end."""
+        """Offsets by time. Where there is no record so late, the end."""
         return {
             tp: self.latest[tp] if offset == NO_OFFSET else min(offset, self.latest[tp])
             for tp, offset in offsets.items()

@@ -1,4 +1,4 @@
-"""A record as a consumer sees it, and how the rest of a batch becomes records, or an Arrow batch."""
+"""A record as a consumer sees it, and the ways from rows of a batch to records, or to an Arrow batch."""
 
 from collections.abc import Iterable
 from datetime import datetime
@@ -17,7 +17,8 @@ from rayka.ids import TopicPartition
 from rayka.protocol.batch_columns import int64_array
 from rayka.protocol.batch_decode import HEADERS_TYPE, DecodedBatch, Header, nulls
 
-Deserializers = tuple[Deserializer | None, Deserializer | None]  # of keys and of values
+# Of keys, and of values.
+Deserializers = tuple[Deserializer | None, Deserializer | None]
 
 ARROW_SCHEMA = pa.schema(
     [
@@ -69,10 +70,10 @@ class Record(msgspec.Struct, Generic[ValueT], frozen=True, gc=False):
 
 
 class _NoHeaders(list[Header]):
-    """The empty list that records without headers share. It stays empty: no caller can put anything in by mistake.
+    """The empty list that records without headers share. Changing it is refused, so that it stays empty.
 
-    A list for each would be ten thousand more objects a batch for the garbage collector to walk over (iterating over
-    records took four times as long).
+    A list for each record would be ten thousand more objects a batch for the garbage collector to walk over: iterating
+    over records took four times as long.
     """
 
     def _refuse(self, *_: Any, **__: Any) -> Any:
@@ -140,7 +141,7 @@ def arrow_of(batch: DecodedBatch, rows: slice, tp: TopicPartition) -> pa.RecordB
 
 
 def rows_between(batch: DecodedBatch, start_offset: int, end_offset: int | None) -> slice:
-    """Which rows of a batch lie in [start_offset, end_offset)."""
+    """The rows of a batch in [start_offset, end_offset)."""
     start, stop = 0, len(batch)
     if start_offset > batch.batch.base_offset:
         start = int(np.searchsorted(batch.offsets, start_offset))
@@ -150,7 +151,7 @@ def rows_between(batch: DecodedBatch, start_offset: int, end_offset: int | None)
 
 
 def constant(value: str | int, count: int) -> pa.Array:
-    """`count` times the same value, as string or int32; short ones are views of one array that is kept."""
+    """`count` times the same value, as string or int32. Short arrays are views of one that is kept."""
     return _repeated(value, count) if count > _CONSTANT_ROWS else _kept(value).slice(0, count)
 
 
