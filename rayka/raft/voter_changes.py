@@ -37,20 +37,20 @@ class VoterChanges:
         leader, voter = self._state.role, request.voter
         refusal = self._refusal(request.cluster_id)
         if refusal is not None:
-            return self._refuse(refusal)
+            return self._refuse(*refusal)
         assert isinstance(leader, Leader)
         if voter.directory_id == ZERO_ID:
             message = f"node {voter.node_id} names no directory, as brokers do: it cannot vote"
-            return self._refuse((ErrorCode.INVALID_REQUEST, message))
+            return self._refuse(ErrorCode.INVALID_REQUEST, message)
         present = self._state.known_voters.with_id(voter.node_id)
         if present is not None:
             message = f"node {voter.node_id} votes already, as {_name(present)}"
-            return self._refuse((ErrorCode.DUPLICATE_VOTER, message))
+            return self._refuse(ErrorCode.DUPLICATE_VOTER, message)
         if not leader.is_caught_up(voter, now_ms):
             message = (
                 f"{_name(voter)} does not follow the log, or is not caught up yet; start it, and try again"
             )
-            return self._refuse((ErrorCode.REQUEST_TIMED_OUT, message))
+            return self._refuse(ErrorCode.REQUEST_TIMED_OUT, message)
         change = self._append(self._state.known_voters.with_voter(voter))
         if not request.ack_when_committed:
             change.response = self._response()
@@ -60,7 +60,7 @@ class VoterChanges:
         """A57. Removes a voter, but not the last one."""
         refusal = self._refusal(request.cluster_id)
         if refusal is not None:
-            return self._refuse(refusal)
+            return self._refuse(*refusal)
         voters = self._state.known_voters
         remaining = voters.without_voter(request.voter)
         if remaining is None:
@@ -69,7 +69,7 @@ class VoterChanges:
                 "it is the last one" if request.voter in voters else f"it does not vote; voters: {others}"
             )
             return self._refuse(
-                (ErrorCode.VOTER_NOT_FOUND, f"{_name(request.voter)} cannot be removed: {reason}")
+                ErrorCode.VOTER_NOT_FOUND, f"{_name(request.voter)} cannot be removed: {reason}"
             )
         return self._append(remaining)
 
@@ -81,13 +81,13 @@ class VoterChanges:
         versions = VersionRange(request.min_kraft_version, request.max_kraft_version)
         refusal = self._refusal(request.cluster_id, request.current_leader_epoch)
         if refusal is not None:
-            return self._refuse(refusal)
+            return self._refuse(*refusal)
         voters, finalised = self._state.known_voters, self._state.log.history.kraft_version
         if request.voter not in voters:
-            return self._refuse((ErrorCode.VOTER_NOT_FOUND, f"{_name(request.voter)} does not vote"))
+            return self._refuse(ErrorCode.VOTER_NOT_FOUND, f"{_name(request.voter)} does not vote")
         if finalised not in versions:
             message = f"{_name(request.voter)} does not know kraft.version {finalised}"
-            return self._refuse((ErrorCode.INVALID_REQUEST, message))
+            return self._refuse(ErrorCode.INVALID_REQUEST, message)
         updated = voters.with_kraft_versions(request.voter, versions)
         change = VoterChange() if updated == voters else self._append(updated)
         change.response = self._response()
@@ -103,11 +103,10 @@ class VoterChanges:
             code = ErrorCode.FENCED_LEADER_EPOCH if is_behind else ErrorCode.UNKNOWN_LEADER_EPOCH
             return code, f"the epoch is {state.epoch}, not {leader_epoch}"
         if not isinstance(role, Leader):
-            leader = "nobody known" if state.leader_id == NO_NODE else f"node {state.leader_id}"
-            return (
-                ErrorCode.NOT_LEADER_OR_FOLLOWER,
-                f"node {state.local.node_id} does not lead; {leader} does",
-            )
+            is_known = state.leader_id != NO_NODE
+            leader = f"node {state.leader_id} does" if is_known else "no leader is known; try again"
+            message = f"node {state.local.node_id} does not lead; {leader}"
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER, message
         if role.high_watermark == NO_OFFSET:
             return ErrorCode.REQUEST_TIMED_OUT, "the leader has not committed anything yet; try again"
         if state.log.history.kraft_version < 1:
@@ -124,8 +123,8 @@ class VoterChanges:
         leader.change = VoterChange(offset=leader.accumulator.append_control([VotersRecord(voters)]))
         return leader.change
 
-    def _refuse(self, refusal: _Refusal) -> VoterChange:
-        return VoterChange(self._response(*refusal))
+    def _refuse(self, error_code: ErrorCode, message: str) -> VoterChange:
+        return VoterChange(self._response(error_code, message))
 
     def _response(self, error_code: ErrorCode = ErrorCode.NONE, message: str = "") -> VoterChangeResponse:
         return VoterChangeResponse(self._state.leader_id, self._state.epoch, error_code, message)

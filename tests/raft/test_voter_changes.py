@@ -136,6 +136,18 @@ def test_only_the_leader_changes_voters() -> None:  # A55
     assert outcome(remove(follower, ME)) is ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
+@pytest.mark.parametrize(
+    ("stored", "expected"),
+    [(ElectionState(4, 3002), "node 3002 does"), (ElectionState(4), "no leader is known; try again")],
+)
+def test_a_node_that_does_not_lead_names_the_leader_that_it_knows(
+    stored: ElectionState, expected: str
+) -> None:  # A55
+    change = add(Node(voters=(ME, OTHER), stored=stored))
+    assert change.response is not None
+    assert change.response.error_message == f"node 3001 does not lead; {expected}"
+
+
 def test_nothing_changes_before_the_leader_has_committed_in_its_epoch() -> None:  # A55
     node = Node(voters=(ME, OTHER))
     node.elect(2_000, OTHER)
