@@ -223,7 +223,9 @@ class BrokerNode:
         """The outcome of the API's handler. It is not awaited here: that would keep the records of a produce."""
         if isinstance(request, StatusRequest):
             return self._status()
-        parts = self._serving()
+        parts = self._parts
+        if parts is None or self.state is not NodeState.RUNNING:
+            parts = self._serving()
         if not isinstance(request, ProduceRequest):
             # The request finds all records in the log that came before it.
             parts.produces.append_due()

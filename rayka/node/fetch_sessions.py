@@ -114,8 +114,8 @@ class FetchContext:
 
     def due(self) -> list[FetchPartition]:
         """The partitions that need a look, in the order in which the bounds are used up."""
-        partitions = self.session.partitions
-        return [partitions[key].fetch for key in self.session.watch.due if key in partitions]
+        find = self.session.partitions.get
+        return [each.fetch for key in self.session.watch.due if (each := find(key)) is not None]
 
     def to_read(self) -> list[FetchPartition]:
         """Begins a look: returns `due`, or all partitions for a full request, whose answer names them all."""

@@ -57,7 +57,8 @@ _ALWAYS_ADMITTED = ("heartbeat", "register_broker", "status")
 
 # The outcome of a handler. A response that is there at once needs no task, and all its effects have happened when the
 # handler returns. Nor does a request that waits for news of partitions (`Later`): it goes on in the turn of the event
-# loop that brings the news.
+# loop that brings the news. Produce, fetch and commit wait so: a small replicated write over the direct lane takes an
+# eighth less time than with a task for each (`direct_lane`). Every other handler is a coroutine.
 Response = Message | Later[Any] | Coroutine[Any, Any, Any]
 Answering = Answer | Later[Answer] | Coroutine[Any, Any, Answer]
 
@@ -130,7 +131,9 @@ class Inbox:
         """
         try:
             head = decode(RequestHeader, header)
-            turn = self._take_turn(head.call)
+            admission = self._inbound.admit(head.call)
+            is_next = admission is Admission.START and not self._held
+            turn = None if is_next else self._take_turn(head.call, admission)
         except Exception as error:
             return self._refusal(error)
         if turn is not None:
@@ -238,9 +241,8 @@ class Inbox:
 
     # ---- Order -----------------------------------------------------------------------------------------
 
-    def _take_turn(self, call: CallNumber) -> asyncio.Future[None] | None:
+    def _take_turn(self, call: CallNumber, admission: Admission) -> asyncio.Future[None] | None:
         """None if it is the call's turn; else a future that is done when it is."""
-        admission = self._inbound.admit(call)
         if self._held and call.caller_id in self._held:
             self._refuse_held(call.caller_id, below_epoch=call.epoch)
         if admission is Admission.HOLD:

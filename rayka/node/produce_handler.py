@@ -224,7 +224,8 @@ class ParkedAppends(Watch[PartitionKey]):
 
     def wake(self, key: PartitionKey, news: News = News.CHANGED) -> None:
         if news is not News.COMMITTED or self._partition.high_watermark >= self._required_offset:
-            super().wake(key, news)
+            self.is_woken = True
+            self.release()
 
     def _wait(self) -> None:
         self._required_offset = min([each.appended.required_offset for each in self._waiting])
