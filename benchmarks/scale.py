@@ -21,7 +21,7 @@ from benchmarks.limits import payloads
 from benchmarks.stage import cpu_seconds, local_ray, pid_of, running_cluster
 from rayka.client.producer.accumulator import Accumulator
 from rayka.client.producer.partition_queue import Limits
-from rayka.client.producer.record_columns import Moment
+from rayka.client.producer.record_columns import Moment, PreparedRecord
 from rayka.config.client_config import ProducerConfig
 
 FEW, SOME, MANY = 10, 1_000, 9_000
@@ -159,7 +159,8 @@ def small_batches(stage: Stage) -> Iterator[Row]:
     accumulator.set_topic("small", SMALL_BATCHES, config.batch_size)
     value = bytes(RECORD_BYTES)
     taken = sum(
-        accumulator.append("small", partition, value, len(value), Moment(0, 0)) is not None
+        accumulator.try_append(PreparedRecord("small", partition, value, len(value)), Moment(0, 0))
+        is not None
         for partition in range(SMALL_BATCHES)
     )
     used = accumulator.topics.pool.used_bytes

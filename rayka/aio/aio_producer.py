@@ -5,7 +5,7 @@ aiokafka's runs on the loop of its user.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar, Unpack
@@ -27,7 +27,7 @@ from rayka.client.producer.delivery_future import (
 )
 from rayka.client.producer.outcomes import ProducerMetrics
 from rayka.client.producer.producer_batch import ProducerBatch
-from rayka.client.producer.producer_core import Attempt, Outbox, OutgoingRecord, reported_to
+from rayka.client.producer.producer_core import OutgoingRecord, ProducerCore, reported_to
 from rayka.client.producer.producer_topics import MemoryTurn
 from rayka.client.producer.record_columns import OMITTED, Row, given_value
 from rayka.config.client_config import ProducerConfig
@@ -35,6 +35,7 @@ from rayka.errors import ClosedError
 from rayka.options import ProducerOptions
 
 AddedT = TypeVar("AddedT")
+PreparedT = TypeVar("PreparedT")
 
 
 class _Core(producer.Producer):
@@ -48,12 +49,12 @@ class _Core(producer.Producer):
         return super().__repr__().replace("<Producer", "<aio.Producer", 1)
 
     @property
-    def outbox(self) -> Outbox:
-        return self._outbox
+    def producer_core(self) -> ProducerCore:
+        return self._core
 
     def end(self) -> Sequence[ProducerBatch]:
         """Takes no more records; returns the batches that hold some."""
-        self._is_closed = self._outbox.is_closed = True
+        self._is_closed = self._core.is_closed = True
         return self._accumulator.close()
 
 
@@ -117,7 +118,7 @@ class Producer(AioClient[_Core]):
             if sent is not None:
                 return sent
         row = Row(given_value(value, key), key, headers, timestamp_ms)
-        return await self._send(core.outbox, topic, row, partition, on_delivery)
+        return await self._send(core.producer_core, topic, row, partition, on_delivery)
 
     async def send_and_wait(
         self,
@@ -140,17 +141,17 @@ class Producer(AioClient[_Core]):
         Arguments and errors as `rayka.Producer.send_batch`; awaits as `send`. Cancelled, the records before are on
         their way.
         """
-        outbox = (self._core or await self._open()).outbox
-        outbox.check_usable()
-        await self._learn(outbox, topic)
+        core = (self._core or await self._open()).producer_core
+        core.check_usable()
+        await self._learn(core, topic)
         runs, first_row = [], 0
-        for given in outbox.inputs(topic, data):
-            await self._learn(outbox, topic, given.last_partition)
-            for add, rows in outbox.prepared_runs(topic, given):
-                added = add()
+        for given in core.inputs(topic, data):
+            await self._learn(core, topic, given.last_partition)
+            for piece in core.pieces(topic, given):
+                added = core.try_append_columns(piece)
                 if added is None:
-                    added = await self._when_there_is_memory(outbox, add)
-                runs.append(BatchRun(*added, first_row, rows))
+                    added = await self._when_there_is_memory(core, core.try_append_columns, piece)
+                runs.append(BatchRun(*added, first_row, piece.rows))
             first_row += len(given.columns.values)
         return BatchFuture(runs)
 
@@ -160,9 +161,9 @@ class Producer(AioClient[_Core]):
         Awaits up to `timeout` seconds, by default as long as a delivery may take. Raises TimeoutError, what a delivery
         callback raised, and ClosedError.
         """
-        outbox = (self._core or await self._open()).outbox
-        outbox.check_usable()
-        await self._finish(outbox, outbox.accumulator.end_linger(), timeout)
+        core = (self._core or await self._open()).producer_core
+        core.check_usable()
+        await self._finish(core, core.accumulator.end_linger(), timeout)
 
     async def close(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
         """Flushes and ends; closing again does nothing. What is not over after `timeout` seconds fails with
@@ -174,10 +175,10 @@ class Producer(AioClient[_Core]):
         if core is None:
             return
         try:
-            await self._finish(core.outbox, core.end(), timeout)
+            await self._finish(core.producer_core, core.end(), timeout)
         finally:
             bound_ms = producer.CLOSE_SLACK_S * 1000
-            await asyncio.shield(await_for(core.outbox.sender.close, bound_ms, caller=self))
+            await asyncio.shield(await_for(core.producer_core.sender.close, bound_ms, caller=self))
 
     def metrics(self) -> ProducerMetrics:
         """As `rayka.Producer.metrics`. Raises ClosedError before the producer has looked for its cluster."""
@@ -188,78 +189,83 @@ class Producer(AioClient[_Core]):
     # ---- Within ----
 
     async def _send(
-        self, outbox: Outbox, topic: str, row: Row, partition: int | None, on_delivery: OnDelivery | None
+        self, core: ProducerCore, topic: str, row: Row, partition: int | None, on_delivery: OnDelivery | None
     ) -> DeliveryFuture:
-        outbox.check_usable()
+        core.check_usable()
         reported: OnDelivery | None = (
             None if on_delivery is None else self._reports.to_loop(on_delivery, "on_delivery")
         )
-        interceptors = outbox.interceptors
+        interceptors = core.interceptors
         if interceptors is None:
-            return await self._append(outbox, topic, row, partition, reported)
+            return await self._append(core, topic, row, partition, reported)
         given = OutgoingRecord(topic, row.value, row.key, row.headers, partition, row.timestamp_ms)
         sent = await interceptors.await_changed(given)
         row = Row(sent.value, sent.key, sent.headers, sent.timestamp_ms)
         try:
             reported = reported_to(self._reports.to_loop(interceptors.await_tell, "interceptors"), reported)
-            return await self._append(outbox, sent.topic, row, sent.partition, reported)
+            return await self._append(core, sent.topic, row, sent.partition, reported)
         except Exception as error:
             await interceptors.await_tell(None, error)
             raise
 
     async def _append(
-        self, outbox: Outbox, topic: str, row: Row, partition: int | None, on_delivery: OnDelivery | None
+        self, core: ProducerCore, topic: str, row: Row, partition: int | None, on_delivery: OnDelivery | None
     ) -> DeliveryFuture:
-        await self._learn(outbox, topic, partition)
-        append = outbox.prepared(topic, row, partition, on_delivery)
-        topics = outbox.accumulator.topics
+        await self._learn(core, topic, partition)
+        record = core.check(topic, row, partition, on_delivery)
+        topics = core.accumulator.topics
         filled_count = topics.filled_count
-        future = append()
+        future = core.try_append(record)
         if future is None:
-            future = await self._when_there_is_memory(outbox, append)
+            future = await self._when_there_is_memory(core, core.try_append, record)
         if topics.filled_count != filled_count:
-            await _let_send(outbox)
+            await _let_send(core)
         return future
 
-    async def _learn(self, outbox: Outbox, topic: str, partition: int | None = None) -> None:
-        while not outbox.knows(topic, partition):
-            await await_for(partial(outbox.learn, topic, partition), self._config.max_block_ms, caller=self)
+    async def _learn(self, core: ProducerCore, topic: str, partition: int | None = None) -> None:
+        while not core.knows(topic, partition):
+            await await_for(partial(core.learn, topic, partition), self._config.max_block_ms, caller=self)
 
-    async def _when_there_is_memory(self, outbox: Outbox, attempt: Attempt[AddedT]) -> AddedT:
-        """Repeats the attempt as memory is freed, behind those that wait already."""
-        accumulator, line, turn = outbox.accumulator, outbox.accumulator.line, MemoryTurn()
+    async def _when_there_is_memory(
+        self,
+        core: ProducerCore,
+        try_append: Callable[[PreparedT, MemoryTurn], AddedT | None],
+        prepared: PreparedT,
+    ) -> AddedT:
+        """Tries to append as memory is freed, behind the sends that wait already."""
+        accumulator, line, turn = core.accumulator, core.accumulator.line, MemoryTurn()
         try:
             line.join(turn)
             async with asyncio.timeout(self._config.max_block_ms / 1000):
                 while True:
                     # Before the attempt: what is freed behind it ends the wait.
                     news_count = line.news_count
-                    added = attempt(turn)
+                    added = try_append(prepared, turn)
                     if added is not None:
                         return added
                     accumulator.end_linger()
                     await called(partial(line.call_on_news, turn, news_count))
-                    outbox.check_usable()
+                    core.check_usable()
         except TimeoutError as error:
-            raise outbox.exhausted() from error
+            raise core.exhausted() from error
         finally:
             line.leave(turn)
 
     async def _finish(
-        self, outbox: Outbox, pending: Sequence[ProducerBatch], timeout_s: float | None
+        self, core: ProducerCore, pending: Sequence[ProducerBatch], timeout_s: float | None
     ) -> None:
         if timeout_s is None:
             timeout_s = self._config.delivery_timeout_ms / 1000 + producer.CLOSE_SLACK_S
         await await_done(pending, timeout_s)
         await called(io_thread.call_soon)  # behind the callbacks that it is in
         await self._reports.join()
-        error = outbox.take_callback_error() or self._reports.take_error()
+        error = core.take_callback_error() or self._reports.take_error()
         if error is not None:
             raise error
 
 
-async def _let_send(outbox: Outbox) -> None:
+async def _let_send(core: ProducerCore) -> None:
     """Waits until the ready batches are sent, a moment at most, and lets the caller's loop run."""
     with suppress(TimeoutError):
         async with asyncio.timeout(producer.LET_SEND_S):
-            await called(outbox.sender.call_when_sent)
+            await called(core.sender.call_when_sent)

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from rayka.client import io_thread
 from rayka.client.producer.accumulator import Accumulator
-from rayka.client.producer.drain_schedule import Dispatch
+from rayka.client.producer.drain_schedule import LeaderRequests
 from rayka.client.producer.partition_queue import Limits
 from rayka.client.producer.producer_batch import ProducerBatch
 from rayka.errors import BrokerNotAvailable, ErrorCode, NetworkException, RequestTimedOut
@@ -209,19 +209,19 @@ def new_accumulator(limits: Limits, *, partitions: int, producer_id: int = -1) -
     return made
 
 
-class OneLeader(Dispatch):
+class OneLeader(LeaderRequests):
     """A leader of all partitions."""
 
     def __init__(self) -> None:
-        super().__init__(cast(Any, None), 5, _unexpected, _unexpected)
+        super().__init__(cast(Any, None), 5, cast(Any, None))
 
     def leader_of(self, batch: ProducerBatch) -> int:
         return BROKER
 
     def drain(self, accumulator: Accumulator, now_ms: float) -> tuple[list[list[ProducerBatch]], float]:
         """The requests that go now, and when to drain again."""
-        _, next_ms = accumulator.drain(now_ms, self)
-        return [batches for _, batches in self.take_requests()], next_ms
+        plan = accumulator.drain(now_ms, self)
+        return [batches for _, batches in plan.requests], plan.next_ms
 
     def answer(self, accumulator: Accumulator, request: list[ProducerBatch], took_ms: float) -> None:
         """All of the request is in the log."""
@@ -229,15 +229,17 @@ class OneLeader(Dispatch):
         self.on_over(BROKER, len(request), took_ms)
 
 
-def _unexpected(*_: object) -> Any:
-    raise AssertionError("there is a leader, and an id")
-
-
 def start_batch(accumulator: Accumulator, batch: ProducerBatch) -> None:
     """Starts it as `drain` does, whether it is due or not."""
     accumulator._start(accumulator.topics.queue_of(batch), batch)
 
 
-def hold_back(accumulator: Accumulator, batch: ProducerBatch, now_ms: float) -> None:
+def hold(accumulator: Accumulator, batch: ProducerBatch, now_ms: float) -> None:
     """Leader 1 takes no more, as `drain` finds out."""
-    accumulator.agenda.hold_back(accumulator.topics.queue_of(batch), batch, 1, now_ms)
+    accumulator.schedule.hold(accumulator.topics.queue_of(batch), batch, 1, now_ms)
+
+
+def expired(accumulator: Accumulator, now_ms: float) -> list[ProducerBatch]:
+    """The batches that `drain` would end now."""
+    queues = accumulator.schedule.pending(now_ms)
+    return [batch for queue in queues for batch in queue.expired(now_ms)]

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from rayka.client.producer.accumulator import OPENED_AT, Accumulator
 from rayka.client.producer.acknowledgement import PartEnd
+from rayka.client.producer.arrow_input import Piece
 from rayka.client.producer.delivery_future import DeliveryFuture
 from rayka.client.producer.partition_queue import NEVER, STAMP_AGE_MS, Limits
 from rayka.client.producer.producer_batch import BATCH_OVERHEAD_BYTES, ProducerBatch
@@ -19,12 +20,13 @@ from rayka.client.producer.record_columns import (
     RECORD_OVERHEAD_BYTES,
     Columns,
     Moment,
+    PreparedRecord,
     Row,
 )
-from rayka.errors import RequestTimedOut, UnknownTopicOrPartition
+from rayka.errors import ClosedError, RequestTimedOut, UnknownTopicOrPartition
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_format import Codec, RecordBatch, split_batches
-from tests.client.support import OneLeader, hold_back, new_accumulator, start_batch
+from tests.client.support import OneLeader, expired, hold, new_accumulator, start_batch
 
 RECORD_BYTES = 100 + RECORD_OVERHEAD_BYTES
 VALUE = bytes(100)
@@ -53,7 +55,9 @@ def append(
     timestamp_ms: int = 1,
 ) -> DeliveryFuture:
     size_bytes = len(value) + RECORD_OVERHEAD_BYTES
-    future = to.append("orders", partition, value, size_bytes, Moment(now_ms, timestamp_ms))
+    future = to.try_append(
+        PreparedRecord("orders", partition, value, size_bytes), Moment(now_ms, timestamp_ms)
+    )
     assert future is not None
     return future
 
@@ -108,7 +112,7 @@ def test_a_topic_may_bound_its_batches():
 
 
 def append_keyed(to: Accumulator) -> ProducerBatch:
-    future = to.append("orders", 0, Row(VALUE, b"key"), RECORD_BYTES, Moment(0, 1))
+    future = to.try_append(PreparedRecord("orders", 0, Row(VALUE, b"key"), RECORD_BYTES), Moment(0, 1))
     assert future is not None
     return future.batch
 
@@ -142,7 +146,7 @@ def test_a_batch_lingers_then_goes():
     filling = accumulator(linger_ms=5)
     batch = append(filling, now_ms=10).batch
     assert filling.ready(14.9) == []
-    assert filling.agenda.tick(10) == 15
+    assert filling.schedule.reschedule(10) == 15
     assert filling.ready(15) == [batch]
 
 
@@ -190,7 +194,7 @@ def test_a_failed_batch_stays_first_and_pauses_its_partition():  # G18
     append(filling, partition=0)
     filling.defer(first, LOST, 50)
     assert filling.ready(49) == []
-    assert filling.agenda.tick(20) == 50
+    assert filling.schedule.reschedule(20) == 50
     assert filling.ready(50) == [first]
 
 
@@ -198,10 +202,10 @@ def test_a_batch_that_had_its_time_expires_unless_it_is_in_flight():
     filling = accumulator(linger_ms=0, delivery_timeout_ms=100)
     batch = append(filling, partition=0).batch
     start_batch(filling, batch)
-    assert filling.agenda.expired(1_000) == []
+    assert expired(filling, 1_000) == []
     filling.defer(batch, LOST, 2_000)
-    assert filling.agenda.expired(99) == []
-    assert filling.agenda.expired(100) == [batch]
+    assert expired(filling, 99) == []
+    assert expired(filling, 100) == [batch]
 
 
 def test_batches_that_had_their_time_expire_together_and_the_next_one_is_looked_at_in_time():
@@ -211,16 +215,16 @@ def test_batches_that_had_their_time_expire_together_and_the_next_one_is_looked_
     batches = [append(filling, partition=0, now_ms=now_ms).batch for now_ms in (0, 10, 20, 90)]
     start_batch(filling, batches[0])
     filling.defer(batches[0], LOST, 1_000)
-    assert filling.agenda.expired(130) == batches[:3]
+    assert expired(filling, 130) == batches[:3]
     for batch in batches[:3]:
         filling.finish((batch,), is_acknowledged=False)
-    assert filling.agenda.tick(130) == 190
+    assert filling.schedule.reschedule(130) == 190
 
 
 def test_an_open_batch_that_failed_takes_no_more_records():
     filling = accumulator(delivery_timeout_ms=100)
     batch = append(filling).batch
-    assert filling.agenda.expired(100) == [batch]
+    assert expired(filling, 100) == [batch]
     filling.finish((batch,), is_acknowledged=False)
     assert batch.limit_bytes < 0
     after = append(filling, now_ms=101).batch
@@ -231,7 +235,9 @@ def test_an_open_batch_that_failed_takes_no_more_records():
 
 
 def append_next(to: Accumulator, partition: int = 0, size_bytes: int = RECORD_BYTES) -> DeliveryFuture | None:
-    return to.append_next("orders", partition, VALUE, b"key", size_bytes, Moment(2, 3))
+    """A record whose key belongs to that partition."""
+    to.topics.hash_of[b"key"] = partition
+    return to.try_append(PreparedRecord("orders", None, VALUE, size_bytes, b"key"), Moment(2, 3))
 
 
 def test_a_record_behind_others_goes_into_their_batch():
@@ -247,17 +253,22 @@ def test_a_record_behind_others_goes_into_their_batch():
     assert list(decode(batch).timestamps_ms) == [1, 3]
 
 
-def test_a_record_that_needs_more_than_a_place_goes_the_longer_way():
+def test_a_record_that_needs_more_than_a_place_gets_a_batch_or_memory():
     filling = accumulator(batch_bytes=1 << 20)
-    assert append_next(filling) is None  # there is no batch
-    batch = append(filling, partition=0).batch
-    assert append_next(filling, size_bytes=batch.granted_bytes) is None  # there is no memory for it yet
+    first = append_next(filling)
+    assert first is not None
+    batch, granted_bytes = first.batch, first.batch.granted_bytes
+    large = append_next(filling, size_bytes=granted_bytes)
+    assert large is not None
+    assert large.batch is batch
+    assert batch.granted_bytes > granted_bytes
     while len(batch) < OPENED_AT - 1:
         append(filling, partition=0)
-    assert append_next(filling) is None  # the batch is about to open
-    append(filling, partition=0)
-    assert batch.limit_bytes > 0
-    assert append_next(filling) is None  # it takes records without the lock
+    assert batch.limit_bytes < 0
+    append_next(filling)
+    assert batch.limit_bytes == batch.granted_bytes
+    append_next(filling)
+    assert len(batch) == OPENED_AT + 1
 
 
 def test_a_record_behind_others_goes_nowhere_when_its_topic_is_gone_or_the_producer_is_closed():
@@ -266,11 +277,15 @@ def test_a_record_behind_others_goes_nowhere_when_its_topic_is_gone_or_the_produ
         append(each, partition=0)
         append(each, partition=2)
     filling.set_topic("orders", 2, 1 << 20)
-    assert append_next(filling, 2) is None
+    future = append_next(filling, 2)
+    assert future is not None
+    assert future.batch.partition == 0
     filling.remove_topic("orders")
     closed.close()
-    assert append_next(filling) is None
-    assert append_next(closed) is None
+    with pytest.raises(UnknownTopicOrPartition, match="was deleted"):
+        append_next(filling)
+    with pytest.raises(ClosedError):
+        append_next(closed)
 
 
 # ---- Memory ----
@@ -279,12 +294,12 @@ def test_a_record_behind_others_goes_nowhere_when_its_topic_is_gone_or_the_produ
 def test_memory_is_set_aside_and_freed_with_the_batch():
     filling = accumulator(memory_bytes=BATCH_OVERHEAD_BYTES + RECORD_BYTES)
     batch = append(filling).batch
-    assert filling.append("orders", 1, VALUE, RECORD_BYTES, Moment(0, 1)) is None
+    assert filling.try_append(PreparedRecord("orders", 1, VALUE, RECORD_BYTES), Moment(0, 1)) is None
     assert filling.topics.pool.used_bytes == BATCH_OVERHEAD_BYTES + RECORD_BYTES
     start_batch(filling, batch)
     filling.finish((batch,), is_acknowledged=True)
     assert filling.topics.pool.used_bytes == 0
-    assert filling.append("orders", 1, VALUE, RECORD_BYTES, Moment(0, 1)) is not None
+    assert filling.try_append(PreparedRecord("orders", 1, VALUE, RECORD_BYTES), Moment(0, 1)) is not None
 
 
 def test_small_batches_of_many_partitions_set_aside_little_more_than_they_hold():
@@ -306,7 +321,7 @@ def test_a_batch_that_grows_sets_memory_aside_in_few_steps():
 
 def test_a_batch_takes_the_last_of_the_memory_though_its_next_step_would_be_larger():
     filling = accumulator(memory_bytes=3_000)
-    while filling.append("orders", 0, VALUE, RECORD_BYTES, Moment(0, 1)) is not None:
+    while filling.try_append(PreparedRecord("orders", 0, VALUE, RECORD_BYTES), Moment(0, 1)) is not None:
         pass
     assert 3_000 - RECORD_BYTES < filling.topics.pool.used_bytes <= 3_000
 
@@ -326,30 +341,30 @@ def test_a_look_at_what_is_ready_does_not_walk_over_partitions_that_linger():
         append(filling, partition=partition, now_ms=10)
     due = append(filling, partition=999, now_ms=0).batch
     assert filling.ready(5) == [due]
-    assert filling.agenda.pending(5) == [filling.topics.queue_of(due)]
+    assert filling.schedule.pending(5) == [filling.topics.queue_of(due)]
 
 
 def test_what_its_leader_does_not_take_is_not_ready_until_it_is_brought_back():
     filling = accumulator(linger_ms=0, delivery_timeout_ms=100)
     batch = append(filling, partition=0).batch
     assert filling.ready(0) == [batch]
-    hold_back(filling, batch, 0)
+    hold(filling, batch, 0)
     assert filling.ready(50) == []
-    assert filling.agenda.tick(50) == 100
-    filling.agenda.bring_back(1, 10)
+    assert filling.schedule.reschedule(50) == 100
+    filling.schedule.release(1, 10)
     assert filling.ready(50) == [batch]
-    hold_back(filling, batch, 50)
-    assert filling.agenda.expired(100) == [batch]
+    hold(filling, batch, 50)
+    assert expired(filling, 100) == [batch]
 
 
 def test_what_is_held_back_is_not_looked_at_again_by_a_flush():
     filling = accumulator(linger_ms=0)
     batch = append(filling, partition=0).batch
     assert filling.ready(0) == [batch]
-    hold_back(filling, batch, 0)
+    hold(filling, batch, 0)
     assert filling.end_linger() == [batch]
     assert filling.ready(0) == []
-    filling.agenda.bring_back(1, 10)
+    filling.schedule.release(1, 10)
     assert filling.ready(0) == [batch]
 
 
@@ -363,18 +378,18 @@ def test_a_batch_behind_one_in_flight_is_held_back_without_an_alarm():
     behind = append(filling, partition=0).batch
     filling.end_linger()
     assert filling.ready(0) == [behind]
-    hold_back(filling, behind, 0)
-    assert filling.agenda.tick(0) == NEVER
+    hold(filling, behind, 0)
+    assert filling.schedule.reschedule(0) == NEVER
 
 
 def test_the_timestamp_of_a_batch_that_is_held_back_ages():
     filling = accumulator(linger_ms=0)
     batch = append_to_open(filling)
     assert filling.ready(0) == [batch]
-    hold_back(filling, batch, 0)
-    assert filling.agenda.tick(0) == STAMP_AGE_MS
+    hold(filling, batch, 0)
+    assert filling.schedule.reschedule(0) == STAMP_AGE_MS
     assert batch.limit_bytes > 0
-    filling.agenda.tick(STAMP_AGE_MS)
+    filling.schedule.reschedule(STAMP_AGE_MS)
     assert batch.limit_bytes < 0
 
 
@@ -382,10 +397,10 @@ def test_a_record_behind_a_batch_in_flight_is_no_reason_to_look_at_its_partition
     filling = accumulator(linger_ms=0)
     first = append(filling, partition=0).batch
     start_batch(filling, first)
-    filling.agenda.tick(0)
+    filling.schedule.reschedule(0)
     behind = append(filling, partition=0).batch
     assert behind is not first
-    assert filling.agenda.pending(0) == []
+    assert filling.schedule.pending(0) == []
     filling.finish((first,), is_acknowledged=True)
     assert filling.ready(0) == [behind]
 
@@ -434,8 +449,8 @@ def test_of_a_topic_made_anew_with_fewer_partitions_no_open_batch_is_left_that_t
     others = [append(filling, partition=each).batch for each in (0, 2)]
     assert [sticky.partition, *partitions_of(others)] == [1, 0, 2]
     filling.set_topic("orders", 1, 1 << 20)
-    assert filling.move_departing() == [others[1]]
-    assert (sticky.partition, sticky.is_closed) == (0, True)  # the producer chose its partition
+    assert filling.topics.move_departing() == [others[1]]
+    assert (sticky.partition, sticky.is_sealed) == (0, True)  # the producer chose its partition
     assert append(filling).batch not in (sticky, others[1])
     assert filling.topics.pool.used_bytes == sum(each.granted_bytes for each in filling.batches())
 
@@ -521,8 +536,8 @@ def test_a_late_record_is_seen_to_be_outside_a_sealed_batch():
 def test_an_old_timestamp_sends_the_next_record_through_the_lock_for_a_new_one():
     filling = accumulator(linger_ms=1_000)
     batch = append_to_open(filling, timestamp_ms=500)
-    assert filling.agenda.tick(0) == STAMP_AGE_MS
-    filling.agenda.tick(STAMP_AGE_MS)
+    assert filling.schedule.reschedule(0) == STAMP_AGE_MS
+    filling.schedule.reschedule(STAMP_AGE_MS)
     assert batch.limit_bytes < 0
     append(filling, now_ms=STAMP_AGE_MS, timestamp_ms=510)
     start_batch(filling, batch)
@@ -538,7 +553,7 @@ def test_rows_and_plain_values_make_one_batch():
     filling = accumulator()
     row = Row(b"row", b"key", [("source", None)], 77)
     first = append(filling, b"plain", partition=0).batch
-    assert filling.append("orders", 0, row, 50, Moment(0, 1)) is not None
+    assert filling.try_append(PreparedRecord("orders", 0, row, 50), Moment(0, 1)) is not None
     start_batch(filling, first)
     (decoded,) = (decode(each) for each in split_batches(first.encode(Codec.NONE, 1 << 20)))
     assert decoded.values_list() == [b"plain", b"row"]
@@ -555,7 +570,7 @@ def test_keys_stay_with_their_values_beside_rows_and_values_without_a_key():
         Row(b"3", b"three", [("source", b"x")]),
         Row(b"4", b"four", None, 9),
     ]
-    futures = [filling.append("orders", 0, row, 50, Moment(0, 1)) for row in rows]
+    futures = [filling.try_append(PreparedRecord("orders", 0, row, 50), Moment(0, 1)) for row in rows]
     (batch,) = {each.batch for each in futures if each is not None}
     start_batch(filling, batch)
     decoded = decode(*split_batches(batch.encode(Codec.NONE, 1 << 20)))
@@ -569,7 +584,7 @@ def test_keys_stay_with_their_values_beside_rows_and_values_without_a_key():
 
 def append_row(to: Accumulator, at_ms: int, timestamp_ms: int | None = None) -> ProducerBatch:
     row = Row(b"row", b"key", None, timestamp_ms)
-    future = to.append("orders", 0, row, 50, Moment(at_ms, at_ms))
+    future = to.try_append(PreparedRecord("orders", 0, row, 50), Moment(at_ms, at_ms))
     assert future is not None
     return future.batch
 
@@ -597,7 +612,7 @@ def test_a_row_that_begins_an_open_batch_leaves_a_timestamp_for_the_values_behin
     filling = accumulator()
     append(filling, partition=1)  # wakes the sender, so that the row opens a batch
     row = Row(b"row", None, [("source", None)])
-    first = filling.append("orders", None, row, 50, Moment(3, 3))
+    first = filling.try_append(PreparedRecord("orders", None, row, 50), Moment(3, 3))
     assert first is not None
     first.batch.records.append(DeliveryFuture(first.batch, b"value"))  # as `send` does without the lock
     assert timestamps_of(filling, first.batch) == [3, 3]
@@ -633,7 +648,7 @@ def test_a_batch_that_grew_too_large_becomes_several():
 
 def test_small_columns_of_several_calls_share_a_batch():
     filling = accumulator()
-    added = [filling.add_columns("orders", None, columns_of([b"a"] * 3), 60, 0) for _ in range(2)]
+    added = [filling.try_append_columns(piece(None, columns_of([b"a"] * 3), 60), 0) for _ in range(2)]
     (first, first_index), (second, second_index) = (each for each in added if each)
     assert first is second
     assert (first_index, second_index) == (0, 3)
@@ -642,9 +657,14 @@ def test_small_columns_of_several_calls_share_a_batch():
 def test_columns_go_to_a_partition_that_a_topic_made_anew_with_fewer_has():
     filling = accumulator(partitions=3)
     filling.set_topic("orders", 1, 1 << 20)
-    added = filling.add_columns("orders", None, columns_of([b"a"]), 60, 0)
+    added = filling.try_append_columns(piece(None, columns_of([b"a"]), 60), 0)
     assert added is not None
     assert added[0].partition == 0
+
+
+def piece(partition: int | None, columns: Columns, size_bytes: int) -> Piece:
+    rows = range(len(columns.values))
+    return Piece("orders", partition, columns, size_bytes, rows, is_pinned=partition is not None)
 
 
 def columns_of(values: list[bytes]) -> Columns:
@@ -682,8 +702,8 @@ class AccumulatorModel(RuleBasedStateMachine):
     def append_one(self, partition: int | None, size: int) -> None:
         value = self.next_value(size)
         moment = Moment(self.now_ms, int(self.now_ms))
-        future = self.accumulator.append(
-            "orders", partition, value, len(value) + RECORD_OVERHEAD_BYTES, moment
+        future = self.accumulator.try_append(
+            PreparedRecord("orders", partition, value, len(value) + RECORD_OVERHEAD_BYTES), moment
         )
         if future is None:
             assert self.accumulator.topics.pool.used_bytes + len(value) + 1_000 > MEMORY_BYTES
@@ -720,7 +740,9 @@ class AccumulatorModel(RuleBasedStateMachine):
     def add_columns(self, partition: int | None, count: int) -> None:
         values = [self.next_value(10) for _ in range(count)]
         size_bytes = sum(len(each) + RECORD_OVERHEAD_BYTES for each in values)
-        added = self.accumulator.add_columns("orders", partition, columns_of(values), size_bytes, self.now_ms)
+        added = self.accumulator.try_append_columns(
+            piece(partition, columns_of(values), size_bytes), self.now_ms
+        )
         if added is not None:
             batch, index = added
             assert index == len(batch) - count
@@ -732,7 +754,7 @@ class AccumulatorModel(RuleBasedStateMachine):
         for batch in self.accumulator.ready(self.now_ms):
             start_batch(self.accumulator, batch)
             self.in_flight.append(batch)
-        self.accumulator.agenda.tick(self.now_ms)
+        self.accumulator.schedule.reschedule(self.now_ms)
 
     @precondition(lambda self: self.in_flight)
     @rule(data=st.data())

@@ -212,7 +212,7 @@ def full_batches_in_flight(cluster: ScriptedCluster, options: dict[str, Any]) ->
         for _ in range(10):
             producer.send("orders", bytes(700), partition=0)
         cluster.wait_until_held()
-        io_thread.wait_for_call(producer._outbox.sender.call_when_sent, WAIT_S)
+        io_thread.wait_for_call(producer._core.sender.call_when_sent, WAIT_S)
         count = len(cluster.requests)
         cluster.release()
     return count
@@ -246,7 +246,7 @@ def test_what_breaks_behind_a_lost_request_is_repeated_in_order() -> None:  # C1
         cluster.wait_until_held()
         out_of_order = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
         cluster.answers.extend([ErrorCode.NOT_ENOUGH_REPLICAS, out_of_order, out_of_order])
-        io_thread.wait_for_call(producer._outbox.sender.call_when_sent, WAIT_S)
+        io_thread.wait_for_call(producer._core.sender.call_when_sent, WAIT_S)
         cluster.release()
         assert [each.result(WAIT_S).offset for each in futures] == [1, 2, 3, 4]
     assert {epoch for _, epoch, _ in sent(cluster)} == {0}

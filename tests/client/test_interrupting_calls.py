@@ -131,7 +131,7 @@ def test_what_waits_within_a_send_ends_or_is_refused_at_once(waiting: str) -> No
 def test_a_handler_may_send_so_many_records_at_once_and_is_told_when_it_is_too_many() -> None:
     def handler() -> None:
         with producer._accumulator._lock:  # any step
-            for _ in range(accumulator.COUNT_MAX):
+            for _ in range(accumulator.INTERRUPTING_MAX):
                 producer.send("orders", b"x", partition=0, headers=[("h", b"1")])
             with pytest.raises(TimeoutError, match="with the buffer full, was called in a signal handler"):
                 producer.send("orders", b"x", partition=0, headers=[("h", b"1")])
@@ -140,7 +140,7 @@ def test_a_handler_may_send_so_many_records_at_once_and_is_told_when_it_is_too_m
     with Producer(cluster) as producer:
         producer.send("orders", b"first", partition=0).result(WAIT_S)
         handler()
-    assert len(cluster.values("orders", 0)) == 1 + accumulator.COUNT_MAX
+    assert len(cluster.values("orders", 0)) == 1 + accumulator.INTERRUPTING_MAX
 
 
 def test_records_of_a_handler_whose_step_ends_by_an_exception_are_sent_all_the_same() -> None:

@@ -8,7 +8,7 @@ from rayka.client import io_thread
 from rayka.client.producer.accumulator import Accumulator
 from rayka.client.producer.drain_schedule import APPENDING_MS, LEADER_BATCHES_MAX, REQUEST_BATCHES_MAX
 from rayka.client.producer.partition_queue import Limits
-from rayka.client.producer.record_columns import Moment, Row
+from rayka.client.producer.record_columns import Moment, PreparedRecord, Row
 from rayka.protocol.membership import MetadataPartition
 from tests.client.support import QUICK, OneLeader, ScriptedCluster, new_accumulator
 
@@ -121,7 +121,10 @@ def backlog() -> tuple[Accumulator, OneLeader]:
 
 
 def append(accumulator: Accumulator, partition: int, now_ms: float) -> None:
-    assert accumulator.append("orders", partition, b"value", 50, Moment(now_ms, 1_000)) is not None
+    assert (
+        accumulator.try_append(PreparedRecord("orders", partition, b"value", 50), Moment(now_ms, 1_000))
+        is not None
+    )
 
 
 def test_a_backlog_fills_while_records_come_as_long_as_the_leader_takes_for_it():
@@ -166,7 +169,9 @@ def test_a_waiting_batch_is_two_objects_to_the_garbage_collector():
     gc.collect()
     before = len(gc.get_objects())
     for partition in range(1_000):
-        accumulator.append("orders", partition, Row(b"value", b"key"), 50, Moment(0, 1_000))
+        accumulator.try_append(
+            PreparedRecord("orders", partition, Row(b"value", b"key"), 50), Moment(0, 1_000)
+        )
     gc.collect()  # the first pass also finds the tuples that need not be tracked
     assert (len(gc.get_objects()) - before) / 1_000 < 2.5  # the batch and its list
 

@@ -27,7 +27,7 @@ def play(scene: Callable[[ScriptedCluster, PartitionLeaders], Coroutine[Any, Any
         accumulator = new_accumulator(limits, partitions=COUNT)
         await scene(
             cluster,
-            PartitionLeaders(metadata, accumulator, 100, loop.create_task, lambda batches, error: None),
+            PartitionLeaders(metadata, accumulator, 100, loop.create_task, lambda topic: None),
         )
 
     try:

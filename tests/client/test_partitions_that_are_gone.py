@@ -14,7 +14,7 @@ from rayka import Producer
 from rayka.client.producer.delivery_future import DeliveryFuture
 from rayka.client.producer.partition_queue import Limits
 from rayka.client.producer.producer_batch import ProducerBatch
-from rayka.client.producer.record_columns import KEYED_OVERHEAD_BYTES, Moment
+from rayka.client.producer.record_columns import KEYED_OVERHEAD_BYTES, Moment, PreparedRecord
 from rayka.errors import ErrorCode, RequestTimedOut, UnknownTopicOrPartition
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_format import Codec, RecordBatch
@@ -58,7 +58,7 @@ class ShrinkingCluster(ScriptedCluster):
 
     def learns(self, producer: Producer) -> None:
         """From the next produce request on requests are counted."""
-        metadata = producer._outbox.sender.metadata
+        metadata = producer._core.sender.metadata
 
         async def learn() -> None:
             await metadata.refresh_leaders(("orders",))
@@ -81,7 +81,7 @@ def check_delivered(cluster: ScriptedCluster, sent: dict[bytes, DeliveryFuture])
 def test_no_part_of_a_split_batch_is_acknowledged_unsent_when_its_partition_goes(at: int, key: bytes | None):
     cluster = ShrinkingCluster(at)
     with Producer(cluster, **{**QUICK, "linger_ms": 60_000}) as producer:
-        producer._outbox.accumulator.topics.hash_of[b"key"] = 2
+        producer._core.accumulator.topics.hash_of[b"key"] = 2
         producer.send("orders", b"first", partition=2)
         producer.flush(WAIT_S)
         cluster.learns(producer)
@@ -219,10 +219,9 @@ class KeyedOrderModel(RuleBasedStateMachine):
         for _ in range(count):
             order = b"%s:%d" % (name, self.orders[key])
             value = b"%s:%d" % (order, len(self.sent[order]))
-            partition = self.accumulator.topics.hash_of[name] % self.partition_count
             size_bytes = len(value) + len(name) + KEYED_OVERHEAD_BYTES
-            future = self.accumulator.append(
-                "orders", partition, value, size_bytes, Moment(self.now_ms, 1), key=name
+            future = self.accumulator.try_append(
+                PreparedRecord("orders", None, value, size_bytes, name), Moment(self.now_ms, 1)
             )
             assert future is not None
             self.sent[order].append(value)
@@ -231,7 +230,7 @@ class KeyedOrderModel(RuleBasedStateMachine):
     @rule()
     def start_what_is_ready(self) -> None:
         self.now_ms += 5
-        assert not self.accumulator.move_departing()
+        assert not self.accumulator.topics.move_departing()
         for batch in self.accumulator.ready(self.now_ms):
             start_batch(self.accumulator, batch)
             self.in_flight.append(batch)

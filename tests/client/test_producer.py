@@ -821,7 +821,7 @@ def test_a_producer_that_is_dropped_is_collected_when_its_records_are_sent():
     producer: Producer | None = Producer(cluster, linger_ms=60_000)
     assert producer is not None
     future = producer.send("orders", b"x")
-    dropped = [weakref.ref(producer), weakref.ref(producer._outbox.sender)]
+    dropped = [weakref.ref(producer), weakref.ref(producer._core.sender)]
     with pytest.warns(ResourceWarning, match="unclosed"):
         del producer
     assert future.result(WAIT_S).offset == 0  # long before its linger is over

@@ -6,8 +6,8 @@ import pytest
 
 from rayka.client.producer.accumulator import Accumulator
 from rayka.client.producer.partition_queue import PRODUCER_EPOCH_MAX, Limits, PartitionQueue, Sequences
-from rayka.client.producer.producer_batch import ProducerBatch
-from rayka.client.producer.record_columns import RECORD_OVERHEAD_BYTES, Moment
+from rayka.client.producer.producer_batch import BatchState, ProducerBatch
+from rayka.client.producer.record_columns import RECORD_OVERHEAD_BYTES, Moment, PreparedRecord
 from rayka.errors import (
     ApiError,
     InvariantBroken,
@@ -19,7 +19,7 @@ from rayka.errors import (
 from rayka.log.log import Log
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_format import Codec, ProducerSequence, RecordBatch
-from tests.client.support import new_accumulator, start_batch
+from tests.client.support import expired, new_accumulator, start_batch
 from tests.log.support import new_log, read_batches
 
 PRODUCER = 7
@@ -102,7 +102,7 @@ def full_batches(count: int, *, in_flight_max: int = 5) -> tuple[Accumulator, li
     filling = new_accumulator(limits, partitions=1, producer_id=PRODUCER)
     batches = []
     for number in range(count + 1):
-        future = filling.append("orders", 0, b"%d" % number, RECORD_BYTES, Moment(0, 1))
+        future = filling.try_append(PreparedRecord("orders", 0, b"%d" % number, RECORD_BYTES), Moment(0, 1))
         assert future is not None
         future.batch.close()
         batches.append(future.batch)
@@ -148,7 +148,7 @@ def test_the_first_batch_of_a_producer_goes_alone() -> None:  # C5
     filling = new_accumulator(limits, partitions=1, producer_id=PRODUCER)
     futures = []
     for _ in range(2):
-        futures.append(filling.append("orders", 0, b"x", 600, Moment(0, 1)))
+        futures.append(filling.try_append(PreparedRecord("orders", 0, b"x", 600), Moment(0, 1)))
     batches = [each.batch for each in futures if each]
     batches[1].close()
     start(filling, batches[0])
@@ -159,7 +159,7 @@ def test_the_first_batch_of_a_producer_goes_alone() -> None:  # C5
 
 def test_a_batch_that_can_still_grow_does_not_follow_another() -> None:
     filling, (first, second) = full_batches(2)
-    second.is_closed = False
+    second.state = BatchState.FILLING
     start(filling, first)
     assert filling.ready(1_000) == []
     second.is_urgent = True
@@ -265,7 +265,7 @@ def test_a_new_producer_id_is_asked_for_when_the_epochs_are_used_up() -> None:  
 
 def test_without_idempotence_one_batch_is_in_flight_and_none_has_a_sequence() -> None:
     filling = new_accumulator(Limits(1_000, 1 << 20, 0, 1_000), partitions=1)
-    futures = [filling.append("orders", 0, b"x", 600, Moment(0, 1)) for _ in range(2)]
+    futures = [filling.try_append(PreparedRecord("orders", 0, b"x", 600), Moment(0, 1)) for _ in range(2)]
     batches = [each.batch for each in futures if each]
     batches[1].close()
     assert not filling.identity.is_missing
@@ -308,13 +308,15 @@ class Delivery:
 
     def send_records(self) -> None:
         for _ in range(self.random.choice((1, 2, 6, 12))):
-            future = self.accumulator.append("orders", 0, b"%d" % self.number, 60, Moment(self.now_ms, 1))
+            future = self.accumulator.try_append(
+                PreparedRecord("orders", 0, b"%d" % self.number, 60), Moment(self.now_ms, 1)
+            )
             assert future is not None
             self.number += 1
 
     def pump(self) -> None:
         self.now_ms += self.random.choice((1, 1, 1, 1, 2, 20, 100))
-        for batch in self.accumulator.agenda.expired(self.now_ms):
+        for batch in expired(self.accumulator, self.now_ms):
             self.accumulator.finish((batch,), is_acknowledged=False)
         while ready := self.accumulator.ready(self.now_ms):
             for batch in ready:

@@ -11,7 +11,7 @@ from typing import Any
 
 from rayka.client.consumer.delivery import Delivery
 from rayka.client.consumer.fetcher import Fetcher
-from rayka.client.producer.record_columns import RECORD_OVERHEAD_BYTES, Moment
+from rayka.client.producer.record_columns import RECORD_OVERHEAD_BYTES, Moment, PreparedRecord
 from rayka.client.producer.sender import Sender
 from rayka.config.client_config import ConsumerConfig, ProducerConfig
 from rayka.errors import UnavailableError, UnknownTopicOrPartition
@@ -181,7 +181,9 @@ class VirtualProducer:
         cluster, sender = self._cluster, self._sender
         cluster.sim.data_history.begin(Send(CLIENT_ID, number, TOPIC, 0, value, -1, True, cluster.now_ms))
         at = Moment(sender.now_ms(), 1_700_000_000_000)
-        future = sender.accumulator.append(TOPIC, 0, value, len(value) + RECORD_OVERHEAD_BYTES, at)
+        future = sender.accumulator.try_append(
+            PreparedRecord(TOPIC, 0, value, len(value) + RECORD_OVERHEAD_BYTES), at
+        )
         assert future is not None
 
         def on_delivery(error: Exception | None, metadata: Any) -> None:

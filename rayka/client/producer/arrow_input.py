@@ -92,6 +92,7 @@ class Piece(NamedTuple):
     the input. `is_pinned`: a record among them may go to no other partition.
     """
 
+    topic: str
     partition: int | None
     columns: Columns
     size_bytes: int
@@ -124,7 +125,7 @@ def inputs_of(
     return [_of_batch(batch, timestamp_ms) for batch in batches if batch.num_rows]
 
 
-def pieces_of(given: Input, batch_bytes: int, record_bytes_max: int) -> Iterator[Piece]:
+def pieces_of(topic: str, given: Input, batch_bytes: int, record_bytes_max: int) -> Iterator[Piece]:
     """The records by partition, in pieces that each fit a batch of `batch_bytes`.
 
     Raises RecordTooLarge, before the first piece, when a record exceeds record_bytes_max.
@@ -136,38 +137,33 @@ def pieces_of(given: Input, batch_bytes: int, record_bytes_max: int) -> Iterator
             f"row {row} takes {int(sizes[row])} bytes; "
             f"max_request_size and buffer_memory leave {record_bytes_max} for a record"
         )
-    return _cut_by_partition(given, sizes, batch_bytes)
+    return _cut_by_partition(topic, given, sizes, batch_bytes)
 
 
-def _cut_by_partition(given: Input, sizes: np.ndarray, batch_bytes: int) -> Iterator[Piece]:
+def _cut_by_partition(topic: str, given: Input, sizes: np.ndarray, batch_bytes: int) -> Iterator[Piece]:
     if given.partitions is None:
-        yield from _cut(None, given.columns, sizes, batch_bytes, range(len(sizes)), is_pinned=False)
+        yield from _cut(
+            Piece(topic, None, given.columns, 0, range(len(sizes)), is_pinned=False), sizes, batch_bytes
+        )
         return
     order = np.argsort(given.partitions, kind="stable")
     numbers, begins = np.unique(given.partitions[order], return_index=True)
     for number, rows in zip(numbers.tolist(), np.split(order, begins[1:]), strict=True):
         columns = given.columns if len(numbers) == 1 else given.columns.take(rows)
         is_pinned = given.is_pinned is not None and bool(given.is_pinned[rows].any())
-        yield from _cut(number, columns, sizes[rows], batch_bytes, rows, is_pinned=is_pinned)
+        yield from _cut(Piece(topic, number, columns, 0, rows, is_pinned), sizes[rows], batch_bytes)
 
 
-def _cut(
-    partition: int | None,
-    columns: Columns,
-    sizes: np.ndarray,
-    batch_bytes: int,
-    rows: Rows,
-    *,
-    is_pinned: bool,
-) -> Iterator[Piece]:
+def _cut(whole: Piece, sizes: np.ndarray, batch_bytes: int) -> Iterator[Piece]:
+    """The piece in pieces that each fit a batch; `sizes` are those of its records."""
     ends = np.cumsum(sizes)
     begin, begin_bytes = 0, 0
     while begin < len(sizes):
         end = max(begin + 1, int(np.searchsorted(ends, begin_bytes + batch_bytes, "right")))
         end_bytes = int(ends[end - 1])
-        whole = begin == 0 and end == len(sizes)
-        cut = columns if whole else columns.slice(begin, end)
-        yield Piece(partition, cut, end_bytes - begin_bytes, rows[begin:end], is_pinned)
+        is_all = begin == 0 and end == len(sizes)
+        columns = whole.columns if is_all else whole.columns.slice(begin, end)
+        yield whole._replace(columns=columns, size_bytes=end_bytes - begin_bytes, rows=whole.rows[begin:end])
         begin, begin_bytes = end, end_bytes
 
 

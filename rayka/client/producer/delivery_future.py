@@ -15,7 +15,6 @@ from rayka.client.other_loops import called
 from rayka.client.producer.acknowledgement import BatchFailure, BatchMetadata, RecordMetadata
 from rayka.client.producer.arrow_input import Rows
 from rayka.client.producer.producer_batch import Callback, ProducerBatch
-from rayka.client.producer.record_columns import Row
 
 OnDelivery: TypeAlias = Callable[[Exception | None, RecordMetadata | None], object]
 
@@ -74,21 +73,6 @@ class DeliveryFuture(msgspec.Struct, eq=False, gc=False):
     def metadata(self) -> RecordMetadata:
         """Where the record is, once it was acknowledged."""
         return self.batch.metadata_of(self.slot)
-
-
-def future_in(batch: ProducerBatch, slot: Any, key: bytes | None) -> DeliveryFuture:
-    """The future of a record that the batch is about to take: `slot` and `key` are value and key, or `slot` is a `Row`.
-    A `Row` of only a value and a key is taken apart.
-    """
-    if type(slot) is Row:
-        if slot.headers or slot.timestamp_ms is not None:
-            batch.has_rows = True
-            batch.has_keys |= slot.key is not None
-            return DeliveryFuture(batch, slot)
-        slot, key = slot.value, slot.key
-    if key is not None:
-        batch.has_keys = True
-    return DeliveryFuture(batch, slot, key)
 
 
 class BatchRun(NamedTuple):

@@ -21,7 +21,7 @@ import msgspec
 from rayka.client.producer.accumulator import Accumulator
 from rayka.client.producer.acknowledgement import PartEnd
 from rayka.client.producer.partition_leaders import PartitionLeaders
-from rayka.client.producer.producer_batch import Callback, ProducerBatch
+from rayka.client.producer.producer_batch import IN_FLIGHT, Callback, ProducerBatch
 from rayka.client.retry import SOON_MAX, Backoff
 from rayka.errors import (
     ApiError,
@@ -276,7 +276,7 @@ class Outcomes:
     def fail(self, batches: Sequence[ProducerBatch], error: RaykaError) -> None:
         """They have failed for good; one that is in flight is ended by its answer."""
         for batch in batches:
-            if not batch.is_in_flight:
+            if batch.state is not IN_FLIGHT:
                 self.end(batch, error)
 
     def end(self, batch: ProducerBatch, error: Exception) -> None:

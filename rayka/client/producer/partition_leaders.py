@@ -1,10 +1,12 @@
-"""What a producer does when a leader is unknown, fails, or says nothing: asks for metadata, and goes on with the news.
+"""The producer's answer to a leader that is unknown, fails, or says nothing: it asks for metadata, and goes on with the
+news.
 
-While a partition waits for another leader (`leader_watch`) the metadata of its topic are asked for at once and then
-again and again: soon at first, since mostly there is one and the broker that was asked does not know it yet, and less
-often where a topic has many partitions (`metadata_rests`). A call that is not answered is given up as soon as the
-metadata say that the node leads none of its partitions any more (`call_watch`). On the IO thread only. Kafka:
-Metadata.requestUpdate.
+A partition waits for another leader from a failure until its metadata name a leader of a later epoch, or until the
+leader it had answers after all. While one waits, the metadata of its topic are asked for at once and then again and
+again: soon at first, since mostly there is a leader and the broker that was asked does not know it yet, and less often
+where a topic has many partitions (`metadata_rests`). The pause that the failed batch takes ends with the news. A call
+that is not answered is given up as soon as the metadata say that the node leads none of its partitions any more
+(`call_watch`). On the IO thread only. Kafka: Metadata.requestUpdate, and the delay that KIP-951 shortens.
 """
 
 import asyncio
@@ -15,33 +17,32 @@ from rayka.client.call_watch import CallWatch, Patience
 from rayka.client.metadata import ClusterMetadata
 from rayka.client.producer.accumulator import Accumulator
 from rayka.client.producer.producer_batch import ProducerBatch
-from rayka.errors import ApiError
 from rayka.ids import NO_EPOCH, NO_NODE
 from rayka.protocol.membership import MetadataPartition, MetadataTopic
 from rayka.protocol.produce import ProducePartitionResult
 
-# Which partitions of a producer wait for another leader: their last try says that the one known leads no more.
-#
-# Synchronous. A partition waits from a failure until its metadata name a leader of a later epoch, or until the leader
-# it had answers after all. While one waits, the sender asks for metadata at once and then again and again, and a
-# pause that the failed batch takes ends with the news. Kafka: Metadata.requestUpdate, and what KIP-951 shortens.
+# Between two questions; each pause is twice the one before, up to retry_backoff_ms.
+_FIRST_PAUSE_S = 0.01
+# Without an answer for so long, and metadata may tell why.
+_PATIENCE = Patience(least_s=0.1, most_s=1.0)
 
 
 class LeaderWatch:
-    """See the module. Epochs by topic and partition: of the leader that failed, or when there was none."""
+    """The partitions that wait for another leader: their last try says that the known one leads no more."""
 
     def __init__(self) -> None:
+        # By topic and partition: the epoch of the leader that failed, or when there was none.
         self._failed_epochs: dict[str, dict[int, int]] = {}
 
     def __repr__(self) -> str:
         return f"<LeaderWatch {self._failed_epochs}>"
 
     def on_failed(self, topic: str, partition: MetadataPartition) -> None:
-        """The leader that is known, if any, did not do it."""
+        """The leader that is known, if any, did not take a batch."""
         self._failed_epochs.setdefault(topic, {})[partition.partition] = partition.leader_epoch
 
     def on_settled(self, topic: str, partition: int) -> None:
-        """The leader did it, or no caller waits for it any more."""
+        """The leader took the batch, or no caller waits for it any more."""
         if self._failed_epochs:
             waiting = self._failed_epochs.get(topic, {})
             waiting.pop(partition, None)
@@ -68,12 +69,10 @@ def _is_led(partition: MetadataPartition, failed_epoch: int) -> bool:
     return partition.leader_id != NO_NODE and partition.leader_epoch > failed_epoch
 
 
-_FIRST_PAUSE_S = 0.01  # each is twice the one before, up to retry_backoff_ms
-_PATIENCE = Patience(least_s=0.1, most_s=1.0)  # without an answer for so long, and metadata may tell why
-
-
 class PartitionLeaders:
-    """See the module. `run` starts a coroutine of the sender's; `on_gone` fails the batches of a topic that is gone."""
+    """The partitions that wait for a leader, and the calls without an answer. `run` starts a coroutine of the sender's;
+    `on_gone` fails the batches of a topic that is gone.
+    """
 
     def __init__(
         self,
@@ -81,7 +80,7 @@ class PartitionLeaders:
         accumulator: Accumulator,
         pause_ms: float,
         run: Callable[[Coroutine[Any, Any, None]], object],
-        on_gone: Callable[[Sequence[ProducerBatch], ApiError], None],
+        on_gone: Callable[[str], None],
     ) -> None:
         self.calls = CallWatch[Sequence[ProducerBatch]](_PATIENCE, self._on_silent)
         self._metadata = metadata
@@ -92,7 +91,8 @@ class PartitionLeaders:
         self._watch = LeaderWatch()
         self._refreshing: dict[str, None] = {}
         self._next_refreshes: dict[str, asyncio.TimerHandle] = {}
-        self._pauses_s: dict[str, float] = {}  # of topics that are watched: the next one
+        # The next pause, of topics with a partition that waits.
+        self._pauses_s: dict[str, float] = {}
 
     def __repr__(self) -> str:
         return f"<PartitionLeaders {self._watch!r} refreshing={list(self._refreshing)}>"
@@ -110,10 +110,9 @@ class PartitionLeaders:
         self.refresh(batch.topic)
 
     def on_refused(self, results: Sequence[ProducePartitionResult]) -> None:
-        """An answer that refuses batches may name later leaders: what waits for one goes there."""
+        """An answer that refuses batches may name later leaders: batches that wait for one go there."""
         for topic in self._metadata.on_refused(results):
-            led = self._watch.on_metadata(topic)
-            if led:
+            if led := self._watch.on_metadata(topic):
                 self._accumulator.on_new_leaders(topic.name, led)
 
     def is_behind(self, batch: ProducerBatch, node_id: int, leader_epoch: int) -> bool:
@@ -152,9 +151,9 @@ class PartitionLeaders:
             await self._metadata.refresh_leaders((topic,))
         finally:
             del self._refreshing[topic]
-        missing, known = self._metadata.missing(topic), self._metadata.cached(topic)
-        if missing is not None:
-            self._on_gone(self._accumulator.remove_topic(topic), missing)
+        known = self._metadata.cached(topic)
+        if self._metadata.missing(topic) is not None:
+            self._on_gone(topic)
         elif known is not None:
             led = self._watch.on_metadata(known)
             if led or _leader_ids(known) != before:

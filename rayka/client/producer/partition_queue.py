@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from rayka.client.producer.producer_batch import BATCH_OVERHEAD_BYTES, ProducerBatch
+from rayka.client.producer.producer_batch import BATCH_OVERHEAD_BYTES, FILLING, IN_FLIGHT, ProducerBatch
 from rayka.errors import InvariantBroken
 from rayka.protocol.batch_format import NO_PRODUCER_ID, SEQUENCE_MAX, ProducerSequence, sequence_after
 
@@ -130,7 +130,7 @@ class PartitionQueue(msgspec.Struct, eq=False, gc=False):
     limits: Limits
     batches: deque[ProducerBatch] = msgspec.field(default_factory=deque)
     not_before_ms: float = 0.0  # the end of the pause after a failure
-    alarm_ms: float = NEVER  # the agenda's: when it is to be looked at
+    timer_ms: float = NEVER  # the schedule's: when it is to be looked at
     # Nothing starts: batches of the topic that are in flight to a partition that is gone may have to go before.
     is_blocked: bool = False
     sent_count: int = 0  # of batches; a batch that is numbered anew counts again
@@ -156,7 +156,7 @@ class PartitionQueue(msgspec.Struct, eq=False, gc=False):
         for batch in self.batches:
             if first is None:
                 first = batch
-            if not batch.is_in_flight:
+            if batch.state is not IN_FLIGHT:
                 may_go = not self.sequences.needs_new_epoch and (batch is first or self._may_follow(batch))
                 return batch if may_go and (batch.count or batch.records) else None
             if batch.has_more_parts:  # what is behind it would overtake them
@@ -168,14 +168,14 @@ class PartitionQueue(msgspec.Struct, eq=False, gc=False):
         return (
             self.sent_count - self.batches[0].number < self.limits.in_flight_max
             and batch.sequence is None
-            and (batch.is_closed or batch.is_urgent)
+            and (batch.state is not FILLING or batch.is_urgent)
             and self.sequences.has_acknowledged
             and not self.sequences.may_have_gap
         )
 
     def due_ms(self, batch: ProducerBatch) -> float:
         """When the batch may go."""
-        if batch.is_closed or batch.is_urgent:
+        if batch.state is not FILLING or batch.is_urgent:
             return self.not_before_ms
         return max(self.not_before_ms, batch.created_ms + self.limits.linger_ms)
 
@@ -209,11 +209,13 @@ class PartitionQueue(msgspec.Struct, eq=False, gc=False):
         """The batch is over."""
         if batch is self.batches[0]:
             self.not_before_ms = 0.0
-        self.batches.remove(batch)
+            self.batches.popleft()
+        else:
+            self.batches.remove(batch)
 
 
 def _waits(batch: ProducerBatch) -> bool:
-    return not batch.is_in_flight and len(batch) > 0
+    return batch.state is not IN_FLIGHT and len(batch) > 0
 
 
 # The partitions of one topic in a producer, and the batches there that take records now. Kafka: BuiltInPartitioner.
@@ -272,14 +274,9 @@ class TopicQueues:
         self.last_sticky = min(order, key=lambda partition: len(self.queues[partition].batches))
         return self.last_sticky
 
-    def record_batch(self, partition: int, size_bytes: int) -> ProducerBatch | None:
-        """The batch that takes a record of that size, if there is one."""
-        batch = self.filling[partition]
-        return batch if batch is not None and batch.size_bytes + size_bytes <= self.batch_bytes else None
-
     def column_batch(self, partition: int, size_bytes: int) -> ProducerBatch | None:
         """The batch that takes columns of that size, if there is one: a batch gathers either records or columns."""
         batch = self.queues[partition].last
-        if batch is None or batch.is_closed or not batch.count:
+        if batch is None or batch.state is not FILLING or not batch.count:
             return None
         return batch if batch.size_bytes + size_bytes <= self.batch_bytes else None

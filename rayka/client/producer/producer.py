@@ -8,7 +8,8 @@ Kafka: KafkaProducer (C7, C11, G10, G18). Left out: transactions.
 """
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar, Unpack
 
@@ -26,19 +27,22 @@ from rayka.client.producer.delivery_future import (
 )
 from rayka.client.producer.outcomes import ProducerMetrics
 from rayka.client.producer.producer_batch import ProducerBatch
-from rayka.client.producer.producer_core import Attempt, Outbox, OutgoingRecord, reported_to
+from rayka.client.producer.producer_core import OutgoingRecord, ProducerCore, reported_to
 from rayka.client.producer.producer_topics import MemoryTurn
 from rayka.client.producer.record_columns import (
     KEYED_OVERHEAD_BYTES,
     OMITTED,
     RECORD_OVERHEAD_BYTES,
+    PreparedRecord,
     Row,
     given_value,
 )
 from rayka.config.client_config import ProducerConfig
+from rayka.errors import NoSuchTopic
 from rayka.options import ProducerOptions
 
 AddedT = TypeVar("AddedT")
+PreparedT = TypeVar("PreparedT")
 CLOSE_SLACK_S = 10.0  # for what the waits inside end by themselves, with a better message
 LET_SEND_S = 0.1  # a courtesy to the IO thread, no promise
 
@@ -103,16 +107,16 @@ class Producer(SyncClient):
         **options: Unpack[ProducerOptions],
     ) -> None:
         parsed = ProducerConfig.given(config, options, what="producer")
-        self._outbox = Outbox(resolve(cluster), parsed)
-        self._accumulator = self._outbox.accumulator
-        self._sticky = self._outbox.sticky
-        self._by_key = self._outbox.by_key
+        self._core = ProducerCore(resolve(cluster), parsed)
+        self._accumulator = self._core.accumulator
+        self._sticky = self._core.sticky
+        self._by_key = self._core.by_key
         self._hash_of = self._accumulator.topics.hash_of
-        at_exit.watch(self._outbox.sender)
+        at_exit.watch(self._core.sender)
         self._is_closed = False
 
     def __repr__(self) -> str:
-        return f"<Producer cluster={self._outbox.sender.cluster_name}{' closed' * self._is_closed}>"
+        return f"<Producer cluster={self._core.sender.cluster_name}{' closed' * self._is_closed}>"
 
     def __del__(self) -> None:
         if not self._is_closed and not io_thread.is_lost():
@@ -178,14 +182,17 @@ class Producer(SyncClient):
 
         Waits and raises as `send`. When it raises BufferExhausted, the records before are on their way.
         """
-        self._outbox.check_usable()
+        core = self._core
+        core.check_usable()
         self._learn(topic)
         runs, first_row = [], 0
-        for given in self._outbox.inputs(topic, data):
+        for given in core.inputs(topic, data):
             self._learn(topic, given.last_partition)
-            for add, rows in self._outbox.prepared_runs(topic, given):
-                batch, index = add() or self._when_there_is_memory(add)
-                runs.append(BatchRun(batch, index, first_row, rows))
+            for piece in core.pieces(topic, given):
+                added = core.try_append_columns(piece) or self._when_there_is_memory(
+                    core.try_append_columns, piece
+                )
+                runs.append(BatchRun(*added, first_row, piece.rows))
             first_row += len(given.columns.values)
         return BatchFuture(runs)
 
@@ -195,7 +202,7 @@ class Producer(SyncClient):
         Waits up to `timeout` seconds, by default as long as a delivery may take. Raises TimeoutError, what a delivery
         callback raised, and ClosedError.
         """
-        self._outbox.check_usable()
+        self._core.check_usable()
         io_thread.refuse("flush")
         self._finish(self._accumulator.end_linger(), timeout)
 
@@ -205,15 +212,15 @@ class Producer(SyncClient):
         if self._is_closed or io_thread.is_lost():
             return
         io_thread.refuse("close")
-        self._is_closed = self._outbox.is_closed = True
+        self._is_closed = self._core.is_closed = True
         try:
             self._finish(self._accumulator.close(), timeout)
         finally:
-            wait_for(self._outbox.sender.close, CLOSE_SLACK_S * 1000, caller=self)
+            wait_for(self._core.sender.close, CLOSE_SLACK_S * 1000, caller=self)
 
     def metrics(self) -> ProducerMetrics:
         """What the producer has done so far, and what waits; as it is now, and not followed any further."""
-        return self._outbox.sender.outcomes.counts.snapshot(self._accumulator.batches())
+        return self._core.sender.outcomes.counts.snapshot(self._accumulator.batches())
 
     # ---- The quick way ----
 
@@ -239,13 +246,17 @@ class Producer(SyncClient):
             return None
         try:
             filling = self._by_key[topic].filling
-            partition = self._hash_of[key] % len(filling)
-            batch = filling[partition]
+            batch = filling[self._hash_of[key] % len(filling)]
         except (KeyError, TypeError, IndexError):  # also where the topic is made anew just now
             return None
         size_bytes = len(value) + len(key) + KEYED_OVERHEAD_BYTES
         if batch is None or batch.limit_bytes < 0:
-            return self._outbox.append_keyed(topic, partition, value, key, size_bytes)
+            if size_bytes > self._core.record_bytes_max:
+                return None
+            # Raised if the topic was forgotten since.
+            with suppress(NoSuchTopic):
+                return self._core.try_append(PreparedRecord(topic, None, value, size_bytes, key))
+            return None
         size_bytes += batch.size_bytes
         if size_bytes > batch.limit_bytes:
             return None
@@ -262,8 +273,8 @@ class Producer(SyncClient):
     def _send(
         self, topic: str, row: Row, partition: int | None, on_delivery: OnDelivery | None
     ) -> DeliveryFuture:
-        self._outbox.check_usable()
-        interceptors = self._outbox.interceptors
+        self._core.check_usable()
+        interceptors = self._core.interceptors
         if interceptors is None:
             return self._append(topic, row, partition, on_delivery)
         given = OutgoingRecord(topic, row.value, row.key, row.headers, partition, row.timestamp_ms)
@@ -279,49 +290,49 @@ class Producer(SyncClient):
     def _append(
         self, topic: str, row: Row, partition: int | None, on_delivery: OnDelivery | None
     ) -> DeliveryFuture:
+        core, topics = self._core, self._accumulator.topics
         self._learn(topic, partition)
-        append = self._outbox.prepared(topic, row, partition, on_delivery)
-        topics = self._accumulator.topics
+        record = core.check(topic, row, partition, on_delivery)
         filled_count = topics.filled_count
-        future = append() or self._when_there_is_memory(append)
+        future = core.try_append(record) or self._when_there_is_memory(core.try_append, record)
         if topics.filled_count != filled_count and not io_thread.is_current():
-            io_thread.wait_for_call(self._outbox.sender.call_when_sent, LET_SEND_S)
+            io_thread.wait_for_call(core.sender.call_when_sent, LET_SEND_S)
         return future
 
     def _learn(self, topic: str, partition: int | None = None) -> None:
-        """The topic, and this partition among its own, are known from here on. Raises as `Outbox.learn`."""
-        while not self._outbox.knows(topic, partition):
+        """The topic, and this partition among its own, are known from here on. Raises as `ProducerCore.learn`."""
+        while not self._core.knows(topic, partition):
             if io_thread.is_current():
-                self._outbox.check_partition(topic, partition)
-            wait_for(
-                partial(self._outbox.learn, topic, partition), self._outbox.config.max_block_ms, caller=self
-            )
+                self._core.check_partition(topic, partition)
+            wait_for(partial(self._core.learn, topic, partition), self._core.config.max_block_ms, caller=self)
 
-    def _when_there_is_memory(self, attempt: Attempt[AddedT]) -> AddedT:
-        """Repeats the attempt as memory is freed, behind those that wait already."""
+    def _when_there_is_memory(
+        self, try_append: Callable[[PreparedT, MemoryTurn], AddedT | None], prepared: PreparedT
+    ) -> AddedT:
+        """Tries to append as memory is freed, behind the sends that wait already."""
         io_thread.refuse("send, with the buffer full,")
-        outbox, line, turn = self._outbox, self._accumulator.line, MemoryTurn()
-        deadline_ms = outbox.sender.now_ms() + outbox.config.max_block_ms
+        core, line, turn = self._core, self._accumulator.line, MemoryTurn()
+        deadline_ms = core.sender.now_ms() + core.config.max_block_ms
         try:
             line.join(turn)
-            while (left_ms := deadline_ms - outbox.sender.now_ms()) > 0:
+            while (left_ms := deadline_ms - core.sender.now_ms()) > 0:
                 # Before the attempt: what is freed behind it ends the wait.
                 news_count = line.news_count
-                added = attempt(turn)
+                added = try_append(prepared, turn)
                 if added is not None:
                     return added
                 self._accumulator.end_linger()
                 io_thread.wait_for_call(partial(line.call_on_news, turn, news_count), left_ms / 1000)
-                outbox.check_usable()
-            raise outbox.exhausted()
+                core.check_usable()
+            raise core.exhausted()
         finally:
             line.leave(turn)
 
     def _finish(self, pending: Sequence[ProducerBatch], timeout: float | None) -> None:
         if timeout is None:
-            timeout = self._outbox.config.delivery_timeout_ms / 1000 + CLOSE_SLACK_S
+            timeout = self._core.config.delivery_timeout_ms / 1000 + CLOSE_SLACK_S
         wait_until_done(pending, timeout)
         io_thread.wait_for_turn(CLOSE_SLACK_S)
-        error = self._outbox.take_callback_error()
+        error = self._core.take_callback_error()
         if error is not None:
             raise error

@@ -16,6 +16,7 @@ Kafka: ProducerBatch.
 import sys
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum
 from itertools import chain, islice, pairwise, repeat
 from typing import TYPE_CHECKING, Any
 
@@ -34,16 +35,45 @@ from rayka.protocol.batch_format import NO_SEQUENCE, Codec, ProducerSequence, Re
 if TYPE_CHECKING:
     from rayka.client.producer.delivery_future import DeliveryFuture
 
-BATCH_OVERHEAD_BYTES = 256  # header, table of contents and the padding of at most ten columns
-NOT_OPEN = -1  # a `limit_bytes` that sends every append through the lock
+# Header, table of contents and the padding of at most ten columns.
+BATCH_OVERHEAD_BYTES = 256
+# A `limit_bytes` that sends every append through the lock.
+NOT_OPEN = -1
 Callback = Callable[[], object]
-_GIVEN_AWAY: "list[DeliveryFuture]" = []  # nothing is added to it: the batch is closed
+# Nothing is added to it: the batch is closed.
+_GIVEN_AWAY: "list[DeliveryFuture]" = []
 # Orders "it is done" and "call me when it is", for all batches.
 _completion = io_thread.step_lock()
 
 
+class BatchState(Enum):
+    """The life of a batch. Its records are sealed from IN_FLIGHT or WAITING on."""
+
+    FILLING = "filling"
+    # Takes no more records.
+    CLOSED = "closed"
+    # A request has it.
+    IN_FLIGHT = "in flight"
+    # Waits for another try, or for its next part; or its partition went before it was sent.
+    WAITING = "waiting"
+    # Other batches have its records.
+    DIVIDED = "divided"
+    DONE = "done"
+
+
+FILLING, IN_FLIGHT, DONE = BatchState.FILLING, BatchState.IN_FLIGHT, BatchState.DONE
+LEGAL_CHANGES: dict[BatchState, tuple[BatchState, ...]] = {
+    BatchState.FILLING: (BatchState.CLOSED, BatchState.IN_FLIGHT, BatchState.WAITING, BatchState.DONE),
+    BatchState.CLOSED: (BatchState.IN_FLIGHT, BatchState.WAITING, BatchState.DONE),
+    BatchState.IN_FLIGHT: (BatchState.WAITING, BatchState.DONE),
+    BatchState.WAITING: (BatchState.IN_FLIGHT, BatchState.DIVIDED, BatchState.DONE),
+    BatchState.DIVIDED: (BatchState.DONE,),
+    BatchState.DONE: (),
+}
+
+
 class ProducerBatch:
-    """See the module. `send` may fill it up to `limit_bytes` without the lock; `granted_bytes` are set aside for it.
+    """Records of one partition, or of none yet.
 
     A producer of many partitions has thousands that wait, and every pass of Python's garbage collector goes over all
     containers in them: so a field has no list before it needs one, and none after the end.
@@ -51,11 +81,10 @@ class ProducerBatch:
 
     __slots__ = (
         "_callbacks", "_chunks", "_earlier_stamps", "_encoded_as", "_ends", "_keys", "_origin", "_parts", "_slots",
-        "_stamp_ms", "_successor_count", "_timestamps_ms", "base_offset", "count", "created_ms", "error",
-        "failure_count", "granted_bytes", "has_keys",
-        "has_rows", "is_closed", "is_done", "is_in_flight", "is_pinned", "is_sealed", "is_urgent", "last_error",
-        "limit_bytes", "log_append_time_ms", "number", "partition", "records", "sequence", "size_bytes", "stamped_ms",
-        "topic", "was_open", "went_first",
+        "_successor_count", "_timestamps_ms", "base_offset", "count", "created_ms", "error",
+        "failure_count", "granted_bytes", "has_keys", "has_rows", "is_pinned", "is_sealed", "is_urgent", "last_error",
+        "limit_bytes", "log_append_time_ms", "number", "partition", "records", "sequence", "size_bytes", "stamp_ms",
+        "stamped_ms", "state", "topic", "was_open", "went_first",
     )  # fmt: skip
 
     def __init__(
@@ -68,38 +97,52 @@ class ProducerBatch:
         self.topic = topic
         self.partition = partition
         self.created_ms = created_ms
+        self.state = FILLING
+        # Memory set aside for the batch.
         self.granted_bytes = 0
+        # At most what the batch takes when it is encoded.
         self.size_bytes = BATCH_OVERHEAD_BYTES
+        # `send` may fill the batch so far without the lock.
         self.limit_bytes = NOT_OPEN
         self.records: list[DeliveryFuture] = [] if records is None else records
-        self.has_rows = False  # records with more than a value and a key
+        # Some record has more than a value and a key.
+        self.has_rows = False
         self.has_keys = False
         # Some record belongs to this partition and no other: the caller or the application's partitioner chose it.
         self.is_pinned = False
+        # `send` may have `records` in hand without the lock.
         self.was_open = False
-        self.count = 0  # of records in columns; of all, once sealed
-        self.is_closed = False  # takes no more records
+        # Of records in columns; of all, once sealed.
+        self.count = 0
+        # The records are fixed, and each has its index. Set before they are counted: see the module.
         self.is_sealed = False
-        self.is_urgent = False  # a caller waits for it: it does not linger
-        self.is_in_flight = False
-        self.went_first = False  # when it was sent last, none of its partition was before it
-        self.is_done = False
+        # A caller waits for the batch: it does not linger.
+        self.is_urgent = False
+        # No batch of the partition was before this one when it was sent last.
+        self.went_first = False
         self.failure_count = 0
         self.last_error: RaykaError | None = None
-        self.sequence: ProducerSequence | None = None  # of the part that is next, once it was sent
-        self.number = 0  # of those sent for the partition
+        # Of the part that is next, once it was sent.
+        self.sequence: ProducerSequence | None = None
+        # Of the batches sent for the partition.
+        self.number = 0
         self.error: Exception | None = None
         self.base_offset = NO_OFFSET
         self.log_append_time_ms = NO_TIMESTAMP
         self.stamped_ms = created_ms
-        self._stamp_ms: int | None = None  # the timestamp of records from here on
-        self._earlier_stamps: list[int] | None = None  # of those before: where it ends, what it is, and so on
+        # The timestamp of records from here on.
+        self.stamp_ms: int | None = None
+        # The timestamps before it: where each ends, the timestamp, and so on.
+        self._earlier_stamps: list[int] | None = None
         self._timestamps_ms: Timestamps = NO_TIMESTAMP
         self._chunks: list[Columns] | None = None
-        self._slots: list[Any] | None = None  # the records, from when they are sealed until they are encoded
-        self._keys: list[bytes | None] | None = None  # and their keys, if one has a key
+        # The records, from when they are sealed until they are encoded; and their keys, if one has a key.
+        self._slots: list[Any] | None = None
+        self._keys: list[bytes | None] | None = None
         self._callbacks: list[Callback] | None = None
-        self._parts: Sequence[np.ndarray] = ()  # encoded, those that are not acknowledged
+        # The encoded parts that are not acknowledged.
+        self._parts: Sequence[np.ndarray] = ()
+        # The sequence in the first of them.
         self._encoded_as: ProducerSequence | None = None
         # None: the batch ends as one.
         self._ends: PartEnds | None = None
@@ -109,10 +152,7 @@ class ProducerBatch:
         self._successor_count = 0
 
     def __repr__(self) -> str:
-        state = (
-            "done" if self.is_done else "sealed" if self.is_sealed else "closed" if self.is_closed else "open"
-        )
-        return f"<ProducerBatch {self.topic_partition} {state} records={len(self)} bytes={self.size_bytes}>"
+        return f"<ProducerBatch {self.topic_partition} {self.state.value} records={len(self)} bytes={self.size_bytes}>"
 
     def __len__(self) -> int:
         return self.count or len(self.records)
@@ -126,15 +166,26 @@ class ProducerBatch:
         """`1 record for orders-0`."""
         return f"{len(self):,} record{'s' * (len(self) != 1)} for {self.topic_partition}"
 
+    @property
+    def is_done(self) -> bool:
+        """Whether the batch was acknowledged or has failed for good."""
+        return self.state is DONE
+
+    def become(self, state: BatchState) -> None:
+        """Changes the state. Raises InvariantBroken where `LEGAL_CHANGES` has no such change."""
+        if state not in LEGAL_CHANGES[self.state]:
+            raise InvariantBroken(f"{self!r} cannot become {state.value!r}")
+        self.state = state
+
     # ---- Gathering, under the lock ----
 
     def stamp(self, timestamp_ms: int, now_ms: float) -> None:
         """Records from here on have this timestamp, unless they bring their own."""
-        if self._stamp_ms is not None and self._stamp_ms != timestamp_ms:
+        if self.stamp_ms is not None and self.stamp_ms != timestamp_ms:
             if self._earlier_stamps is None:
                 self._earlier_stamps = []
-            self._earlier_stamps += (len(self.records), self._stamp_ms)
-        self._stamp_ms = timestamp_ms
+            self._earlier_stamps += (len(self.records), self.stamp_ms)
+        self.stamp_ms = timestamp_ms
         self.stamped_ms = now_ms
 
     def add_columns(self, columns: Columns, size_bytes: int) -> int:
@@ -149,8 +200,9 @@ class ProducerBatch:
 
     def close(self) -> None:
         """Takes no more records."""
-        self.is_closed = True
         self.limit_bytes = NOT_OPEN
+        if self.state is FILLING:
+            self.state = BatchState.CLOSED
 
     def seal(self) -> "list[DeliveryFuture] | None":
         """Fixes the records and their order. By the IO thread only: a Ctrl-C in the middle would tear it.
@@ -158,9 +210,9 @@ class ProducerBatch:
         Returns the list that held them, empty, for the partition's next batch; None where `send` may have it in hand
         without the lock, or it was given before.
         """
-        self.close()
         if self.is_sealed:
             return None
+        self.limit_bytes = NOT_OPEN
         self.is_sealed = True
         if self.count:
             return None
@@ -177,16 +229,6 @@ class ProducerBatch:
             return None
         self.records = _GIVEN_AWAY
         return records
-
-    def _columns_of(self, slots: list[Any]) -> Columns:
-        timestamps_ms: Timestamps | None = self._stamp_ms
-        if self._earlier_stamps is not None:
-            assert self._stamp_ms is not None
-            timestamps_ms = _each_timestamp([*self._earlier_stamps, len(slots), self._stamp_ms])
-        if self.has_rows:
-            return columns_of_rows(slots, self._keys, timestamps_ms)
-        assert timestamps_ms is not None
-        return Columns(slots, self._keys, None, timestamps_ms)
 
     # ---- Sending ----
 
@@ -215,11 +257,8 @@ class ProducerBatch:
         if not self._parts:
             if not self.is_sealed:
                 raise InvariantBroken(f"{self!r} can still grow")
-            columns = (
-                concatenated(self._chunks or ()) if self._slots is None else self._columns_of(self._slots)
-            )
+            columns = self._columns_left()
             self._chunks = self._slots = self._keys = None
-            self._timestamps_ms = columns.timestamps_ms
             self._parts = encode_columns(columns, codec, size_bytes_max, sequence)
         elif self._encoded_as != sequence:
             self._parts = _numbered(self._parts, sequence)
@@ -246,8 +285,9 @@ class ProducerBatch:
         of this one is gone. It is done when they are; a record's future stays with it.
         """
         columns = self._columns_left()
-        keys = columns.keys if isinstance(columns.keys, list) else columns.keys.to_pylist()
-        partitions = np.fromiter(map(partition_of, keys), np.int64)
+        keys = [None] * len(columns.values) if columns.keys is None else columns.keys
+        listed = keys if isinstance(keys, list) else keys.to_pylist()
+        partitions = np.fromiter(map(partition_of, listed), np.int64)
         self._ends = self._ends or PartEnds(self.count)
         left = self._ends.take_left()
         record_bytes = (self.size_bytes - BATCH_OVERHEAD_BYTES) // len(left) + 1
@@ -261,6 +301,7 @@ class ProducerBatch:
             each.close()
             made.append(each)
         self._successor_count = len(made)
+        self.become(BatchState.DIVIDED)
         self._parts, self._chunks, self._slots, self._keys = (), None, None, None
         return made
 
@@ -268,7 +309,18 @@ class ProducerBatch:
         """The records that are left."""
         if self._parts:
             return concatenated([_columns_in(each) for each in self._parts])
-        columns = concatenated(self._chunks or ()) if self._slots is None else self._columns_of(self._slots)
+        if self._slots is None:
+            columns = concatenated(self._chunks or ())
+        else:
+            timestamps_ms: Timestamps | None = self.stamp_ms
+            if self._earlier_stamps is not None:
+                assert self.stamp_ms is not None
+                timestamps_ms = _each_timestamp([*self._earlier_stamps, len(self._slots), self.stamp_ms])
+            if self.has_rows:
+                columns = columns_of_rows(self._slots, self._keys, timestamps_ms)
+            else:
+                assert timestamps_ms is not None
+                columns = Columns(self._slots, self._keys, None, timestamps_ms)
         self._timestamps_ms = columns.timestamps_ms
         return columns
 
@@ -311,21 +363,22 @@ class ProducerBatch:
         """The log has it; returns the callbacks."""
         self.base_offset = base_offset
         self.log_append_time_ms = log_append_time_ms
-        return self._finish(PartEnd(self.partition, base_offset, log_append_time_ms))
+        return self._finish()
 
     def fail(self, error: Exception) -> Sequence[Callback]:
         """It will never be sent again; returns the callbacks."""
         self.error = error
-        return self._finish(PartEnd(self.partition, error=error))
+        return self._finish()
 
     def call_when_done(self, callback: Callback) -> bool:
         """Registers a callback for the end, to run on the IO thread; False when the end has come already."""
         with _completion:
-            if not self.is_done:
-                if self._callbacks is None:
-                    self._callbacks = []
-                self._callbacks.append(callback)
-            return not self.is_done
+            if self.state is DONE:
+                return False
+            if self._callbacks is None:
+                self._callbacks = []
+            self._callbacks.append(callback)
+            return True
 
     def failures(self, index: int, count: int) -> Iterator[tuple[np.ndarray, Exception]]:
         """By error, the indexes of records in [index, index + count) that were not acknowledged. Once the batch is
@@ -344,7 +397,7 @@ class ProducerBatch:
 
     def metadata_of(self, index: int) -> RecordMetadata:
         """Where the record is, once the batch was acknowledged."""
-        before_count, end = index, PartEnd(self.partition, self.base_offset, self.log_append_time_ms)
+        before_count, end = index, self._last_end()
         if self._ends is not None:
             before_count, end = self._ends.end_of(index)
         timestamp_ms, stamps = end.log_append_time_ms, self._timestamps_ms
@@ -360,15 +413,13 @@ class ProducerBatch:
             return self._ends.runs(index, count)
         return [(self.partition, offset_after(self.base_offset, index), count)]
 
-    def _finish(self, end: PartEnd | None = None) -> Sequence[Callback]:
-        """Ends the records that are left, if there are any; returns the callbacks."""
-        if self.is_done:
-            raise InvariantBroken(f"{self!r} is over already")
+    def _finish(self) -> Sequence[Callback]:
+        """Ends the records that are left; returns the callbacks."""
         self._parts, self._chunks, self._slots, self._keys, self._earlier_stamps = (), None, None, None, None
         if self._ends is not None:
-            self._ends.last = end
+            self._ends.last = self._last_end()
         with _completion:
-            self.is_done = True
+            self.become(DONE)
             callbacks, self._callbacks = self._callbacks, None
         if self._origin is None:
             return callbacks or ()
@@ -376,8 +427,11 @@ class ProducerBatch:
         ends = self._ends
         if ends is None:
             ends = PartEnds(len(indexes))
-            ends.last = end
+            ends.last = self._last_end()
         return [*origin._on_successor_end(ends, indexes), *(callbacks or ())]
+
+    def _last_end(self) -> PartEnd:
+        return PartEnd(self.partition, self.base_offset, self.log_append_time_ms, self.error)
 
 
 def _columns_in(part: np.ndarray) -> Columns:

@@ -1,15 +1,15 @@
-"""What the sync and the async producer have in common: records are checked, serialized, placed and offered.
+"""The steps of a send that the sync and the async producer share: records are checked, serialized, and offered to the
+accumulator; and the application's hooks around each record.
 
-Invariant: nothing here waits. Where a record lacks metadata or memory the producer is told so, and waits in its own
-way: by blocking its thread, or by awaiting. Kafka: KafkaProducer.doSend.
+Invariants: nothing here waits. Where a record lacks metadata or memory the producer is told so, and waits in its own
+way: by blocking its thread, or by awaiting. An interceptor harms nothing but itself: an error of a hook is logged, and
+the record goes on as it was. Kafka: KafkaProducer.doSend, ProducerInterceptors.
 """
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from functools import partial
 from random import Random
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 from rayka import forks
 from rayka.client import io_thread
@@ -17,13 +17,14 @@ from rayka.client.arguments import check_callback, text_of
 from rayka.client.bootstrap import ClusterHandle
 from rayka.client.interception import Interceptors
 from rayka.client.producer.acknowledgement import RecordMetadata
-from rayka.client.producer.arrow_input import Data, Input, Piece, Rows, inputs_of, pieces_of
+from rayka.client.producer.arrow_input import Data, Input, Piece, inputs_of, pieces_of
 from rayka.client.producer.delivery_future import DeliveryFuture, OnDelivery
 from rayka.client.producer.producer_batch import BATCH_OVERHEAD_BYTES, ProducerBatch
 from rayka.client.producer.producer_topics import MemoryTurn
 from rayka.client.producer.record_columns import (
     Moment,
     Partitioning,
+    PreparedRecord,
     Row,
     as_bytes,
     as_headers,
@@ -35,14 +36,9 @@ from rayka.client.serializers import serializer
 from rayka.config.client_config import ProducerConfig
 from rayka.errors import BufferExhausted, ClosedError, ConfigError, NoSuchTopic, RecordTooLarge
 
-# The application's hooks around each record of `send`: one before it is serialized, one at its end.
-#
-# Invariant: an interceptor harms nothing but itself. What it raises is logged; the record goes on as it was. Kafka:
-# ProducerInterceptor, ProducerInterceptors.
-
 
 class OutgoingRecord(NamedTuple):
-    """What `send` was given. An interceptor returns it, or another one: `record._replace(headers=[...])`."""
+    """A record as `send` was given it. An interceptor returns it, or another one: `record._replace(headers=[...])`."""
 
     topic: str
     value: Any
@@ -53,8 +49,8 @@ class OutgoingRecord(NamedTuple):
 
 
 class ProducerInterceptors(Interceptors[OutgoingRecord]):
-    """See the module. Each is an object with `on_send(record)`, `on_acknowledgement(metadata, error)` or both; the
-    latter is told, too, where `send` itself has failed.
+    """Objects with `on_send(record)`, `on_acknowledgement(metadata, error)` or both, in their order. The latter is
+    told, too, where `send` itself has failed.
     """
 
     names = ("on_send", "on_acknowledgement")
@@ -77,18 +73,10 @@ def reported_to(tell: Callable[..., object], on_delivery: OnDelivery | None) -> 
     return report
 
 
-Run = tuple[ProducerBatch, int]  # and the index of its first record there
-AddedT = TypeVar("AddedT", covariant=True)
-
-
-class Attempt(Protocol[AddedT]):
-    """Adds records; None while there is no memory for them. `turn`: the place of a caller that waits for memory."""
-
-    def __call__(self, turn: MemoryTurn | None = None) -> AddedT | None: ...
-
-
-class Outbox:
-    """See the module."""
+class ProducerCore:
+    """A producer without its way to wait. A send is `check`, once its topic is known, and `try_append` until there is
+    memory; a `send_batch` is `inputs`, `pieces`, and `try_append_columns` for each piece.
+    """
 
     def __init__(self, handle: ClusterHandle, config: ProducerConfig) -> None:
         self.config = config
@@ -96,6 +84,7 @@ class Outbox:
         self.value_serializer = serializer(config.value_serializer, "value_serializer")
         self.sender = Sender(handle, config, Random())
         self.accumulator = self.sender.accumulator
+        self._time_s = self.sender.loop.time
         self.interceptors = ProducerInterceptors.of(config.interceptors)
         self._partitioning = _partitioning(config.partitioner, self.sender)
         # Where a value is not ready as it comes, or placed by its batch, the quick way of `send` must find nothing.
@@ -104,10 +93,7 @@ class Outbox:
         self.sticky = topics.sticky if is_plain else {}
         self.by_key = topics.by_key if is_plain and not self.key_serializer else {}
         self.is_closed = False
-        self._record_bytes_max = min(config.max_request_size, config.buffer_memory) - BATCH_OVERHEAD_BYTES
-
-    def __repr__(self) -> str:
-        return f"<Outbox {self.accumulator!r}>"
+        self.record_bytes_max = min(config.max_request_size, config.buffer_memory) - BATCH_OVERHEAD_BYTES
 
     def check_usable(self) -> None:
         """Raises ClosedError, and UnavailableError in a forked child."""
@@ -139,8 +125,8 @@ class Outbox:
         return 0 <= partition < len(known.queues)
 
     async def learn(self, topic: str, partition: int | None = None) -> None:
-        """Gets what `knows` misses, on the IO thread; the active controller is asked for a partition that is not known
-        yet. Raises NoSuchTopic, InvalidTopic, UnavailableError, ValueError for what is no text.
+        """Gets the metadata that `knows` misses, on the IO thread; the active controller is asked for a partition that
+        is not known yet. Raises NoSuchTopic, InvalidTopic, UnavailableError, ValueError for a name that is no text.
         """
         if not self.knows(topic):
             text_of(topic, "topic")
@@ -159,69 +145,37 @@ class Outbox:
 
     # ---- One record ----
 
-    def prepared(
+    def check(
         self, topic: str, row: Row, partition: int | None, on_delivery: OnDelivery | None
-    ) -> "Attempt[DeliveryFuture]":
-        """The record as it will be sent, for a topic that is known: a call appends it, or returns None while the memory
-        for it is not there. Raises as `Producer.send`.
-        """
-        row.headers, row.timestamp_ms = as_headers(row.headers), as_timestamp(row.timestamp_ms)
-        row.value = as_bytes(row.value, self.value_serializer, "value", topic, row.headers)
-        row.key = as_bytes(row.key, self.key_serializer, "key", topic, row.headers)
-        accumulator = self.accumulator
+    ) -> PreparedRecord:
+        """The record as it will be sent, for a topic that is known. Raises as `Producer.send`."""
+        headers = row.headers = None if row.headers is None else as_headers(row.headers)
+        if row.timestamp_ms is not None:
+            row.timestamp_ms = as_timestamp(row.timestamp_ms)
+        if type(row.value) is not bytes or self.value_serializer is not None:
+            row.value = as_bytes(row.value, self.value_serializer, "value", topic, headers)
+        if row.key is not None:
+            row.key = as_bytes(row.key, self.key_serializer, "key", topic, headers)
         if partition is None and self._partitioning is not None:
             partition = self._partitioning.partition(topic, row.key)
-        choosing_key = None
-        if partition is None and row.key is not None:
-            choosing_key = row.key
-            known = accumulator.topics.get(topic)
-            if known is None:
-                raise NoSuchTopic(f"topic {topic!r} was deleted")
-            partition = accumulator.topics.hash_of[row.key] % len(known.queues)
         if on_delivery is not None:
             check_callback(on_delivery, "on_delivery")
-        is_plain = row.key is None and not row.headers and row.timestamp_ms is None
-        slot = row.value if is_plain else row
-        size_bytes = size_of(slot)
-        if size_bytes > self._record_bytes_max:
-            raise self._too_large(topic, size_bytes)
-
-        def append(turn: MemoryTurn | None = None) -> DeliveryFuture | None:
-            at = Moment(self.sender.now_ms(), io_thread.wall_clock_ms())
-            return accumulator.append(
-                topic,
-                partition,
-                slot,
-                size_bytes,
-                at,
-                key=choosing_key,
-                on_delivery=on_delivery,
-                turn=turn,
+        size_bytes = size_of(row)
+        if size_bytes > self.record_bytes_max:
+            raise RecordTooLarge(
+                f"a record for topic {topic!r} takes {size_bytes} bytes; "
+                f"max_request_size={self.config.max_request_size} and buffer_memory={self.config.buffer_memory} "
+                f"leave {self.record_bytes_max} for one"
             )
+        slot = row if headers or row.timestamp_ms is not None else row.value
+        return PreparedRecord(topic, partition, slot, size_bytes, row.key, on_delivery)
 
-        return append
-
-    def append_keyed(
-        self, topic: str, partition: int, value: bytes, key: bytes, size_bytes: int
-    ) -> DeliveryFuture | None:
-        """A value and a key, for a partition that no batch is open for; None where it needs `prepared`."""
-        if size_bytes > self._record_bytes_max:
-            return None
-        at, accumulator = Moment(self.sender.now_ms(), io_thread.wall_clock_ms()), self.accumulator
-        future = accumulator.append_next(topic, partition, value, key, size_bytes, at)
-        if future is not None:
-            return future
-        # Raised if the topic was forgotten, or made anew, since `knows`.
-        with suppress(NoSuchTopic):
-            return accumulator.append(topic, partition, value, size_bytes, at, key=key)
-        return None
-
-    def _too_large(self, topic: str, size_bytes: int) -> RecordTooLarge:
-        return RecordTooLarge(
-            f"a record for topic {topic!r} takes {size_bytes} bytes; "
-            f"max_request_size={self.config.max_request_size} and buffer_memory={self.config.buffer_memory} "
-            f"leave {self._record_bytes_max} for one"
-        )
+    def try_append(self, record: PreparedRecord, turn: MemoryTurn | None = None) -> DeliveryFuture | None:
+        """Appends the record; None while there is no memory for it. `turn` is the place of a caller that waits for
+        memory. Raises ClosedError, and NoSuchTopic for a topic or a partition that is gone by now.
+        """
+        at = Moment(self._time_s() * 1000, io_thread.wall_clock_ms())
+        return self.accumulator.try_append(record, at, turn)
 
     # ---- Many records ----
 
@@ -230,9 +184,9 @@ class Outbox:
         serializers = (self.key_serializer, self.value_serializer)
         return inputs_of(data, io_thread.wall_clock_ms(), serializers, topic)
 
-    def prepared_runs(self, topic: str, given: Input) -> "Iterator[tuple[Attempt[Run], Rows]]":
-        """Pieces that fit a batch each, for a topic that is known: a call adds one, or returns None while the memory
-        for it is not there; and its rows in the input. Raises RecordTooLarge before the first.
+    def pieces(self, topic: str, given: Input) -> Iterator[Piece]:
+        """The records in pieces that fit a batch each, for a topic that is known. Raises RecordTooLarge before the
+        first.
         """
         known = self.accumulator.topics.get(topic)
         if known is None:
@@ -240,24 +194,18 @@ class Outbox:
         if self._partitioning is not None:
             given = given.placed_by(self._partitioning, topic)
         placed = given.placed(len(known.queues), known.last_sticky)
-        for piece in pieces_of(placed, known.batch_bytes - BATCH_OVERHEAD_BYTES, self._record_bytes_max):
-            yield partial(self._add, topic, piece), piece.rows
+        return pieces_of(topic, placed, known.batch_bytes - BATCH_OVERHEAD_BYTES, self.record_bytes_max)
 
-    def _add(self, topic: str, piece: Piece, turn: MemoryTurn | None = None) -> Run | None:
-        return self.accumulator.add_columns(
-            topic,
-            piece.partition,
-            piece.columns,
-            piece.size_bytes,
-            self.sender.now_ms(),
-            turn,
-            is_pinned=piece.is_pinned,
-        )
+    def try_append_columns(
+        self, piece: Piece, turn: MemoryTurn | None = None
+    ) -> tuple[ProducerBatch, int] | None:
+        """Appends a piece: its batch and the index of its first record there. None and errors as `try_append`."""
+        return self.accumulator.try_append_columns(piece, self.sender.now_ms(), turn)
 
     # ---- The end ----
 
     def take_callback_error(self) -> BaseException | None:
-        """What one of the application's callbacks raised since the last time."""
+        """The error that one of the application's callbacks raised since the last time."""
         outcomes = self.sender.outcomes
         error, outcomes.callback_error = outcomes.callback_error, None
         # A caller's task would take this for its own cancellation.
@@ -268,7 +216,7 @@ class Outbox:
         return error
 
     def exhausted(self) -> BufferExhausted:
-        """What a record that waited for memory in vain raises."""
+        """The error of a record that waited for memory in vain."""
         return BufferExhausted(
             f"buffer_memory={self.config.buffer_memory} stayed full for max_block_ms={self.config.max_block_ms}: "
             f"cluster {self.sender.cluster_name!r} takes records slower than they are sent, or not at all"

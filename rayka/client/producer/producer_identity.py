@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from itertools import takewhile
 
 from rayka.client.producer.partition_queue import PRODUCER_EPOCH_MAX, PartitionQueue
-from rayka.client.producer.producer_batch import ProducerBatch
+from rayka.client.producer.producer_batch import IN_FLIGHT, ProducerBatch
 from rayka.errors import InvariantBroken
 from rayka.protocol.batch_format import NO_PRODUCER_ID
 
@@ -95,7 +95,7 @@ class ProducerIdentity:
         if not (sequences.needs_new_epoch or sequences.may_have_gap):
             return
         sent = list(takewhile(lambda each: each.sequence is not None, queue.batches))
-        if any(each.is_in_flight for each in sent):
+        if any(each.state is IN_FLIGHT for each in sent):
             return
         if sequences.needs_new_epoch or not sent:
             if sequences.is_used_up and sequences.producer_id == self.producer_id:

@@ -1,7 +1,11 @@
 """The topics of a producer: the queue of each partition, the batch there that takes records now, and its memory.
 
 A part of the accumulator, guarded by its lock. Invariants: at most one batch of a partition is open, the last one;
-memory is set aside for every batch before it grows. Kafka: RecordAccumulator.append, BufferPool.
+memory is set aside for every batch before it grows.
+
+Memory is given first come, first served. While a send waits, no other one sets memory aside, so freed memory adds up
+until it is enough for the first in line; else small records would take each piece, and a large one would wait for ever.
+Records whose memory is set aside already go on. Kafka: RecordAccumulator.append, BufferPool and its `waiters`.
 """
 
 from collections import deque
@@ -10,23 +14,24 @@ from contextlib import AbstractContextManager
 from functools import partial
 from weakref import ref
 
-from rayka.client.producer.drain_schedule import Agenda
+from rayka.client.producer.arrow_input import Piece
+from rayka.client.producer.drain_schedule import DrainSchedule
 from rayka.client.producer.partition_queue import STAMP_AGE_MS, Limits, PartitionQueue, TopicQueues
-from rayka.client.producer.producer_batch import BATCH_OVERHEAD_BYTES, ProducerBatch
-from rayka.client.producer.record_columns import Columns, RememberedHashes
+from rayka.client.producer.producer_batch import (
+    BATCH_OVERHEAD_BYTES,
+    FILLING,
+    IN_FLIGHT,
+    BatchState,
+    Callback,
+    ProducerBatch,
+)
+from rayka.client.producer.record_columns import RememberedHashes
 from rayka.errors import NoSuchTopic
 
-# The waiting line for the memory of a producer: first come, first served.
-#
-# While a send waits, no other one sets memory aside, so freed memory adds up until it is enough for the first in
-# line; else small records would take each piece, and a large one would wait for ever. Records whose memory is set
-# aside already go on. Guarded by the lock of the accumulator.
-#
-# Invariants: only the first in line sets memory aside, or any send while the line is empty; a turn whose owner is
-# gone blocks no other one. Kafka: BufferPool, `waiters`.
-
-
-Callback = Callable[[], object]
+# A batch sets so much aside first, then as much again as it has.
+FIRST_GRANT_BYTES = 1 << 10
+# A batch sets no more aside at once.
+GRANT_BYTES = 256 << 10
 
 
 class MemoryTurn:
@@ -40,17 +45,19 @@ class MemoryTurn:
 
 
 class MemoryLine:
-    """The turns in their order. `current`: the turn of the append that is under way; None if that one does not wait."""
+    """The turns of the sends that wait, in their order.
+
+    Invariants: only the first in line sets memory aside, or any send while the line is empty; a turn whose owner is
+    gone blocks no other one.
+    """
 
     def __init__(self, lock: AbstractContextManager[object]) -> None:
+        # The turn of the append that is under way; None if that one does not wait.
         self.current: MemoryTurn | None = None
         # Grows with each change that may let the first in line go on.
         self.news_count = 0
         self._lock = lock
         self._turns: deque[ref[MemoryTurn]] = deque()
-
-    def __repr__(self) -> str:
-        return f"<MemoryLine of {len(self._turns)}>"
 
     @property
     def may_take(self) -> bool:
@@ -83,7 +90,7 @@ class MemoryLine:
     def on_news(self) -> Callback | None:
         """Memory was freed, or the first in line has left. Returns the callback, to be called without the lock."""
         self.news_count += 1
-        first = self._first()
+        first = self._first() if self._turns else None
         if first is None:
             return None
         callback, first.callback = first.callback, None
@@ -98,24 +105,24 @@ class MemoryLine:
         return None
 
 
-# The memory that a producer's batches have set aside.
-#
-# Invariants: what is set aside for new records never exceeds the limit; the sum is that of `granted_bytes` of the
-# batches that are not done, also after a KeyboardInterrupt between any two steps; while others wait in line, no
-# append sets memory aside before them. Kafka: BufferPool.
-
-
 class BufferPool:
-    """See the module. `batches` returns those that are not done. Guarded by the lock of its accumulator."""
+    """The memory that batches have set aside.
+
+    Invariants: new records never set aside more than the limit; the sum is that of `granted_bytes` of the batches that
+    are not done, also after a KeyboardInterrupt between any two steps; while sends wait in line, no other one sets
+    memory aside.
+    """
 
     def __init__(
         self, memory_bytes: int, batches: Callable[[], Iterable[ProducerBatch]], line: MemoryLine
     ) -> None:
         self._memory_bytes = memory_bytes
         self._line = line
+        # Returns the batches that are not done.
         self._batches = batches
         self._used_bytes = 0
-        self._is_count_torn = False  # an exception came between the two steps of counting
+        # An exception came between the two steps of counting.
+        self._is_count_torn = False
 
     def __repr__(self) -> str:
         return f"<BufferPool {self.used_bytes} of {self._memory_bytes}>"
@@ -130,10 +137,11 @@ class BufferPool:
 
     def has_room(self, size_bytes: int) -> bool:
         """Whether the append that is under way may set that much memory aside."""
-        return self.used_bytes + size_bytes <= self._memory_bytes and self._line.may_take
+        used_bytes = self.used_bytes if self._is_count_torn else self._used_bytes
+        return used_bytes + size_bytes <= self._memory_bytes and self._line.may_take
 
     def reserve(self, batch: ProducerBatch, size_bytes: int) -> None:
-        """Memory for a batch, which is in its queue. What an interrupt tears here is counted again."""
+        """Sets memory aside for a batch, which is in its queue. A count that an interrupt tears is counted again."""
         is_torn, self._is_count_torn = self._is_count_torn, True
         batch.granted_bytes += size_bytes
         self._used_bytes += size_bytes
@@ -144,24 +152,21 @@ class BufferPool:
         self._used_bytes -= batch.granted_bytes
 
 
-FIRST_GRANT_BYTES = 1 << 10  # what a batch sets aside first, then as much again as it has
-GRANT_BYTES = 256 << 10  # what a batch sets aside at once, at most
-
-
 class ProducerTopics:
-    """See the module. `sticky` holds, for each topic, the batch that takes records without key and partition now;
-    `by_key`, where those with a key go, whose hashes are in `hash_of`.
-    """
+    """The queues of all topics, and the batches that take records now."""
 
-    def __init__(self, limits: Limits, agenda: Agenda, line: MemoryLine) -> None:
+    def __init__(self, limits: Limits, schedule: DrainSchedule, line: MemoryLine) -> None:
+        # By topic: the batch that takes records without key and partition now.
         self.sticky: dict[str, ProducerBatch] = {}
+        # By topic: where records with a key go. Like `sticky`, for `send`, which takes no lock.
         self.by_key: dict[str, TopicQueues] = {}
         self.hash_of = RememberedHashes()
-        self.filled_count = 0  # batches closed because a record did not fit any more
+        # Batches closed because a record did not fit any more.
+        self.filled_count = 0
         self._limits = limits
-        self._agenda = agenda
+        self._schedule = schedule
         self._topics: dict[str, TopicQueues] = {}
-        # Those with batches of partitions that are gone.
+        # The topics with batches of partitions that are gone.
         self.departing: dict[str, TopicQueues] = {}
         self.pool = BufferPool(limits.memory_bytes, partial(_batches, self._topics), line)
 
@@ -175,10 +180,11 @@ class ProducerTopics:
     # ---- Topics ----
 
     def get(self, name: str) -> TopicQueues | None:
-        """None for one without metadata."""
+        """None for a topic without metadata."""
         return self._topics.get(name)
 
     def queue_of(self, batch: ProducerBatch) -> PartitionQueue:
+        """The queue of the batch's partition, which exists."""
         return self._topics[batch.topic].queues[batch.partition]
 
     def queue_with(self, batch: ProducerBatch) -> PartitionQueue | None:
@@ -190,8 +196,9 @@ class ProducerTopics:
         """Takes the topic as the metadata has it now."""
         topic = self._topics.setdefault(name, TopicQueues(self._limits))
         for queue in topic.queues[partition_count:]:
+            # The last batch may be open, or even the sticky one.
             if queue.last is not None:
-                self.close(queue.last)  # it may be open, or even the sticky one
+                self.close(queue.last)
         topic.resize(partition_count, message_bytes_max)
         self.by_key[name] = topic
         if topic.departing:
@@ -222,18 +229,28 @@ class ProducerTopics:
     def _forget(self, queues: list[PartitionQueue]) -> list[ProducerBatch]:
         batches = [batch for queue in queues for batch in queue.batches]
         for queue in queues:
-            self._agenda.forget(queue)
+            self._schedule.forget(queue)
         for batch in batches:
             self.pool.release(batch)
         return batches
 
     # ---- The batches that fill ----
 
-    def for_record(
-        self, topic: str, partition: int | None, size_bytes: int, now_ms: float
+    def known(self, topic: str, partition: int | None) -> TopicQueues:
+        """The topic, which has the partition. Raises NoSuchTopic."""
+        known = self._topics.get(topic)
+        if known is None:
+            raise NoSuchTopic(f"topic {topic!r} was deleted")
+        if partition is not None and partition >= len(known.queues):
+            raise NoSuchTopic(f"topic {topic!r} was made anew with {len(known.queues)} partitions")
+        return known
+
+    def batch_with_room(
+        self, target: TopicQueues, topic: str, partition: int | None, size_bytes: int, now_ms: float
     ) -> ProducerBatch | None:
-        """The open batch that the record fits, or a new one; None when the memory for it is not there."""
-        target = self._target(topic, partition)
+        """The open batch that the record fits, with the memory for it, or a new batch; None when the memory is not
+        there.
+        """
         batch = self.sticky.get(topic) if partition is None else target.filling[partition]
         if batch is not None and batch.size_bytes + size_bytes > target.batch_bytes:
             self._fill_up(batch)
@@ -241,29 +258,25 @@ class ProducerTopics:
             batch = None
         if batch is None and partition is None:
             partition = target.next_sticky()
-            batch = target.record_batch(partition, size_bytes)
+            batch = target.filling[partition]
+            if batch is not None and batch.size_bytes + size_bytes > target.batch_bytes:
+                batch = None
         if batch is not None:
             return batch if self._grant(target, batch, size_bytes) else None
         assert partition is not None
         batch = target.filling[partition] = self._new(target, topic, partition, size_bytes, now_ms)
         return batch
 
-    def add_columns(
-        self,
-        topic: str,
-        partition: int | None,
-        columns: Columns,
-        size_bytes: int,
-        now_ms: float,
-        *,
-        is_pinned: bool,
-    ) -> tuple[ProducerBatch, int] | None:
+    def add_columns(self, piece: Piece, now_ms: float) -> tuple[ProducerBatch, int] | None:
         """Adds columns to the open batch that they fit, or to a new one: the batch and the index of the first; None
         when the memory for them is not there. Columns whose partition has just gone move with its other batches.
+
+        Without a partition they go to the last sticky one, while its batch takes them, then to the next.
         """
-        target = self._target(topic, partition if is_pinned else None)
+        target = self.known(piece.topic, piece.partition if piece.is_pinned else None)
+        size_bytes, partition = piece.size_bytes, piece.partition
         if partition is not None and partition >= len(target.queues):
-            return self._add_departing(target, ProducerBatch(topic, partition, now_ms), columns, size_bytes)
+            return self._add_departing(target, piece, now_ms)
         chosen = target.last_sticky if partition is None else partition
         batch = target.column_batch(chosen, size_bytes)
         if batch is None and partition is None:
@@ -271,96 +284,57 @@ class ProducerTopics:
             batch = target.column_batch(chosen, size_bytes)
         if batch is not None and not self._grant(target, batch, size_bytes):
             return None
-        batch = batch or self._new(target, topic, chosen, size_bytes, now_ms)
+        batch = batch or self._new(target, piece.topic, chosen, size_bytes, now_ms)
         if batch is None:
             return None
-        batch.is_pinned |= is_pinned
-        index = batch.add_columns(columns, size_bytes)
+        batch.is_pinned |= piece.is_pinned
+        index = batch.add_columns(piece.columns, size_bytes)
+        # A second one of its size would not fit beside it: no use to linger.
         if index == 0 and 2 * batch.size_bytes > target.batch_bytes:
-            batch.close()  # one of its size would not fit beside it: no use to linger
-        self._agenda.look_at(target.queues[chosen])
+            batch.close()
+        self._schedule.add(target.queues[chosen])
         return batch, index
 
     def _add_departing(
-        self, target: TopicQueues, batch: ProducerBatch, columns: Columns, size_bytes: int
+        self, target: TopicQueues, piece: Piece, now_ms: float
     ) -> tuple[ProducerBatch, int] | None:
-        if not self.pool.has_room(BATCH_OVERHEAD_BYTES + size_bytes):
+        if not self.pool.has_room(BATCH_OVERHEAD_BYTES + piece.size_bytes):
             return None
-        queue = PartitionQueue(batch.partition, self._limits)
+        assert piece.partition is not None
+        batch = ProducerBatch(piece.topic, piece.partition, now_ms)
+        queue = PartitionQueue(piece.partition, self._limits)
         queue.batches.append(batch)
-        self.pool.reserve(batch, BATCH_OVERHEAD_BYTES + size_bytes)
-        index = batch.add_columns(columns, size_bytes)
+        self.pool.reserve(batch, BATCH_OVERHEAD_BYTES + piece.size_bytes)
+        index = batch.add_columns(piece.columns, piece.size_bytes)
         batch.close()
         target.depart([queue])
-        self.departing[batch.topic] = target
-        self._agenda.look_at(queue)
+        self.departing[piece.topic] = target
+        self._schedule.add(queue)
         return batch, index
 
     def adopt(self, batch: ProducerBatch, partition: int | None) -> None:
         """Puts a batch that was filled elsewhere behind those of its partition, and closes it. Counts its memory, even
         beyond the limit. Raises NoSuchTopic.
         """
-        target = self._target(batch.topic, partition)
+        target = self.known(batch.topic, partition)
         chosen = target.next_sticky() if partition is None else partition
         queue = target.queues[chosen]
-        if queue.last is not None and not queue.last.is_closed:
+        if queue.last is not None and queue.last.state is FILLING:
             self._fill_up(queue.last)
         batch.partition = chosen
         batch.close()
         queue.batches.append(batch)
         self.pool.reserve(batch, batch.size_bytes)
-        self._agenda.look_at(queue)
-
-    def move_departing(self) -> list[ProducerBatch]:
-        """Gives batches of partitions that are gone other partitions, as soon as no batch of such partitions of their
-        topic is in flight; returns batches whose partition was asked for: they are to fail.
-
-        Until then nothing of the topic starts, so records of one key keep their order: the moved ones go before all
-        that was not sent yet. Each is put before those moved already, so the last ones are moved first.
-        """
-        failed: list[ProducerBatch] = []
-        for name, topic in list(self.departing.items()):
-            moved = [batch for queue in topic.departing for batch in queue.batches]
-            if any(each.is_in_flight for each in moved):
-                continue
-            self._forget(topic.departing)
-            topic.departing = []
-            del self.departing[name]
-            for batch in reversed(moved):
-                if batch.is_pinned:
-                    failed.append(batch)
-                else:
-                    self._move(topic, batch)
-            for queue in topic.queues:
-                queue.is_blocked = False
-                self._agenda.look_at(queue)
-        failed.reverse()
-        return failed
-
-    def _move(self, topic: TopicQueues, batch: ProducerBatch) -> None:
-        """Puts the batch, or with keys its successors, before all that was not sent yet to their partitions."""
-        # First, for `send` may be about to add a record with a key to it.
-        batch.seal()
-        chosen = topic.next_sticky()
-        batch.partition, batch.sequence, batch.granted_bytes = chosen, None, 0
-        made, count = [batch], len(topic.queues)
-        if batch.has_keys:
-            made = batch.divide(lambda key: chosen if key is None else self.hash_of[key] % count)
-        for each in made:
-            queue = topic.queues[each.partition]
-            sent_count = sum(other.is_sealed for other in queue.batches)
-            queue.batches.insert(sent_count, each)
-            self.pool.reserve(each, each.size_bytes)
+        self._schedule.add(queue)
 
     def open(self, batch: ProducerBatch, timestamp_ms: int, now_ms: float) -> None:
         """The batch takes records that name neither partition nor time from now on, with this timestamp and without the
         lock, as far as its memory reaches.
         """
-        if batch.limit_bytes < 0:
-            batch.was_open = True
-            batch.stamp(timestamp_ms, now_ms)
-            self._agenda.set_alarm(self.queue_of(batch), now_ms + STAMP_AGE_MS)
+        batch.was_open = True
+        batch.stamp(timestamp_ms, now_ms)
         batch.limit_bytes = batch.granted_bytes
+        self._schedule.set_timer(self.queue_of(batch), now_ms + STAMP_AGE_MS)
 
     def close(self, batch: ProducerBatch) -> None:
         """The batch takes no more records."""
@@ -368,35 +342,36 @@ class ProducerTopics:
         if self.sticky.get(batch.topic) is batch:
             del self.sticky[batch.topic]
         filling = self._topics[batch.topic].filling
-        if filling[batch.partition] is batch:
+        if batch.partition < len(filling) and filling[batch.partition] is batch:
             filling[batch.partition] = None
 
     def close_open(self) -> None:
         """No batch takes records without the lock any more."""
         for batch in list(self):
-            if not batch.is_closed:
+            if batch.state is FILLING:
                 self.close(batch)
 
     def after_fork(self) -> None:
-        """In a forked child `send` finds no batch for its quick way: nothing would send what that takes."""
+        """In a forked child `send` finds no batch for its quick way: nothing would send the records."""
         self.sticky.clear()
         self.by_key.clear()
 
     def _fill_up(self, batch: ProducerBatch) -> None:
         self.close(batch)
-        self._agenda.look_at(self.queue_of(batch))
+        self._schedule.add(self.queue_of(batch))
 
     def _new(
         self, target: TopicQueues, topic: str, partition: int, size_bytes: int, now_ms: float
     ) -> ProducerBatch | None:
-        needed = BATCH_OVERHEAD_BYTES + size_bytes
-        generous = max(needed, min(FIRST_GRANT_BYTES, target.batch_bytes))
-        granted = generous if self.pool.has_room(generous) else needed
-        if not self.pool.has_room(granted):
+        granted = needed = BATCH_OVERHEAD_BYTES + size_bytes
+        generous = min(FIRST_GRANT_BYTES, target.batch_bytes)
+        if generous > needed and self.pool.has_room(generous):
+            granted = generous
+        elif not self.pool.has_room(needed):
             return None
         queue = target.queues[partition]
-        if queue.last is not None and not queue.last.is_closed:
-            self._fill_up(queue.last)
+        if queue.batches and queue.batches[-1].state is FILLING:
+            self._fill_up(queue.batches[-1])
         records, queue.spare_records = queue.spare_records, None
         batch = ProducerBatch(topic, partition, now_ms, records)
         queue.batches.append(batch)
@@ -404,7 +379,7 @@ class ProducerTopics:
         return batch
 
     def _grant(self, target: TopicQueues, batch: ProducerBatch, size_bytes: int) -> bool:
-        """Sets aside what the batch needs to grow by size_bytes, in steps; False when the memory is not there."""
+        """Sets aside the memory that the batch needs to grow by size_bytes, in steps; False when it is not there."""
         needed = batch.size_bytes + size_bytes - batch.granted_bytes
         if needed <= 0:
             return True
@@ -418,13 +393,50 @@ class ProducerTopics:
             batch.limit_bytes = batch.granted_bytes
         return True
 
-    def _target(self, topic: str, partition: int | None) -> TopicQueues:
-        known = self._topics.get(topic)
-        if known is None:
-            raise NoSuchTopic(f"topic {topic!r} was deleted")
-        if partition is not None and partition >= len(known.queues):
-            raise NoSuchTopic(f"topic {topic!r} was made anew with {len(known.queues)} partitions")
-        return known
+    # ---- Partitions that are gone ----
+
+    def move_departing(self) -> list[ProducerBatch]:
+        """Gives batches of partitions that are gone other partitions, as soon as no batch of such partitions of their
+        topic is in flight; returns batches whose partition was asked for: they are to fail.
+
+        Until then nothing of the topic starts, so records of one key keep their order: the moved ones go before all
+        that was not sent yet. Each is put before those moved already, so the last ones are moved first.
+        """
+        failed: list[ProducerBatch] = []
+        for name, topic in list(self.departing.items()):
+            moved = [batch for queue in topic.departing for batch in queue.batches]
+            if any(each.state is IN_FLIGHT for each in moved):
+                continue
+            self._forget(topic.departing)
+            topic.departing = []
+            del self.departing[name]
+            for batch in reversed(moved):
+                if batch.is_pinned:
+                    failed.append(batch)
+                else:
+                    self._move(topic, batch)
+            for queue in topic.queues:
+                queue.is_blocked = False
+                self._schedule.add(queue)
+        failed.reverse()
+        return failed
+
+    def _move(self, topic: TopicQueues, batch: ProducerBatch) -> None:
+        """Puts the batch, or with keys its successors, before all that was not sent yet to their partitions."""
+        # First, for `send` may be about to add a record with a key to it.
+        if not batch.is_sealed:
+            batch.become(BatchState.WAITING)
+            batch.seal()
+        chosen = topic.next_sticky()
+        batch.partition, batch.sequence, batch.granted_bytes = chosen, None, 0
+        made, count = [batch], len(topic.queues)
+        if batch.has_keys:
+            made = batch.divide(lambda key: chosen if key is None else self.hash_of[key] % count)
+        for each in made:
+            queue = topic.queues[each.partition]
+            sent_count = sum(other.is_sealed for other in queue.batches)
+            queue.batches.insert(sent_count, each)
+            self.pool.reserve(each, each.size_bytes)
 
 
 def _batches(topics: dict[str, TopicQueues]) -> Iterator[ProducerBatch]:

@@ -40,6 +40,21 @@ class Row(msgspec.Struct, gc=False, eq=False):
     timestamp_ms: int | None = None
 
 
+class PreparedRecord(msgspec.Struct, gc=False, eq=False):
+    """A record of `send`, checked and serialized, as the accumulator takes it.
+
+    `slot` is the value, or a `Row` if there are headers or a timestamp. `partition` is the one that was asked for;
+    without one the key chooses. `size_bytes` is what the record takes in a batch at most.
+    """
+
+    topic: str
+    partition: int | None
+    slot: Any
+    size_bytes: int
+    key: bytes | None = None
+    on_delivery: Callable[..., object] | None = None
+
+
 class Moment(msgspec.Struct, frozen=True, gc=False):
     """Now, on both clocks."""
 
@@ -277,18 +292,15 @@ def _warn(text: str) -> None:
     warnings.warn(text, UserWarning, stacklevel=level)
 
 
-def size_of(slot: Any) -> int:
-    """What the record takes in a batch at most."""
-    if type(slot) is not Row:
-        return RECORD_OVERHEAD_BYTES + len(slot or b"")
-    size_bytes = RECORD_OVERHEAD_BYTES + len(slot.value or b"")
-    if slot.key is not None:
-        size_bytes += RECORD_OVERHEAD_BYTES + len(slot.key)
-    if slot.headers:
-        pairs = sum(
-            len(key.encode()) + len(value or b"") + HEADER_OVERHEAD_BYTES for key, value in slot.headers
-        )
-        size_bytes += pairs + HEADER_OVERHEAD_BYTES
+def size_of(row: Row) -> int:
+    """Bytes that the record takes in a batch at most."""
+    size_bytes = RECORD_OVERHEAD_BYTES + len(row.value or b"")
+    if row.key is not None:
+        size_bytes += RECORD_OVERHEAD_BYTES + len(row.key)
+    if row.headers:
+        size_bytes += HEADER_OVERHEAD_BYTES
+        for key, value in row.headers:
+            size_bytes += len(key.encode()) + len(value or b"") + HEADER_OVERHEAD_BYTES
     return size_bytes
 
 

@@ -16,11 +16,11 @@ from rayka.client import io_thread
 from rayka.client.bootstrap import ClusterHandle
 from rayka.client.metadata import ClusterMetadata
 from rayka.client.producer.accumulator import Accumulator
-from rayka.client.producer.drain_schedule import Dispatch
+from rayka.client.producer.drain_schedule import LeaderRequests
 from rayka.client.producer.outcomes import NO_LEADER_ERRORS, Outcomes
 from rayka.client.producer.partition_leaders import PartitionLeaders
 from rayka.client.producer.partition_queue import NEVER, Limits
-from rayka.client.producer.producer_batch import ProducerBatch
+from rayka.client.producer.producer_batch import IN_FLIGHT, ProducerBatch
 from rayka.client.retry import Backoff
 from rayka.config.client_config import ProducerConfig
 from rayka.config.topic_config import TopicConfig
@@ -29,7 +29,6 @@ from rayka.errors import (
     BrokerNotAvailable,
     ClosedError,
     DeliveryTimeout,
-    LeaderNotAvailable,
     NetworkException,
     NoSuchTopic,
     RaykaError,
@@ -50,12 +49,11 @@ logger = logging.getLogger(__name__)
 
 
 class _Request(NamedTuple):
-    """One request: what was started, and of that what could be encoded, with the parts of the request."""
+    """One request: the batches that were started, and those of them that could be encoded."""
 
     node_id: int
     started: list[ProducerBatch]
     batches: list[ProducerBatch]
-    parts: list[ProducePartition]
     began_ms: float
 
 
@@ -75,22 +73,14 @@ class Sender:
         self._config = config
         self._codec = Codec[config.compression_type.upper()]
         self._backoff = Backoff(config, random)
-        self._loop = loop or io_thread.loop()
+        self.loop = loop or io_thread.loop()
         self._network = handle.network(config.transport)
         self.metadata = ClusterMetadata(self._network, handle.name, config, random)
         self.metadata.listen(self._set_topic, on_gone=self._on_gone, may_forget=self.accumulator.forget_idle)
-        self._dispatch = Dispatch(
-            self.metadata,
-            config.max_in_flight_requests_per_connection,
-            self._on_no_leader,
-            self._on_no_producer_id,
-        )
+        in_flight_max = config.max_in_flight_requests_per_connection
+        self._requests = LeaderRequests(self.metadata, in_flight_max, self._backoff)
         self._leaders = PartitionLeaders(
-            self.metadata,
-            self.accumulator,
-            config.retry_backoff_ms,
-            self._run,
-            lambda batches, error: self.outcomes.fail(batches, error),  # noqa: PLW0108  made below
+            self.metadata, self.accumulator, config.retry_backoff_ms, self._run, self._on_gone
         )
         self.outcomes = Outcomes(
             self.accumulator,
@@ -107,14 +97,14 @@ class Sender:
         self._is_closed = False
 
     def __repr__(self) -> str:
-        return f"<Sender of {self.cluster_name} {self._dispatch!r} {self.accumulator!r}>"
+        return f"<Sender of {self.cluster_name} {self._requests!r} {self.accumulator!r}>"
 
     def now_ms(self) -> float:
-        return self._loop.time() * 1000
+        return self.loop.time() * 1000
 
     def wake(self) -> None:
         """Looks soon what is ready; from any thread."""
-        self._loop.call_soon_threadsafe(self._pump)
+        self.loop.call_soon_threadsafe(self._pump)
 
     def call_when_sent(self, callback: Callable[[], object]) -> None:
         """Sends what is ready, then calls back, both on the IO thread; from any thread.
@@ -126,9 +116,9 @@ class Sender:
 
         def pump() -> None:
             self._pump()
-            self._loop.call_soon(callback)  # behind the first steps of the requests, which send
+            self.loop.call_soon(callback)  # behind the first steps of the requests, which send
 
-        self._loop.call_soon_threadsafe(pump)
+        self.loop.call_soon_threadsafe(pump)
 
     async def close(self) -> None:
         """Stops; what is not delivered yet fails with ClosedError."""
@@ -146,7 +136,7 @@ class Sender:
         if self._is_closed:
             coroutine.close()
             return
-        task = self._loop.create_task(coroutine)
+        task = self.loop.create_task(coroutine)
         self._tasks[task] = None
         task.add_done_callback(self._tasks.pop)
 
@@ -162,39 +152,36 @@ class Sender:
         self.accumulator.set_topic(topic.name, len(topic.partitions), bytes_max)
 
     def _on_gone(self, name: str) -> None:
+        """Fails the batches of a topic that is gone."""
         gone = self.accumulator.remove_topic(name)
         if gone and (error := self.metadata.missing(name)) is not None:
             self.outcomes.fail(gone, error)
 
-    # ---- What goes now ----
+    # ---- The loop ----
 
     def _pump(self) -> None:
+        """One turn: the accumulator decides on everything that is due, and the sender carries it out."""
         if self._is_closed:
             return
-        if self.accumulator.topics.departing:
-            for batch in self.accumulator.move_departing():
-                self.outcomes.end(
-                    batch, NoSuchTopic(f"partition {batch.topic_partition} does not exist any more")
-                )
-        expired, next_ms = self.accumulator.drain(self.now_ms(), self._dispatch)
-        for batch in expired:
+        now_ms = self.now_ms()
+        plan = self.accumulator.drain(now_ms, self._requests)
+        for batch in plan.leaderless:
+            self._leaders.on_failed(batch)
+        for batch in plan.expired:
             self.outcomes.end(batch, _too_late(batch, self.cluster_name, self._config.delivery_timeout_ms))
-        for node_id, batches in self._dispatch.take_requests():
-            self._produce(node_id, batches)
+        for batch in plan.unplaced:
+            self.outcomes.end(
+                batch, NoSuchTopic(f"partition {batch.topic_partition} does not exist any more")
+            )
+        if plan.unnumbered is not None and not self._is_asking_for_id:
+            self._is_asking_for_id = True
+            leader_id, batch = plan.unnumbered
+            self._run(self._init_producer_id(leader_id, batch.topic))
+        for node_id, batches in plan.requests:
+            self._produce(node_id, batches, now_ms)
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = None if next_ms == NEVER else self._loop.call_at(next_ms / 1000, self._pump)
-
-    def _on_no_leader(self, batch: ProducerBatch) -> tuple[RaykaError, float]:
-        self._leaders.on_failed(batch)
-        return LeaderNotAvailable(f"{batch.topic_partition} has no leader"), self.outcomes.retry_ms(batch)
-
-    # ---- The producer id ----
-
-    def _on_no_producer_id(self, leader_id: int, topic: str) -> None:
-        if not self._is_asking_for_id:
-            self._is_asking_for_id = True
-            self._run(self._init_producer_id(leader_id, topic))
+        self._timer = None if plan.next_ms == NEVER else self.loop.call_at(plan.next_ms / 1000, self._pump)
 
     async def _init_producer_id(self, leader_id: int, topic: str) -> None:
         """Any broker gives one; this one leads what is to be sent first. One that is cut off from the controller has
@@ -218,38 +205,64 @@ class Sender:
 
     # ---- One request ----
 
-    def _produce(self, node_id: int, started: list[ProducerBatch]) -> None:
-        """Encodes and sends it; `_on_end` is called behind its end, or in another turn where that has come already."""
-        request = _Request(node_id, started, *self._encoded(started), began_ms=self.now_ms())
-        if not request.batches:
-            self._loop.call_soon(self._on_over, request)
+    def _produce(self, node_id: int, started: list[ProducerBatch], now_ms: float) -> None:
+        """Encodes the batches and sends them. A batch that cannot be encoded fails. `_on_end` is called behind the end
+        of the request, or in another turn where that has come already.
+        """
+        batches: list[ProducerBatch] = []
+        parts: list[ProducePartition] = []
+        topic, known, oldest_ms = None, None, now_ms
+        for batch in started:
+            try:
+                if topic is None or topic.name != batch.topic:
+                    topic, known = self.metadata.cached(batch.topic), self.accumulator.topics.get(batch.topic)
+                if topic is None or known is None:
+                    raise NoSuchTopic(f"topic {batch.topic!r} of cluster {self.cluster_name!r} was deleted")
+                encoded = batch.encode(self._codec, known.batch_bytes)
+            except RaykaError as error:
+                self.outcomes.end(batch, error)
+                continue
+            self.outcomes.counts.bytes_total += encoded.size
+            oldest_ms = min(oldest_ms, batch.created_ms)
+            batches.append(batch)
+            parts.append(ProducePartition(topic.topic_id, batch.partition, encoded))
+        request = _Request(node_id, started, batches, now_ms)
+        if not batches:
+            self.loop.call_soon(self._on_over, request, now_ms)
             return
-        response = self._call(request)
+        left_ms = oldest_ms + self._config.delivery_timeout_ms - now_ms
+        timeout_ms = max(1, min(self._config.request_timeout_ms, int(left_ms)))
+        content = ProduceRequest(self._config.acks, timeout_ms, tuple(parts))
+        call = self._network.call(node_id, content, timeout_ms)
+        response = self._leaders.calls.answer(node_id, batches, call)
         self._open[response] = request
         on_end = partial(self._on_end, response)
         if response.done():
-            self._loop.call_soon(response.then, on_end)
+            self.loop.call_soon(response.then, on_end)
         else:
             response.then(on_end)
 
     def _on_end(self, response: Later[ProduceResponse], outcome: ProduceResponse | BaseException) -> None:
-        request = self._open.pop(response)
+        request, now_ms = self._open.pop(response), self.now_ms()
         try:
-            self._on_outcome(request, outcome)
+            self._on_outcome(request, outcome, now_ms - request.began_ms)
         except Exception as error:
             self._on_bug(request, error)
-        self._on_over(request)
+        self._on_over(request, now_ms)
 
-    def _on_outcome(self, request: "_Request", outcome: ProduceResponse | BaseException) -> None:
+    def _on_outcome(
+        self, request: _Request, outcome: ProduceResponse | BaseException, took_ms: float
+    ) -> None:
         node_id, batches = request.node_id, request.batches
-        if isinstance(outcome, ProduceResponse) and len(outcome.partitions) != len(batches):
+        if isinstance(outcome, ProduceResponse):
+            if len(outcome.partitions) == len(batches):
+                self.outcomes.counts.on_answer(took_ms)
+                self.outcomes.on_answers(node_id, batches, outcome.partitions)
+                return
             outcome = NetworkException(
                 f"{node_name(node_id)} answered for {len(outcome.partitions)} of {len(batches)}"
             )
-        if isinstance(outcome, ProduceResponse):
-            self.outcomes.counts.on_answer(self.now_ms() - request.began_ms)
-            self.outcomes.on_answers(node_id, batches, outcome.partitions)
-        elif isinstance(outcome, ApiError):
+        if isinstance(outcome, ApiError):
             if isinstance(outcome, (NetworkException, RequestTimedOut)):
                 self.metadata.nodes.on_unanswered(node_id)
             for batch in batches:
@@ -257,52 +270,27 @@ class Sender:
         elif isinstance(outcome, Exception):
             self._on_bug(request, outcome)
 
-    def _on_bug(self, request: "_Request", error: Exception) -> None:
+    def _on_bug(self, request: _Request, error: Exception) -> None:
         where = (self.cluster_name, node_name(request.node_id))
         logger.error("cluster %s: a produce request to %s broke", *where, exc_info=error)
         for batch in request.started:
             if not batch.is_done:
                 self.outcomes.end(batch, error)
 
-    def _on_over(self, request: "_Request") -> None:
-        """The leader may have another one now, and what waits for the batches is called."""
-        self._dispatch.on_over(request.node_id, len(request.started), self.now_ms() - request.began_ms)
+    def _on_over(self, request: _Request, now_ms: float) -> None:
+        """The leader may have another request now, and the callbacks of the batches are called."""
+        self._requests.on_over(request.node_id, len(request.started), now_ms - request.began_ms)
         for batch in request.started:
-            if not batch.is_done and batch.is_in_flight:  # given up
+            # It was given up.
+            if batch.state is IN_FLIGHT:
                 self._end_by_close(batch)
         # Else only an append changes anything.
         accumulator = self.accumulator
-        if self._timer is not None or accumulator.agenda.has_work or accumulator.topics.departing:
+        if self._timer is not None or accumulator.schedule.has_work or accumulator.topics.departing:
             self._pump()
         self.outcomes.call_back()
 
-    def _encoded(self, started: list[ProducerBatch]) -> tuple[list[ProducerBatch], list[ProducePartition]]:
-        """Those that can be encoded, and what the request has for each; the others fail."""
-        batches, parts = [], []
-        topics = {name: self.metadata.cached(name) for name in {each.topic: None for each in started}}
-        for batch in started:
-            topic, known = topics[batch.topic], self.accumulator.topics.get(batch.topic)
-            try:
-                if topic is None or known is None:
-                    raise NoSuchTopic(f"topic {batch.topic!r} of cluster {self.cluster_name!r} was deleted")
-                encoded = batch.encode(self._codec, known.batch_bytes)
-            except RaykaError as error:
-                self.outcomes.end(batch, error)
-            else:
-                self.outcomes.counts.bytes_total += encoded.size
-                batches.append(batch)
-                parts.append(ProducePartition(topic.topic_id, batch.partition, encoded))
-        return batches, parts
-
-    def _call(self, request: "_Request") -> Later[ProduceResponse]:
-        oldest_ms = min(each.created_ms for each in request.batches)
-        left_ms = oldest_ms + self._config.delivery_timeout_ms - self.now_ms()
-        timeout_ms = max(1, min(self._config.request_timeout_ms, int(left_ms)))
-        content = ProduceRequest(self._config.acks, timeout_ms, tuple(request.parts))
-        call = self._network.call(request.node_id, content, timeout_ms)
-        return self._leaders.calls.answer(request.node_id, request.batches, call)
-
-    # ---- The end of what was not delivered ----
+    # ---- The end of records that were not delivered ----
 
     def _end_all(self) -> None:
         for response in list(self._open):

@@ -15,7 +15,7 @@ from typing import Any
 
 from rayka.client.consumer.delivery import Delivery
 from rayka.client.consumer.fetcher import Fetcher
-from rayka.client.producer.record_columns import RECORD_OVERHEAD_BYTES, Moment, Row
+from rayka.client.producer.record_columns import RECORD_OVERHEAD_BYTES, Moment, PreparedRecord, Row
 from rayka.client.producer.sender import Sender
 from rayka.config.client_config import ConsumerConfig, ProducerConfig
 from rayka.errors import RaykaError, UnavailableError
@@ -183,9 +183,8 @@ class _Producer(DataClient):
             self._config.acks, bool(self._config.enable_idempotence), now_ms,
         )  # fmt: skip
         moment = Moment(sender.now_ms(), self.loop.wall_clock_ms)
-        future = sender.accumulator.append(
-            target.topic, target.partition, slot, len(value) + RECORD_OVERHEAD_BYTES, moment
-        )
+        record = PreparedRecord(target.topic, target.partition, slot, len(value) + RECORD_OVERHEAD_BYTES)
+        future = sender.accumulator.try_append(record, moment)
         if future is not None:
             self.owner.history.begin(send)
             future.report_to(partial(self._on_delivery, send))
