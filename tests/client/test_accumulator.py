@@ -288,6 +288,41 @@ def test_a_record_behind_others_goes_nowhere_when_its_topic_is_gone_or_the_produ
         append_next(closed)
 
 
+def interrupt_an_append(filling: Accumulator) -> None:
+    """A Ctrl-C comes between the step that makes a batch in partition 0 and the one that adds the record."""
+    target = filling.topics.known("orders", 0)
+    batch = filling.topics.batch_with_room(target, "orders", 0, RECORD_BYTES, 0)
+    assert batch is not None
+    assert not batch.records
+
+
+def test_a_batch_that_an_interrupted_append_left_empty_holds_up_nothing():
+    leader = OneLeader()
+    for act in (
+        lambda filling: filling.try_append_columns(piece(0, columns_of([b"a"]), 60), 0),
+        lambda filling: filling.topics.adopt(append(accumulator(), b"a").batch, 0),
+        lambda filling: append(filling, b"a", partition=0),
+    ):
+        filling = accumulator(linger_ms=0)
+        interrupt_an_append(filling)
+        act(filling)
+        filling.end_linger()
+        ((batch,),), _ = leader.drain(filling, 10)
+        assert values_of(batch) == [b"a"]
+        leader.answer(filling, [batch], 1)
+        assert filling.topics.pool.used_bytes == 0
+
+
+def test_a_batch_that_an_interrupted_append_left_empty_goes_with_its_partition():
+    filling, leader = accumulator(linger_ms=0), OneLeader()
+    interrupt_an_append(filling)
+    filling.set_topic("orders", 0, 1 << 20)
+    filling.set_topic("orders", 1, 1 << 20)
+    append(filling, b"a", partition=0)
+    ((batch,),), _ = leader.drain(filling, 10)
+    assert values_of(batch) == [b"a"]
+
+
 # ---- Memory ----
 
 

@@ -147,6 +147,10 @@ class BufferPool:
         self._used_bytes += size_bytes
         self._is_count_torn = is_torn
 
+    def count_again(self) -> None:
+        """Batches leave their queues in another way than by their end."""
+        self._is_count_torn = True
+
     def release(self, batch: ProducerBatch) -> None:
         """The batch is done."""
         self._used_bytes -= batch.granted_bytes
@@ -198,7 +202,7 @@ class ProducerTopics:
         for queue in topic.queues[partition_count:]:
             # The last batch may be open, or even the sticky one.
             if queue.last is not None:
-                self.close(queue.last)
+                self._retire(queue.last)
         topic.resize(partition_count, message_bytes_max)
         self.by_key[name] = topic
         if topic.departing:
@@ -349,7 +353,7 @@ class ProducerTopics:
         """No batch takes records without the lock any more."""
         for batch in list(self):
             if batch.state is FILLING:
-                self.close(batch)
+                self._retire(batch)
 
     def after_fork(self) -> None:
         """In a forked child `send` finds no batch for its quick way: nothing would send the records."""
@@ -357,8 +361,17 @@ class ProducerTopics:
         self.by_key.clear()
 
     def _fill_up(self, batch: ProducerBatch) -> None:
-        self.close(batch)
+        self._retire(batch)
         self._schedule.add(self.queue_of(batch))
+
+    def _retire(self, batch: ProducerBatch) -> None:
+        """Closes the batch, and drops it if it is empty, because an append was interrupted: it would never go, and
+        hold up all that is behind it.
+        """
+        self.close(batch)
+        if not len(batch):
+            self.pool.count_again()
+            self.queue_of(batch).batches.remove(batch)
 
     def _new(
         self, target: TopicQueues, topic: str, partition: int, size_bytes: int, now_ms: float
