@@ -40,7 +40,7 @@ _LENGTHS = SHORT_BYTES_MAX // _WORD_BYTES
 
 
 class KeyHasher:
-    """The hash of one cleaning, with a secret of its own, 16 bytes or more."""
+    """The hash of one cleaning. Each has another secret, 16 bytes or more."""
 
     def __init__(self, secret: bytes) -> None:
         expanded = hashlib.shake_256(secret).digest(64 + (_LANES * (_LENGTHS + 1) + 2) * 8)

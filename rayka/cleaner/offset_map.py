@@ -175,7 +175,7 @@ class OffsetMap:
         return newest
 
     def has(self, hashes: np.ndarray) -> np.ndarray:
-        """Which of the keys were put."""
+        """True for each key that was put."""
         has = np.zeros(len(hashes), bool)
         wanted, positions = np.arange(len(hashes)), self._first(hashes)
         while len(wanted):

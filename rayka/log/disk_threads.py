@@ -14,6 +14,7 @@ import logging
 import posixpath
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from enum import Enum
 from queue import SimpleQueue
 
@@ -77,7 +78,26 @@ class DiskThread:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
         self._waiting[done] = None
-        self._begin(lambda: _make(call, self._on_progress, given, loop, done))
+
+        def end(error: BaseException | None) -> None:
+            if done.done():
+                return
+            if error is None:
+                done.set_result(None)
+            else:
+                done.set_exception(error)
+
+        def make() -> None:
+            error: BaseException | None = None
+            try:
+                call(self._on_progress, *given)
+            except BaseException as raised:
+                error = raised
+            # The loop may be closed.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(end, error)
+
+        self._begin(make)
         if self._looking is not loop:
             self._looking, self._same_looks = loop, 0
             self._look_later(loop)
@@ -156,7 +176,7 @@ class DiskThreads:
         self._is_closed = False
 
     def add_directory(self, path: str) -> None:
-        """Gives a data directory threads of its own from now on."""
+        """Gives a data directory its own threads."""
         self._directories[path] = None
 
     def of(self, path: str, work: Work) -> DiskThread:
@@ -180,31 +200,3 @@ class DiskThreads:
         self._is_closed = True
         for thread in self._threads.values():
             thread.close()
-
-
-def _make(
-    call: Call,
-    on_progress: Progress,
-    given: tuple[object, ...],
-    loop: asyncio.AbstractEventLoop,
-    done: "asyncio.Future[None]",
-) -> None:
-    error: BaseException | None = None
-    try:
-        call(on_progress, *given)
-    except BaseException as raised:
-        error = raised
-    try:
-        loop.call_soon_threadsafe(_end, done, error)
-    except RuntimeError:
-        # The loop is closed.
-        return
-
-
-def _end(done: "asyncio.Future[None]", error: BaseException | None) -> None:
-    if done.done():
-        return
-    if error is None:
-        done.set_result(None)
-    else:
-        done.set_exception(error)

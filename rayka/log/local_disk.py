@@ -242,7 +242,7 @@ class LocalDisk:
             size_bytes = os.fstat(file.descriptor).st_size
             if size_bytes == 0:
                 return memoryview(b"")
-            # A map has a descriptor of its own.
+            # A map has its own descriptor.
             return memoryview(
                 self._make_way(lambda: mmap.mmap(file.descriptor, size_bytes, access=mmap.ACCESS_READ))
             )

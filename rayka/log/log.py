@@ -305,7 +305,7 @@ class Log:
         offset is ignored.
 
         The offset is durable with the directory's next checkpoint. Until then a crash restores the start of the first
-        segment, so the epochs from there on stay known. Raises as `remove_below_start`.
+        segment, so the epochs behind it stay known. Raises as `remove_below_start`.
         """
         if offset <= self.log_start_offset:
             return

@@ -246,8 +246,8 @@ class LogDirectory:
     async def open(cls, disk: Disk, path: str, *, node_id: int, cluster_id: str = "") -> "LogDirectory":
         """Locks the directory and reads how it was left. An empty `cluster_id` is not known yet, and not checked.
 
-        Raises StorageError, which says which directory, what was expected and found, and what to do: the directory is
-        missing, not formatted, in use, of another node or of another cluster.
+        Raises StorageError when the directory is missing, not formatted, in use, of another node or of another cluster.
+        The message names the directory, the owner expected and found, and the remedy.
         """
         properties = read_meta_properties(disk, path, node_id, cluster_id)
         try:

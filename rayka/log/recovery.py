@@ -198,7 +198,7 @@ class _Scan:
         return Recovery(scanned_bytes, damaged=tuple(self._damaged))
 
     def _scan(self, number: int, view: memoryview) -> Slices[bool]:
-        """Scans the segment; False if it ends at its `size_bytes` and everything behind is to be cut off."""
+        """Scans the segment. False if everything behind its `size_bytes` must be cut off."""
         segment = self._segments[number]
         is_last = number + 1 == len(self._segments)
         end_offset = None if is_last else self._segments[number + 1].base_offset
@@ -274,7 +274,7 @@ class _Scan:
         return self._synced_offset if self._tearing in POWER_CUTS else _BEYOND_ALL
 
     def _is_complete(self, number: int) -> bool:
-        """Whether the next segment begins where this one ends; False if the segments behind the hole are to be cut off.
+        """Whether the next segment begins where this one ends; False if the segments behind the hole must be cut off.
         Raises DamagedLog for a hole that no power cut made.
         """
         segment, following = self._segments[number], self._segments[number + 1 : number + 2]

@@ -142,7 +142,7 @@ class Replacements:
         return f"<Replacements count={self.count} current={self._current!r}>"
 
     def new_segment(self, first: Segment, index_interval_bytes: int) -> Segment:
-        """A segment that begins where `first` does, in files of its own, not part of the log yet."""
+        """A segment that begins where `first` does, in separate files, not part of the log yet."""
         return Segment(
             self._files,
             first.base_offset,

@@ -156,7 +156,7 @@ class ShutdownFiles:
             await self._disk.discard(self._boot_path)
 
     def on_failed(self) -> None:
-        """The disk failed. Its content may differ from what was written, so no later start may take the directory for
+        """The disk failed. It may hold other bytes than were written, so no later start may take the directory for
         whole.
 
         The broker's epoch stays true. If even that cannot be written, the next process waits for the end of the

@@ -1,4 +1,4 @@
-"""The followers of one leader, by the fetches of its own leader epoch (B5), and the ISR that the leader and the
+"""The followers of one leader, by their fetches in its leader epoch (B5), and the ISR that the leader and the
 controller agree on (B2, B12).
 
 Invariants:
@@ -48,7 +48,7 @@ class FollowerState:
     # The offset of the last fetch: the replica has everything below it.
     log_end_offset: int = NO_OFFSET
     last_fetch_ms: int = NEVER_MS
-    # The leader's log end offset at that fetch.
+    # The leader's log end offset when it came.
     last_fetch_leader_end_offset: int = NO_OFFSET
     # When the replica last had all records that the leader had then; never goes back.
     last_caught_up_ms: int = NEVER_MS

@@ -166,10 +166,7 @@ class Partition(ReplicaLog):
             self.role.maybe_increment_high_watermark(now_ms)
         else:
             followers = FollowerStates(
-                self.topic_partition,
-                self._brokers,
-                replica_lag_time_max_ms=self._lag_max_ms,
-                now_ms=now_ms,
+                self.topic_partition, self._brokers, replica_lag_time_max_ms=self._lag_max_ms, now_ms=now_ms
             )
             before = self.role
             self.role = PartitionLeader(self, state, followers, now_ms)

@@ -125,7 +125,7 @@ def append_batches(log: Log, batches: Sequence[RecordBatch], now_ms: int) -> Non
 
 
 def truncation_offset(log: Log, diverging: OffsetAndEpoch) -> int:
-    """The end of the records that the leader can have, whose epoch `diverging` ends at that offset (B22).
+    """The end of the records that the leader can have. `diverging` is the end of an epoch in the leader's log (B22).
 
     The epoch is looked up in this log, too: it may end earlier here, or be missing. If it is missing, the next fetch
     asks with the epoch before it: both sides step down until they agree (KIP-279).

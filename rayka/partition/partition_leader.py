@@ -44,12 +44,7 @@ from rayka.partition.replica_log import ReplicaLog
 from rayka.partition.validation import is_stamped_by_broker, own_batch, validate_batches
 from rayka.ports import Buffer
 from rayka.protocol.batch_format import RecordBatch, split_batches
-from rayka.protocol.membership import (
-    AlterPartitionItem,
-    AlterPartitionResult,
-    IsrMember,
-    LeaderRecoveryState,
-)
+from rayka.protocol.membership import AlterPartitionItem, AlterPartitionResult, IsrMember, LeaderRecoveryState
 from rayka.protocol.produce import ACKS_ALL
 
 
