@@ -29,7 +29,11 @@ class LeaderEpochCache:
 
     def __init__(self, files: LogFiles) -> None:
         self._files = files
+        # Epochs and start offsets rise strictly.
         self._entries: list[EpochStart] = []
+        # The newest epoch, or -1.
+        self.latest_epoch = NO_EPOCH
+        # The file, or a scan of the whole log, has told every epoch.
         self._is_whole = True
 
     def __repr__(self) -> str:
@@ -45,8 +49,13 @@ class LeaderEpochCache:
         entries = None
         if disk.exists(self.path):
             entries = decode_epochs(disk.read_at(self.path, 0, disk.size(self.path)))
-        self._entries, self._is_whole = entries or [], entries is not None
+        self._is_whole = entries is not None
+        self._set(entries or [])
         return self._is_whole
+
+    def _set(self, entries: list[EpochStart]) -> None:
+        self._entries = entries
+        self.latest_epoch = entries[-1].epoch if entries else NO_EPOCH
 
     def complete(self) -> None:
         """The whole log was scanned. Until now nothing was written that the next load would believe."""
@@ -57,11 +66,6 @@ class LeaderEpochCache:
     @property
     def entries(self) -> tuple[EpochStart, ...]:
         return tuple(self._entries)
-
-    @property
-    def latest_epoch(self) -> int:
-        """The newest epoch, or -1."""
-        return self._entries[-1].epoch if self._entries else NO_EPOCH
 
     def assign(self, epoch: int, start_offset: int) -> None:
         """Begins the epoch at this offset. First removes entries that contradict it: with the same epoch or start, or a
@@ -79,7 +83,7 @@ class LeaderEpochCache:
             self._entries[-1].epoch >= epoch or self._entries[-1].start_offset >= start_offset
         ):
             self._entries.pop()
-        self._entries.append(EpochStart(epoch, start_offset))
+        self._set([*self._entries, EpochStart(epoch, start_offset)])
         self.write()
 
     def end_offset_for(self, epoch: int, log_end_offset: int) -> OffsetAndEpoch:
@@ -113,13 +117,13 @@ class LeaderEpochCache:
 
     def clear(self) -> None:
         """Forgets all epochs."""
-        self._entries = []
+        self._set([])
         self.write()
 
     def replace(self, entries: Sequence[EpochStart]) -> None:
         """Replaces all entries. Writes the file if they differ."""
         if self._entries != list(entries):
-            self._entries = list(entries)
+            self._set(list(entries))
             self.write()
 
     def touch(self) -> None:

@@ -39,18 +39,14 @@ class SparseIndex:
 
     def __init__(self, base_offset: int, data: bytes = b"") -> None:
         self.base_offset = base_offset
-        self._data = bytearray(data)
+        # The content of the file.
+        self.data = bytearray(data)
 
     def __len__(self) -> int:
-        return len(self._data) // self.ENTRY.size
+        return len(self.data) // self.ENTRY.size
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} base={self.base_offset} entries={len(self)}>"
-
-    @property
-    def data(self) -> bytes:
-        """The content of the file."""
-        return bytes(self._data)
 
     @classmethod
     def load(cls, base_offset: int, data: bytes) -> Self | None:
@@ -63,7 +59,7 @@ class SparseIndex:
         raise AssertionError("each kind of index has its own check")
 
     def _entry(self, number: int) -> tuple[int, int]:
-        first, second = self.ENTRY.unpack_from(self._data, number * self.ENTRY.size)
+        first, second = self.ENTRY.unpack_from(self.data, number * self.ENTRY.size)
         return first, second
 
     def _floor(self, field: int, value: int) -> int:
@@ -71,7 +67,7 @@ class SparseIndex:
         return bisect_right(range(len(self)), value, key=lambda number: self._entry(number)[field]) - 1
 
     def _keep(self, count: int) -> None:
-        del self._data[count * self.ENTRY.size :]
+        del self.data[count * self.ENTRY.size :]
 
 
 class TimeIndex(SparseIndex):
@@ -92,7 +88,7 @@ class TimeIndex(SparseIndex):
             return
         if offset < last.offset:
             raise InvariantBroken(f"{self!r}: offset {offset} of timestamp {timestamp_ms} goes back")
-        self._data += self.ENTRY.pack(timestamp_ms, offset - self.base_offset)
+        self.data += self.ENTRY.pack(timestamp_ms, offset - self.base_offset)
 
     def lookup(self, timestamp_ms: int) -> TimestampedOffset:
         """The last entry at or before a timestamp: no batch before the one at its offset has this timestamp or a later
@@ -142,7 +138,7 @@ class OffsetIndex(SparseIndex):
             raise InvariantBroken(f"{self!r}: offset {offset} goes back")
         if position <= last_position:
             raise InvariantBroken(f"{self!r}: position {position} goes back")
-        self._data += self.ENTRY.pack(relative_offset, position)
+        self.data += self.ENTRY.pack(relative_offset, position)
 
     def lookup(self, offset: int) -> int:
         """Position of the last indexed batch that begins at or before the offset; 0 without one."""
@@ -250,10 +246,10 @@ class SegmentIndexes:
         self.by_time.truncate_to(offset)
 
     def are_full(self, max_index_bytes: int) -> bool:
-        """Whether an index has no room for one entry and the last one (F10)."""
-        offset_room = max_index_bytes // OffsetIndex.ENTRY.size - len(self.by_offset)
-        time_room = max_index_bytes // TimeIndex.ENTRY.size - len(self.by_time)
-        return offset_room < 1 or time_room < 2
+        """Whether an index has no room for one more entry, the time index also for its last one (F10)."""
+        offset_room = max_index_bytes - len(self.by_offset.data)
+        time_room = max_index_bytes - len(self.by_time.data)
+        return offset_room < OffsetIndex.ENTRY.size or time_room < 2 * TimeIndex.ENTRY.size
 
     # ---- Looking ---------------------------------------------------------------------------------------------
 

@@ -36,7 +36,11 @@ class Segments:
 
     def __init__(self, files: LogFiles, segments: list[Segment]) -> None:
         self._files = files
+        # At least one; each begins where the one before it ends.
         self._segments = segments
+        # The last one.
+        self.active = segments[-1]
+        # Sealed segments with their indexes in memory.
         self._warm: list[Segment] = []
 
     def __repr__(self) -> str:
@@ -54,10 +58,6 @@ class Segments:
     @property
     def first(self) -> Segment:
         return self._segments[0]
-
-    @property
-    def active(self) -> Segment:
-        return self._segments[-1]
 
     @property
     def all(self) -> tuple[Segment, ...]:
@@ -112,7 +112,8 @@ class Segments:
         """Seals the active segment and begins another."""
         sealed = self.active
         sealed.indexes.write()
-        self._segments.append(created_segment(self._files, config, base_offset, now_ms))
+        self.active = created_segment(self._files, config, base_offset, now_ms)
+        self._segments.append(self.active)
         sealed.next_offset = base_offset
         self._warm_up(sealed)
 
@@ -138,7 +139,9 @@ class Segments:
         `prefix_to_copy`. Later segments go first, so the log on disk never has a hole.
         """
         while len(self) > 1 and self.active.base_offset > offset:
-            self._segments.pop().delete()
+            later = self._segments.pop()
+            self.active = self._segments[-1]
+            later.delete()
         segment = self.active
         kept = segment.prefix(offset)
         if is_copied:
@@ -179,6 +182,7 @@ class Segments:
 
     def _put(self, old: Segment, new: Segment) -> None:
         self._segments[self._segments.index(old)] = new
+        self.active = self._segments[-1]
         self._warm = [segment for segment in self._warm if segment in self._segments[:-1]]
 
     def on_moved(self) -> None:
@@ -208,9 +212,12 @@ class Segments:
         """Removes all segments, newest first, and begins an empty one."""
         created_ms = self.active.created_ms
         while self._segments:
-            self._segments.pop().delete()
+            removed = self._segments.pop()
+            self.active = self._segments[-1] if self._segments else removed
+            removed.delete()
         self._warm = []
-        self._segments.append(created_segment(self._files, config, base_offset, created_ms))
+        self.active = created_segment(self._files, config, base_offset, created_ms)
+        self._segments.append(self.active)
 
 
 def created_segment(files: LogFiles, config: TopicConfig, base_offset: int, now_ms: int) -> Segment:

@@ -314,7 +314,7 @@ class Partition(ReplicaLog):
             self.as_leader()
 
     def _check_epoch(self, leader_epoch: int) -> None:
-        if leader_epoch != self.leader_epoch:
-            is_older = leader_epoch < self.leader_epoch
-            kind: type[ApiError] = FencedLeaderEpoch if is_older else UnknownLeaderEpoch
-            raise kind(f"{self.topic_partition}: leader epoch is {self.leader_epoch}, found {leader_epoch}")
+        own = self.role.state.leader_epoch
+        if leader_epoch != own:
+            kind: type[ApiError] = FencedLeaderEpoch if leader_epoch < own else UnknownLeaderEpoch
+            raise kind(f"{self.topic_partition}: leader epoch is {own}, found {leader_epoch}")
