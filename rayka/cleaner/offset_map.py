@@ -43,7 +43,7 @@ class MapMemory:
         self._kept: list[Slots] = []
 
     def take(self, slot_count: int, slots_max: int) -> Slots:
-        """At least `slot_count` slots, the first of them without keys; never more than `slots_max`."""
+        """At least `slot_count` slots, of which the first `slot_count` have no key; never more than `slots_max`."""
         if self._kept and slot_count <= len(self._kept[0]) <= slots_max:
             slots = self._kept.pop()
             slots.hashes[:slot_count] = 0
