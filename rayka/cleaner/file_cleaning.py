@@ -203,6 +203,10 @@ class FileCleaning:
         self._plan = plan
         self._settings = settings
 
+    def __repr__(self) -> str:
+        plan = self._plan
+        return f"<FileCleaning {plan.directory} {plan.first_dirty_offset}..{plan.end_offset}>"
+
     def run(self, disk: Disk) -> Steps:
         """The whole job. Raises CleaningAborted, CorruptRecord and errors of the disk."""
         plan, settings, files = self._plan, self._settings, LogFiles(disk, self._plan.directory)
