@@ -249,7 +249,7 @@ class FetchLoop:
         self._calls.give_up(lambda _, node: not node.is_any_wanted)
 
     async def _refresh_later(self, topics: tuple[str, ...]) -> None:
-        """Takes the answer, sends the next request, and ends the poll that waits: one step of the loop."""
+        """Refreshes topics without a leader, one refresh at a time for each topic, however often the loop wakes."""
         try:
             await self.refresh(topics)
             await asyncio.sleep(self._backoff.pause_ms(1) / 1000)
