@@ -1,1 +1,1 @@
-"""What a consumer does: which partitions it reads, from where, and how fetched batches become records."""
+"""The consumer: its public methods, its fetches, its deliveries, and its membership of a group."""

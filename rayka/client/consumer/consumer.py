@@ -371,7 +371,7 @@ class Consumer(SyncClient, Generic[ValueT]):
         }
 
     def lag(self, *partitions: TopicPartition) -> dict[TopicPartition, int]:
-        """How many offsets each partition's end is ahead of its position, of all assigned ones if none is named.
+        """The offsets between each partition's position and its end, of all assigned ones if none is named.
 
         Raises what `position` and `end_offsets` raise.
         """
@@ -428,7 +428,8 @@ class Consumer(SyncClient, Generic[ValueT]):
         """
         check_callback(callback, "callback")
         if not io_thread.is_current():
-            self._begin_commit_exclusively(offsets, callback)
+            begin = partial(self._begin_commit, offsets, callback)
+            self._core.exclusively("commit_async", begin, may_nest=True)
             return
         self._core.check_open()
         if offsets is None:
@@ -441,7 +442,7 @@ class Consumer(SyncClient, Generic[ValueT]):
     def committed(
         self, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """What the group has committed of each partition; None where that is nothing. Raises InvalidGroupId without
+        """The committed offset of each partition; None without one. Raises InvalidGroupId without
         `group_id`, UnavailableError.
         """
         wanted = partitions_of(partitions)
@@ -452,12 +453,6 @@ class Consumer(SyncClient, Generic[ValueT]):
     def group_metadata(self) -> GroupMetadata:
         """The group, the generation and the member's ids. Raises InvalidGroupId without `group_id`."""
         return self._core.member_metadata("group_metadata")
-
-    @exclusive_or_nested
-    def _begin_commit_exclusively(
-        self, offsets: CommittableOffsets | None, callback: OnCommit | None
-    ) -> None:
-        self._begin_commit(offsets, callback)
 
     def _begin_commit(self, offsets: CommittableOffsets | None, callback: OnCommit | None) -> None:
         call = self._core.commit_call("commit_async", None if offsets is None else committable(offsets))
@@ -496,7 +491,7 @@ def methods_of(core: ConsumerCore, topics: Iterable[str]) -> Consumer[Any]:
 
 
 def record_count(max_records: int | None, default: int) -> int:
-    """How many records a poll gives at most. Raises TypeError, ValueError."""
+    """The most records that a poll gives. Raises TypeError, ValueError."""
     if max_records is None:
         return default
     if int_of(max_records, "max_records") < 1:
@@ -505,7 +500,7 @@ def record_count(max_records: int | None, default: int) -> int:
 
 
 def _compiled(pattern: str | re.Pattern[str] | None) -> re.Pattern[str] | None:
-    """Raises ValueError for what is no regular expression."""
+    """The pattern as a regular expression. Raises TypeError, InvalidArgument."""
     if pattern is None or (isinstance(pattern, re.Pattern) and isinstance(pattern.pattern, str)):
         return pattern
     if not isinstance(pattern, str):

@@ -354,9 +354,6 @@ class TopicWatch:
         # By topic: its id, and its partition count when the member subscribed, 0 if the topic came to match later.
         self._begun: dict[str, tuple[UUID, int]] = {}
 
-    def __repr__(self) -> str:
-        return f"<TopicWatch {self._metadata!r}>"
-
     async def named(self, names: Iterable[str]) -> list[MetadataTopic]:
         """The topics of these names. Raises UnknownTopicOrPartition."""
         return [await self._metadata.topic(name, self._timeout_ms) for name in names]

@@ -9,7 +9,7 @@ A poll:
 2. Changes of the group are applied, with the callbacks of the application (`RebalanceListenerInvoker.apply`).
 3. What is here is taken. If that is something, the poll ends.
 4. An automatic commit that is due is begun: it leaves beside the next fetch, and holds up no poll.
-5. The poll waits until something has arrived, or something is to be done for the group, and goes on with 2.
+5. The poll waits until something has arrived, or the group has a change, and goes on with 2.
 
 Automatic commits: every `auto_commit_interval_ms` a poll begins one, of the records given before it (1 and 4); the
 partitions that another member is to get are committed before they are revoked (`commit_before_handover`); the rest is
@@ -175,8 +175,8 @@ class ConsumerCore:
         take: Callable[[], ResultT | None],
         check: Callable[[], object] = lambda: None,
     ) -> ResultT | None:
-        """What `take` gives, waiting for fetches while it gives nothing; None after timeout_ms. `check` may raise
-        before each step.
+        """The result of `take`, once it is not empty; waits for fetches until then. None after timeout_ms. `check` may
+        raise before each step.
         """
         return self.exclusively("poll", partial(self._poll, timeout_ms, take, check))
 
@@ -221,7 +221,7 @@ class ConsumerCore:
         return self.group is not None and self.group.has_changes
 
     def _has_arrived(self, timeout_ms: float) -> bool:
-        """Waits until something has arrived, or something else is to be done. That a topic is gone is no error to a
+        """Waits until something has arrived, or the group has a change. That a topic is gone is no error to a
         group: the leader assigns the others.
         """
         fetcher_poll = partial(

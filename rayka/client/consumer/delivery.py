@@ -399,7 +399,11 @@ class Delivery:
             if current is not None:
                 if current.go_on():
                     break
-                self._finish(current)
+                batch = current.batch.batch
+                at = Position(batch.next_offset, current.fetched.generation, batch.leader_epoch)
+                self._read[current.topic_partition] = at
+                self._current = None
+                self._fetches.cut_first(batch)
             fetched = self._fetches.first()
             if fetched is None:
                 return None
@@ -446,13 +450,6 @@ class Delivery:
         except CorruptRecord as error:
             hint = f"seek to {batch.next_offset} to go on behind it"
             raise CorruptRecord(f"{topic_partition}: {error}; {hint}") from error
-
-    def _finish(self, current: "_Current") -> None:
-        batch = current.batch.batch
-        at = Position(batch.next_offset, current.fetched.generation, batch.leader_epoch)
-        self._read[current.topic_partition] = at
-        self._current = None
-        self._fetches.cut_first(batch)
 
 
 class _Current:

@@ -1,4 +1,4 @@
-"""What has arrived for a consumer and was not taken yet: data, and errors for the application.
+"""Data and errors that have arrived for a consumer, on their way from the IO thread to the application.
 
 The brain of fetching, without IO. Invariants: the data of a partition lie in offset order without a hole; fetching
 stops while a partition holds its share of bytes, or all hold the total; an error is raised once, after the data that
@@ -39,7 +39,9 @@ class ChangedPartitions(dict[TopicPartition, None]):
 
 
 class Fetched(NamedTuple):
-    """The batches of one partition in the answer to one fetch. Records before `fetch_offset` are to be passed over."""
+    """The batches of one partition in the answer to one fetch. The application passes over records before
+    `fetch_offset`.
+    """
 
     topic_partition: TopicPartition
     # The generation of the position that was fetched from: it has changed since if the partition has another one.
@@ -71,9 +73,6 @@ class FetchBuffer:
         # The bytes of each partition that has any.
         self._sizes: dict[TopicPartition, int] = {}
         self._errors: dict[TopicPartition, RaykaError] = {}
-
-    def __repr__(self) -> str:
-        return f"<FetchBuffer fetched={len(self._fetched)} errors={len(self._errors)}>"
 
     @property
     def has_room(self) -> bool:
@@ -162,9 +161,6 @@ class FetchQueue:
         # The fetches of each paused partition.
         self.paused: dict[TopicPartition, deque[Fetched]] = {}
 
-    def __repr__(self) -> str:
-        return f"<FetchQueue fetched={len(self._fetched)} paused={list(self.paused)}>"
-
     def add(self, fetched: Sequence[Fetched]) -> None:
         """Adds fetches that have arrived. Called on the IO thread."""
         self._arrived.append(fetched)
@@ -187,7 +183,7 @@ class FetchQueue:
         self._fetched[0] = _behind_first(self._fetched[0], batch)
 
     def put_back(self, fetches: Mapping[tuple[Any, ...], Fetched]) -> None:
-        """Puts these fetches in front of all others, in the place of what is left of them."""
+        """Puts these fetches in front of all others, in the place of their remains."""
         others = [each for each in self._fetched if key_of(each) not in fetches]
         self._fetched = deque((*fetches.values(), *others))
 

@@ -182,25 +182,24 @@ class FetchExchange:
         return known is not None and known.leader_id != NO_NODE and known.leader_epoch > leader_epoch
 
     def _request(self, node: NodeFetches, session: SessionRequest) -> FetchRequest:
+        directory_ids: tuple[UUID, ...] = ()
+        # Without a configured rack it is that of a broker on this machine, whose files this reader can open.
+        rack = self._config.client_rack
+        if self._local is not None:
+            brokers = self._metadata.nodes.brokers
+            directory_ids = self._local.directory_ids(brokers) if node.gets_many else ()
+            rack = rack or self._local.rack(brokers)
         return FetchRequest(
             self._config.fetch_max_wait_ms if node.may_wait(session) else 0,
             self._config.fetch_min_bytes,
             self._config.fetch_max_bytes,
             session.partitions,
-            local_directory_ids=self._local.directory_ids(self._metadata.nodes.brokers)
-            if self._local and node.gets_many
-            else (),
+            local_directory_ids=directory_ids,
             session_id=session.session_id,
             session_epoch=session.session_epoch,
             forgotten=session.forgotten,
-            rack_id=self._rack(),
+            rack_id=rack,
         )
-
-    def _rack(self) -> str:
-        """The rack of this reader: as configured, or that of a broker on this machine, whose files it can open."""
-        if self._config.client_rack or self._local is None:
-            return self._config.client_rack
-        return self._local.rack(self._metadata.nodes.brokers)
 
     def _on_failure(self, node: NodeFetches, number: int, error: ApiError) -> FetchErrors:
         """Takes a failure of the call. The leaders are asked next, which may name another replica."""

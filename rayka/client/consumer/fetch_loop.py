@@ -75,9 +75,6 @@ class FetchLoop:
         self._calls = CallWatch[NodeFetches](Patience(answer_s, answer_s), self._on_silent)
         self._exchange = FetchExchange(leaders.network, config, self._metadata, state, self._calls)
 
-    def __repr__(self) -> str:
-        return f"<FetchLoop {self._planner!r} tasks={len(self._tasks)}>"
-
     def start(self) -> bool:
         """Starts the loop. Returns False if it has started before."""
         if self._is_started:
@@ -301,9 +298,6 @@ class FetchStarts:
         self._group_offsets = group_offsets
         # The starts that are looked up now.
         self._asked: dict[TopicPartition, FetchStart] = {}
-
-    def __repr__(self) -> str:
-        return f"<FetchStarts asked={len(self._asked)}>"
 
     def begin(self) -> Coroutine[Any, Any, None] | None:
         """The look-up of partitions that have no position and are not looked up yet; of the first 1,000 if they are

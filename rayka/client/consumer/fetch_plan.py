@@ -156,9 +156,6 @@ class FetchPlanner:
         self._version = -1
         self._look_again_s = 0.0
 
-    def __repr__(self) -> str:
-        return f"<FetchPlanner {list(self.nodes.values())}>"
-
     def update(self) -> None:
         """Plans the partitions that have changed. When they are many, some stay among the `changed` of the state, for
         the next update.
@@ -185,15 +182,14 @@ class FetchPlanner:
             if topic is not known:
                 self._state.changed.add_all(each for each in partitions if _has_moved(each, known, topic))
 
-    def _topic(self, name: str) -> MetadataTopic | None:
-        if self._topics.get(name) is None:
-            self._topics[name] = self._metadata.cached(name)
-        return self._topics[name]
-
     # ---- One partition ---------------------------------------------------------------------------------------------
 
     def _place(self, topic_partition: TopicPartition, now_ms: int) -> None:
-        self._forget_leaderless(topic_partition)
+        others = self.leaderless.get(topic_partition.topic)
+        if others is not None:
+            others.pop(topic_partition, None)
+            if not others:
+                del self.leaderless[topic_partition.topic]
         ticket = self._state.ticket(topic_partition)
         topic = None if ticket is None else self._known(topic_partition)
         if ticket is None or topic is None:
@@ -205,18 +201,30 @@ class FetchPlanner:
         if node is None:
             node = self.nodes[node_id] = NodeFetches(node_id)
         self._move(topic_partition, _Place(node, (topic.topic_id, topic_partition.partition)))
-        node.want(self._fetch(topic, leader, ticket), ticket)
+        fetch = FetchPartition(
+            topic.topic_id,
+            topic_partition.partition,
+            ticket.fetch_offset,
+            self._partition_bytes_max,
+            leader.leader_epoch,
+            ticket.last_fetched_epoch,
+        )
+        node.want(fetch, ticket)
 
     def _known(self, topic_partition: TopicPartition) -> MetadataTopic | None:
         """The topic, if the partition has a leader. Else the partition is noted as leaderless, or has failed since its
         topic does not have it.
         """
-        topic, number = self._topic(topic_partition.topic), topic_partition.partition
-        if topic is not None and number >= len(topic.partitions):  # created anew, with fewer
+        name, number = topic_partition.topic, topic_partition.partition
+        topic = self._topics.get(name)
+        if topic is None:
+            topic = self._topics[name] = self._metadata.cached(name)
+        # A topic that was created again may have fewer partitions.
+        if topic is not None and number >= len(topic.partitions):
             self._state.fail(topic_partition, no_such_partition(topic, number))
             return None
         if topic is None or topic.partitions[number].leader_id == NO_NODE:
-            self.leaderless.setdefault(topic_partition.topic, {})[topic_partition] = None
+            self.leaderless.setdefault(name, {})[topic_partition] = None
             return None
         return topic
 
@@ -228,16 +236,6 @@ class FetchPlanner:
         is_usable = any(each.node_id == chosen and not each.is_fenced for each in self._brokers)
         return chosen if is_usable else leader.leader_id
 
-    def _fetch(self, topic: MetadataTopic, leader: MetadataPartition, ticket: FetchTicket) -> FetchPartition:
-        return FetchPartition(
-            topic.topic_id,
-            ticket.topic_partition.partition,
-            ticket.fetch_offset,
-            self._partition_bytes_max,
-            leader.leader_epoch,
-            ticket.last_fetched_epoch,
-        )
-
     def _move(self, topic_partition: TopicPartition, place: _Place | None) -> None:
         """Fetches the partition from this place, and from no other."""
         before = self._places.get(topic_partition)
@@ -248,13 +246,6 @@ class FetchPlanner:
             del self._places[topic_partition]
         if place is not None:
             self._places[topic_partition] = place
-
-    def _forget_leaderless(self, topic_partition: TopicPartition) -> None:
-        others = self.leaderless.get(topic_partition.topic)
-        if others is not None:
-            others.pop(topic_partition, None)
-            if not others:
-                del self.leaderless[topic_partition.topic]
 
 
 def _has_moved(

@@ -82,11 +82,8 @@ class FetchState:
         # Positions that are not asked for a while, after an error that passes by itself.
         self._resting: dict[TopicPartition, FetchTicket] = {}
 
-    def __repr__(self) -> str:
-        return f"<FetchState {list(self._positions.values())} {self.buffer!r}>"
-
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
-        """Replaces the assignment; partitions that stay keep their position and what was fetched."""
+        """Replaces the assignment; partitions that stay keep their position and their data."""
         kept, self._positions = self._positions, {}
         by_topic: dict[str, list[TopicPartition]] = {}
         for tp in dict.fromkeys(partitions):
@@ -190,7 +187,14 @@ class FetchState:
         """
         offset = min(diverging.offset, ticket.fetch_offset)
         if self._reset_to is None:
-            self.on_error(ticket, _truncated(ticket, offset))
+            tp = ticket.topic_partition
+            lost = LogTruncation(
+                f"{tp}: records from offset {offset} on, of those read up to {ticket.fetch_offset} in leader epoch"
+                f" {ticket.last_fetched_epoch}, are not in the log any more: a replica without them was elected"
+                f" leader; seek to {offset} to read what is there now, or set auto_offset_reset",
+                {tp: offset},
+            )
+            self.on_error(ticket, lost)
         elif self.is_current(ticket):
             self.seek(ticket.topic_partition, offset, diverging.epoch)
         return offset
@@ -268,16 +272,6 @@ class FetchState:
             self.read_replicas.forget(tp)
 
 
-def _truncated(ticket: FetchTicket, offset: int) -> LogTruncation:
-    tp = ticket.topic_partition
-    return LogTruncation(
-        f"{tp}: records from offset {offset} on, of those read up to {ticket.fetch_offset} in leader epoch"
-        f" {ticket.last_fetched_epoch}, are not in the log any more: a replica without them was elected leader;"
-        f" seek to {offset} to read what is there now, or set auto_offset_reset",
-        {tp: offset},
-    )
-
-
 class ReadReplicas:
     """The followers that partitions are read from, as leaders named them. Changes go into `changed`.
 
@@ -289,9 +283,6 @@ class ReadReplicas:
         self._changed = changed
         # The node, and the end of the choice. The choice that ends first comes first.
         self._choices: dict[TopicPartition, tuple[int, int]] = {}
-
-    def __repr__(self) -> str:
-        return f"<ReadReplicas { ({tp: node_id for tp, (node_id, _) in self._choices.items()}) }>"
 
     def node_id(self, topic_partition: TopicPartition, now_ms: int) -> int | None:
         """The follower to read from; None: the leader."""
@@ -343,9 +334,6 @@ class Subscription:
         self._cluster_name = cluster_name
         self._topic_ids: dict[str, UUID] = {}
         self._is_bounded = False
-
-    def __repr__(self) -> str:
-        return f"<Subscription to {list(self._topic_ids)} partitions={len(self.partitions)}>"
 
     def assign(
         self, partitions: Sequence[TopicPartition], topic_ids: Mapping[str, UUID], *, is_bounded: bool

@@ -351,7 +351,16 @@ class Membership:
             leave, self._leave = self._leave, None
             return leave
         if self._out is None and self._is_rebalancing and now_ms >= self._retry_ms:
-            self._out = self._next_of_rebalance()
+            if self.state is not MemberState.SYNCING:
+                self.state, self._must_join, self._heartbeat = MemberState.JOINING, False, None
+                self._out = join_request(
+                    self._config, self.metadata, self.topics, self._claim, self._client_host
+                )
+            elif self._subscribers is not None:
+                topics = {topic: None for each in self._subscribers for topic in each.subscription.topics}
+                self._out = LookUpTopics(tuple(topics), self.has_racks)
+            else:
+                self._out = self._sync
             return self._out
         if self._beats and now_ms >= self._heartbeat_due_ms:
             group_id, generation_id, member_id, instance_id = self.metadata
@@ -378,15 +387,6 @@ class Membership:
         wants_to_join = self.state is MemberState.JOINING or (self._must_join and self._is_prepared)
         return wants_to_join and not self._is_leaving
 
-    def _next_of_rebalance(self) -> Step | None:
-        if self.state is not MemberState.SYNCING:
-            self.state, self._must_join, self._heartbeat = MemberState.JOINING, False, None
-            return join_request(self._config, self.metadata, self.topics, self._claim, self._client_host)
-        if self._subscribers is not None:
-            topics = {topic: None for each in self._subscribers for topic in each.subscription.topics}
-            return LookUpTopics(tuple(topics), self.has_racks)
-        return self._sync
-
     def _leave_group(self, reason: str) -> None:
         """A static member keeps its place until its session ends, so that a restart moves nothing (E7)."""
         group_id, _, member_id, instance_id = self.metadata
@@ -406,7 +406,10 @@ class Membership:
                 if isinstance(response, JoinGroupResponse):
                     self._on_joined(response, now_ms)
                 elif isinstance(response, SyncGroupResponse):
-                    self._on_synced(response)
+                    nothing = encode_member_data(ConsumerAssignment(()))
+                    received = decode_member_data(ConsumerAssignment, response.assignment or nothing)
+                    self._assigned = tuple(dict.fromkeys(received.partitions))
+                    self.state, self._is_prepared = MemberState.STABLE, False
                 else:
                     self._assign(response)
             # Another member's subscription or assignment cannot be decoded.
@@ -475,13 +478,6 @@ class Membership:
             self._sync = sync_request(self.metadata, name, assignments_of(name, subscribers, topics))
         else:
             self._must_join |= any(self._former_counts.get(name, 0) != len(topics[name]) for name in topics)
-
-    def _on_synced(self, response: SyncGroupResponse) -> None:
-        received = decode_member_data(
-            ConsumerAssignment, response.assignment or encode_member_data(ConsumerAssignment(()))
-        )
-        self._assigned = tuple(dict.fromkeys(received.partitions))
-        self.state, self._is_prepared = MemberState.STABLE, False
 
     # ---- The end of a generation -------------------------------------------------------------------------------------
 

@@ -155,9 +155,6 @@ class GroupOffsets:
         # `Membership.successor`.
         self.successor: Successor = _nobody
 
-    def __repr__(self) -> str:
-        return f"<GroupOffsets of {self._group_id!r} waiting={len(self._waiting)}>"
-
     # ---- Commit ------------------------------------------------------------------------------------------------------
 
     async def commit(self, offsets: Offsets, group: GroupMetadata, *, is_member: bool = False) -> None:

@@ -56,9 +56,6 @@ class HandoverStages:
         if handover.added is not None:
             self.left.append(Stage.TELL_ADDED)
 
-    def __repr__(self) -> str:
-        return f"<HandoverStages {[each.name for each in self.left]} of {self.handover}>"
-
     def __bool__(self) -> bool:
         return bool(self.left)
 
@@ -91,9 +88,6 @@ class RebalanceListenerInvoker:
         self._stages: HandoverStages | None = None
         # The first error of a callback, until a poll raises it.
         self._error: Exception | None = None
-
-    def __repr__(self) -> str:
-        return f"<RebalanceListenerInvoker {self._stages} of {self.member!r}>"
 
     def polled(self) -> None:
         """Begins `max_poll_interval_ms` anew: the application has polled, or a poll that waits goes on (E6)."""
