@@ -1,4 +1,4 @@
-"""What an answer or a failure means: for batches, for the callbacks and futures of their records.
+"""The meaning of an answer or a failure: for batches, for the callbacks and futures of their records; and the counters.
 
 An error about single records fails no other record. A batch that the log refuses as too large goes again in smaller
 parts, until the record that is too large is alone and fails. Records that the log names in its refusal fail, and the
@@ -39,12 +39,6 @@ from rayka.ids import NO_EPOCH, NO_NODE, node_name
 from rayka.protocol.batch_format import Codec
 from rayka.protocol.produce import ProducePartitionResult
 
-# What a producer has done so far, counted once for each batch and each request: a record costs nothing.
-#
-# Belongs to the IO thread; `snapshot` may be taken from any thread, and then some of a batch may be counted and some
-# not. Kafka: the metrics group `producer-metrics`.
-
-
 _KEPT_LATENCIES = 1_000
 
 
@@ -72,7 +66,11 @@ class ProducerMetrics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Counts(msgspec.Struct, eq=False):
-    """The counters; see the module."""
+    """The counters of a producer, raised once for each batch and each request: a record costs nothing.
+
+    They belong to the IO thread. `snapshot` may be taken from any thread, and then some of a batch may be counted and
+    some not. Kafka: the metrics group `producer-metrics`.
+    """
 
     records_total: int = 0
     bytes_total: int = 0
@@ -82,11 +80,6 @@ class Counts(msgspec.Struct, eq=False):
     splits_total: int = 0
     errors_total: int = 0
     latencies_ms: deque[float] = msgspec.field(default_factory=partial(deque, maxlen=_KEPT_LATENCIES))
-
-    def __repr__(self) -> str:
-        return (
-            f"<Counts records={self.records_total} batches={self.batches_total} errors={self.errors_total}>"
-        )
 
     def on_answer(self, took_ms: float) -> None:
         """A request was answered."""
@@ -119,7 +112,7 @@ logger = logging.getLogger(__name__)
 
 
 class Outcomes:
-    """See the module. `callback_error` is what one of the application's callbacks raised, until it is raised again."""
+    """Ends batches, or has them go again."""
 
     def __init__(
         self,
@@ -131,6 +124,7 @@ class Outcomes:
         cluster_name: str,
         codec: Codec,
     ) -> None:
+        # Raised by one of the application's callbacks; kept until `flush` or `close` raises it again.
         self.callback_error: BaseException | None = None
         self.logs_failures = True
         self.counts = Counts()
@@ -145,8 +139,9 @@ class Outcomes:
     def on_answers(
         self, node_id: int, batches: Sequence[ProducerBatch], results: Sequence[ProducePartitionResult]
     ) -> None:
-        """Takes those in the log first, and the lock once for all of them: a busy sending thread delays each
-        acquisition. Then `call_back` is to be called: a thread that waits runs only once this one has nothing to do.
+        """Takes the batches that are in the log first, and the lock once for all of them: a busy sending thread delays
+        each acquisition. The caller calls `call_back` then: a thread that waits runs only once this one has nothing to
+        do.
         """
         appended: list[tuple[ProducerBatch, ProducePartitionResult]] = []
         for batch, result in zip(batches, results, strict=True):
@@ -260,7 +255,7 @@ class Outcomes:
         return True
 
     def on_unsent(self, batch: ProducerBatch, error: ApiError) -> None:
-        """It could not go: another try later, or the end."""
+        """The batch could not go: another try later, or the end."""
         if not error.retriable:
             self.end(batch, error)
         else:
@@ -274,13 +269,13 @@ class Outcomes:
         return self._now_ms() + self._backoff.soon_ms(batch.failure_count + 1)
 
     def fail(self, batches: Sequence[ProducerBatch], error: RaykaError) -> None:
-        """They have failed for good; one that is in flight is ended by its answer."""
+        """The batches have failed for good; the answer ends one that is in flight."""
         for batch in batches:
             if batch.state is not IN_FLIGHT:
                 self.end(batch, error)
 
     def end(self, batch: ProducerBatch, error: Exception) -> None:
-        """It has failed for good."""
+        """The batch has failed for good."""
         self.counts.errors_total += batch.left_count if batch.is_sealed else len(batch)
         if self.logs_failures:
             logger.warning("%s failed: %s", batch.records_text, error)

@@ -1,11 +1,14 @@
-"""The batches of one partition on their way, and which of them may go next, and when.
+"""The queue of one partition: the batches on their way, which may go next and when, and their sequences; and the queues
+of one topic.
 
-Invariants: batches stand in the order of their records; those that were sent and are not over stand before all
-others; from the first of them on no more than `in_flight_max` were sent, those included that are over already, for
-answers come in any order, and the log knows again only the last five (C7); a batch goes for the first time only when
-all before it are in flight, and again only when all before it are over, so that a log which takes them in sequence
-has them in order (C11). Without idempotence only the first may be in flight. Kafka: the deque of RecordAccumulator,
-`shouldStopDrainBatchesForPartition`.
+Invariants of a queue:
+- Batches stand in the order of their records. Batches that were sent and are not over stand before all others.
+- From the first of these on, no more than `in_flight_max` were sent. Those that are over already count too, for answers
+  come in any order, and the log knows again only the last five (C7).
+- A batch goes for the first time only when all before it are in flight, and again only when all before it are over: a
+  log that takes batches in sequence has them in order (C11). Without idempotence only the first may be in flight.
+Kafka: the deque of RecordAccumulator, `shouldStopDrainBatchesForPartition`; TransactionManager, TxnPartitionEntry;
+BuiltInPartitioner.
 """
 
 from collections import deque
@@ -19,32 +22,34 @@ from rayka.client.producer.producer_batch import BATCH_OVERHEAD_BYTES, FILLING, 
 from rayka.errors import InvariantBroken
 from rayka.protocol.batch_format import NO_PRODUCER_ID, SEQUENCE_MAX, ProducerSequence, sequence_after
 
-# Which sequences the batches of one partition get, and what their ends say about the log (C11).
-#
-# A batch gets its sequence when it is first sent, and keeps it over retries, so that the broker knows it again. When
-# one that was sent has failed for good, no node knows whether the log has it: there may be a gap, and what was sent
-# after it goes on being retried as it is. Either a later one is acknowledged, which says that there is no gap; or the
-# log refuses the first of them, which says that it has none of them. Only then they are numbered anew, in the next
-# epoch of the producer id, from 0.
-#
-# Invariants: two epochs are never in flight together; the first batch of an epoch is alone until it is acknowledged,
-# because a log that does not know the producer takes any sequence for the first (C5). Each partition has an epoch of
-# its own: without transactions nothing compares them. Kafka: TransactionManager, TxnPartitionEntry, which have one
-# epoch for all partitions.
-
-
 PRODUCER_EPOCH_MAX = 2**15 - 1
 
 
 class Sequences(msgspec.Struct, eq=False, gc=False):
-    """The sequences of one partition."""
+    """The sequences of one partition's batches, and what the log is known to have of them (C11).
+
+    A batch gets its sequence when it is first sent, and keeps it over retries, so that the broker knows the batch
+    again. After a sent batch has failed for good, no node knows whether the log has it: there may be a gap, and the
+    batches sent behind it go on being retried as they are. Either a later batch is acknowledged: there is no gap. Or
+    the log refuses the first of them: it has none of them. Only then they are numbered anew, in the next epoch of the
+    producer id, from 0.
+
+    Invariants: two epochs are never in flight together; the first batch of an epoch is alone until it is acknowledged,
+    because a log that does not know the producer takes any sequence for the first (C5). Each partition has an epoch of
+    its own, where Kafka has one for all: without transactions nothing compares them.
+    """
 
     producer_id: int = NO_PRODUCER_ID
     producer_epoch: int = 0
+    # A batch of this epoch was acknowledged.
     has_acknowledged: bool = False
+    # The log lacks something before the batches that are left: they must be numbered anew.
     needs_new_epoch: bool = False
+    # Of the next record.
     _next: int = 0
+    # Behind the last acknowledged record.
     _acknowledged_end: int = 0
+    # Behind the last record that failed and may be in the log; None without one.
     _failed_end: int | None = None
 
     def __repr__(self) -> str:
@@ -72,7 +77,7 @@ class Sequences(msgspec.Struct, eq=False, gc=False):
         return assigned
 
     def on_acknowledged(self, base_sequence: int, record_count: int) -> None:
-        """The log has these, and so everything before them."""
+        """The log has these records, and so everything before them."""
         end = sequence_after(base_sequence, record_count)
         self.has_acknowledged = True
         if _is_before(self._acknowledged_end, end):
@@ -81,7 +86,7 @@ class Sequences(msgspec.Struct, eq=False, gc=False):
             self._failed_end = None
 
     def on_failed(self, base_sequence: int, record_count: int) -> None:
-        """These are given up; the log may have them."""
+        """These records are given up; the log may have them."""
         end = sequence_after(base_sequence, record_count)
         is_known = not _is_before(self._acknowledged_end, end)
         if not is_known and (self._failed_end is None or _is_before(self._failed_end, end)):
@@ -118,26 +123,30 @@ class Limits:
     linger_ms: float
     delivery_timeout_ms: float
     is_idempotent: bool = False
-    in_flight_max: int = 1  # batches of one partition; more only with idempotence
+    # Batches of one partition; more only with idempotence.
+    in_flight_max: int = 1
 
 
 class PartitionQueue(msgspec.Struct, eq=False, gc=False):
-    """See the module. The last batch may be open. The garbage collector does not track it: it is part of no cycle, and
-    what refers to it, an alarm for each batch that lingers, need not be tracked then either.
+    """The batches of one partition. The garbage collector does not track a queue: it is part of no cycle, and then the
+    timers that refer to it, one for each batch that lingers, need not be tracked either.
     """
 
     partition: int
     limits: Limits
+    # The last batch may be open.
     batches: deque[ProducerBatch] = msgspec.field(default_factory=deque)
-    not_before_ms: float = 0.0  # the end of the pause after a failure
-    timer_ms: float = NEVER  # the schedule's: when it is to be looked at
+    # The end of the pause after a failure.
+    not_before_ms: float = 0.0
+    # When the schedule looks at the partition next.
+    timer_ms: float = NEVER
     # Nothing starts: batches of the topic that are in flight to a partition that is gone may have to go before.
     is_blocked: bool = False
-    sent_count: int = 0  # of batches; a batch that is numbered anew counts again
+    # Of batches; a batch that is numbered anew counts again.
+    sent_count: int = 0
     sequences: Sequences = msgspec.field(default_factory=Sequences)
-    spare_records: list[Any] | None = (
-        None  # an empty list, for the next batch: it is no new object to collect
-    )
+    # An empty list for the next batch, which is then no new object to collect.
+    spare_records: list[Any] | None = None
 
     def __repr__(self) -> str:
         return f"<PartitionQueue {self.partition} {self.sequences!r} {list(self.batches)}>"
@@ -222,23 +231,23 @@ def _waits(batch: ProducerBatch) -> bool:
 
 
 class TopicQueues:
-    """`batch_bytes` is what a batch for the topic may grow to.
-
-    `filling` holds, for each partition, the batch that takes single records now, if there is one. It is the last of
-    its queue, but a record for one of thousands of partitions finds each object that it touches outside the
-    processor's caches, and on this way there are fewest.
-    """
+    """The queues of one topic."""
 
     __slots__ = ("_limits", "batch_bytes", "departing", "filling", "is_wanted", "last_sticky", "queues")
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self.queues: list[PartitionQueue] = []
+        # By partition: the batch that takes single records now, if there is one. It is the last of its queue, but a
+        # record for one of thousands of partitions finds each object that it touches outside the processor's caches,
+        # and on this way there are fewest.
         self.filling: list[ProducerBatch | None] = []
         # Queues of partitions that are gone, in the order in which they went. Their batches get other partitions when
         # none of them is in flight any more.
         self.departing: list[PartitionQueue] = []
-        self.last_sticky = -1  # the partition that records without one went to last
+        # The partition that records without one went to last.
+        self.last_sticky = -1
+        # A batch for the topic may grow so far.
         self.batch_bytes = limits.batch_bytes
         # A thread is about to send: the topic must not be forgotten before that.
         self.is_wanted = True

@@ -43,8 +43,10 @@ from rayka.options import ProducerOptions
 
 AddedT = TypeVar("AddedT")
 PreparedT = TypeVar("PreparedT")
-CLOSE_SLACK_S = 10.0  # for what the waits inside end by themselves, with a better message
-LET_SEND_S = 0.1  # a courtesy to the IO thread, no promise
+# For waits within `flush` and `close`, which end by themselves with a better message.
+CLOSE_SLACK_S = 10.0
+# A courtesy to the IO thread, no promise.
+LET_SEND_S = 0.1
 
 
 class Producer(SyncClient):
@@ -96,7 +98,8 @@ class Producer(SyncClient):
     Raises ConfigError, ClusterNotFound. Kafka: KafkaProducer.
     """
 
-    _is_closed = True  # until it is made
+    # Until it is made.
+    _is_closed = True
     _is_warned = False
 
     def __init__(
@@ -219,7 +222,7 @@ class Producer(SyncClient):
             wait_for(self._core.sender.close, CLOSE_SLACK_S * 1000, caller=self)
 
     def metrics(self) -> ProducerMetrics:
-        """What the producer has done so far, and what waits; as it is now, and not followed any further."""
+        """The counters of the producer, and the records that wait, at this moment."""
         return self._core.sender.outcomes.counts.snapshot(self._accumulator.batches())
 
     # ---- The quick way ----
@@ -228,7 +231,8 @@ class Producer(SyncClient):
         """The quick way of a record that is nothing but bytes; None where it needs the slow one."""
         try:
             batch = self._sticky[topic]
-        except (KeyError, TypeError):  # not known, or no name at all: the slow way knows
+        # Not known, or no name at all: the slow way tells these apart.
+        except (KeyError, TypeError):
             return None
         size_bytes = batch.size_bytes + len(value) + RECORD_OVERHEAD_BYTES
         if size_bytes > batch.limit_bytes:
@@ -247,7 +251,8 @@ class Producer(SyncClient):
         try:
             filling = self._by_key[topic].filling
             batch = filling[self._hash_of[key] % len(filling)]
-        except (KeyError, TypeError, IndexError):  # also where the topic is made anew just now
+        # IndexError: the topic is made anew just now.
+        except (KeyError, TypeError, IndexError):
             return None
         size_bytes = len(value) + len(key) + KEYED_OVERHEAD_BYTES
         if batch is None or batch.limit_bytes < 0:
@@ -300,7 +305,7 @@ class Producer(SyncClient):
         return future
 
     def _learn(self, topic: str, partition: int | None = None) -> None:
-        """The topic, and this partition among its own, are known from here on. Raises as `ProducerCore.learn`."""
+        """Waits until the topic, and this partition of it, are known. Raises as `ProducerCore.learn`."""
         while not self._core.knows(topic, partition):
             if io_thread.is_current():
                 self._core.check_partition(topic, partition)

@@ -1,14 +1,15 @@
 """Records of one partition on their way: gathered, sealed, encoded, acknowledged.
 
-A batch gathers either records of `send`, each held by the future that its caller got, or columns of `send_batch`. Its
-life: open, closed, sealed by the IO thread when it is to be sent, done. Sealing gives every record its index. Almost
-always it becomes one batch of the log; one that grew too large, here or for the log, becomes several parts, sent one
-after the other, and each ends for itself; records that the log refuses leave it (`part_ends`).
+A batch gathers either records of `send`, each held by the future that its caller got, or columns of `send_batch`. The
+IO thread seals a batch before it is sent: every record gets its index. Almost always the batch becomes one batch of the
+log. A batch that grew too large, here or for the log, becomes several parts, sent one after the other, and each ends
+for itself. Records that the log refuses leave the batch. When its partition is gone, its records are divided by key
+among other batches, and their ends come back to it (`PartEnds`).
 
 `send` appends to an open batch without a lock, which one thread may do while another seals:
 1. the appender appends its future, then looks whether the batch is sealed;
 2. the sealer, under the lock, marks the batch sealed, then counts the futures, then puts each one's index in its slot;
-3. so an appender that finds the batch sealed takes the lock and sees by the slot whether it was counted; if it was not,
+3. so an appender that finds the batch sealed takes the lock, and the slot says whether the record was counted; if not,
    the record goes into another batch.
 Kafka: ProducerBatch.
 """
@@ -180,7 +181,7 @@ class ProducerBatch:
     # ---- Gathering, under the lock ----
 
     def stamp(self, timestamp_ms: int, now_ms: float) -> None:
-        """Records from here on have this timestamp, unless they bring their own."""
+        """Gives records from here on this timestamp, unless they bring their own."""
         if self.stamp_ms is not None and self.stamp_ms != timestamp_ms:
             if self._earlier_stamps is None:
                 self._earlier_stamps = []
@@ -351,7 +352,7 @@ class ProducerBatch:
         self._encoded_as = None
 
     def end_part(self, end: PartEnd) -> None:
-        """The part that was next is over; another one is next now."""
+        """Ends the part that was next; another one is next now."""
         count = self.part_count
         self._ends = self._ends or PartEnds(self.count)
         self._ends.end_part(count, end)
@@ -360,13 +361,13 @@ class ProducerBatch:
             self.sequence = self._encoded_as = self.sequence.after(count)
 
     def acknowledge(self, base_offset: int, log_append_time_ms: int) -> Sequence[Callback]:
-        """The log has it; returns the callbacks."""
+        """The log has the records that are left; returns the callbacks."""
         self.base_offset = base_offset
         self.log_append_time_ms = log_append_time_ms
         return self._finish()
 
     def fail(self, error: Exception) -> Sequence[Callback]:
-        """It will never be sent again; returns the callbacks."""
+        """The records that are left will never be sent again; returns the callbacks."""
         self.error = error
         return self._finish()
 

@@ -1,6 +1,8 @@
-"""Records as columns, from the rows of `send` or from the arrays of `send_batch`, and into bytes.
+"""Records from the arguments of `send` to bytes: checked, placed, gathered as columns, encoded.
 
-Kafka: MemoryRecordsBuilder, which takes rows one by one.
+An error about an argument names it, with the expected and the found. The application's partitioner chooses for records
+that name no partition; its choice is checked before a record goes anywhere. Kafka: MemoryRecordsBuilder, which takes
+rows one by one; Partitioner, BuiltInPartitioner.partitionForKey.
 """
 
 import sys
@@ -25,9 +27,11 @@ from rayka.protocol.batch_format import NO_SEQUENCE, Codec, ProducerSequence
 from rayka.protocol.membership import MetadataTopic
 from rayka.protocol.murmur2 import positive_murmur2
 
-RECORD_OVERHEAD_BYTES = 13  # an offset, a timestamp delta, a bit of validity; a key is a second value
+# An offset, a timestamp delta, a bit of validity; a key is a second value.
+RECORD_OVERHEAD_BYTES = 13
 KEYED_OVERHEAD_BYTES = 2 * RECORD_OVERHEAD_BYTES
-HEADER_OVERHEAD_BYTES = 18  # two offsets and two bits of validity, and the record's own offset
+# Two offsets and two bits of validity, and the record's own offset.
+HEADER_OVERHEAD_BYTES = 18
 Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
 
 
@@ -186,7 +190,7 @@ def _concatenated(arrays: Sequence[pa.Array | None], chunks: Sequence[Columns]) 
     return pa.concat_arrays(parts)
 
 
-# What `send` takes, checked: an error names the argument, what was expected and what was found.
+# ---- Arguments of `send` ----
 
 
 _SECONDS_OF_2001, _SECONDS_OF_2286 = 10**9, 10**10
@@ -304,10 +308,7 @@ def size_of(row: Row) -> int:
     return size_bytes
 
 
-# The application's own partitioner: which partition a record goes to that names none.
-#
-# Invariant: what it gives is checked before a record goes anywhere. Kafka: Partitioner.
-
+# ---- Partitions ----
 
 Partitioner: TypeAlias = Callable[[bytes | None, Sequence[int], Sequence[int]], int | None]
 ANY = -1  # where the producer chooses
@@ -371,16 +372,14 @@ class Partitioning:
         return known[1], known[2]
 
 
-# The hash of each key of a producer, remembered, because keys come again and murmur2 costs as much as the rest of a
-# `send`. Kafka: BuiltInPartitioner.partitionForKey.
-
-
 KEYS_MAX = 1 << 14  # with keys of the longest kind 8 MB
 _KEY_BYTES_MAX = 256
 
 
 class RememberedHashes(dict[bytes, int]):
-    """`hashes[key]` is the hash of any key, remembered or not; modulo the number of partitions it is the key's one.
+    """The hashes of a producer's keys: keys come again, and murmur2 costs as much as the rest of a `send`.
+
+    `hashes[key]` is the hash of any key, remembered or not; modulo the number of partitions it is the key's partition.
 
     Threads may share it without a lock: of a key, all of them remember the same. Each may then add one key more than
     the bound.
