@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterator, Mapping
 
 from benchmarks.harness import Row
-from rayka.coordinator.assignors.assignor import NO_RACKS, Assignment, RacksByTopic, Subscriber
-from rayka.coordinator.assignors.assignor_table import ASSIGNORS, Assignor
+from rayka.coordinator.assignors.assignors import ASSIGNORS, Assignor
+from rayka.coordinator.assignors.subscribers import NO_RACKS, Assignment, RacksByTopic, Subscriber
 from rayka.protocol.groups import ConsumerSubscription
 
 MEMBERS, PARTITIONS = 200, 20_000

@@ -5,8 +5,8 @@ from itertools import product
 
 from hypothesis import strategies as st
 
-from rayka.coordinator.assignors.assignor import Assignment, Subscriber
-from rayka.coordinator.assignors.assignor_table import ASSIGNORS
+from rayka.coordinator.assignors.assignors import ASSIGNORS
+from rayka.coordinator.assignors.subscribers import Assignment, Subscriber
 from rayka.ids import TopicPartition
 from rayka.protocol.groups import ConsumerSubscription
 

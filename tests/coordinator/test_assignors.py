@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayka.coordinator.assignors.assignor import Subscriber
-from rayka.coordinator.assignors.assignor_table import ASSIGNORS
-from rayka.coordinator.assignors.sticky_assignor import owners_of
+from rayka.coordinator.assignors.assignors import ASSIGNORS, owners_of
+from rayka.coordinator.assignors.subscribers import Subscriber
 from rayka.errors import CorruptRecord
 from rayka.ids import TopicPartition
 from rayka.protocol.groups import (

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rayka.coordinator.assignors.assignor import PartitionRacks, Subscriber, is_rack_aware
-from rayka.coordinator.assignors.assignor_table import ASSIGNORS
+from rayka.coordinator.assignors.assignors import ASSIGNORS
+from rayka.coordinator.assignors.subscribers import PartitionRacks, Subscriber, is_rack_aware
 from rayka.ids import TopicPartition
 from rayka.protocol.groups import ConsumerSubscription
 from tests.coordinator.assignor_support import TOPICS, expect_valid, groups, owning, topic_counts, unevenness

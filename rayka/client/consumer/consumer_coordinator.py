@@ -31,7 +31,7 @@ from rayka.client.metadata import ClusterMetadata, last_partitions
 from rayka.client.retry import telling
 from rayka.clock import now_s
 from rayka.config.client_config import ConsumerConfig
-from rayka.coordinator.assignors.assignor import PartitionRacks
+from rayka.coordinator.assignors.subscribers import PartitionRacks
 from rayka.errors import ErrorCode, RaykaError, UnknownTopicOrPartition
 from rayka.ids import ZERO_ID, TopicPartition, is_internal
 from rayka.protocol.groups import (

@@ -25,8 +25,8 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from rayka.config.client_config import ConsumerConfig
-from rayka.coordinator.assignors.assignor import RacksByTopic, Subscriber
-from rayka.coordinator.assignors.assignor_table import ASSIGNORS
+from rayka.coordinator.assignors.assignors import ASSIGNORS
+from rayka.coordinator.assignors.subscribers import RacksByTopic, Subscriber
 from rayka.errors import (
     ErrorCode,
     FencedInstanceId,

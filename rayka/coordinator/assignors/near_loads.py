@@ -13,8 +13,8 @@ free partitions only. Kafka: `AbstractStickyAssignor.RackInfo`, KIP-881 (E9).
 from collections.abc import Callable, Container, Sequence
 from heapq import heapify, heapreplace
 
-from rayka.coordinator.assignors.assignor import RacksByTopic
 from rayka.coordinator.assignors.even_loads import EvenLoads, Pool
+from rayka.coordinator.assignors.subscribers import RacksByTopic
 from rayka.ids import TopicPartition
 
 _Racks = tuple[str, ...]

@@ -5,7 +5,7 @@ from typing import Any
 
 from rayka.client.consumer.group_membership import Handover, LookUpTopics, Membership, Step
 from rayka.config.client_config import ConsumerConfig
-from rayka.coordinator.assignors.assignor import PartitionRacks
+from rayka.coordinator.assignors.subscribers import PartitionRacks
 from rayka.ids import TopicPartition
 from rayka.shard.runtime import Pending
 from tests.coordinator.group_support import REBALANCE_MS, SESSION_MS, Coordinator
