@@ -88,9 +88,6 @@ class EventReports:
         self._waiting: deque[RecordEventRequest] = deque(maxlen=WAITING_MAX)
         self._has_new = asyncio.Event()
 
-    def __repr__(self) -> str:
-        return f"<EventReports waiting={len(self._waiting)}>"
-
     def tell(self, kind: str, node_ids: Collection[int], reason: str) -> None:
         """Reports an event with the present time, as soon as a controller takes it."""
         self._waiting.append(RecordEventRequest.of_nodes(self._wall_clock_ms(), kind, node_ids, reason))

@@ -91,9 +91,6 @@ class DirectoryMoves:
         self._news = Signal()
         logs.cleaner.is_paused = self.has_copy
 
-    def __repr__(self) -> str:
-        return f"<DirectoryMoves wanted={len(self._wanted)} running={list(self.running.values())}>"
-
     def problems(self) -> list[str]:
         """Why moves have ended early, one line each, until the replica is moved again."""
         return list(self._reasons.values())

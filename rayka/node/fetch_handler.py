@@ -68,9 +68,6 @@ class FetchHandler:
         )
         self._refresh_ms = config.replica_lag_time_max_ms // _REFRESHES_PER_LAG
 
-    def __repr__(self) -> str:
-        return f"<FetchHandler {self._sessions!r}>"
-
     def handle(self, request: FetchRequest) -> Response:
         """Answers with one result for each partition, in order; within a session, with those that have news (G14). The
         first look is taken when this returns.

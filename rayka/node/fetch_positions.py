@@ -95,9 +95,6 @@ class FetchPositions:
         self._followed: dict[PartitionKey, Followed] = {}
         self.stream = FetchStream()
 
-    def __repr__(self) -> str:
-        return f"<FetchPositions {len(self._followed)}>"
-
     def __len__(self) -> int:
         return len(self._followed)
 

@@ -119,9 +119,6 @@ class FollowerQuotas:
         )
         self.departing = DepartingReplicas(broker_id, added)
 
-    def __repr__(self) -> str:
-        return f"<FollowerQuotas {self._quotas} {self.departing!r}>"
-
     def configure(self, config: BrokerConfig) -> None:
         """Sets other rates; that of departing replicas counts from the next `share` on."""
         added = config.reassignment_replication_throttled_rate

@@ -81,9 +81,6 @@ class GroupHandler:
         self._one_at_a_time = asyncio.Lock()
         self._commits = JoinedCommits(self._begin_commits)
 
-    def __repr__(self) -> str:
-        return f"<GroupHandler {self._topic.name} partitions={self._partition_count}>"
-
     @property
     def _partition_count(self) -> int:
         """The number of partitions of the topic; 0 while there is none."""
@@ -269,9 +266,6 @@ class JoinedCommits:
         # A loop keeps no task alive by itself.
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._open: dict[int, _Together] = {}
-
-    def __repr__(self) -> str:
-        return f"<JoinedCommits open={ {number: len(each.requests) for number, each in self._open.items()} }>"
 
     def commit(self, number: int, request: OffsetCommitRequest) -> Later[OffsetCommitResponse]:
         """Answers once the commit is replicated. Ends in the error that `begin` raises, or that refuses this commit

@@ -47,9 +47,6 @@ class HostedShards:
         self._shards: dict[PartitionKey, _Shard] = {}
         self._numbers: dict[tuple[str, int], PartitionKey] = {}
 
-    def __repr__(self) -> str:
-        return f"<HostedShards {list(self._shards.values())}>"
-
     def get(self, topic: str, number: int) -> _Shard:
         """The shard of a partition. Raises the error of its type when there is none here."""
         key = self._numbers.get((topic, number))
@@ -193,9 +190,6 @@ class PartitionLog(Generic[RecordT]):
         self._opened_in = self._partition.leader_epoch if self._partition.is_leader else NO_EPOCH
         self._end_at_opening = self._log.log_end_offset
         self.news = news
-
-    def __repr__(self) -> str:
-        return f"<PartitionLog {self._partition!r}>"
 
     # ---- Leadership -------------------------------------------------------------------------------------------------
 

@@ -40,9 +40,6 @@ class LoadMeter:
         # The report that no controller has answered yet; None: there is no new one.
         self.unreported: LoadReport | None = None
 
-    def __repr__(self) -> str:
-        return f"<LoadMeter {self.unreported!r}>"
-
     def on_reported(self, report: LoadReport | None) -> None:
         """A controller has answered the heartbeat that carried this report."""
         if report is self.unreported:

@@ -88,9 +88,6 @@ class LogCleaner:
         # True for a replica whose log a copy will replace.
         self.is_paused: Callable[[Replica], bool] = lambda _: False
 
-    def __repr__(self) -> str:
-        return f"<LogCleaner cleaned={len(self._last)} uncleanable={len(self._uncleanable)}>"
-
     def problems(self) -> list[str]:
         """Why logs cannot be cleaned, one line each."""
         return list(self._uncleanable.values())

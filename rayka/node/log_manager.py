@@ -23,7 +23,7 @@ from uuid import UUID
 
 from rayka.config.topic_config import TopicConfig
 from rayka.errors import DamagedLog, PassingStorageError, StorageError
-from rayka.ids import TopicPartition, node_name
+from rayka.ids import TopicPartition
 from rayka.log.log import Log
 from rayka.log.log_directory import LogDirectory
 from rayka.metadata.image import MetadataImage, PartitionImage
@@ -76,11 +76,6 @@ class LogManager:
         tasks.start("look for directories", self._look_for_directories())
         for directory in directories.all:
             tasks.start(f"checkpoint {directory.path}", self._checkpoint_for_ever(directory))
-
-    def __repr__(self) -> str:
-        return (
-            f"<LogManager of {node_name(self._broker_id)} in {[each.path for each in self._directories.all]}>"
-        )
 
     # ---- Opening ---------------------------------------------------------------------------------------
 

@@ -81,9 +81,6 @@ class LogRetention:
         self._awaiting_sync: dict[Log, None] = {}
         self._config: BrokerConfig = settings.config
 
-    def __repr__(self) -> str:
-        return f"<LogRetention shortened={len(self._last)}>"
-
     def last(self, log: Log) -> LastRetention | None:
         """The last removal of this process from the log; None: none."""
         return self._last.get(log)
@@ -244,9 +241,6 @@ class DeletedLogs:
         for directory in directories.all:
             for path in directory.partitions.deleted():
                 self.add(directory, (path,), 0)
-
-    def __repr__(self) -> str:
-        return f"<DeletedLogs waiting={sum(map(len, self._waiting.values()))}>"
 
     def add(self, directory: LogDirectory, paths: tuple[str, ...], delay_ms: int) -> None:
         """Removes these after the delay."""

@@ -64,9 +64,6 @@ class OpenProduce:
         self.deadline_s = now_s + request.timeout_ms / 1000
         self.response: Later[ProduceResponse] = Later()
 
-    def __repr__(self) -> str:
-        return f"<OpenProduce unsettled={self._unsettled_count} of {len(self._results)}>"
-
     def settle(self, place: int, result: ProducePartitionResult) -> None:
         """Sets the result of the partition at this place; the last one answers the request."""
         self._results[place] = result
@@ -92,9 +89,6 @@ class ProduceHandler:
         self._due: dict[PartitionKey, list[_Due]] = {}
         self._due_count = self._due_bytes = 0
         self._end_of_turn: asyncio.Handle | None = None
-
-    def __repr__(self) -> str:
-        return f"<ProduceHandler due={self._due_count}>"
 
     def handle(self, request: ProduceRequest) -> Response:
         """Answers with one result for each partition, once the last of them is settled."""
@@ -219,9 +213,6 @@ class ParkedAppends(Watch[PartitionKey]):
         replicas.parked.add(self, (key,))
         self._wait()
 
-    def __repr__(self) -> str:
-        return f"<ParkedAppends {len(self._waiting)}>"
-
     def wake(self, key: PartitionKey, news: News = News.CHANGED) -> None:
         if news is not News.COMMITTED or self._partition.high_watermark >= self._required_offset:
             self.is_woken = True
@@ -309,9 +300,6 @@ class ProducerIdHandler:
         self._lifecycle = lifecycle
         self._free = range(0)
         self._one_at_a_time = asyncio.Lock()
-
-    def __repr__(self) -> str:
-        return f"<ProducerIdHandler free={self._free}>"
 
     async def handle(self, request: InitProducerIdRequest) -> InitProducerIdResponse:
         """Gives a new id. Raises BrokerNotAvailable while the controller gives none."""

@@ -80,9 +80,6 @@ class QuorumDirectory:
             raise
         return cls(settings, directory, log, snapshots)
 
-    def __repr__(self) -> str:
-        return f"<QuorumDirectory {self.path} {self.log!r}>"
-
     @property
     def path(self) -> str:
         return metadata_directory(self._settings.data_dirs[0])

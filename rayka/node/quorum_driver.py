@@ -313,9 +313,6 @@ class Peers:
         self._refusals: dict[int, str] = {}
         self._failures = Repeats(_logger)
 
-    def __repr__(self) -> str:
-        return f"<Peers silent={list(self._silent)} refusing={list(self._refusals)}>"
-
     @property
     def state(self) -> tuple[tuple[tuple[int, bool], ...], tuple[int, ...]]:
         """A value that differs when something has changed."""

@@ -31,9 +31,6 @@ class QuorumLog(Generic[RecordT]):
         self._codec = codec
         self.news = driver.news
 
-    def __repr__(self) -> str:
-        return f"<QuorumLog {self._quorum!r}>"
-
     # ---- State -------------------------------------------------------------------------------------------------------
 
     @property

@@ -50,9 +50,6 @@ class QuorumRequests:
         self._request_timeout_ms = config.controller_quorum_request_timeout_ms
         self._cluster_id = driver.directory.cluster_id
 
-    def __repr__(self) -> str:
-        return f"<QuorumRequests of {self._driver!r}>"
-
     def handle(self, request: Request[Any]) -> Coroutine[Any, Any, Any]:
         """Answers by the method of the API's name."""
         answering: Coroutine[Any, Any, Any] = getattr(self, api_of(request).name)(request)

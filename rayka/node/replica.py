@@ -52,9 +52,6 @@ class Flusher:
         self._held: dict[Partition, bool] = {}
         self._has_work = asyncio.Event()
 
-    def __repr__(self) -> str:
-        return f"<Flusher {self._directory.path} wanted={len(self._wanted)}>"
-
     def on_appended(self, partition: Partition) -> None:
         """Arranges the sync of the append that the topic's configuration asks for."""
         log, config = partition.log, partition.config
@@ -215,10 +212,6 @@ class Truncations:
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
         self._turns: dict[LogDirectory, asyncio.Lock] = {}
-
-    def __repr__(self) -> str:
-        copying = [each.path for each, turn in self._turns.items() if turn.locked()]
-        return f"<Truncations copying in {copying}>"
 
     async def run(self, directory: LogDirectory, truncate: Truncate, is_wanted: Callable[[], bool]) -> bool:
         """Truncates the log in the directory; False if that is not wanted any more. Raises what `truncate` raises, and

@@ -51,9 +51,6 @@ class ReplicaChanges:
         for number in range(replicas.moves.worker_count):
             tasks.start(f"move replicas {number}", replicas.moves.run(self._exchange))
 
-    def __repr__(self) -> str:
-        return f"<ReplicaChanges of {self._replicas!r}>"
-
     # ---- Metadata --------------------------------------------------------------------------------------
 
     async def apply(self, delta: MetadataDelta, image: MetadataImage) -> None:

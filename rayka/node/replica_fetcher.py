@@ -189,9 +189,6 @@ class ReplicaFetcherManager:
         self._fetchers: dict[int, ReplicaFetcher] = {}
         self._assigned: dict[PartitionKey, _Assignment] = {}
 
-    def __repr__(self) -> str:
-        return f"<ReplicaFetcherManager {list(self._fetchers.values())}>"
-
     def assign(self, replicas: Iterable[Replica]) -> None:
         """Follows each of these partitions from its leader, if another broker leads it (B17).
 

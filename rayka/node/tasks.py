@@ -87,9 +87,6 @@ class Signal:
     def __init__(self) -> None:
         self._waiters: dict[asyncio.Future[None], None] = {}
 
-    def __repr__(self) -> str:
-        return f"<Signal waiters={len(self._waiters)}>"
-
     def notify(self) -> None:
         """Wakes all that wait."""
         for waiter in self._waiters:
@@ -216,9 +213,6 @@ class Repeats:
         self._level = level
         # Empty while nothing fails: a caller on a hot path need not call `succeeded` then.
         self.failing: dict[Hashable, _Logged] = {}
-
-    def __repr__(self) -> str:
-        return f"<Repeats {list(self.failing)}>"
 
     def failed(self, key: Hashable, message: str) -> None:
         """Logs the failure unless it was logged within the last minute."""
