@@ -299,6 +299,7 @@ def test_commits_and_offsets_are_counted_until_all_are_answered() -> None:
     with rayka.testing.cluster() as cluster:
         with rayka.Admin(cluster=cluster) as admin:
             admin.create_topic("t", partitions=1)
+            admin.create_topic("loaded", partitions=20)
         with RaykaGroups(cluster, "t", 3) as found:
             assert found.rate(30) > 0
         rayka_fill(cluster, groups=3, partitions=20)

@@ -16,7 +16,7 @@ import pyarrow as pa
 from rich.console import Console
 
 import rayka
-from rayka.cli.demo import demo_cluster, demo_directory, demo_ray
+from rayka.cli.demo_places import demo_cluster, demo_directory, demo_ray
 from rayka.cli.narrator import Narrator, Step
 from rayka.cli.output import Count, print_json, print_table
 from rayka.errors import UnavailableError

@@ -47,7 +47,7 @@ def test_help_imports_neither_ray_nor_rich_nor_pyarrow() -> None:
     )
 
 
-@pytest.mark.parametrize("module", ["rayka.cli.demo", "rayka.worker_pool.pool"])
+@pytest.mark.parametrize("module", ["rayka.cli.demo_places", "rayka.worker_pool.pool"])
 def test_uv_run_makes_no_environments_for_workers_whichever_module_imports_ray(module: str) -> None:
     script = (
         f"import {module}, ray\nfrom ray._private import ray_constants\n"
