@@ -58,7 +58,7 @@ _ALWAYS_ADMITTED = ("heartbeat", "register_broker", "status")
 # The outcome of a handler. A response that is there at once needs no task, and all its effects have happened when the
 # handler returns. Nor does a request that waits for news of partitions (`Later`): it goes on in the turn of the event
 # loop that brings the news. Produce, fetch and commit wait so: a small replicated write over the direct lane takes an
-# eighth less time than with a task for each (`direct_lane`). Every other handler is a coroutine.
+# eighth less time than with a task for each. Every other handler is a coroutine.
 Response = Message | Later[Any] | Coroutine[Any, Any, Any]
 Answering = Answer | Later[Answer] | Coroutine[Any, Any, Answer]
 

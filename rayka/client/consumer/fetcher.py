@@ -287,7 +287,7 @@ class PollWait:
     loop would take about as long as the work in it; a silence of all nodes is an error, once in as long a time.
 
     The end of a wait is a callback: with a coroutine for each poll one record in flight takes 7 % more processor time,
-    of client and broker together (1,431 instead of 1,334 us, the least of sixty runs of 25 records). Kafka:
+    of client and broker together (1,431 instead of 1,334 us, the least of three runs). Kafka:
     `FetchBuffer.awaitWakeup`.
     """
 

@@ -123,7 +123,7 @@ class GroupOffsets:
 
     The first attempt of a commit is a callback: with a task for each commit one that is waited for takes 23 % more
     processor time, of client and broker together, and one of many in flight 8 % (393 instead of 320 us, 26 instead of
-    24, the least of sixty runs).
+    24, the least of three runs).
     """
 
     def __init__(
