@@ -1,5 +1,8 @@
-"""What callers give to clients, checked where it enters: a wrong type is a TypeError that names the argument, a number
-or a text that no request can carry a ValueError.
+"""Checks of the arguments of clients: a wrong type is a TypeError that names the argument, a value that no request can
+carry an InvalidArgument (a ValueError).
+
+A moment is a `datetime` (also a subclass such as `pandas.Timestamp`), a `date` (its midnight) or a text in ISO 8601.
+Records have moments as milliseconds since 1970. A moment without a time zone is local time, as in all of Python.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,7 +16,7 @@ _ABOVE = 2**63
 
 
 def is_int(value: object) -> TypeGuard[int]:
-    """Whether it is a whole number; True and False are none."""
+    """Whether the value is a whole number; True and False are not."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -45,7 +48,7 @@ def text_of(value: Any, what: str) -> str:
 
 
 def partition_of(value: Any) -> TopicPartition:
-    """One partition, whose topic is a text and whose number is one."""
+    """A partition with a text as its topic and a whole number."""
     if not isinstance(value, TopicPartition):
         raise TypeError(f"expected a rayka.TopicPartition, found {value!r}")
     if not isinstance(value.topic, str) or not is_int(value.partition):
@@ -81,16 +84,12 @@ def mapping_of(value: Any, what: str) -> Mapping[Any, Any]:
 
 
 def check_callback(given: Any, name: str) -> None:
-    """Raises TypeError, which names it, for what is neither None nor a callable."""
+    """Raises TypeError, naming the argument, for a value that is neither None nor a callable."""
     if given is not None and not callable(given):
         raise TypeError(f"{name}: expected a callable, found {type(given).__name__}")
 
 
-# Moments as people write them, and as records have them: milliseconds since 1970.
-#
-# A moment is a `datetime` (also a subclass, as `pandas.Timestamp`), a `date`, which is its midnight, or a text as of
-# ISO 8601. One without a time zone is local time, as everywhere in Python.
-
+# ---- Moments ----
 
 # An int is in milliseconds.
 Moment = datetime | date | str | int
@@ -100,8 +99,9 @@ _MS = timedelta(milliseconds=1)
 
 
 def given_timestamp_ms(given: Any, what: str) -> int:
-    """A moment, or a timestamp in ms, as a caller gave it: the first whole millisecond at or after it. Raises
-    TypeError, and InvalidArgument for a text that is no moment, for a missing one (NaT), and for one before 1970.
+    """The first whole millisecond at or after a moment or a timestamp in ms.
+
+    Raises TypeError, and InvalidArgument for a text that is no moment, for NaT, and for a moment before 1970.
     """
     if isinstance(given, (date, str)):
         timestamp_ms = _timestamp_ms_of(given, what)
@@ -117,7 +117,7 @@ def given_timestamp_ms(given: Any, what: str) -> int:
 
 
 def moment_of(timestamp_ms: int) -> datetime:
-    """The moment in UTC. Raises InvalidArgument for one that lies beyond the calendar."""
+    """The moment in UTC. Raises InvalidArgument for a timestamp beyond the calendar."""
     try:
         return _EPOCH + timestamp_ms * _MS
     except OverflowError:
@@ -149,7 +149,7 @@ def _timestamp_ms_of(given: date | str, what: str) -> int:
 
 
 def _plain(given: datetime) -> datetime:
-    """The moment as a plain datetime: subclasses refuse some of its operations."""
+    """The moment as a plain datetime, because subclasses refuse some operations."""
     moment = datetime.combine(date(given.year, given.month, given.day), time())
     return moment.replace(
         hour=given.hour,
@@ -162,8 +162,9 @@ def _plain(given: datetime) -> datetime:
 
 
 def _in_zone(moment: datetime) -> datetime:
-    """The moment in the local time zone, unless it has one. At the two ends of the calendar, where the zone cannot be
-    computed, UTC counts as the zone.
+    """The moment in its own time zone, else in the local one.
+
+    UTC replaces the local zone at the two ends of the calendar, where the local zone cannot be computed.
     """
     if moment.utcoffset() is not None:
         return moment

@@ -1,7 +1,7 @@
-"""How a client finds its cluster: by name, through Ray, or by a handle that the caller hands over.
+"""Resolves the cluster of a client: a name, found through Ray, or a handle given by the caller.
 
-The client package knows no Ray. One lazy function leads from a name to `rayka.cluster`: the only exception in
-the import contract. Kafka has `bootstrap.servers` for this.
+The client package imports no Ray. One late import leads from a name to `rayka.cluster`: the only exception in the
+import contract. Kafka has `bootstrap.servers` for this.
 """
 
 from typing import Protocol, runtime_checkable
@@ -17,7 +17,7 @@ ClientConfig = AdminConfig | ConsumerConfig | ProducerConfig
 
 @runtime_checkable
 class ClusterHandle(Protocol):
-    """What a client needs of a cluster; `rayka.Cluster` and the cluster of `rayka.testing` are handles."""
+    """The view of a cluster that a client needs. `rayka.Cluster` and the cluster of `rayka.testing` are handles."""
 
     @property
     def name(self) -> str:
@@ -25,16 +25,17 @@ class ClusterHandle(Protocol):
         ...
 
     def network(self, transport: Transport = "auto") -> Network:
-        """A new caller to the cluster's nodes, which takes no direct lane with the transport `ray`.
+        """A new caller to the cluster's nodes, whose calls are awaited on the client's loop.
 
-        Its calls are awaited on the client's loop.
+        With the transport `ray` the caller uses no direct lane.
         """
         ...
 
 
 def resolve(cluster: "str | ClusterHandle") -> ClusterHandle:
-    """The cluster's handle. Raises ClusterNotFound for a name that no running cluster has, UnavailableError in a
-    forked child.
+    """The cluster's handle.
+
+    Raises ClusterNotFound for a name that no running cluster has, UnavailableError in a forked child.
     """
     forks.refuse()
     if isinstance(cluster, str):

@@ -1,9 +1,8 @@
-"""What the interceptors of producers and of consumers have in common: how they are given and called, and that they
-harm nothing.
+"""The common base of interceptors of producers and consumers: checks, calls, and containment of their exceptions.
 
 Invariant: an exception of an interceptor is logged, and neither the client nor the other interceptors see it. On the IO
-thread that holds for whatever is raised; in the application's thread a SystemExit, a KeyboardInterrupt or the end of a
-task is the application's. Kafka: ProducerInterceptors, ConsumerInterceptors.
+thread this holds for every exception; in the application's thread a SystemExit, a KeyboardInterrupt or the cancellation
+of a task passes through to the application. Kafka: ProducerInterceptors, ConsumerInterceptors.
 """
 
 import inspect
@@ -23,10 +22,10 @@ logger = logging.getLogger(__name__)
 
 
 class Interceptors(ABC, Generic[GivenT]):
-    """Those of one client, in their order. Each is an object with a hook that may change what passes through the
-    client, with one that is told what became of it, or both: `names`.
-    """
+    """The interceptors of one client, in their order."""
 
+    # The method that may change a value on its way through the client, and the method that gets the outcome. An
+    # interceptor has at least one of them.
     names: ClassVar[tuple[str, str]]
 
     def __init__(self, given: Sequence[object]) -> None:
@@ -38,7 +37,7 @@ class Interceptors(ABC, Generic[GivenT]):
 
     @classmethod
     def of(cls, given: Any) -> Self | None:
-        """From an option; None without any. Raises ConfigError for anything but a list of objects with a hook."""
+        """The interceptors of an option; None for an empty list. Raises ConfigError unless each has a hook."""
         if not isinstance(given, (list, tuple)):
             raise ConfigError(f"interceptors: expected a list, found {type(given).__name__}")
         for each in given:
@@ -51,30 +50,30 @@ class Interceptors(ABC, Generic[GivenT]):
     @staticmethod
     @abstractmethod
     def check(returned: Any) -> GivenT:
-        """What a hook has made of what it was given. Raises TypeError where that is none."""
+        """Returns the value that a hook returned. Raises TypeError for a value of a wrong type."""
 
     def changed(self, given: GivenT) -> GivenT:
-        """It as the interceptors want it, each given what the one before made of it."""
+        """Passes the value through the changing hooks, each with the result of the one before."""
         for hook in self._changing:
             with _contained(hook):
                 given = self.check(hook(given))
         return given
 
     async def await_changed(self, given: GivenT) -> GivenT:
-        """As `changed`; a hook may be a coroutine function."""
+        """Does the same as `changed`; a hook may be a coroutine function."""
         for hook in self._changing:
             with _contained(hook):
                 given = self.check(await _ended(hook(given)))
         return given
 
     def tell(self, *outcome: Any) -> None:
-        """What became of it."""
+        """Calls the hooks for outcomes."""
         for hook in self._told:
             with _contained(hook):
                 hook(*outcome)
 
     async def await_tell(self, *outcome: Any) -> None:
-        """As `tell`; a hook may be a coroutine function."""
+        """Does the same as `tell`; a hook may be a coroutine function."""
         for hook in self._told:
             with _contained(hook):
                 await _ended(hook(*outcome))
@@ -91,8 +90,9 @@ async def _ended(returned: Any) -> Any:
 
 @contextmanager
 def _contained(hook: Hook) -> Iterator[None]:
-    """Within it the hook is called: what it raises is logged. On the IO thread a SystemExit would end the step that has
-    other answers to bring.
+    """Logs an exception of the hook that is called in the block.
+
+    On the IO thread even a SystemExit is contained, because it would end a step that has other answers to deliver.
     """
     try:
         yield

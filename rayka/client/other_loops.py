@@ -1,9 +1,9 @@
-"""Calls into the event loops of the application, from the IO thread or any other: many of them with one wake-up.
+"""Calls into the event loops of the application, from the IO thread or any other, with one wake-up for many calls.
 
 `loop.call_soon_threadsafe` wakes the loop by a write to a socket for each call: ten thousand deliveries that are
 awaited one by one would be ten thousand writes on the IO thread. Here the calls to a loop wait in one mailbox, which
-wakes the loop when it was empty. Invariants: calls are made in the order in which they were posted; a loop has its turn
-after a thousand of them; what is posted to a loop that was closed is dropped, and with it all that waits there.
+wakes the loop only when it was empty. Invariants: calls are made in the order in which they were posted; the loop does
+other work after a thousand of them; a post to a closed loop drops all waiting calls of that loop.
 """
 
 import asyncio
@@ -21,7 +21,8 @@ class _Mailbox:
     """The calls that wait for one loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = ref(loop)  # what keeps the mailbox must not keep its key
+        # The mailbox is a value of a weak dictionary and must not keep its key alive.
+        self._loop = ref(loop)
         self._calls: deque[Call] = deque()
         self._is_woken = False
 
@@ -36,17 +37,19 @@ class _Mailbox:
         try:
             if loop is not None:
                 loop.call_soon_threadsafe(self._run)
-        except RuntimeError:  # it was closed
+        except RuntimeError:
+            # The loop was closed.
             self._calls.clear()
             self._is_woken = False
 
     def _run(self) -> None:
-        # Before the calls are looked at: a call that is posted from here on wakes the loop again.
+        # Reset before the calls are read: a call posted later must wake the loop again.
         self._is_woken = False
         try:
             for _ in range(min(len(self._calls), _TURN_CALLS_MAX)):
                 self._calls.popleft()()
-        finally:  # a call may raise: the others are made all the same
+        finally:
+            # Also after a call that raised: the others are made all the same.
             if self._calls and not self._is_woken:
                 self._is_woken = True
                 self._wake()
@@ -57,7 +60,7 @@ _lock = threading.RLock()
 
 
 def poster() -> Callable[[Call], None]:
-    """What has the running loop make a call soon; it may be used from any thread."""
+    """Returns a function, for any thread, that has the running loop make a call soon."""
     loop = asyncio.get_running_loop()
     with _lock:
         mailbox = _mailboxes.get(loop)
@@ -67,7 +70,7 @@ def poster() -> Callable[[Call], None]:
 
 
 async def called(begin: Callable[[Call], object]) -> None:
-    """Returns when what `begin` is given was called, from any thread."""
+    """Passes a callback to `begin`; returns when any thread has called the callback."""
     over = asyncio.get_running_loop().create_future()
     begin(partial(poster(), partial(_set, over)))
     await over

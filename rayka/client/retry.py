@@ -13,14 +13,15 @@ from rayka.client.bootstrap import ClientConfig
 
 JITTER = 0.2
 SOON_MS = 10
-SOON_MAX = 4  # tries; a node that then still does not know that it leads may never learn it
+# Attempts; a node that still does not know of its leadership afterwards may never learn of it.
+SOON_MAX = 4
 TELL_AFTER_S = 3.0
 
 logger = logging.getLogger(__name__)
 
 
 class Backoff:
-    """How long to pause after the n-th failure in a row."""
+    """The pause after the n-th failure in a row."""
 
     __slots__ = ("_first_ms", "_max_ms", "_random")
 
@@ -35,13 +36,13 @@ class Backoff:
         return unjittered_ms * self._random.uniform(1 - JITTER, 1 + JITTER)
 
     def soon_ms(self, failure_count: int) -> float:
-        """A pause for a node that will soon know what the caller knows: 10 ms, doubling up to the first pause."""
+        """A short pause for a node whose metadata lag behind the caller's: 10 ms, doubling up to the first pause."""
         unjittered_ms = min(SOON_MS << min(failure_count - 1, 30), self._first_ms)
         return unjittered_ms * self._random.uniform(1 - JITTER, 1 + JITTER)
 
 
 class Retry:
-    """One call's attempts. Made on the loop that makes them."""
+    """The attempts of one call. Created on the loop of the attempts."""
 
     __slots__ = ("_backoff", "_deadline_s", "_failure_count", "_loop")
 
@@ -56,11 +57,11 @@ class Retry:
 
     @property
     def remaining_ms(self) -> int:
-        """Milliseconds left until the deadline, never below 1, so that it can be passed on as a timeout."""
+        """Milliseconds left until the deadline; at least 1, so that it is a valid timeout."""
         return max(1, int((self._deadline_s - self._loop.time()) * 1000))
 
     async def pause(self) -> bool:
-        """Waits before the next attempt; False, at once, when the deadline would pass meanwhile."""
+        """Waits before the next attempt; returns False at once if the deadline would pass during the pause."""
         self._failure_count += 1
         pause_s = self._backoff.pause_ms(self._failure_count) / 1000
         if self._loop.time() + pause_s >= self._deadline_s:
@@ -71,7 +72,7 @@ class Retry:
 
 @contextmanager
 def telling(awaited: Callable[[], str], after_s: float = TELL_AFTER_S) -> Iterator[None]:
-    """Warns once, in the log (in a command: on stderr), when what happens inside takes seconds; `awaited` says why."""
+    """Logs one warning (a command shows it on stderr) if the block takes longer than `after_s`; `awaited` words it."""
     timer = asyncio.get_running_loop().call_later(after_s, lambda: logger.warning("%s", awaited()))
     try:
         yield

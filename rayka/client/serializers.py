@@ -1,7 +1,8 @@
-"""Values into bytes and back, by name, pydantic model, callable, or an object that wants to know where they go.
+"""Serializers and deserializers, chosen by name, pydantic model, callable, or object with a method.
 
-Invariants: None (a tombstone) never reaches a serializer; whatever one raises arrives as SerializationError with the
-cause attached. A pydantic model is used by its methods, so pydantic is not imported. Kafka: Serializer, Deserializer.
+Invariants: None (a tombstone) never reaches a serializer; any exception of a serializer arrives as SerializationError
+with the cause attached. A pydantic model is used by its methods, so pydantic is not imported. Kafka: Serializer,
+Deserializer.
 """
 
 import json
@@ -15,19 +16,20 @@ import numpy as np
 
 from rayka.errors import ConfigError, SerializationError
 
-Serializer = Callable[..., Any]  # of the data, the topic, and the record's headers
+# Called with the data, the topic, and the record's headers.
+Serializer = Callable[..., Any]
 Deserializer = Serializer
 _NAMES = ("bytes", "string", "json", "msgpack")
 _BYTES = (bytes, bytearray, memoryview)
 
 
 def serializer(given: Any, name: str) -> Serializer | None:
-    """What turns objects into bytes; None for "bytes", where there is nothing to do.
+    """The function that turns objects into bytes; None for "bytes", which needs none.
 
     `given`: None, "bytes", "string" (UTF-8), "json" (compact; also dataclasses, datetimes and values of numpy; refuses
     bytes, NaN and infinity, which JSON does not have), "msgpack" (also values of numpy), a pydantic model, an object
-    with `serialize(topic, headers, data)`, or a callable of the data. `name` is the option's, for errors. Raises
-    ConfigError when it is none of these.
+    with `serialize(topic, headers, data)`, or a callable of the data. Errors name the option `name`. Raises ConfigError
+    for anything else.
     """
     named: dict[str, Serializer] = {
         "string": _encode_text,
@@ -39,8 +41,9 @@ def serializer(given: Any, name: str) -> Serializer | None:
 
 
 def deserializer(given: Any, name: str = "deserializer") -> Deserializer | None:
-    """What turns bytes into objects, from the same choices as `serializer`, the method being `deserialize`; None where
-    bytes stay bytes.
+    """The function that turns bytes into objects; None if bytes stay bytes.
+
+    Takes the choices of `serializer`; the method of an object is `deserialize`.
     """
     named = {"string": bytes.decode, "json": msgspec.json.decode, "msgpack": msgpack.unpackb}
     is_model = isinstance(given, type) and hasattr(given, "model_validate_json")
@@ -114,7 +117,8 @@ def _guarded(convert: Callable[[Any], Any], name: str) -> Callable[..., Any]:
     def guarded(value: Any, topic: str = "", headers: Any = ()) -> Any:
         try:
             return convert(value)
-        except Exception as error:  # a user's function may raise anything
+        # A user's function may raise anything.
+        except Exception as error:
             raise _failed(name, error) from error
 
     return guarded

@@ -1,8 +1,8 @@
-"""Since when no node answers a client that has something to ask: that distinguishes a stopped cluster from an idle one.
+"""Measures how long no node has answered a client's calls, which tells a stopped cluster from an idle one.
 
 Invariants: any answer ends the silence, a refusal too; a call that breaks off, times out or is given up is no answer.
-While nothing is asked there is no silence. Time in which this process was stopped is none either: nothing was asked
-then, and what was under way may be lost. Kafka has no such thing: its consumer polls for ever when the cluster is gone.
+There is no silence while no call is under way. Time in which this process was stopped does not count: no call was made
+then, and calls under way may be lost. Kafka has no such thing: its consumer polls for ever when the cluster is gone.
 """
 
 import asyncio
@@ -20,22 +20,26 @@ _LOOK_S = 1.0
 
 
 class SilenceWatch:
-    """The network port of one client, which notes when nodes answer."""
+    """The network port of one client, which records when nodes answer."""
 
     def __init__(self, network: Network, cluster_name: str) -> None:
         self._network = network
         self._cluster_name = cluster_name
         self._clock = LoopClock()
+        # Calls under way.
         self._open_count = 0
+        # The beginning of the silence; None: there is none.
         self._since_s: float | None = None
+        # The last error since the last answer.
         self._problem: ApiError | None = None
+        # The last look at the clock.
         self._looked_s: float | None = None
 
     def __repr__(self) -> str:
         return f"<SilenceWatch {self._cluster_name} since={self._since_s} open={self._open_count}>"
 
     async def watch_clock(self) -> None:
-        """For ever: looks at the clock, so that a time without a look is one in which the process was stopped."""
+        """Looks at the clock once a second, for ever: a longer gap between looks shows that the process was stopped."""
         while True:
             self._look()
             await asyncio.sleep(_LOOK_S)
@@ -53,16 +57,16 @@ class SilenceWatch:
         return asked
 
     def forget(self) -> None:
-        """The silence ends; with calls under way another one begins now."""
+        """Ends the silence. While calls are under way another silence begins now."""
         self._since_s = self._clock.now_s() if self._open_count else None
 
     def remaining_s(self, limit_s: float) -> float:
-        """The time until the silence has lasted that long; without a silence, the whole limit."""
+        """The time until the silence reaches the limit; the whole limit while there is no silence."""
         self._look()
         return limit_s if self._since_s is None else self._since_s + limit_s - self._clock.now_s()
 
     def error(self, limit_s: float) -> UnavailableError:
-        """The error for a silence that has lasted that long."""
+        """The error for a silence that has reached the limit."""
         said = f"last error: {self._problem}; " if self._problem is not None else ""
         return UnavailableError(
             f"no node of cluster {self._cluster_name!r} has answered for {math.floor(limit_s * 1000)} ms: {said}"
@@ -70,7 +74,9 @@ class SilenceWatch:
         )
 
     def _look(self) -> None:
-        """Takes the time of a stop off the silence. After a stop timers run in any order, so each one looks first."""
+        """Subtracts the time of a stop from the silence. Every timer looks first, because after a stop timers run in
+        any order.
+        """
         at_s = self._clock.now_s()
         if self._looked_s is not None and self._since_s is not None:
             stopped_s = max(0.0, at_s - self._looked_s - _LOOK_S)
@@ -78,7 +84,7 @@ class SilenceWatch:
         self._looked_s = at_s
 
     def _on_end(self, outcome: object) -> None:
-        """A call that was given up says nothing of the node."""
+        """Ends the silence on an answer. A call that was given up shows nothing about the node."""
         self._open_count -= 1
         if isinstance(outcome, (NetworkException, RequestTimedOut)):
             self._problem = outcome

@@ -1,1 +1,1 @@
-"""What an `Admin` does: topics, partitions, configurations, brokers and the quorum, shown and changed."""
+"""The `Admin` client: shows and changes topics, partitions, configurations, groups, brokers and the quorum."""

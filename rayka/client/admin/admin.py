@@ -1,4 +1,4 @@
-"""A cluster managed: the sync face of `AsyncAdmin`. Kafka: Admin (A56, A57, B45 to B47, G11)."""
+"""The sync `Admin`: checks arguments, runs `AsyncAdmin` on the IO thread. Kafka: Admin (A56, A57, B45 to B47, G11)."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from random import Random
@@ -51,10 +51,9 @@ class Admin(GroupAdmin, LoadAdmin):
         metadata_max_idle_ms: int = 300000
         transport: "auto" | "ray" = "auto"
 
-    `default_api_timeout_ms` bounds every call.
-    Every call raises UnavailableError when no controller answers in time, and ClosedError; an argument of a wrong type
-    is a TypeError. What changes something returns when every usable broker knows it. Raises ConfigError,
-    ClusterNotFound. Kafka: Admin.
+    `default_api_timeout_ms` bounds every call. Every call raises UnavailableError when no controller answers in time,
+    ClosedError after `close`, and TypeError for an argument of a wrong type. A call that changes something returns when
+    every usable broker knows the change. The constructor raises ConfigError, ClusterNotFound. Kafka: Admin.
     """
 
     def __init__(
@@ -82,11 +81,11 @@ class Admin(GroupAdmin, LoadAdmin):
         """Creates the topic and returns it, once every broker knows it. Counts default to the cluster's.
 
         `assignments`, instead of the counts, names the replicas of each partition in order, the preferred leader first:
-        `[[1, 2], [2, 3]]`. Else they are placed over racks and brokers. When an answer was lost and the repeated
-        request finds a topic that is as it was asked for, that is the one it created.
+        `[[1, 2], [2, 3]]`. Without `assignments` replicas are placed over racks and brokers. When an answer was lost
+        and the repeated request finds a topic equal to the request, that topic counts as created by this call.
 
-        With `if_not_exists` a topic that exists is returned as it is; a warning in the log says where it is not what
-        was asked for. Then it does not matter which of several callers creates it.
+        With `if_not_exists` an existing topic is returned unchanged, so several callers may create the same topic; a
+        warning in the log names each difference from the request.
 
         Raises TopicAlreadyExists, InvalidTopic, InvalidPartitions, InvalidReplicationFactor (also with too few
         brokers), InvalidReplicaAssignment, and ConfigError for a key that topics do not have.
@@ -115,25 +114,25 @@ class Admin(GroupAdmin, LoadAdmin):
         return self._run(self._brain.list_topics)
 
     def describe_topic(self, name: str) -> TopicDescription:
-        """The topic's id, explicit configuration and partitions: leader, replicas, ISR, how far each is behind, and the
-        logs on the brokers' disks: bytes, segments, oldest record, and how compaction stands.
+        """Returns the topic's id, explicit configuration and partitions: leader, replicas, ISR, lag of each replica,
+        and the logs on the brokers' disks: bytes, segments, oldest record, and how compaction stands.
 
-        The brokers are asked for that, each for up to 3 s; of one that does not answer it is unknown (None).
-        Raises UnknownTopicOrPartition.
+        Each broker has up to 3 s to report its logs; the logs of a broker that does not answer are None. Raises
+        UnknownTopicOrPartition.
         """
         return self._run(self._brain.describe_topic, text_of(name, "name"))
 
     def describe_topics(self, names: Iterable[str] | None = None) -> list[TopicDescription]:
-        """As `describe_topic`, of several topics or, with None, of all, sorted by name."""
+        """Describes several topics, or with None all, sorted by name. See `describe_topic`."""
         return self._run(self._brain.describe_topics, names_of(names))
 
     def create_partitions(
         self, name: str, partitions: int, *, assignments: Assignments | None = None
     ) -> TopicDescription:
-        """Adds partitions, so that the topic has `partitions` in all; returns it, once every broker knows them.
+        """Adds partitions until the topic has `partitions` in all; returns the topic, once every broker knows them.
 
-        Keys go to other partitions from then on. `assignments` names the replicas of each new one. Raises
-        UnknownTopicOrPartition, InvalidPartitions (no more than it has), InvalidReplicaAssignment. Kafka:
+        Afterwards keys map to other partitions. `assignments` names the replicas of each new partition. Raises
+        UnknownTopicOrPartition, InvalidPartitions (the topic has as many already), InvalidReplicaAssignment. Kafka:
         CreatePartitionsRequest.
         """
         count = count_of(partitions, "partitions", InvalidPartitions)
@@ -141,11 +140,11 @@ class Admin(GroupAdmin, LoadAdmin):
         return self._run(self._brain.create_partitions, NewPartitions(text_of(name, "name"), count, placed))
 
     def delete_records(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Deletes the records below an offset of each partition; -1 is the high watermark: all that are committed.
+        """Deletes the records below an offset of each partition; -1 is the high watermark: all committed records.
 
-        Returns the low watermark of each: the lowest log start offset of its live replicas, at or above what was asked
-        for. Raises OffsetOutOfRange above the high watermark, UnknownTopicOrPartition, PolicyViolation, and
-        the last retriable error when the leaders did not get it done in time; what was deleted stays deleted.
+        Returns the low watermark of each partition: the lowest log start offset of its live replicas, at or above the
+        requested offset. Raises OffsetOutOfRange for an offset above the high watermark, UnknownTopicOrPartition,
+        PolicyViolation, and the last retriable error when leaders did not finish in time; deleted records stay deleted.
         """
         return self._run(self._brain.partitions.delete_records, offsets_of(offsets))
 
@@ -154,9 +153,9 @@ class Admin(GroupAdmin, LoadAdmin):
     def describe_configs(
         self, *, topic: str | None = None, broker: int | str | None = None
     ) -> dict[str, ConfigValue]:
-        """The configuration in force, by Kafka's dotted names, and where each value comes from.
+        """Returns the configuration in force, by Kafka's dotted names, and the source of each value.
 
-        Of a topic; of a broker by its id; or, with `broker="all"`, what was set for all brokers. Raises
+        The resource is a topic, a broker by its id, or with `broker="all"` the settings for all brokers. Raises
         UnknownTopicOrPartition, BrokerIdNotRegistered. Kafka: DescribeConfigsRequest.
         """
         return self._run(self._brain.configs.describe, resource_of(topic, broker))
@@ -168,11 +167,11 @@ class Admin(GroupAdmin, LoadAdmin):
         topic: str | None = None,
         broker: int | str | None = None,
     ) -> None:
-        """Sets these keys, and deletes those with the value None, so that the default counts again; others stay.
+        """Sets these keys, and deletes keys with the value None, so that their default counts again. Other keys stay.
 
-        All of them or none. The resource as in `describe_configs`. Raises ConfigError for an unknown key or a wrong
-        value, UnknownTopicOrPartition, and InvalidConfig or InvalidRequest for what cannot be altered while
-        nodes run. Kafka: IncrementalAlterConfigsRequest.
+        Makes all changes or none. Names the resource like `describe_configs`. Raises ConfigError for an unknown key or
+        a wrong value, UnknownTopicOrPartition, and InvalidConfig or InvalidRequest for a key that cannot be altered
+        while nodes run. Kafka: IncrementalAlterConfigsRequest.
         """
         resource = resource_of(topic, broker)
         changes = changes_of(resource, configs)
@@ -185,40 +184,41 @@ class Admin(GroupAdmin, LoadAdmin):
     ) -> None:
         """Gives each partition other replicas, by broker id and the preferred leader first; None cancels.
 
-        Returns when the new replicas are known; they catch up in the background, and when they are in sync the old ones
-        go. Each partition on its own: the first that is refused is raised when the others are under way. Raises
-        UnknownTopicOrPartition, InvalidReplicaAssignment (unknown brokers, none), NoReassignmentInProgress (nothing to
-        cancel). Kafka: AlterPartitionReassignmentsRequest.
+        Returns when the new replicas are known. The new replicas catch up in the background; once they are in sync the
+        old replicas are removed. Each partition is changed on its own: the first refusal is raised after the other
+        changes have begun. Raises UnknownTopicOrPartition, InvalidReplicaAssignment (unknown brokers, no brokers),
+        NoReassignmentInProgress (nothing to cancel). Kafka: AlterPartitionReassignmentsRequest.
         """
         return self._run(self._brain.partitions.alter_reassignments, assignment_of(reassignments))
 
     def drain_broker(self, broker_id: int, *, dry_run: bool = False) -> dict[TopicPartition, tuple[int, ...]]:
-        """Gives every replica on the broker to others; returns the new replicas of each partition, nothing when it had
-        none. With `dry_run` it returns them and changes nothing.
+        """Moves every replica of the broker to other brokers; returns the new replicas of each partition, empty for a
+        broker without replicas. With `dry_run` returns the plan and changes nothing.
 
-        The broker is cordoned first (`cordoned.log.dirs=*`): it gets no replica of a new topic, and no balance fills it
-        again; `alter_configs({"cordoned.log.dirs": None}, broker=broker_id)` takes that back. Each replica goes to an
-        active broker that is not cordoned and has none of the partition, whose disks stay below 80 % with it, in a rack
-        that has none if there is one, with the fewest replicas by then. Returns when the new replicas are known;
-        `list_partition_reassignments` says which still catch up. Raises BrokerIdNotRegistered; InvalidReplicationFactor
-        that names the topics for which too few brokers remain; NoDiskRoom.
+        Cordons the broker first (`cordoned.log.dirs=*`): a cordoned broker gets no replica of a new topic, and no
+        balance fills it again; `alter_configs({"cordoned.log.dirs": None}, broker=broker_id)` takes that back. The
+        target of a replica is an active broker that is not cordoned, has no replica of the partition, and whose disks
+        stay below 80 % with the replica; preferred are a rack without a replica of the partition, then the fewest
+        replicas. Returns when the new replicas are known; `list_partition_reassignments` shows which still catch up.
+        Raises BrokerIdNotRegistered; InvalidReplicationFactor naming the topics for which too few brokers remain;
+        NoDiskRoom.
         """
         return self._run(self._brain.drain_broker, int_of(broker_id, "node_id"), dry_run=dry_run)
 
     def list_partition_reassignments(
         self, partitions: Iterable[TopicPartition] | None = None
     ) -> list[PartitionReassignment]:
-        """The reassignments under way, of these partitions or of all."""
+        """Returns the reassignments under way, of these partitions or of all."""
         return self._run(self._brain.partitions.list_reassignments, partitions_of(partitions))
 
     def elect_leaders(
         self, partitions: Iterable[TopicPartition] | None = None, *, unclean: bool = False
     ) -> list[ElectionOutcome]:
-        """Makes the preferred replica the leader of each partition; with None, of all that have another one.
+        """Elects the preferred replica of each partition; with None, of every partition that another replica leads.
 
-        With `unclean`: of a partition without a leader any live replica, which loses what only others have.
-        Each outcome is its own: ElectionNotNeeded, PreferredLeaderNotAvailable, EligibleLeadersNotAvailable,
-        UnknownTopicOrPartition. Kafka: ElectLeadersRequest.
+        With `unclean`: elects any live replica of a partition without a leader, and loses the records that only other
+        replicas have. Each partition has its own outcome: ElectionNotNeeded, PreferredLeaderNotAvailable,
+        EligibleLeadersNotAvailable, UnknownTopicOrPartition. Kafka: ElectLeadersRequest.
         """
         election = ElectionType.UNCLEAN if unclean else ElectionType.PREFERRED
         return self._run(self._brain.partitions.elect_leaders, election, partitions_of(partitions))
@@ -226,31 +226,31 @@ class Admin(GroupAdmin, LoadAdmin):
     # ---- The cluster ----
 
     def describe_cluster(self) -> ClusterSummary:
-        """The cluster's id, active controller and registered brokers: their state, rack, replicas and leaders."""
+        """Returns the cluster's id, active controller and registered brokers: state, rack, replicas and leaders."""
         return self._run(self._brain.describe_cluster)
 
     def log_dirs(
         self, brokers: Iterable[int] | None = None, *, topics: Iterable[str] | None = None
     ) -> list[BrokerLogDirs]:
-        """What these brokers, or all, have in their data directories, of these topics or of all; sizes in bytes.
+        """Returns the data directories of these brokers, or of all, with their replicas of these topics, or of all.
 
-        Of a broker that does not answer within 3 s, `error` says so. Raises BrokerIdNotRegistered. Kafka:
-        DescribeLogDirsRequest.
+        Sizes are in bytes. `error` of a broker that does not answer within 3 s says so. Raises BrokerIdNotRegistered.
+        Kafka: DescribeLogDirsRequest.
         """
         ids = None if brokers is None else tuple(int_of(each, "node_id") for each in brokers)
         return self._run(self._brain.partitions.log_dirs, ids, names_of(topics))
 
     def alter_replica_log_dirs(self, broker_id: int, replicas: Mapping[TopicPartition, str]) -> None:
-        """Moves replicas of the broker to other data directories of its own, by their paths as `log_dirs` has them.
+        """Moves replicas of the broker to other data directories of the broker, by the paths that `log_dirs` shows.
 
-        Returns when the moves have begun: each replica is copied while it serves, and then the copy takes its place.
-        `log_dirs` has the copy meanwhile, as a future replica with its lag, then the replica in its new place.
-        A move that ends early (that directory is full, or fails) is among the broker's problems in `rayka status`, and
-        the replica stays where it is; so it does when it is asked for in its own directory. Raises LogDirNotFound,
-        InvalidReplicaAssignment (that directory is cordoned), ReplicaNotAvailable (the broker has no such replica),
-        KafkaStorageError (that directory is offline),
-        UnknownTopicOrPartition, BrokerIdNotRegistered; the first refusal when the others are under way. Kafka:
-        AlterReplicaLogDirsRequest.
+        Returns when the moves have begun. A replica is copied while it serves, then the copy takes its place. During
+        the move `log_dirs` shows the copy as a future replica with its lag. A move that fails (the target directory is
+        full, or goes offline) leaves the replica in its place and is listed among the broker's problems in
+        `rayka status`. A replica already in the named directory stays there.
+
+        Raises LogDirNotFound, InvalidReplicaAssignment (the directory is cordoned), ReplicaNotAvailable (the broker has
+        no such replica), KafkaStorageError (the directory is offline), UnknownTopicOrPartition, BrokerIdNotRegistered;
+        the first refusal is raised after the other moves have begun. Kafka: AlterReplicaLogDirsRequest.
         """
         return self._run(
             self._brain.partitions.alter_log_dirs, int_of(broker_id, "node_id"), paths_of(replicas)
@@ -259,30 +259,30 @@ class Admin(GroupAdmin, LoadAdmin):
     def unregister_broker(self, broker_id: int) -> None:
         """Forgets a broker that was stopped for good, and its configuration.
 
-        Raises BrokerIdNotRegistered, and InvalidRequest while it runs, or holds replicas (`drain_broker` moves
-        them). Kafka: UnregisterBrokerRequest, which does not look.
+        Raises BrokerIdNotRegistered, and InvalidRequest for a broker that runs or holds replicas (`drain_broker` moves
+        them). Kafka: UnregisterBrokerRequest, which checks neither.
         """
         return self._run(self._brain.unregister_broker, int_of(broker_id, "node_id"))
 
     def describe_quorum(self) -> QuorumInfo:
-        """The leader of the metadata quorum, its voters and observers, and how far each is.
+        """Returns the leader of the metadata quorum, its voters and observers, and the lag of each.
 
-        Without a leader UnavailableError says what each controller answered.
+        Raises UnavailableError with the answer of each controller while there is no leader.
         """
         return self._run(self._brain.quorum.describe)
 
     def add_raft_voter(self, node_id: int, directory_id: UUID | None = None) -> None:
-        """Makes a controller that follows the metadata a voter; returns when that is committed.
+        """Makes a controller that follows the metadata a voter; returns when the change is committed.
 
-        Without `directory_id` it is the directory that the node follows with. Raises InvalidRequest when the node is no
-        controller, DuplicateVoter when a replica of it votes already, RequestTimedOut when it has not caught up or
-        another change is under way, and UnavailableError when the node does not follow, or the answer was lost and the
-        change may have been made.
+        `directory_id` defaults to the directory that the node follows with. Raises InvalidRequest when the node is no
+        controller, DuplicateVoter when a replica of the node votes already, RequestTimedOut when the node has not
+        caught up or another change is under way, and UnavailableError when the node does not follow, or when the answer
+        was lost and the change may have been made.
         """
         return self._run(self._brain.quorum.add_voter, int_of(node_id, "node_id"), directory_id)
 
     def remove_raft_voter(self, node_id: int, directory_id: UUID | None = None) -> None:
-        """Takes the vote from a controller; returns when that is committed. It goes on following.
+        """Takes the vote from a controller; returns when the change is committed. The controller goes on following.
 
         Raises VoterNotFound, also for the last voter, RequestTimedOut while another change is under way, and
         UnavailableError when the answer was lost and the change may have been made.

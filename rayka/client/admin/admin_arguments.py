@@ -1,4 +1,4 @@
-"""What an `Admin` is given, checked before anything is sent: a wrong type is a TypeError that names the argument."""
+"""Checks of the arguments of `Admin`, before anything is sent: a wrong type is a TypeError that names the argument."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -21,7 +21,7 @@ def names_of(names: Any) -> tuple[str, ...] | None:
 
 
 def count_or_default(count: Any, name: str, error: type[ApiError]) -> int:
-    """A count given by the user, or the cluster's default: -1 is how the protocol says that, and is none here."""
+    """A count of 1 or more, or for None the protocol's sign for the cluster's default. A caller's -1 is refused."""
     if count is None:
         return DEFAULT_COUNT
     return count_of(count, name, error, ", or None for the cluster's default")

@@ -1,6 +1,7 @@
-"""The brain of an `Admin`, on the IO thread: topics, the cluster and its load; the rest are objects of their own.
+"""The asynchronous `Admin`, on the IO thread: topics, the cluster, its load and events.
 
-A request that is repeated after a lost answer recognises its own work. Kafka: KafkaAdminClient.
+Partitions, groups, configurations and the quorum are objects of their own (`AdminPart`). A request that is repeated
+after a lost answer recognises its own effect as success. Kafka: KafkaAdminClient.
 """
 
 import logging
@@ -41,14 +42,14 @@ from rayka.protocol.topics import (
     UnregisterBrokerRequest,
 )
 
-# How long a controller is waited for before a broker is asked.
+# How long `events` waits for a controller before it asks a broker.
 _CONTROLLER_TIMEOUT_MS = 2_000
 
 logger = logging.getLogger(__name__)
 
 
 class AsyncAdmin(AdminPart):
-    """See the module."""
+    """The methods of `Admin` about topics, the cluster, load and events, with checked arguments."""
 
     def __init__(self, handle: ClusterHandle, config: AdminConfig, random: Random) -> None:
         self.cluster_name = handle.name
@@ -64,7 +65,8 @@ class AsyncAdmin(AdminPart):
         while True:
             try:
                 return await self._create_topic(topic, if_not_exists)
-            except NoSuchTopic:  # it was just found or created, and was deleted since
+            except NoSuchTopic:
+                # Another caller deleted the topic between its creation and its description.
                 if not if_not_exists or not await retry.pause():
                     raise
 
@@ -123,7 +125,8 @@ class AsyncAdmin(AdminPart):
     ) -> dict[TopicPartition, tuple[int, ...]]:
         plan = await self._drain_plan(broker_id)
         if not dry_run:
-            await self.configs.cordon(broker_id)  # so that nothing is placed there or moved back
+            # Without the cordon new replicas could be placed there while the others leave.
+            await self.configs.cordon(broker_id)
             plan = await self._drain_plan(broker_id)
             if plan:
                 await self.partitions.alter_reassignments(plan)
@@ -137,31 +140,35 @@ class AsyncAdmin(AdminPart):
 
     async def unregister_broker(self, broker_id: int) -> None:
         await self._registered((broker_id,))
-        with suppress(BrokerIdNotRegistered):  # an earlier try, whose answer was lost, has done it
+        # The broker was registered just now: an earlier attempt whose answer was lost has removed it.
+        with suppress(BrokerIdNotRegistered):
             await self._ask(UnregisterBrokerRequest(broker_id))
 
-    # ---- Load and what the cluster decides by itself ----
+    # ---- Load, balance and events ----
 
     async def describe_load(self, topics: tuple[str, ...] | None) -> ClusterLoad:
-        """What the active controller knows; with topics, only partitions of these, which have to exist."""
+        """The load as the active controller knows it, with `topics` only their partitions. Raises NoSuchTopic."""
         wanted = None if topics is None else tuple(dict.fromkeys(topics))
         if wanted:
             await self._topics(wanted)
         return ClusterLoad.of(await self._ask(DescribeLoadRequest(wanted or None)), names=wanted)
 
     async def balance(self, moves: int) -> BalancePlan:
-        """The plan, once every usable broker knows of the moves that have begun."""
+        """Returns the plan, once every usable broker knows the moves that have begun."""
         response = await self._ask(BalanceRequest(moves))
         if response.begun_count:
             await self._until_applied(response.metadata_offset)
         return msgspec.convert(response, BalancePlan, from_attributes=True)
 
     async def describe_balance(self) -> BalanceStatus:
-        """How far the balance is."""
+        """The progress of the balance under way, or the end of the last one."""
         return BalanceStatus.taken_from(await self._ask(DescribeBalanceRequest()))
 
     async def cancel_balance(self) -> bool:
-        """Whether one was under way; then every usable broker knows that it is not any more."""
+        """Cancels the balance; returns whether one was under way, once every usable broker knows of its end.
+
+        True also after a lost answer, because the earlier attempt may have cancelled the balance.
+        """
         request = CancelBalanceRequest()
         response, may_have_run = await self._nodes.call_controller_again(request, self.timeout_ms)
         if response.is_cancelled:
@@ -169,8 +176,10 @@ class AsyncAdmin(AdminPart):
         return response.is_cancelled or may_have_run
 
     async def events(self, since: int, count: int) -> list[EventInfo]:
-        """The newest events of those after one, the oldest first. A broker gives them without an active controller: the
-        loss of the quorum is when they are wanted most.
+        """The newest `count` events after number `since`, the oldest first.
+
+        A broker answers while there is no active controller, because operators need events most when the quorum is
+        lost.
         """
         request = DescribeEventsRequest(since, count)
         try:
@@ -183,10 +192,10 @@ class AsyncAdmin(AdminPart):
                 raise error from None
         return [EventInfo.taken_from(each) for each in response.events]
 
-    # ---- Within ----
+    # ---- Helpers ----
 
     async def _described(self, name: str) -> TopicDescription:
-        """The topic as the controller knows it."""
+        """The topic as the controller knows it, without the logs on disks."""
         (topic,) = await self._topics((name,))
         return TopicDescription.of(topic)
 
@@ -201,7 +210,7 @@ class AsyncAdmin(AdminPart):
 
 
 def _has_partitions(topic: TopicDescription, wanted: NewPartitions) -> bool:
-    """Whether a request for those partitions may have made the last of these."""
+    """Whether the topic is as a request for these partitions would have left it."""
     if len(topic.partitions) != wanted.partition_count:
         return False
     if wanted.assignments is None:

@@ -1,4 +1,4 @@
-"""The part of an `Admin`'s brain that is about configurations. Asked of the active controller.
+"""Configurations of topics and brokers, described and altered by the active controller.
 
 Kafka: KafkaAdminClient's describeConfigs, incrementalAlterConfigs.
 """
@@ -32,7 +32,7 @@ ALL_BROKERS = "all"
 
 
 class AsyncConfigAdmin(AdminPart):
-    """See the module."""
+    """The methods of `Admin` about configurations, with checked arguments."""
 
     async def describe(self, resource: ConfigResourceName) -> dict[str, ConfigValue]:
         """The keys in force, sorted. Raises UnknownTopicOrPartition, BrokerIdNotRegistered."""
@@ -43,12 +43,12 @@ class AsyncConfigAdmin(AdminPart):
         return {each.name: ConfigValue.taken_from(each) for each in entries}
 
     async def cordoned(self, data_dirs: Mapping[int, Sequence[str]]) -> set[int]:
-        """Which of these brokers, given with their directories, take no new replica in any of them."""
+        """The brokers, of those in `data_dirs`, that take no new replica in any of their directories."""
         resources = tuple(ConfigResourceName(ResourceType.BROKER, str(each)) for each in data_dirs)
         return closed_brokers((await self._ask(DescribeConfigsRequest(resources))).resources, data_dirs)
 
     async def cordon(self, broker_id: int) -> None:
-        """The broker takes no new replica any more."""
+        """Cordons all directories of the broker, so that it takes no new replica."""
         change = ConfigChange(CORDONED, AlterConfigOp.SET, "*")
         await self.alter(resource_of(None, broker_id), (change,))
 
@@ -63,29 +63,29 @@ class AsyncConfigAdmin(AdminPart):
 
 
 def closed_brokers(described: Iterable[DescribedConfig], data_dirs: Mapping[int, Sequence[str]]) -> set[int]:
-    """Those of the brokers described that take no new replica in any of their directories: all are cordoned, or the
-    broker is said to go, or its machine to drain; the latter two of a broker itself only.
+    """The described brokers that take no new replica in any of their directories.
+
+    A broker is closed when all its directories are cordoned, when it is marked as leaving, or when its machine drains.
+    The latter two marks count only if set for the broker itself.
     """
     found: set[int] = set()
     for each in described:
         broker_id = int(each.resource_name)
         values = {entry.name: entry.value for entry in each.entries if entry.name == CORDONED}
         own = BrokerConfig.parse(values, what=f"broker {broker_id}")
-        goes = is_leaving(each) or drain_deadline_ms(each) >= 0
-        if goes or all(map(own.is_cordoned, data_dirs[broker_id])):
+        leaves = is_leaving(each) or drain_deadline_ms(each) >= 0
+        if leaves or all(map(own.is_cordoned, data_dirs[broker_id])):
             found.add(broker_id)
     return found
 
 
 def drain_deadline_ms(described: DescribedConfig) -> int:
-    """Until when the machine of the broker drains, 0 where that is not known; -1 where it was not said of the broker
-    itself.
-    """
+    """The deadline of the drain of the broker's machine, 0 for an unknown one; -1 unless set for the broker itself."""
     return int(_own_value(described, DRAIN_DEADLINE) or -1)
 
 
 def is_leaving(described: DescribedConfig) -> bool:
-    """Whether the broker is one of too many, and is to be emptied, which is said of the broker itself."""
+    """Whether the broker itself is marked as leaving: scaling in empties it."""
     return _own_value(described, LEAVING) == "true"
 
 
@@ -95,8 +95,9 @@ def _own_value(described: DescribedConfig, name: str) -> str | None:
 
 
 def resource_of(topic: str | None, broker: int | str | None) -> ConfigResourceName:
-    """The resource that `topic=` or `broker=` names. Raises TypeError unless exactly one of them does, InvalidArgument
-    for another word than `all`.
+    """The resource that `topic=` or `broker=` names.
+
+    Raises TypeError unless exactly one of them is given, InvalidArgument for another word than `all`.
     """
     if (topic is None) == (broker is None):
         raise TypeError("expected either topic= or broker=")

@@ -1,4 +1,4 @@
-"""What all parts of an `Admin` have: its brain, its end, and how its methods reach the IO thread."""
+"""The base of the sync `Admin` and its parts: its `AsyncAdmin`, its close, and the way to the IO thread."""
 
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -13,7 +13,7 @@ ResultT = TypeVar("ResultT")
 
 
 class AdminFace(SyncClient):
-    """See the module; its methods are those of `Admin`."""
+    """Runs methods of an `AsyncAdmin` for callers on other threads."""
 
     def __init__(self, brain: AsyncAdmin) -> None:
         self._brain = brain
@@ -29,7 +29,9 @@ class AdminFace(SyncClient):
     def _run(
         self, work: Callable[P, Coroutine[Any, Any, ResultT]], *arguments: P.args, **options: P.kwargs
     ) -> ResultT:
-        """What the work comes to. The last thing that a method does: the async admin awaits here."""
+        """Returns the result of the work. Every public method ends in this call, because `rayka.aio` overrides it to
+        return an awaitable instead.
+        """
         self._check_open()
         return wait_for(partial(work, *arguments, **options), self._brain.timeout_ms, caller=self)
 

@@ -1,4 +1,4 @@
-"""The part of an `Admin` that is about groups: the sync face of `AsyncGroupAdmin`. Kafka: Admin (E10)."""
+"""The sync methods of `Admin` about groups, which run `AsyncGroupAdmin`. Kafka: Admin (E10)."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
@@ -14,33 +14,34 @@ from rayka.protocol.groups import GroupState
 
 
 class GroupAdmin(AdminFace):
-    """See the module; its methods are those of `Admin`."""
+    """The methods of `Admin` about groups and their committed offsets."""
 
     def list_groups(self, states: Iterable[str] | None = None) -> list[GroupListing]:
-        """All groups, or those in these states (such as "Empty" or "Stable"), sorted by id.
+        """Returns all groups, or the groups in these states (such as "Empty" or "Stable"), sorted by id.
 
-        Every broker in use is asked. Raises ValueError for a state that groups do not have.
+        Asks every broker in use. Raises ValueError for a state that groups do not have.
         """
         wanted = None if states is None else tuple(_state(each) for each in names_of(states) or ())
         return self._run(self._brain.groups.list_groups, wanted)
 
     def describe_group(self, group_id: str) -> GroupDescription:
-        """The group's state, members and what each of them reads.
+        """Returns the group's state and its members with their assigned partitions.
 
         Raises GroupIdNotFound, InvalidGroupId.
         """
         return self._run(self._brain.groups.describe, text_of(group_id, "group_id"))
 
     def delete_group(self, group_id: str) -> None:
-        """Forgets the group and the offsets that it has committed. Raises NonEmptyGroup while it has members,
-        GroupIdNotFound, InvalidGroupId.
+        """Forgets the group and its committed offsets.
+
+        Raises NonEmptyGroup while the group has members, GroupIdNotFound, InvalidGroupId.
         """
         return self._run(self._brain.groups.delete, text_of(group_id, "group_id"))
 
     def group_offsets(self, group_id: str) -> list[GroupOffset]:
-        """What the group has committed, and how far it is behind, sorted by partition; empty of an unknown group.
+        """Returns the group's committed offsets and lags, sorted by partition; empty for an unknown group.
 
-        The leaders are asked for the ends, for up to 3 s. Raises InvalidGroupId.
+        Leaders have up to 3 s to name the end offsets. Raises InvalidGroupId.
         """
         return self._run(self._brain.groups.offsets, text_of(group_id, "group_id"))
 
@@ -56,14 +57,14 @@ class GroupAdmin(AdminFace):
     ) -> list[OffsetReset]:
         """Commits other offsets for a group without members; returns them, sorted by partition.
 
-        One of three: `to` the earliest or latest offset, an offset, or an offset by partition; to the first record at
-        or after `timestamp` (a moment as of `Consumer.seek_to_timestamp`, or in ms), the end where there is none; or
-        `shift_by` so many records from what is committed. What lies outside a log becomes its nearest end. `scope`
-        names topics and partitions; without it those that `to` names, or those with committed offsets. With `dry_run`
-        nothing is changed.
+        Takes exactly one target. `to`: the earliest or latest offset, an offset, or an offset by partition.
+        `timestamp`: the first record at or after this moment (see `Consumer.seek_to_timestamp`; or in ms), else the
+        log's end. `shift_by`: this many records after the committed offset. An offset outside a log becomes the nearest
+        end of the log. `scope` names topics and partitions; it defaults to the partitions that `to` names, else to
+        those with committed offsets. With `dry_run` nothing is committed.
 
         Raises NonEmptyGroup while the group has members, GroupIdNotFound when nothing is committed and no scope named,
-        UnknownTopicOrPartition, InvalidRequest for a partition that the target says nothing of, InvalidGroupId.
+        UnknownTopicOrPartition, InvalidRequest for a partition without a target offset, InvalidGroupId.
         """
         target = target_of(to, timestamp, shift_by)
         named = None if scope is None else _scope(scope)

@@ -1,4 +1,4 @@
-"""What an `Admin` answers about groups: frozen values, plain enough for JSON."""
+"""Results of `Admin` about groups: frozen values with `to_dict` for JSON."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -19,21 +19,24 @@ from rayka.protocol.groups import (
 
 @dataclass(frozen=True)
 class GroupListing(AdminResult):
-    """A group in a few words. The protocol type is "consumer", or empty of one that has only committed offsets."""
+    """One line of the list of groups."""
 
     group_id: str
+    # "consumer"; empty for a group that has only committed offsets.
     protocol_type: str
     state: GroupState
 
 
 @dataclass(frozen=True)
 class GroupMember(AdminResult):
-    """A member of a group, and the partitions that it reads; none while the group rebalances."""
+    """A member of a group and its assigned partitions."""
 
     member_id: str
+    # None: a dynamic member.
     group_instance_id: str | None
     client_id: str
     client_host: str
+    # Empty while the group rebalances.
     assignment: tuple[TopicPartition, ...]
 
     @classmethod
@@ -45,13 +48,15 @@ class GroupMember(AdminResult):
 
 @dataclass(frozen=True)
 class GroupDescription(AdminResult):
-    """A group: its state, its generation, the assignor that it uses, its members, and the node that coordinates it."""
+    """A group: its state, generation, assignor, coordinator and members."""
 
     group_id: str
     state: GroupState
     generation_id: int
     protocol_type: str
+    # The name of the assignor.
     protocol_name: str
+    # The node that coordinates the group.
     coordinator_id: int
     members: tuple[GroupMember, ...]
 
@@ -63,15 +68,15 @@ class GroupDescription(AdminResult):
 
 @dataclass(frozen=True)
 class GroupOffset(AdminResult):
-    """What a group has committed of one partition; `end_offset` and `lag`, how far it is behind, are None when they are
-    not known.
-    """
+    """The offset that a group has committed for one partition."""
 
     topic_partition: TopicPartition
     offset: int
     leader_epoch: int
     metadata: str
+    # The end of the partition's log; None: unknown.
     end_offset: int | None
+    # Records from the committed offset to the end, >= 0; None: unknown.
     lag: int | None
 
     @classmethod
@@ -85,15 +90,17 @@ class GroupOffset(AdminResult):
 
 @dataclass(frozen=True)
 class OffsetReset(AdminResult):
-    """The offset of a partition that was committed, None where that was none, and the one in its place."""
+    """One partition of a reset of a group's committed offsets."""
 
     topic_partition: TopicPartition
+    # The offset committed before; None: there was none.
     former_offset: int | None
+    # The offset committed by the reset.
     offset: int
 
 
 def _assignment(data: bytes) -> tuple[TopicPartition, ...]:
-    """Empty of bytes that are no assignment of ours."""
+    """The partitions of an assignment; empty for bytes in another client's format."""
     try:
         return tuple(sorted(decode_member_data(ConsumerAssignment, data).partitions)) if data else ()
     except CorruptRecord:

@@ -1,8 +1,8 @@
-"""The part of an `Admin`'s brain that is about groups: their members, and the offsets that they have committed.
+"""Groups, their members and their committed offsets, as their coordinators know them.
 
-The coordinator of a group is asked; all brokers are, for the list of groups. What a reset would commit is worked out
-here, and committed as any caller may while the group has no members. Kafka: KafkaAdminClient, ConsumerGroupCommand
-(E10).
+The list of groups comes from all brokers, everything else from a group's coordinator. A reset is computed here and
+committed like the commit of any caller outside the group, which the coordinator accepts while the group has no members.
+Kafka: KafkaAdminClient, ConsumerGroupCommand (E10).
 """
 
 import asyncio
@@ -47,7 +47,7 @@ _WITHOUT_MEMBERS = (GroupState.EMPTY, GroupState.DEAD)
 
 
 class AsyncGroupAdmin(AdminPart):
-    """See the module."""
+    """The methods of `Admin` about groups, with checked arguments."""
 
     def __init__(self, metadata: ClusterMetadata, timeout_ms: int) -> None:
         super().__init__(metadata, timeout_ms)
@@ -57,7 +57,10 @@ class AsyncGroupAdmin(AdminPart):
     # ---- Groups ----
 
     async def list_groups(self, states: tuple[GroupState, ...] | None) -> list[GroupListing]:
-        """Of all brokers that are in use; asks again while one of them does not answer, or has yet to load groups."""
+        """Lists the groups of all unfenced brokers; asks again while a broker does not answer or still loads groups.
+
+        Raises UnavailableError when the list stays incomplete until the timeout.
+        """
         retry = Retry(self.timeout_ms, self._nodes.backoff)
         while True:
             brokers = (await self._ask(MetadataRequest(()))).brokers
@@ -95,7 +98,7 @@ class AsyncGroupAdmin(AdminPart):
         return GroupDescription.of(described, self._coordinators.known(group_id))
 
     async def _described(self, group_id: str) -> DescribedGroup:
-        """One without a group has the state DEAD."""
+        """Describes the group; the state of an unknown group is DEAD."""
 
         def check(response: DescribeGroupsResponse) -> None:
             (found,) = response.groups
@@ -107,7 +110,10 @@ class AsyncGroupAdmin(AdminPart):
         return response.groups[0]
 
     async def delete(self, group_id: str) -> None:
-        """Raises GroupIdNotFound, NonEmptyGroup. That it is gone when it is asked to be deleted is an earlier try."""
+        """Deletes the group. Raises GroupIdNotFound, NonEmptyGroup.
+
+        A group that existed and is unknown to the deletion was deleted by an earlier attempt whose answer was lost.
+        """
         await self.describe(group_id)
 
         def check(response: DeleteGroupsResponse) -> None:
@@ -127,7 +133,7 @@ class AsyncGroupAdmin(AdminPart):
     # ---- Offsets ----
 
     async def offsets(self, group_id: str) -> list[GroupOffset]:
-        """Where a partition ends is not known when it is gone, or its leader does not answer."""
+        """The committed offsets and lags; end offset and lag are None if the partition's leader does not name them."""
         committed = await self._committed(group_id)
         wanted = dict.fromkeys(committed, LATEST_TIMESTAMP)
         timeout_ms = min(self.timeout_ms, NODE_TIMEOUT_MS)
@@ -136,8 +142,10 @@ class AsyncGroupAdmin(AdminPart):
         return [GroupOffset.of(each, known.get(tp)) for tp, each in sorted(committed.items())]
 
     async def _committed(self, group_id: str) -> dict[TopicPartition, FetchedOffset]:
-        """Without offsets of topics that were deleted, also where one of the name was created again: a coordinator may
-        have yet to forget them.
+        """The committed offsets of topics that still exist.
+
+        A coordinator may still keep offsets of a deleted topic; they are left out, also if a topic of the same name
+        was created since.
         """
 
         def check(response: OffsetFetchResponse) -> None:

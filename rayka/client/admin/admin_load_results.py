@@ -1,4 +1,4 @@
-"""What an `Admin` answers about load, balance and events: frozen values, plain enough for JSON."""
+"""Results of `Admin` about load, balance and events: frozen values with `to_dict` for JSON."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -10,29 +10,28 @@ from rayka.protocol.load import BalanceState, BrokerLoad, DescribeLoadResponse
 
 @dataclass(frozen=True)
 class BrokerLoadInfo(AdminResult):
-    """What a broker has to do. Bytes and records are per second and of clients; what followers fetch is apart.
-
-    `is_known` is False, and the rest 0, for a broker that has not reported to this controller yet. Means are over the
-    last `window_ms`, sizes and counts from the newest report, `age_ms` ago. `processor_share`: of one core, by its
-    process. `is_fenced`: the broker has stopped, or is silent, so it does nothing for clients; what it holds is as it
-    reported last.
-    """
+    """The load of one broker: rates are means over `window_ms`, sizes and counts are of the newest report."""
 
     node_id: int
+    # False: the broker has not reported to this controller yet, and all other figures are 0.
     is_known: bool
+    # The age of the newest report.
     age_ms: int
     window_ms: int
+    # Of one core, by the broker's process.
     processor_share: float
     size_bytes: int
     free_bytes: int
     partition_count: int
     leader_count: int
+    # Per second, of clients; the fetches of followers are counted apart.
     bytes_in: int
     records_in: int
     bytes_out: int
     records_out: int
     replication_bytes_in: int
     replication_bytes_out: int
+    # The broker has stopped or is silent: clients use it no more, and sizes are those of its last report.
     is_fenced: bool = False
 
     @classmethod
@@ -51,9 +50,7 @@ class BrokerLoadInfo(AdminResult):
 
 @dataclass(frozen=True)
 class PartitionLoadInfo(AdminResult):
-    """A replica that takes much of its broker: the size of its log, and what clients send to and read from it there a
-    second.
-    """
+    """A replica with much of its broker's load: the size of its log, and the traffic of clients a second."""
 
     topic: str
     partition: int
@@ -68,14 +65,14 @@ class PartitionLoadInfo(AdminResult):
 
 @dataclass(frozen=True)
 class ClusterLoad(AdminResult):
-    """All registered brokers, by id, and the partitions that they have named, by topic, partition and broker."""
+    """The load of all registered brokers, by id, and of the partitions they report, by topic, partition and broker."""
 
     brokers: tuple[BrokerLoadInfo, ...]
     partitions: tuple[PartitionLoadInfo, ...]
 
     @classmethod
     def of(cls, response: DescribeLoadResponse, names: Collection[str] | None = None) -> Self:
-        """With names, only partitions of these topics."""
+        """From a response; with `names` only the partitions of these topics."""
         return cls(
             tuple(map(BrokerLoadInfo.of, response.brokers)),
             tuple(
@@ -88,21 +85,22 @@ class ClusterLoad(AdminResult):
 
 @dataclass(frozen=True)
 class BalanceMoveInfo(AdminResult):
-    """One partition of a plan: its replicas, the preferred leader first, and what is copied for the new ones. `goal`:
-    `spread`, `capacity`, `size`, `leaders`, `bytes_in` or `bytes_out`.
-    """
+    """One partition of a plan of a balance."""
 
     topic: str
     partition: int
+    # The current replicas and the planned ones, each with the preferred leader first.
     replicas: tuple[int, ...]
     new_replicas: tuple[int, ...]
+    # Copied to the brokers that have no replica yet.
     copied_bytes: int
+    # `spread`, `capacity`, `size`, `leaders`, `bytes_in` or `bytes_out`.
     goal: str
 
 
 @dataclass(frozen=True)
 class BrokerShareInfo(AdminResult):
-    """What a broker holds before or after a plan; sizes of partitions that brokers have not named are estimated."""
+    """A broker's share before or after a plan. Sizes of partitions that brokers do not report are estimated."""
 
     broker_id: int
     size_bytes: int
@@ -114,28 +112,32 @@ class BrokerShareInfo(AdminResult):
 
 @dataclass(frozen=True)
 class BalancePlan(AdminResult):
-    """What should move, in this order; the first `begun_count` moves have begun. `before` and `after`: all brokers, by
-    id. `is_whole`: more moves than these would not improve it. `is_joined`: this balance was under way already; its
-    plan is empty while it is yet to be made.
-    """
+    """The moves of a balance, and the brokers' shares before and after them."""
 
+    # In the order in which they are carried out.
     moves: tuple[BalanceMoveInfo, ...]
+    # All brokers, by id.
     before: tuple[BrokerShareInfo, ...]
     after: tuple[BrokerShareInfo, ...]
+    # Further moves would not improve the balance.
     is_whole: bool
+    # The first `begun_count` moves have begun.
     begun_count: int
+    # The balance was already under way; `moves` is empty until its plan is made.
     is_joined: bool = False
 
 
 @dataclass(frozen=True)
 class BalanceStatus(AdminResult):
-    """A balance: `none` that this controller knows of, `planning`, `moving`, `ended` or `cancelled`. `reason`: why it
-    began, or what came of it; `waits_for`: why no move begins now, or nothing. The counts are of moves.
-    """
+    """The state and progress of a balance."""
 
+    # `none` (this controller knows no balance), `planning`, `moving`, `ended` or `cancelled`.
     state: BalanceState
+    # Why the balance began, or how it ended.
     reason: str
+    # Why no move begins now; empty: nothing delays one.
     waits_for: str
+    # Counts of moves.
     planned_count: int
     moved_count: int
     under_way_count: int
@@ -148,8 +150,7 @@ class BalanceStatus(AdminResult):
 
 @dataclass(frozen=True)
 class EventInfo(AdminResult):
-    """What happened to the cluster, or what it decided by itself, and why. Later events have higher numbers;
-    `timestamp_ms` is of the clock of the node that saw or decided it.
+    """A change of the cluster, or a decision of its own, with the cause.
 
     `kind`: of brokers and coordinators `broker-started` (a process has registered), `-unfenced` (it serves),
     `-fenced`, `-stopped`, `-cordoned` (a drain begins so) and `-removed`; of their disks `disk-offline`, `disk-full`
@@ -157,15 +158,17 @@ class EventInfo(AdminResult):
     active, `voter-added` and `voter-removed`; of processes and machines `process-ended`, `machine-lost`,
     `node-missing`, `node-failed` (it does not start), `node-made` and `supervisor-began`.
 
-    Of decisions: `heal-begun`, `heal-ended`, `heal-stopped` of replicas that are made anew; `balance-begun`,
-    `balance-ended`, `balance-cancelled`, about the brokers that were badly off where it began by itself; `scale-out-`
-    and `scale-in-` with `begun`, `ended`, `stopped` or `waits`, of nodes that come and go by the load; `drain-` of
-    machines that Ray drains. `subjects` are the nodes (`broker-4`), topics or partitions (`orders-0`) that it is about,
-    of many the first ones.
+    Of decisions: `heal-begun`, `heal-ended`, `heal-stopped` of lost replicas that are replaced; `balance-begun`,
+    `balance-ended`, `balance-cancelled`, naming the brokers that triggered an automatic balance; `scale-out-` and
+    `scale-in-` with `begun`, `ended`, `stopped` or `waits`, of nodes added and removed by load; `drain-` of machines
+    that Ray drains.
     """
 
+    # Grows with each event.
     number: int
+    # By the clock of the node that saw or decided it.
     timestamp_ms: int
     kind: str
+    # The nodes (`broker-4`), topics or partitions (`orders-0`) concerned; of many the first ones.
     subjects: tuple[str, ...]
     reason: str

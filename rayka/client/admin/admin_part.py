@@ -1,7 +1,7 @@
-"""What all parts of an `Admin`'s brain have: the way to the active controller, and how they word what it refused.
+"""The base of the asynchronous `Admin` and its parts: calls to the active controller, and the errors of refusals.
 
-Every call is bounded by the timeout of the `Admin`. What changes the metadata has been done when every usable broker
-has applied it. Kafka: KafkaAdminClient.
+The timeout of the `Admin` bounds every call. A change of the metadata is complete when every usable broker has applied
+it. Kafka: KafkaAdminClient.
 """
 
 from collections.abc import Iterable
@@ -13,11 +13,12 @@ from rayka.ports import Request
 from rayka.protocol.membership import MetadataRequest
 
 ResponseT = TypeVar("ResponseT")
-NODE_TIMEOUT_MS = 3_000  # one that hangs must not use up the whole budget, nor hold up what the others say
+# A node that hangs must not use up the whole budget, nor delay the answers of the others.
+NODE_TIMEOUT_MS = 3_000
 
 
 class AdminPart:
-    """One part of the brain, on the IO thread; its methods are those of `Admin`, with checked arguments."""
+    """One part of an `AsyncAdmin`, on the IO thread; its methods are those of `Admin`, with checked arguments."""
 
     def __init__(self, metadata: ClusterMetadata, timeout_ms: int) -> None:
         self.timeout_ms = timeout_ms
@@ -28,11 +29,11 @@ class AdminPart:
         return f"<{type(self).__name__} of {self._nodes.cluster_name}>"
 
     async def _ask(self, request: Request[ResponseT]) -> ResponseT:
-        """The active controller's answer; a request that is repeated may have been executed before."""
+        """The active controller's answer. A failed attempt is repeated, so the request may be executed twice."""
         return await self._nodes.call_controller(request, self.timeout_ms)
 
     async def _registered(self, wanted: Iterable[int] | None) -> list[int]:
-        """These brokers, or all that are registered. Raises BrokerIdNotRegistered, naming those that there are."""
+        """The wanted brokers, or all registered ones. Raises BrokerIdNotRegistered, naming the registered ones."""
         registered = [each.node_id for each in (await self._ask(MetadataRequest(()))).brokers]
         asked = registered if wanted is None else list(wanted)
         for each in asked:
@@ -47,14 +48,14 @@ class AdminPart:
         await self._nodes.wait_until_applied(metadata_offset, self.timeout_ms)
 
     async def _check(self, subject: str, name: str, code: ErrorCode, message: str = "") -> None:
-        """Raises what was refused about a subject; `name` is the topic that may be unknown."""
+        """Raises the error of a refusal about the subject; `name` is the topic that may be unknown."""
         if code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             raise await self._metadata.no_such_topic(name, self.timeout_ms)
         if code is not ErrorCode.NONE:
             raise self._refusal(subject, code, message)
 
     def _refusal(self, subject: str, code: ErrorCode, message: str) -> ApiError:
-        """The subject, its cluster, and what the node said, each once."""
+        """The error that names the subject, its cluster and the node's message once each."""
         said, cluster = message or code.name, f"cluster {self._nodes.cluster_name!r}"
         return error_for(
             code, f"{cluster}: {said}" if said.startswith(subject) else f"{subject} of {cluster}: {said}"

@@ -1,4 +1,4 @@
-"""What an `Admin` answers about partitions, directories and configurations: frozen values, plain enough for JSON."""
+"""Results of `Admin` about partitions, directories and configurations: frozen values with `to_dict` for JSON."""
 
 from dataclasses import dataclass
 from typing import Any, Self
@@ -13,14 +13,15 @@ from rayka.protocol.topics import LogCleaning, LogDirDescription, OngoingReassig
 
 @dataclass(frozen=True)
 class ElectionOutcome(AdminResult):
-    """What became of one partition's election; `error` is None when it has the leader that was wanted."""
+    """The outcome of one partition's election."""
 
     topic_partition: TopicPartition
+    # None: the wanted replica was elected.
     error: ApiError | None
 
     @property
     def is_needless(self) -> bool:
-        """Whether the wanted leader led already."""
+        """Whether the wanted replica led before the election."""
         return self.error is not None and self.error.code is ErrorCode.ELECTION_NOT_NEEDED
 
     def to_dict(self) -> dict[str, Any]:
@@ -36,16 +37,17 @@ class ElectionOutcome(AdminResult):
 
 @dataclass(frozen=True)
 class PartitionReassignment(AdminResult):
-    """A partition on its way to other replicas: `replicas` are all of now, the adding and the removing ones too."""
+    """A reassignment of a partition that is under way."""
 
     topic_partition: TopicPartition
+    # All current replicas, with the adding and the removing ones.
     replicas: tuple[int, ...]
     adding_replicas: tuple[int, ...]
     removing_replicas: tuple[int, ...]
 
     @property
     def target(self) -> tuple[int, ...]:
-        """The replicas that it will have."""
+        """The replicas after the reassignment."""
         return tuple(each for each in self.replicas if each not in self.removing_replicas)
 
     def to_dict(self) -> dict[str, Any]:
@@ -59,26 +61,29 @@ class PartitionReassignment(AdminResult):
 
 @dataclass(frozen=True)
 class LastCleaningInfo(AdminResult):
-    """What the last compaction of a log by its broker did, and when, by that broker's clock: up to which offset, and
-    how many bytes of segments became how many.
-    """
+    """The last compaction of a log by its broker."""
 
+    # By the broker's clock.
     timestamp_ms: int
+    # Records below it were compacted.
     end_offset: int
+    # Bytes of the compacted segments before and after.
     input_bytes: int
     output_bytes: int
 
 
 @dataclass(frozen=True)
 class LogCleaningInfo(AdminResult):
-    """How a compacted log stands: its bytes that were compacted before, and those that may be compacted now. `problem`
-    says why it cannot be compacted, empty when nothing is in the way; `last` is None until its broker has compacted it.
-    """
+    """The state of a compacted log."""
 
+    # Bytes already compacted, and bytes that may be compacted now.
     clean_bytes: int
     cleanable_bytes: int
+    # cleanable_bytes / (clean_bytes + cleanable_bytes)
     dirty_ratio: float
+    # Why the log cannot be compacted; empty: nothing prevents it.
     problem: str = ""
+    # None: the broker has not compacted the log yet.
     last: LastCleaningInfo | None = None
 
     @classmethod
@@ -93,11 +98,11 @@ class LogCleaningInfo(AdminResult):
 
 @dataclass(frozen=True)
 class LastRetentionInfo(AdminResult):
-    """What retention last took out of a log on its broker, and when, by that broker's clock: whole segments, for the
-    configuration key in `cause`, or because the log starts later.
-    """
+    """The last deletion of whole segments from a log by its broker."""
 
+    # By the broker's clock.
     timestamp_ms: int
+    # The configuration key that required it, or that the log start offset was raised.
     cause: str
     log_start_offset: int
     segment_count: int
@@ -106,25 +111,26 @@ class LastRetentionInfo(AdminResult):
 
 @dataclass(frozen=True)
 class ReplicaLogInfo(AdminResult):
-    """One replica on a broker's disk, as far as it is; a follower's high watermark trails the leader's. A future one is
-    a copy on its way into this directory: it lacks `offset_lag` offsets of the replica in the other one.
-    `oldest_timestamp_ms` is that of the oldest batch, -1 where there is none. `cleaning` is None for a log that is not
-    compacted, `retention` for one that has lost nothing to it since its broker started.
-    """
+    """One replica in a data directory of a broker, as its broker reports it."""
 
     topic: str
     partition: int
     topic_id: UUID
     size_bytes: int
     log_start_offset: int
+    # A follower's high watermark trails the leader's.
     high_watermark: int
     log_end_offset: int
     is_leader: bool
+    # A copy that a move between directories writes here; `offset_lag` behind the replica in the other directory.
     is_future: bool = False
     offset_lag: int = 0
     segment_count: int = 0
+    # Of the oldest batch; -1: the log is empty.
     oldest_timestamp_ms: int = NO_TIMESTAMP
+    # None: the log is not compacted.
     cleaning: LogCleaningInfo | None = None
+    # None: retention has deleted nothing since the broker started.
     retention: LastRetentionInfo | None = None
 
     @classmethod
@@ -138,26 +144,27 @@ class ReplicaLogInfo(AdminResult):
 
 @dataclass(frozen=True)
 class LogDir(AdminResult):
-    """One data directory of a broker and the replicas in it. `error` is empty while the disk works and has room; a full
-    one is still read, and goes on by itself when there is room. A cordoned one takes no new replicas.
-    """
+    """One data directory of a broker and the replicas in it."""
 
     path: str
     directory_id: UUID
+    # Empty: the disk works and has room.
     error: str
     free_bytes: int
     replicas: tuple[ReplicaLogInfo, ...]
+    # A full directory still serves reads, and takes records again as soon as it has room.
     is_full: bool = False
+    # A cordoned directory takes no new replicas.
     is_cordoned: bool = False
 
     @property
     def replica_count(self) -> int:
-        """How many replicas are here, those not counted that are on their way into it."""
+        """The number of replicas here, future ones not counted."""
         return sum(not each.is_future for each in self.replicas)
 
     @property
     def size_bytes(self) -> int:
-        """What the replicas take up."""
+        """The bytes of all replicas here, future ones included."""
         return sum(each.size_bytes for each in self.replicas)
 
     @classmethod
@@ -168,9 +175,10 @@ class LogDir(AdminResult):
 
 @dataclass(frozen=True)
 class BrokerLogDirs(AdminResult):
-    """The data directories of one broker; `error` says why there are none when it did not answer."""
+    """The data directories of one broker."""
 
     broker_id: int
+    # Empty if the broker did not answer; `error` says why.
     directories: tuple[LogDir, ...]
     error: str = ""
 

@@ -1,8 +1,8 @@
-"""The part of an `Admin`'s brain that is about partitions: their replicas, leaders, logs and lags.
+"""Partitions: their replicas, leaders, logs and lags.
 
-What moves replicas or leaders goes to the active controller; what is about logs goes to the brokers that have them,
-all at once. Kafka: KafkaAdminClient's alterPartitionReassignments, electLeaders, deleteRecords, describeLogDirs,
-alterReplicaLogDirs (B45, B46, G11).
+Requests that move replicas or leaders go to the active controller. Requests about logs go to the brokers that hold the
+logs, to all at once. Kafka: KafkaAdminClient's alterPartitionReassignments, electLeaders, deleteRecords,
+describeLogDirs, alterReplicaLogDirs (B45, B46, G11).
 """
 
 import asyncio
@@ -41,19 +41,22 @@ Assignment = Mapping[TopicPartition, tuple[int, ...] | None]
 
 
 class AsyncPartitionAdmin(AdminPart):
-    """See the module."""
+    """The methods of `Admin` about partitions and data directories, with checked arguments."""
 
     # ---- Replicas and leaders --------------------------------------------------------------------------------------
 
     async def list_reassignments(
         self, partitions: tuple[TopicPartition, ...] | None
     ) -> list[PartitionReassignment]:
-        """Those under way, by topic and partition."""
+        """The reassignments under way, by topic and partition."""
         response = await self._ask(ListPartitionReassignmentsRequest(partitions))
         return [PartitionReassignment.of(each) for each in response.reassignments]
 
     async def alter_reassignments(self, assignment: Assignment) -> None:
-        """Begins or cancels them. A cancellation whose answer was lost finds nothing to cancel: it has been done."""
+        """Begins or cancels reassignments. Raises the first refusal, after the others have begun.
+
+        A repeated cancellation that finds no reassignment has succeeded: its first answer was lost.
+        """
         wanted = tuple(Reassignment(tp.topic, tp.partition, to) for tp, to in sorted(assignment.items()))
         request = AlterPartitionReassignmentsRequest(wanted)
         response, may_have_run = await self._nodes.call_controller_again(request, self.timeout_ms)
@@ -65,7 +68,7 @@ class AsyncPartitionAdmin(AdminPart):
     async def elect_leaders(
         self, election: ElectionType, partitions: tuple[TopicPartition, ...] | None
     ) -> list[ElectionOutcome]:
-        """One outcome for each partition asked for, or for each that had another leader than the wanted one."""
+        """One outcome for each partition named, or with None for each that another replica led."""
         response = await self._ask(ElectLeadersRequest(election, partitions))
         await self._until_applied(response.metadata_offset)
         return [
@@ -82,7 +85,7 @@ class AsyncPartitionAdmin(AdminPart):
         what: str,
         passing: tuple[ErrorCode, ...] = (ErrorCode.NONE,),
     ) -> None:
-        """Raises the first refusal; the others are under way."""
+        """Raises the first refusal; the other partitions are being changed."""
         refused = [each for each in results if each.error_code not in passing]
         if refused:
             rest = f"; {len(refused)} of {len(results)} {what} were refused, the others are under way"
@@ -97,11 +100,11 @@ class AsyncPartitionAdmin(AdminPart):
     async def log_dirs(
         self, broker_ids: Sequence[int] | None, topics: tuple[str, ...] | None
     ) -> list[BrokerLogDirs]:
-        """What these brokers, or all that are registered, have on their disks; asked all at once."""
+        """The data directories of these brokers, or of all registered ones, asked for at once."""
         return await self._ask_log_dirs(await self._registered(broker_ids), topics)
 
     async def alter_log_dirs(self, broker_id: int, paths: Mapping[TopicPartition, str]) -> None:
-        """Begins the moves on this broker. Raises the first refusal, when the others are under way."""
+        """Begins the moves on this broker. Raises the first refusal, after the others have begun."""
         await self._registered((broker_id,))
         wanted = tuple(ReplicaLogDir(tp.topic, tp.partition, path) for tp, path in sorted(paths.items()))
         response = await self._nodes.network.call(
@@ -110,7 +113,7 @@ class AsyncPartitionAdmin(AdminPart):
         self._check_all(response.partitions, "replicas")
 
     async def held(self, topics: Sequence[MetadataTopic]) -> Held:
-        """The replicas of these topics, as far as their brokers answer."""
+        """The directories and logs of the replicas of these topics, without those of brokers that do not answer."""
         partitions = [partition for topic in topics for partition in topic.partitions]
         holders = dict.fromkeys(broker_id for each in partitions for broker_id in each.replicas)
         return {
@@ -135,7 +138,7 @@ class AsyncPartitionAdmin(AdminPart):
         return BrokerLogDirs(broker_id, tuple(LogDir.of(each) for each in response.directories))
 
     async def delete_records(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """The lowest log start offset of each partition afterwards. Raises as `Admin.delete_records`."""
+        """Deletes records; returns the low watermark of each partition. Raises like `Admin.delete_records`."""
         names = tuple(dict.fromkeys(tp.topic for tp in offsets))
         topics = {each.name: each for each in (await self._metadata.renew(names, self.timeout_ms)).topics}
         for tp in offsets:
@@ -149,7 +152,8 @@ class AsyncPartitionAdmin(AdminPart):
 
 class _DeleteRecords(LeaderRequest[int, DeleteRecordsResult]):
     grace_ms = NODE_TIMEOUT_MS
-    final_codes = (ErrorCode.REQUEST_TIMED_OUT,)  # its leader has waited already, and has deleted the records
+    # The leader has deleted its records and only timed out waiting for its followers.
+    final_codes = (ErrorCode.REQUEST_TIMED_OUT,)
 
     def part(self, topic: MetadataTopic, partition: MetadataPartition, wanted: int) -> DeleteRecordsPartition:
         return DeleteRecordsPartition(topic.topic_id, partition.partition, wanted)

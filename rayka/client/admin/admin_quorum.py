@@ -1,7 +1,7 @@
-"""The metadata quorum as a client sees it: its leader, its voters and how far each is; and changes of its voters.
+"""The metadata quorum: its leader, its voters with their lags, and changes of its voters.
 
-The active controller is found by asking any of them: one that does not lead names the leader it knows. A change that
-the leader may have made is never sent again, for it would be told that it is done already. Kafka: KafkaAdminClient's
+Any controller may be asked: a controller that does not lead names the leader it knows. A change that the leader may
+have made is never sent again, because the repetition would be refused as a duplicate. Kafka: KafkaAdminClient's
 describeMetadataQuorum, addRaftVoter, removeRaftVoter (A55-A57).
 """
 
@@ -41,7 +41,7 @@ _PASSING = (*_ELSEWHERE, ErrorCode.NETWORK_EXCEPTION, ErrorCode.REQUEST_TIMED_OU
 async def ask_quorum(
     network: Network, node_ids: Iterable[int], timeout_ms: int
 ) -> tuple[DescribeQuorumResponse | None, Mapping[int, str]]:
-    """One look for the leader among these nodes: its answer, or None with what each controller said instead."""
+    """Asks these nodes once for the quorum: the leader's answer, or None and the answer of each controller instead."""
     said: dict[int, str] = {}
     to_ask = possible_controllers(node_ids)
     while to_ask:
@@ -61,10 +61,10 @@ async def ask_quorum(
 
 
 class AsyncQuorumAdmin(AdminPart):
-    """The part of an `Admin`'s brain that is about the quorum."""
+    """The methods of `Admin` about the quorum, with checked arguments."""
 
     async def describe(self, retry: Retry | None = None) -> QuorumInfo:
-        """The quorum as its leader sees it. Raises UnavailableError saying what each controller answered instead."""
+        """The quorum as its leader sees it. Raises UnavailableError with each controller's answer instead."""
         retry = retry or Retry(self.timeout_ms, self._nodes.backoff)
         while True:
             node_ids = await self._nodes.network.node_ids()
@@ -78,13 +78,13 @@ class AsyncQuorumAdmin(AdminPart):
                 )
 
     async def add_voter(self, node_id: int, directory_id: UUID | None) -> None:
-        """Makes an observer a voter. Raises as `Admin.add_raft_voter`."""
+        """Makes an observer a voter. Raises like `Admin.add_raft_voter`."""
         if node_id not in possible_controllers([*await self._nodes.network.node_ids(), node_id]):
             raise InvalidRequest(f"{node_name(node_id)} cannot vote: only controllers do")
         await self._change(AddRaftVoterRequest, node_id, directory_id, _observer)
 
     async def remove_voter(self, node_id: int, directory_id: UUID | None) -> None:
-        """Takes a vote away. Raises as `Admin.remove_raft_voter`."""
+        """Takes a vote away. Raises like `Admin.remove_raft_voter`."""
         await self._change(RemoveRaftVoterRequest, node_id, directory_id, _voter)
 
     async def _change(
@@ -94,9 +94,11 @@ class AsyncQuorumAdmin(AdminPart):
         directory_id: UUID | None,
         choose: Callable[[QuorumInfo, int], ReplicaState],
     ) -> None:
-        """Asks again where the request only met the wrong node, or one that has just died before it was asked, or a
-        leader that refuses for now: the one before is not committed yet, or the node is not caught up. A leader that
-        has appended the change says so only when all the time is over.
+        """Sends the change to the leader, again as long as it was surely not made.
+
+        Retried are a node that does not lead, a node that died before the change was sent, and a leader that refuses
+        for now, because an earlier change is uncommitted or the node is not caught up. A leader that has appended the
+        change answers RequestTimedOut only when the whole timeout has passed, so no time is left to send it again.
         """
         retry = Retry(self.timeout_ms, self._nodes.backoff)
         first_fetch = Retry(min(NODE_TIMEOUT_MS, self.timeout_ms), self._nodes.backoff)
@@ -104,7 +106,8 @@ class AsyncQuorumAdmin(AdminPart):
             info = await self.describe(retry)
             try:
                 key = ReplicaKey(node_id, directory_id or choose(info, node_id).directory_id)
-            except UnavailableError:  # a leader that was just elected has yet to see its followers
+            except UnavailableError:
+                # A leader that was just elected has not seen the fetches of its followers yet.
                 if not await first_fetch.pause():
                     raise
                 continue
@@ -119,7 +122,7 @@ class AsyncQuorumAdmin(AdminPart):
     async def _send(
         self, request_type: ChangeType, leader_id: int, voter: ReplicaKey, timeout_ms: int
     ) -> None:
-        """Raises the ApiError that the leader gave, UnavailableError when its answer was lost."""
+        """Sends the change once. Raises the leader's ApiError, and UnavailableError when its answer was lost."""
         status = await self._nodes.network.call(leader_id, StatusRequest(), min(NODE_TIMEOUT_MS, timeout_ms))
         request = request_type(cluster_id=status.cluster_id, voter=voter, timeout_ms=timeout_ms)
         try:
@@ -134,7 +137,7 @@ class AsyncQuorumAdmin(AdminPart):
 
 
 def _observer(info: QuorumInfo, node_id: int) -> ReplicaState:
-    """The observer of that node that has fetched last. Raises DuplicateVoter, UnavailableError."""
+    """The node's observer with the latest fetch. Raises DuplicateVoter, UnavailableError."""
     # A broker observes too, but names no directory and cannot answer a candidate.
     found = [each for each in info.observers if each.node_id == node_id and each.directory_id != ZERO_ID]
     if found:
@@ -160,7 +163,7 @@ def _find_voter(info: QuorumInfo, node_id: int) -> ReplicaState | None:
 
 
 def _duplicate(info: QuorumInfo, key: ReplicaKey, said: str) -> str:
-    """What to do when the node's former self, on a disk that is gone, still has the vote."""
+    """The message for a duplicate voter; advises to remove the vote of a former directory of the node first."""
     former = _find_voter(info, key.node_id)
     if former is None or former.directory_id == key.directory_id:
         return said

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AdminResult:
-    """What an answer of the cluster says, for programs."""
+    """The base of all results of `Admin`: frozen, with plain values for programs."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, fit for JSON; ids are text, and a partition is its topic and its number."""
@@ -32,7 +32,7 @@ class AdminResult:
 
     @classmethod
     def taken_from(cls, message: Message, **others: Any) -> Self:
-        """The fields that the message has under the same names, and the others as given."""
+        """Copies the fields of the same names from the message; `others` are given by the caller."""
         names = [each.name for each in fields(cls) if each.name not in others]
         return cls(**{each: getattr(message, each) for each in names}, **others)
 
@@ -50,52 +50,55 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, UUID) else value
 
 
-# What brokers say of the replicas on their disks, by topic id, partition and broker.
+# The directory and the log of each replica as its broker reports them, by topic id, partition and broker.
 Held = Mapping[tuple[UUID, int, int], "tuple[LogDir, ReplicaLogInfo]"]
 
 
 @dataclass(frozen=True)
 class PartitionDescription(AdminResult):
-    """One partition, its nodes by id: its leader (-1 while it has none), its replicas, the preferred leader first,
-    those in sync, and those that may still be elected though they are not. While it is reassigned, `replicas` has
-    the adding and the removing ones too.
+    """One partition: its leader and replicas by node id, and the state of the replicas' logs.
 
-    `lags`: how many records each of `replicas` is behind the leader's log end; None where that is not known, because
-    the broker or the leader did not answer, or was not asked. `full_replicas`: those on a full disk, which are read and
-    take no records until there is room; `offline_replicas`: those whose disk has failed. `logs`: what each of
-    `replicas` has on its disk, and how compaction of it stands; None where that is not known.
+    Equality leaves out the fields that brokers report, because they differ from one request to the next.
     """
 
     partition: int
+    # -1: no leader.
     leader_id: int
     leader_epoch: int
+    # The preferred leader first; during a reassignment with the adding and the removing replicas.
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
+    # Replicas outside the ISR that may be elected without loss.
     eligible_leader_replicas: tuple[int, ...] = ()
     adding_replicas: tuple[int, ...] = ()
     removing_replicas: tuple[int, ...] = ()
-    lags: tuple[int | None, ...] = field(default=(), compare=False)  # they differ from one look to the next
+    # Records that each of `replicas` lacks of the leader's log; None: the broker or the leader did not answer, or was
+    # not asked.
+    lags: tuple[int | None, ...] = field(default=(), compare=False)
+    # The log of each of `replicas`; None: unknown.
     logs: "tuple[ReplicaLogInfo | None, ...]" = field(default=(), compare=False, repr=False)
+    # Replicas on a full disk: they serve reads and take no records until there is room.
     full_replicas: tuple[int, ...] = field(default=(), compare=False)
+    # Replicas whose disk has failed.
     offline_replicas: tuple[int, ...] = field(default=(), compare=False)
 
     @property
     def is_under_replicated(self) -> bool:
-        """Whether a replica that is to stay is not in sync."""
+        """Whether a replica that is not being added is missing in the ISR."""
         return any(each not in self.isr for each in self.replicas if each not in self.adding_replicas)
 
     @property
     def is_offline(self) -> bool:
-        """Whether no broker leads it, so that it can be neither read nor written."""
+        """Whether the partition has no leader and can be neither read nor written."""
         return self.leader_id == NO_NODE
 
     @property
     def leader_log(self) -> "ReplicaLogInfo | None":
-        """What the leader has on its disk; None where that is not known."""
+        """The leader's log; None: unknown."""
         return self.log_of(self.leader_id)
 
     def log_of(self, broker_id: int) -> "ReplicaLogInfo | None":
-        """What the broker has of it on its disk; None where that is not known."""
+        """The broker's log of the partition; None: unknown, or no replica."""
         return dict(zip(self.replicas, self.logs, strict=False)).get(broker_id)
 
     def to_dict(self) -> dict[str, Any]:
@@ -113,7 +116,7 @@ class PartitionDescription(AdminResult):
         }
         return cls.taken_from(
             partition,
-            # Never below 0: the replica may have answered later than its leader.
+            # Never below 0: a replica that answers later than its leader may report a higher end.
             lags=tuple(
                 None if end is None or each not in ends else max(0, end - ends[each])
                 for each in partition.replicas
@@ -126,22 +129,23 @@ class PartitionDescription(AdminResult):
 
 @dataclass(frozen=True)
 class TopicDescription(AdminResult):
-    """One topic. `configs`: what was set for it explicitly, by Kafka's dotted names."""
+    """One topic and its partitions."""
 
     name: str
     topic_id: UUID
     partitions: tuple[PartitionDescription, ...]
+    # The keys set explicitly, by Kafka's dotted names.
     configs: dict[str, str]
 
     def __repr__(self) -> str:
         return f"<TopicDescription {self.name} partitions={len(self.partitions)} configs={self.configs}>"
 
     def is_as_asked(self, topic: NewTopic) -> bool:
-        """Whether a request for that topic may have made this one."""
+        """Whether the topic is as a request for `topic` would have created it."""
         return self.configs == topic.configs and not self.difference(topic)
 
     def difference(self, topic: NewTopic) -> str:
-        """Where this topic is not what was asked for: `3 instead of 6 partitions`; empty where it is."""
+        """Differences from the requested topic, such as `3 instead of 6 partitions`; empty if there are none."""
         replicas = tuple(each.replicas for each in self.partitions)
         differences = []
         if topic.assignments is not None and topic.assignments != replicas:
@@ -159,13 +163,13 @@ class TopicDescription(AdminResult):
 
     @classmethod
     def of(cls, topic: MetadataTopic, held: Held = MappingProxyType({})) -> Self:
-        """Without `held` nothing is known of what is on the disks."""
+        """From the controller's metadata; without `held` lags and logs are unknown."""
         partitions = tuple(PartitionDescription.of(topic.topic_id, each, held) for each in topic.partitions)
         return cls(topic.name, topic.topic_id, partitions, dict(topic.configs))
 
 
 class BrokerState(StrEnum):
-    """What the controller makes of a broker: a fenced one leads nothing and is in no ISR."""
+    """The state of a broker by the controller. A fenced broker leads no partition and is in no ISR."""
 
     ACTIVE = "active"
     FENCED = "fenced"
@@ -174,23 +178,23 @@ class BrokerState(StrEnum):
 
 @dataclass(frozen=True)
 class BrokerDescription(AdminResult):
-    """One registered broker or coordinator, the replicas that it holds and how many of them lead.
-
-    `data_dirs` are paths on its machine, and `offline_data_dirs` those of them that have failed. `broker_epoch` tells
-    its registrations apart. `rack` is empty when it was given none. `roles`: a broker, a coordinator, which holds
-    internal partitions only, or both.
-    """
+    """One registered broker or coordinator, with the counts of its replicas and of the partitions it leads."""
 
     node_id: int
     host: str
     is_fenced: bool
+    # Paths on the node's machine.
     data_dirs: tuple[str, ...]
     state: BrokerState = BrokerState.ACTIVE
+    # Empty: the broker has no rack.
     rack: str = ""
+    # Tells registrations of the same id apart.
     broker_epoch: int = NO_EPOCH
+    # The failed ones of `data_dirs`.
     offline_data_dirs: tuple[str, ...] = ()
     replica_count: int = 0
     leader_count: int = 0
+    # A broker, a coordinator (which holds internal partitions only), or both.
     roles: tuple[Role, ...] = BROKER_ONLY
 
     @classmethod
@@ -235,14 +239,12 @@ class ClusterSummary(AdminResult):
 
 @dataclass(frozen=True)
 class ReplicaState(AdminResult):
-    """One replica of the metadata log as the quorum's leader knows it; -1 where it knows nothing yet.
-
-    `lag` counts the records that it is behind the leader's log end.
-    """
+    """One replica of the metadata log as the quorum's leader knows it; -1 stands for an unknown figure."""
 
     node_id: int
     directory_id: UUID
     log_end_offset: int
+    # Records between `log_end_offset` and the leader's log end.
     lag: int
     last_fetch_ago_ms: int
     last_caught_up_ago_ms: int
@@ -272,7 +274,7 @@ class QuorumInfo(AdminResult):
     @classmethod
     def of(cls, response: DescribeQuorumResponse) -> Self:
         replicas = (*response.voters, *response.observers)
-        # A leader that has taken its own vote away is in neither list.
+        # A leader that removed its own vote is in neither list.
         known = [each.log_end_offset for each in replicas if each.replica.node_id == response.leader_id]
         end_offset = max(known or [each.log_end_offset for each in replicas], default=response.high_watermark)
         return cls.taken_from(

@@ -1,4 +1,4 @@
-"""Where the offsets of a group are to be reset to. Kafka: ConsumerGroupCommand's `--reset-offsets`."""
+"""The target of a reset of a group's offsets. Kafka: ConsumerGroupCommand's `--reset-offsets`."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from rayka.ids import TopicPartition
 
 
 class ResetTarget(NamedTuple):
-    """One of them is set; with none of them it is the end."""
+    """The target of a reset. At most one field is set; without any the target is the end of each log."""
 
     is_earliest: bool = False
     offset: int | None = None
@@ -21,8 +21,10 @@ class ResetTarget(NamedTuple):
     def offset_of(
         self, topic_partition: TopicPartition, before: int | None, *, first: int, end: int, by_time: int
     ) -> int:
-        """Of one partition, whose log goes from first to end, and of which `before` was committed. Raises
-        InvalidRequest where the target says nothing of it.
+        """The target offset of one partition, whose log goes from `first` to `end`.
+
+        `before` is the committed offset, `by_time` the offset at `timestamp_ms`. The result may lie outside the log.
+        Raises InvalidRequest when the target names no offset for the partition.
         """
         if self.shift_by is not None:
             if before is None:
@@ -45,7 +47,7 @@ class ResetTarget(NamedTuple):
 
 
 def target_of(to: Any, timestamp: Any, shift_by: Any) -> ResetTarget:
-    """What a caller asks for. Raises TypeError, ValueError unless it is one thing."""
+    """The target from the arguments of a caller. Raises TypeError, and InvalidArgument unless exactly one is given."""
     given = [each for each in (to, timestamp, shift_by) if each is not None]
     if len(given) != 1:
         raise InvalidArgument(f"expected one of to, timestamp and shift_by, found {len(given)}")
