@@ -1,9 +1,9 @@
-"""The descriptors of this process: how many it may have, and how many of them connections leave to files.
+"""The file descriptors of this process: their limit, and the share that connections leave to files.
 
-A process that has used up its descriptors (EMFILE), or whose machine has (ENFILE), can open no file: to its disks that
-looks like a failure. So a node raises its limit as far as it may, and its direct lanes take no descriptor from the
-`reserved` ones. The kernel gives the lowest free number: a lane server that gives back each number of the upper part
-leaves that part to files, however many connections come. Kafka leaves both to the operator (`ulimit -n`).
+A process without a free descriptor (EMFILE), or on a machine without one (ENFILE), can open no file, which looks like a
+failed disk. A node therefore raises its limit as far as allowed, and its direct lanes use no `reserved` descriptor. The
+kernel gives the lowest free number: a lane server that closes each connection with a number in the upper part leaves
+that part to files, however many connections come. Kafka leaves both to the operator (`ulimit -n`).
 """
 
 import errno
@@ -15,7 +15,7 @@ _RESERVED_MAX = 4096
 
 
 def raise_limit() -> int:
-    """Raises the soft limit of descriptors to the hard one; returns what it is then."""
+    """Raises the soft limit of descriptors to the hard one; returns the limit in force."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     # macOS refuses more than its kernel has.
     with suppress(OSError, ValueError):
@@ -24,16 +24,16 @@ def raise_limit() -> int:
 
 
 def limit() -> int:
-    """How many descriptors the process may have now."""
+    """The number of descriptors that the process may have now."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return 1 << 20 if soft == resource.RLIM_INFINITY else soft
 
 
 def reserved() -> int:
-    """How many descriptors connections leave to files and to Ray: half of them, at most 4,096."""
+    """The number of descriptors that connections leave to files and to Ray: half of the limit, at most 4,096."""
     return min(limit() // 2, _RESERVED_MAX)
 
 
 def is_reserved(descriptor: int) -> bool:
-    """Whether a connection that was given this descriptor has to give it back."""
+    """Whether a connection with this descriptor must be closed, because the descriptor is reserved."""
     return descriptor >= limit() - reserved()

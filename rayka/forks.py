@@ -1,9 +1,9 @@
-"""What a forked child lacks: the IO thread and the connection to Ray that its parent had.
+"""Refuses the use of rayka in a forked child whose parent had the IO thread or a connection to Ray.
 
-A fork copies the memory of a process and one of its threads. Ray's connection is made of other threads, and so are
-rayka's clients: in the child they look as if they were there, and every call waits for a thread that does not exist. So
-a child of a process that had either is refused every use of rayka, old clients and new ones. A child of a process
-that had neither is not restricted. Imported with rayka itself, so that its fork handler runs at each fork.
+A fork copies the memory of a process but only one of its threads. Ray's connection and rayka's clients depend on other
+threads: in the child they seem to exist, and every call would wait for a missing thread. A child of a parent with
+either is refused old clients and new ones. A child of a parent with neither is not restricted. `rayka` imports this
+module, so that the fork handler runs at each fork.
 """
 
 import os
@@ -11,19 +11,21 @@ import sys
 
 from rayka.errors import UnavailableError
 
-_owned: dict[str, None] = {}  # what this process has that no child gets, in words
-_lost: dict[str, None] = {}  # what the parent had
+# Things of this process that no child inherits: `IO_THREAD`, `RAY`.
+_owned: dict[str, None] = {}
+# Things that the parent had at the fork.
+_lost: dict[str, None] = {}
 IO_THREAD = "rayka's IO thread"
 RAY = "a connection to Ray"
 
 
 def own(what: str) -> None:
-    """From now on this process has something that its forked children will lack: `IO_THREAD` or `RAY`."""
+    """Records that this process has `IO_THREAD` or `RAY`, which its forked children will lack."""
     _owned[what] = None
 
 
 def is_cut_off() -> bool:
-    """Whether this process was forked from one that used rayka or Ray: its clients are not this process's to end."""
+    """Whether this process was forked from one that used rayka or Ray. Inherited clients are the parent's to close."""
     return bool(_lost) or _has_dead_ray()
 
 
@@ -40,7 +42,8 @@ def refuse() -> None:
 
 def _after_fork() -> None:
     if _is_ray_connected():
-        own(RAY)  # perhaps made without rayka
+        # The program may have connected to Ray without rayka.
+        own(RAY)
     _lost.update(_owned)
     _owned.clear()
 
@@ -51,7 +54,7 @@ def _is_ray_connected() -> bool:
 
 
 def _has_dead_ray() -> bool:
-    """Whether Ray was connected before the fork, and rayka imported after it: a thread of Ray's own has ended."""
+    """Whether Ray was connected before the fork and rayka imported afterwards: Ray's listener thread is gone."""
     worker = getattr(sys.modules.get("ray._private.worker"), "global_worker", None)
     listener = getattr(worker, "listener_thread", None)
     return listener is not None and not listener.is_alive() and _is_ray_connected()

@@ -12,10 +12,13 @@ from uuid import UUID
 import msgspec
 
 METADATA_TOPIC = "__cluster_metadata"
-INTERNAL_PREFIX = "__"  # of the names of topics that are the cluster's own
-METADATA_TOPIC_ID = UUID(int=1)  # Kafka: Uuid.METADATA_TOPIC_ID
+# Names of the cluster's own topics begin with it.
+INTERNAL_PREFIX = "__"
+# Kafka: Uuid.METADATA_TOPIC_ID
+METADATA_TOPIC_ID = UUID(int=1)
 METADATA_PARTITION = 0
-ZERO_ID = UUID(int=0)  # "none", where a UUID is expected
+# Stands for "none" where a UUID is expected.
+ZERO_ID = UUID(int=0)
 NO_NODE = -1
 NO_OFFSET = -1
 NO_EPOCH = -1
@@ -27,14 +30,15 @@ FIRST_CONTROLLER_ID = 3001
 
 
 class Role(StrEnum):
-    """What a node does; Kafka's `process.roles`."""
+    """A role of a node. Kafka: `process.roles`."""
 
     BROKER = "broker"
     COORDINATOR = "coordinator"
     CONTROLLER = "controller"
 
     def __repr__(self) -> str:
-        return repr(self.value)  # as it is written, in errors and in descriptions
+        # Errors and descriptions show roles as users write them.
+        return repr(self.value)
 
 
 BROKER_ONLY = (Role.BROKER,)
@@ -85,7 +89,7 @@ def random_uuid(random: Random) -> UUID:
 
 
 def role_of(node_id: int) -> Role:
-    """The role that a node id stands for, by its range; of several roles the first."""
+    """The role for which the range of the node id stands; of a node with several roles the first."""
     if node_id >= FIRST_CONTROLLER_ID:
         return Role.CONTROLLER
     if node_id >= FIRST_COORDINATOR_ID:
@@ -94,20 +98,19 @@ def role_of(node_id: int) -> Role:
 
 
 def holds_partitions(roles: Collection[Role]) -> bool:
-    """Whether a node with these roles registers as a broker, for user partitions, internal ones or both: all do but
-    one that is nothing but a controller.
-    """
+    """Whether a node with these roles registers as a broker: every node does unless it is a controller only."""
     return any(each is not Role.CONTROLLER for each in roles)
 
 
 def is_combined(roles: Collection[Role]) -> bool:
-    """Whether a node with these roles is a controller, and something else."""
+    """Whether a node with these roles is a controller and a broker or coordinator."""
     return Role.CONTROLLER in roles and holds_partitions(roles)
 
 
 def possible_controllers(node_ids: Iterable[int]) -> list[int]:
-    """Of all nodes of one cluster, those that may be its controllers: by their ids, or, where none has the id of one,
-    all of them, for then controllers are combined with other roles (decision 032).
+    """The possible controllers among all nodes of a cluster: the nodes with ids of controllers, else all nodes.
+
+    Without such an id controllers are combined with other roles, and any node may be one (decision 032).
     """
     known = list(node_ids)
     return [each for each in known if role_of(each) is Role.CONTROLLER] or known

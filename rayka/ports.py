@@ -20,33 +20,36 @@ ResponseT = TypeVar("ResponseT", covariant=True)
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True):
-    """What crosses an actor boundary. Evolves by appending fields with defaults; unknown trailing ones are ignored."""
+    """A value that crosses an actor boundary.
+
+    Evolves by appended fields with defaults; a receiver ignores unknown trailing fields.
+    """
 
 
 class Request(Message, Generic[ResponseT], frozen=True, array_like=True):
     """A request whose answer is a `ResponseT`; `rayka.protocol.apis` names its API."""
 
     def check(self) -> None:
-        """Raises the ApiError that refuses a request which no state could make right; before its handler is called."""
+        """Raises the ApiError of a request that is invalid in every state. Called before the handler."""
 
 
 class Network(Protocol):
     """Calls from one caller to the nodes of one cluster.
 
-    Kafka presumes one ordered connection between a caller and a node. The port keeps that promise: calls of one
-    caller to one node *start* there in the order in which `call` was invoked, and after a failure none of the older
-    calls starts any more.
+    Kafka presumes one ordered connection between a caller and a node. The port keeps this promise: calls of one
+    caller to one node *start* there in the order in which `call` was invoked, and after a failure no older call starts
+    any more.
     """
 
     def call(self, node_id: int, request: "Request[ResponseT]", timeout_ms: int) -> "Awaitable[ResponseT]":
-        """The node's answer to come: what is awaited once, or a `rayka.protocol.later.Later`.
+        """The node's future answer: an awaitable to be awaited once, or a `rayka.protocol.later.Later`.
 
         Raises NetworkException (the call broke off: it may or may not have been executed) or RequestTimedOut.
         """
         ...
 
     async def node_ids(self) -> Sequence[int]:
-        """Ids of the nodes that can be asked first, ascending: the bootstrap servers of this network."""
+        """Ids of the nodes that a caller may ask first, ascending. Kafka: bootstrap.servers."""
         ...
 
 
@@ -54,7 +57,7 @@ class Network(Protocol):
 
 
 class FileIdentity(Message, frozen=True, array_like=True):
-    """Which inode a path leads to, and its size in bytes now."""
+    """The inode of a path, and the file's current size."""
 
     device: int
     inode: int
@@ -62,10 +65,11 @@ class FileIdentity(Message, frozen=True, array_like=True):
 
 
 class FileSlice(ABC):
-    """Bytes of a file that are read, or sent from where they are, when their turn comes.
+    """A range of bytes of a file that is read, or sent straight from the file, at a later time.
 
-    A slice keeps its file open, so removing, renaming or replacing the file meanwhile changes nothing. Cutting it in
-    place would: a file is not cut within a slice that was given. The file is let go of with the slice.
+    A slice keeps its file open, so removing, renaming or replacing the file does not change the bytes. Truncation in
+    place would change them: a file is never cut below the end of an existing slice. The file is closed when the slice
+    is collected.
     """
 
     __slots__ = ("path", "position", "size")
@@ -80,14 +84,14 @@ class FileSlice(ABC):
 
     @abstractmethod
     def identity(self) -> FileIdentity:
-        """Which file it is cut from."""
+        """The identity of the slice's file."""
 
     @abstractmethod
     def read(self) -> np.ndarray:
-        """All of its bytes. Raises StorageError."""
+        """All bytes of the slice. Raises StorageError."""
 
     def send(self, connection: socket.socket, begin: int, bytes_max: int) -> int:
-        """Sends bytes from `begin` on, as many as the connection takes now; returns how many.
+        """Sends bytes from `begin` on, as many as the connection takes now; returns their number.
 
         Raises StorageError for the file, OSError for the connection.
         """
@@ -101,51 +105,54 @@ class Lock(Protocol):
 
 
 class Slice(NamedTuple):
-    """A step of a job: so many bytes were read and written since the last one."""
+    """A step of a job that asks for nothing: reports the bytes read and written since the previous step."""
 
     size_bytes: int
 
 
 class Job(Protocol):
-    """Work on files that takes long. It may run in another process, so it pickles, and so do its steps and answers."""
+    """Long work on files. Jobs, their steps and answers can be pickled, because a job may run in another process."""
 
     def run(self, disk: "Disk") -> Generator[Any, Any, None]:
-        """Yields its steps, each `Slice` after some milliseconds, and takes the answer to each; that to a `Slice` is
-        None. It may be ended at any step, and in another process anywhere.
+        """Yields steps and receives the answer to each; a `Slice` comes every few milliseconds and is answered by None.
+
+        The job may be ended at any step, and in another process at any point.
         """
         ...
 
 
 class JobDied(Exception):
-    """The process that ran a job ended, or could not be started; what it wrote may be there in part."""
+    """The process that ran a job ended, or could not be started. Part of the job's output may exist."""
 
 
 class RunningJob(Protocol):
-    """One job under way."""
+    """A job that runs."""
 
     async def next(self, answer: object) -> Any:
-        """Takes the answer to the last step, None for the first, and returns the next step; None at the end. Raises
-        what the job raises, and JobDied.
+        """Sends the answer to the last step (None before the first) and returns the next step, None at the end.
+
+        Raises the job's own errors, and JobDied.
         """
         ...
 
     async def end(self) -> None:
-        """Afterwards the job writes nothing more. Costs nothing where it has come to its end."""
+        """Ends the job, which writes nothing afterwards. Costs nothing for a job at its end."""
         ...
 
 
 class Disk(Protocol):
-    """Files by path. All calls but `sync`, `copy_prefix` and `discard` are synchronous and buffered by the page cache;
-    only what was synced survives a power cut, and a created, renamed or removed name only after a sync of its
-    directory.
+    """Files by path.
 
-    What a reader may have mapped is never cut off or overwritten (design §3): `copy_prefix` and `rename` replace such
-    a file, `cut` is for bytes that no reader was given. Every method raises `StorageError`, naming the path and the
-    cause, when the disk fails (EIO) or the path is missing, and `PassingStorageError` when the disk is full or
+    All calls but `sync`, `copy_prefix` and `discard` are synchronous and buffered by the page cache. Only synced bytes
+    survive a power cut; a created, renamed or removed name survives only after a sync of its directory.
+
+    Bytes that a reader may have mapped are never cut off or overwritten (design §3): `copy_prefix` and `rename` replace
+    such a file, `cut` is for bytes that no reader was given. Every method raises `StorageError`, naming the path and
+    the cause, when the disk fails (EIO) or the path is missing, and `PassingStorageError` when the disk is full or
     read-only. After a failed sync the caller takes the directory offline and never retries.
 
-    Calls that are awaited hold up none of other data directories, which are those whose locks were taken here. They
-    wait where no descriptor is free, and raise StorageError when the disk has not answered for long: it hangs.
+    An awaited call delays no call of another data directory; data directories are the ones locked by `lock`. An awaited
+    call waits while no descriptor is free, and raises StorageError when the disk hangs.
     """
 
     def exists(self, path: str) -> bool: ...
@@ -163,8 +170,9 @@ class Disk(Protocol):
         ...
 
     async def discard(self, path: str) -> None:
-        """Removes the directory with all that is in it, or the file, off the event loop, which many files or large ones
-        would hold up. One that is gone is passed over.
+        """Removes a file, or a directory with its content; does nothing for a missing path.
+
+        Works off the event loop, which many or large files would block.
         """
         ...
 
@@ -196,16 +204,18 @@ class Disk(Protocol):
         ...
 
     async def copy_prefix(self, source: str, target: str, size_bytes: int) -> None:
-        """Copies the first size_bytes of source to a new file, target, and syncs that copy before it returns. When it
-        raises there is no target.
+        """Copies the first `size_bytes` of `source` to the new file `target` and syncs the copy; a failure leaves none.
 
-        The copy is about to replace a file that may have been synced: a rename must not publish less than was there.
+        The sync comes first because the copy will replace a file that may have been synced: a rename must not publish
+        less than was durable.
         """
         ...
 
     def cut(self, path: str, size_bytes: int) -> None:
-        """Takes everything from size_bytes on off the file, in place. Until the file is synced a power cut may bring it
-        back, also behind bytes that were appended since: so it must be nothing that counts as synced.
+        """Truncates the file to `size_bytes`, in place.
+
+        Until the file is synced a power cut may bring the bytes back, even behind bytes appended since. The bytes must
+        therefore be none that count as synced.
         """
         ...
 
@@ -214,27 +224,25 @@ class Disk(Protocol):
     def unlink(self, path: str) -> None: ...
 
     def lock(self, path: str) -> Lock:
-        """Takes the lock file of a data directory; raises StorageError that names the holder when another process has
-        it.
-        """
+        """Takes the lock file of a data directory. Raises StorageError naming the process that holds the lock."""
         ...
 
     def free_bytes(self, path: str) -> int: ...
 
     def boot_id(self) -> str:
-        """Changes when the machine restarts, and with it what the page cache held is gone."""
+        """An id of the machine's boot: another id means that unsynced bytes in the page cache were lost."""
         ...
 
     def start(self, job: Job) -> RunningJob:
-        """Runs a job on these files away from the event loop, at a low priority. Several slices may be told as one."""
+        """Runs a job away from the event loop, at a low priority. Several slices may be reported as one."""
         ...
 
     async def sync(
         self, files: Sequence[str], directories: Sequence[str], *, in_background: bool = False
     ) -> None:
-        """Makes the content of the files, then the names in the directories, all of one data directory, survive a power
-        cut. What is synced `in_background` holds up no sync that acknowledgements wait for.
+        """Makes the content of the files, then the names in the directories, durable; all are of one data directory.
 
-        A file that no longer exists (renamed or removed meanwhile) is passed over.
+        A sync `in_background` delays no sync that acknowledgements wait for. A file that was renamed or removed since
+        is skipped.
         """
         ...
