@@ -25,7 +25,7 @@ class Register(msgspec.Struct, frozen=True, array_like=True):
     lease_ms: int = 0
 
 
-class Change(NamedTuple):
+class RegisterChange(NamedTuple):
     """The record: a key's new state, None when it is gone."""
 
     key: str
@@ -64,21 +64,21 @@ class Registers:
 
     def handle(
         self, request: Put | Get | Expire, *, now_ms: int, next_offset: int
-    ) -> Result[Change, Register | int | None]:
+    ) -> Result[RegisterChange, Register | int | None]:
         known = self.registers.get(request.key)
         if isinstance(request, Get):
             return Result((), known)
         if isinstance(request, Expire):
             is_over = known is not None and known.version == request.version
-            return Result([Change(request.key, None)] if is_over else [], None)
+            return Result([RegisterChange(request.key, None)] if is_over else [], None)
         if not request.value:
             raise InvalidRequest(f"{request.key!r}: expected a value, found none")
         register = Register(request.value, known.version + 1 if known else 1, request.lease_ms)
         return Result(
-            [Change(request.key, register)], register.version, [_lease(request.key, register, now_ms)]
+            [RegisterChange(request.key, register)], register.version, [_lease(request.key, register, now_ms)]
         )
 
-    def replay(self, record: Change, offset: int) -> None:
+    def replay(self, record: RegisterChange, offset: int) -> None:
         if record.register is None:
             self.registers.pop(record.key, None)
         else:
@@ -92,8 +92,8 @@ class Registers:
     def not_here(self, why: NotHere) -> ApiError:
         return (BrokerNotAvailable if why.is_loading else NotLeaderOrFollower)(why.reason)
 
-    def snapshot(self, next_offset: int) -> Iterable[Change]:
-        return [Change(key, register) for key, register in self.registers.items()]
+    def snapshot(self, next_offset: int) -> Iterable[RegisterChange]:
+        return [RegisterChange(key, register) for key, register in self.registers.items()]
 
 
 def _lease(key: str, register: Register, now_ms: int) -> Timer:
@@ -102,22 +102,22 @@ def _lease(key: str, register: Register, now_ms: int) -> Timer:
     return Timer(key, now_ms + register.lease_ms, request)
 
 
-def _encode(change: Change) -> KeyValue:
+def _encode(change: RegisterChange) -> KeyValue:
     register = change.register
     return KeyValue(change.key.encode(), None if register is None else msgspec.msgpack.encode(register))
 
 
-def _decode(pair: KeyValue) -> Change:
+def _decode(pair: KeyValue) -> RegisterChange:
     if pair.key is None:
         raise CorruptRecord("expected a key, found none")
     key, value = pair.key.decode(), pair.value
     try:
-        return Change(key, None if value is None else msgspec.msgpack.decode(value, type=Register))
+        return RegisterChange(key, None if value is None else msgspec.msgpack.decode(value, type=Register))
     except msgspec.DecodeError as error:
         raise CorruptRecord(f"expected a register: {error}") from error
 
 
-CHANGES: RecordCodec[Change] = RecordCodec(_encode, _decode)
+CHANGES: RecordCodec[RegisterChange] = RecordCodec(_encode, _decode)
 
 
 def registers_type(partition_count: int = 1, replication_factor: int = 3) -> ShardType:

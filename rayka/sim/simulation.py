@@ -31,7 +31,7 @@ from rayka.sim.checks.partition_states import PartitionStates
 from rayka.sim.checks.replica_checkers import ReplicaCheckers
 from rayka.sim.checks.replica_views import Replication
 from rayka.sim.checks.watches import BrokerWatch, ControllerWatch
-from rayka.sim.clients.broker_scaling import Scaling
+from rayka.sim.clients.broker_scaling import BrokerScaling
 from rayka.sim.clients.data_clients import DataClients
 from rayka.sim.clients.group_clients import GroupClients
 from rayka.sim.clients.machine_drains import MachineDrains
@@ -124,7 +124,7 @@ class Simulation:
         self.repairs.on_damage = self.replication.on_damaged
         self.injector = Injector(self.cluster, self.repairs)
         self._machines = ComingMachines(self.cluster, self.repairs)
-        self.scaling = Scaling(self.cluster, self.checkers, self._machines, self.replication)
+        self.scaling = BrokerScaling(self.cluster, self.checkers, self._machines, self.replication)
         self.drained = DrainedMachines(self.checkers)
         self.drains = MachineDrains(self.cluster, self._machines, self.drained)
 
@@ -219,7 +219,7 @@ class Simulation:
         proof = self.loop.create_task(
             self.workload.create_until_acknowledged(), name="proof", context=Context()
         )
-        patience = Patience(self.loop.now_us)
+        patience = LivenessDeadline(self.loop.now_us)
         waiting = ["everything"]
         while waiting and not patience.is_over(self.loop.now_us) and self.checkers.violation is None:
             self.repairs.heal()  # what failed meanwhile, or was still under a fault's hand
@@ -318,7 +318,7 @@ class Simulation:
         )
 
 
-class Patience:
+class LivenessDeadline:
     """The deadline of the liveness phase: a minute, and another one whenever a replica's log has grown."""
 
     def __init__(self, begin_us: int) -> None:

@@ -22,7 +22,7 @@ from rayka.cluster import Cluster
 from rayka.config.client_config import WorkersConfig
 from rayka.errors import ApiError, ConfigError, RaykaError, UnavailableError, WorkFailed
 from rayka.options import WorkersOptions
-from rayka.worker_pool.scaling import GroupLag, Look, Scaling
+from rayka.worker_pool.scaling import GroupLag, Look, WorkerScaling
 from rayka.worker_pool.work_loop import WorkerStatus
 from rayka.worker_pool.worker_hosts import (
     ActorHost,
@@ -81,7 +81,7 @@ class WorkerPool:
     def __init__(self, plan: WorkerPlan, lag: GroupLag, host: WorkerHost) -> None:
         config = plan.config
         self._plan = plan
-        self._scaling = Scaling(config.min, config.max, config.target_lag_seconds)
+        self._scaling = WorkerScaling(config.min, config.max, config.target_lag_seconds)
         self._lag = lag
         self._host = host
         self._ids = count(1)

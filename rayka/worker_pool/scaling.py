@@ -40,7 +40,7 @@ class Look:
         return self.lag_records / self.records_per_s if self.records_per_s > 0 else inf
 
 
-class Scaling:
+class WorkerScaling:
     """See the module. Without a target there are `least` workers."""
 
     def __init__(self, least: int, most: int, target_lag_s: float | None) -> None:

@@ -7,13 +7,13 @@ from rayka.errors import StorageError
 from rayka.ids import NO_OFFSET
 from rayka.node.hosted_shards import PartitionLog, PartitionNews
 from rayka.partition.follower_states import FollowerFetch
-from rayka.sim.registers import CHANGES, Change, Register
+from rayka.sim.registers import CHANGES, Register, RegisterChange
 from tests.node.replica_support import BROKER, LEADER, Broker, changed, now_ms, run, settle
 
-FIRST, SECOND = Change("a", Register("1", 1)), Change("a", None)
+FIRST, SECOND = RegisterChange("a", Register("1", 1)), RegisterChange("a", None)
 
 
-def log_of(broker: Broker) -> PartitionLog[Change]:
+def log_of(broker: Broker) -> PartitionLog[RegisterChange]:
     news, replica = PartitionNews(), broker.replica()
     broker.replicas.parked.add(news, [(replica.partition.topic_id, 0)])
     return PartitionLog(broker.replicas, replica, CHANGES, news, broker.settings.wall_clock_ms)

@@ -11,7 +11,7 @@ from rayka.sim.loop import START_US, VirtualLoop
 from rayka.sim.run_options import NO_LANES, LanePlan, SimOptions, swarm
 from rayka.sim.simulation import Simulation, Verdict
 from rayka.sim.world.exchange import Links
-from rayka.sim.world.simulated_lanes import STALLED_US, Kind, Pair, Pipe
+from rayka.sim.world.simulated_lanes import STALLED_US, LaneAvailability, Pair, Pipe
 from tests.sim.planted_lane_bugs import CHANGING_LANES
 
 BROKER, CONTROLLER = 1, 3001
@@ -147,7 +147,7 @@ def test_what_is_not_hot_goes_by_ray() -> None:
 def test_a_lane_that_cannot_be_opened_is_asked_for_again_and_the_calls_go_by_ray() -> None:
     with cluster(SURE) as (sim, lines):
         pair = sim.network.lanes._pair(BROKER, CONTROLLER)
-        pair.kind = Kind.UNREACHABLE
+        pair.kind = LaneAvailability.UNREACHABLE
         sim.run_until_ms(20_000)
     assert len(grep(f"{BROKER}->{CONTROLLER} cannot be opened", lines)) > 1
     assert len(grep(f"answered +heartbeat {BROKER}->{CONTROLLER}", lines)) > 10
@@ -248,8 +248,8 @@ def test_three_of_four_runs_have_lanes_and_some_of_their_pairs_have_none() -> No
     assert {each.breaks for each in drawn} >= {0.0, 0.05}
     options = SimOptions(seed=1, lanes=LanePlan(share=0.5))
     kinds = [Pair(options, caller_id, 1).kind for caller_id in range(200)]
-    assert set(kinds) == set(Kind)
-    assert 70 <= kinds.count(Kind.WORKS) <= 130
+    assert set(kinds) == set(LaneAvailability)
+    assert 70 <= kinds.count(LaneAvailability.WORKS) <= 130
 
 
 def test_without_lanes_a_run_draws_nothing_for_them() -> None:

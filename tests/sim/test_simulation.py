@@ -14,7 +14,7 @@ from rayka.cli.main import run
 from rayka.sim.command import shrink
 from rayka.sim.results import read_results
 from rayka.sim.run_options import NO_LANES, GroupPlan, SimOptions, TopicPlan, swarm, with_faults
-from rayka.sim.simulation import LIVENESS_SECONDS, LIVENESS_SECONDS_MAX, Patience, Simulation, Verdict
+from rayka.sim.simulation import LIVENESS_SECONDS, LIVENESS_SECONDS_MAX, LivenessDeadline, Simulation, Verdict
 from rayka.sim.world.faults import DAMAGING, FaultKind, draw_faults
 from tests.sim.planted_bugs import PLANTED_BUGS
 from tests.sim.planting import SHORT
@@ -80,7 +80,7 @@ def test_a_seed_that_failed_once_is_well(line: str) -> None:
 
 
 def test_the_end_of_a_run_waits_a_minute_for_replicas_that_do_not_move() -> None:
-    patience = Patience(0)
+    patience = LivenessDeadline(0)
     for second in range(1, LIVENESS_SECONDS):
         patience.look(second * 1_000_000, {"one": 10, "other": 20})
         assert not patience.is_over(second * 1_000_000)
@@ -88,7 +88,7 @@ def test_the_end_of_a_run_waits_a_minute_for_replicas_that_do_not_move() -> None
 
 
 def test_the_end_of_a_run_waits_for_a_replica_that_copies_but_not_for_ever() -> None:
-    patience = Patience(0)
+    patience = LivenessDeadline(0)
     for second in range(1, LIVENESS_SECONDS_MAX):
         patience.look(second * 1_000_000, {"slow": second})
         assert not patience.is_over(second * 1_000_000)

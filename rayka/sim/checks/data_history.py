@@ -29,7 +29,7 @@ from rayka.sim.checks.partition_truth import Batch, PartitionTruth
 # know it may be old, as Kafka's may; they are counted, not refused.
 
 
-class Outcome(StrEnum):
+class OperationOutcome(StrEnum):
     """The end of an operation, as its client knows it."""
 
     PENDING = "pending"
@@ -38,7 +38,7 @@ class Outcome(StrEnum):
     UNKNOWN = "unknown"
 
 
-class Kind(StrEnum):
+class OperationKind(StrEnum):
     """The kind of an operation."""
 
     CREATE = "create"
@@ -52,11 +52,11 @@ class Operation:
 
     number: int
     client_id: int
-    kind: Kind
+    kind: OperationKind
     name: str
     begin_ms: int
     floor: int
-    outcome: Outcome = Outcome.PENDING
+    outcome: OperationOutcome = OperationOutcome.PENDING
     what: str = ""
     topic_id: UUID = ZERO_ID
     metadata_offset: int = NO_OFFSET
@@ -72,30 +72,30 @@ class History:
     ledger: Ledger
     operations: list[Operation] = field(default_factory=list)
 
-    def begin(self, client_id: int, kind: Kind, name: str, now_ms: int) -> Operation:
+    def begin(self, client_id: int, kind: OperationKind, name: str, now_ms: int) -> Operation:
         """A client is about to ask."""
         operation = Operation(len(self.operations), client_id, kind, name, now_ms, self.ledger.end)
         self.operations.append(operation)
         return operation
 
     def pending(self) -> list[Operation]:
-        return [each for each in self.operations if each.outcome is Outcome.PENDING]
+        return [each for each in self.operations if each.outcome is OperationOutcome.PENDING]
 
     def counts(self) -> dict[str, int]:
         """The number of operations by outcome."""
         found = Counter(each.outcome for each in self.operations)
-        return {str(each): found[each] for each in Outcome}
+        return {str(each): found[each] for each in OperationOutcome}
 
     # ---- At each answer ----------------------------------------------------------------------------------------------
 
     def check_change(self, operation: Operation) -> str:
         """An acknowledged or refused change, at the moment of its answer."""
-        if operation.outcome is Outcome.ACKNOWLEDGED and operation.kind is Kind.CREATE:
+        if operation.outcome is OperationOutcome.ACKNOWLEDGED and operation.kind is OperationKind.CREATE:
             return self._check_created(operation)
-        if operation.outcome is Outcome.ACKNOWLEDGED:
+        if operation.outcome is OperationOutcome.ACKNOWLEDGED:
             return self._check_deleted(operation)
         exists = operation.what == ErrorCode.TOPIC_ALREADY_EXISTS.name
-        if operation.outcome is Outcome.REFUSED and exists and not self.ledger.lives(operation.name):
+        if operation.outcome is OperationOutcome.REFUSED and exists and not self.ledger.lives(operation.name):
             return f"{operation}: refused, but it never existed"
         return ""
 
@@ -132,9 +132,9 @@ class History:
 
     def check_final(self) -> str:
         """The whole history against the final log."""
-        asked: dict[tuple[Kind, str], list[Operation]] = {}
+        asked: dict[tuple[OperationKind, str], list[Operation]] = {}
         for each in self.operations:
-            if each.outcome is not Outcome.REFUSED:
+            if each.outcome is not OperationOutcome.REFUSED:
                 asked.setdefault((each.kind, each.name), []).append(each)
         return next(
             (
@@ -147,18 +147,18 @@ class History:
 
     def _check_acknowledged(self) -> str:
         for each in self.operations:
-            if each.outcome is Outcome.ACKNOWLEDGED and each.kind is Kind.CREATE:
+            if each.outcome is OperationOutcome.ACKNOWLEDGED and each.kind is OperationKind.CREATE:
                 problem = self._check_created(each)
                 if problem:
                     return f"at the end: {problem}"
         return ""
 
 
-def _check_life(life: TopicLife, asked: dict[tuple[Kind, str], list[Operation]]) -> str:
-    creates = asked.get((Kind.CREATE, life.name), [])
+def _check_life(life: TopicLife, asked: dict[tuple[OperationKind, str], list[Operation]]) -> str:
+    creates = asked.get((OperationKind.CREATE, life.name), [])
     if not any(each.floor <= life.begin and each.topic_id in (ZERO_ID, life.topic_id) for each in creates):
         return f"{life} exists, and no request that may have been granted asked for it: {creates}"
-    deletes = asked.get((Kind.DELETE, life.name), [])
+    deletes = asked.get((OperationKind.DELETE, life.name), [])
     if life.end is not None and not any(each.floor <= life.end for each in deletes):
         return f"{life} was removed, and no request asked for it"
     return ""
@@ -179,7 +179,7 @@ class Send:
     acks: int
     is_idempotent: bool
     begin_ms: int
-    outcome: Outcome = Outcome.PENDING
+    outcome: OperationOutcome = OperationOutcome.PENDING
     what: str = ""
     offset: int = -1
     is_lost: bool = False  # it was committed, and a legal loss took it
@@ -216,12 +216,12 @@ class DataHistory:
         return send
 
     def pending(self) -> list[Send]:
-        return [each for each in self.sends.values() if each.outcome is Outcome.PENDING]
+        return [each for each in self.sends.values() if each.outcome is OperationOutcome.PENDING]
 
     def counts(self) -> dict[str, int]:
         """The number of sends by outcome."""
         found = Counter(each.outcome for each in self.sends.values())
-        return {str(each): found[each] for each in Outcome}
+        return {str(each): found[each] for each in OperationOutcome}
 
     # ---- As it happens -----------------------------------------------------------------------------------------------
 
@@ -306,7 +306,7 @@ class DataHistory:
         for send in self.sends.values():
             truth = by_name.get(f"{send.topic}-{send.partition}")
             if (
-                send.outcome is not Outcome.ACKNOWLEDGED
+                send.outcome is not OperationOutcome.ACKNOWLEDGED
                 or send.acks != ACKS_ALL
                 or send.is_lost
                 or truth is None

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from rayka.controller.placeable_directories import is_draining
 from rayka.metadata.image import MetadataImage, PartitionImage
 from rayka.sim.checks.checkers import Checkers
-from rayka.sim.checks.partition_states import Change, changed
+from rayka.sim.checks.partition_states import StateChange, changed
 
 
 class DrainedMachines:
@@ -44,7 +44,7 @@ class DrainedMachines:
                     "drain-lead", f"{name} is led by a broker that drains; {others} could: {state!r}"
                 )
 
-    def _check_placed(self, change: Change, draining: Collection[int]) -> None:
+    def _check_placed(self, change: StateChange, draining: Collection[int]) -> None:
         before = () if change.old is None else change.old.replicas
         placed = [each for each in change.new.replicas if each in draining and each not in before]
         if placed:

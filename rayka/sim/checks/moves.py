@@ -18,7 +18,7 @@ from rayka.protocol.configs import CORDONED
 from rayka.protocol.load import BalanceRequest
 from rayka.protocol.topics import AlterPartitionReassignmentsRequest
 from rayka.sim.checks.checkers import Checkers
-from rayka.sim.checks.partition_states import Change, changed
+from rayka.sim.checks.partition_states import StateChange, changed
 from rayka.sim.world.machines import SimCluster
 
 REST_MS = 60_000
@@ -120,13 +120,13 @@ class Moves:
                     return f"broker {machine.node_id} keeps the log of {tp}, which is on {state.replicas}"
         return ""
 
-    def _report(self, checker: str, change: Change, evidence: str) -> None:
+    def _report(self, checker: str, change: StateChange, evidence: str) -> None:
         states = f"{_told(change.old)}, then {_told(change.new)}"
         self._checkers.report(checker, 0, f"{change.name}: {evidence}: {states}")
 
     # ---- Replica sets ----------------------------------------------------------------------------------------------
 
-    def _check_state(self, change: Change, image: MetadataImage) -> None:
+    def _check_state(self, change: StateChange, image: MetadataImage) -> None:
         state = change.new
         replicas, adding, removing = {*state.replicas}, {*state.adding_replicas}, {*state.removing_replicas}
         if len(replicas) < len(state.replicas):
@@ -137,7 +137,7 @@ class Moves:
         if unknown:
             self._report("replica-set", change, f"brokers {unknown} are not registered")
 
-    def _check_dropped(self, change: Change, old: PartitionImage, new: PartitionImage) -> None:
+    def _check_dropped(self, change: StateChange, old: PartitionImage, new: PartitionImage) -> None:
         """A replica goes when those that come are in sync (B45)."""
         before = old.original_replicas
         is_dropped = any(each not in new.replicas for each in before)
@@ -147,7 +147,7 @@ class Moves:
 
     # ---- Moves -----------------------------------------------------------------------------------------------------
 
-    def _on_move(self, change: Change, old: PartitionImage, new: PartitionImage) -> None:
+    def _on_move(self, change: StateChange, old: PartitionImage, new: PartitionImage) -> None:
         self.last_ms = self._checkers.now_ms
         if self._is_asked_for(change, new):
             self._own[change.key] = False
@@ -169,12 +169,12 @@ class Moves:
         else:
             self._check_balance(change, old, new)
 
-    def _is_asked_for(self, change: Change, new: PartitionImage) -> bool:
+    def _is_asked_for(self, change: StateChange, new: PartitionImage) -> bool:
         targets = self._asked.get(TopicPartition(change.topic, change.key.partition), {})
         asked_ms = targets.get(new.target_replicas)
         return asked_ms is not None and self._checkers.now_ms - asked_ms < _ASKED_MS
 
-    def _check_targets(self, change: Change, old: PartitionImage, new: PartitionImage) -> None:
+    def _check_targets(self, change: StateChange, old: PartitionImage, new: PartitionImage) -> None:
         for each in new.target_replicas:
             if each in old.replicas:
                 continue
@@ -183,7 +183,7 @@ class Moves:
             elif all(CORDONED in image.broker_configs(each) for image in change.images):
                 self._report("move-target", change, f"broker {each} is cordoned")
 
-    def _check_healing(self, change: Change, old: PartitionImage, removed: list[int]) -> None:
+    def _check_healing(self, change: StateChange, old: PartitionImage, removed: list[int]) -> None:
         """Not before its time; and in the place of another move only where that waits for what is gone."""
         now_ms, timeout_ms = self._checkers.ledger.appended_ms, self._config.broker_unavailable_timeout_ms
         for each in removed:
@@ -198,7 +198,7 @@ class Moves:
         if old.is_reassigned and not any(each in removed for each in awaited):
             self._report("against-reassignment", change, "healing moves what is being moved")
 
-    def _check_balance(self, change: Change, old: PartitionImage, new: PartitionImage) -> None:
+    def _check_balance(self, change: StateChange, old: PartitionImage, new: PartitionImage) -> None:
         images = change.images
         if old.is_reassigned and new.partition_epoch == old.partition_epoch + 1:
             self._report("against-reassignment", change, "a balance moves what is being moved")
@@ -215,7 +215,7 @@ class Moves:
             self._report("balance-told", change, "no balance is under way, by the events")
         self._check_flows(change, old.target_replicas, new.target_replicas)
 
-    def _check_flows(self, change: Change, old: tuple[int, ...], new: tuple[int, ...]) -> None:
+    def _check_flows(self, change: StateChange, old: tuple[int, ...], new: tuple[int, ...]) -> None:
         """Nothing goes back to where a balance has taken it from, while the cluster is as it was."""
         gone, come = ([each for each in one if each not in other] for one, other in ((old, new), (new, old)))
         if gone:
@@ -278,7 +278,7 @@ def _is_directory_lost(image: MetadataImage, state: PartitionImage, broker_id: i
     return broker is not None and state.directory_of(broker_id) in broker.offline_directories
 
 
-def _is_share(change: Change, old: PartitionImage, new: PartitionImage) -> bool:
+def _is_share(change: StateChange, old: PartitionImage, new: PartitionImage) -> bool:
     """Whether coordinators that held nothing are added: they take the places of brokers, gone or not."""
     added = [each for each in new.target_replicas if each not in old.replicas]
     before, after = change.images

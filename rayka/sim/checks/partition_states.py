@@ -17,7 +17,7 @@ from rayka.sim.checks.replica_views import Replication, holds_committed, propose
 from rayka.sim.world.machines import SimCluster
 
 
-class Change(NamedTuple):
+class StateChange(NamedTuple):
     """A partition that is another one in the next image; `old` is None when it is new there."""
 
     key: TopicIdPartition
@@ -140,7 +140,7 @@ class PartitionStates:
 
     # ---- A change ----------------------------------------------------------------------------------------------------
 
-    def _check_change(self, change: Change, old: PartitionImage, new: PartitionImage) -> None:
+    def _check_change(self, change: StateChange, old: PartitionImage, new: PartitionImage) -> None:
         """B14: epochs rise; B40, B41: which replica is elected."""
         if new.partition_epoch <= old.partition_epoch or new.leader_epoch < old.leader_epoch:
             self._report("partition-epochs", change.name, f"{old!r}, then {new!r}")
@@ -165,7 +165,7 @@ class PartitionStates:
             self._on_members(change.key, old, new)
             self._replication.expect_loss(truth, f"no other is left of {old!r}")
 
-    def _check_unclean(self, change: Change, old: PartitionImage, new: PartitionImage) -> None:
+    def _check_unclean(self, change: StateChange, old: PartitionImage, new: PartitionImage) -> None:
         others_are_gone = all(
             _is_another_process(change, each) or self._is_registering(each)
             for each in old.isr + old.eligible_leader_replicas
@@ -187,7 +187,7 @@ class PartitionStates:
         observed = broker.observed if broker is not None else None
         return observed is not None and observed.lifecycle.broker_epoch == NO_EPOCH
 
-    def _is_unclean_allowed(self, change: Change) -> bool:
+    def _is_unclean_allowed(self, change: StateChange) -> bool:
         config = self._cluster.config.topic_config(change.images[0].topic_configs(change.topic))
         return config.unclean_leader_election_enable or self._cluster.config.unclean_leader_election_enable
 
@@ -213,13 +213,13 @@ def _elected(new: PartitionImage) -> set[int]:
     return {new.leader_id} if new.has_leader else {*new.isr, *new.eligible_leader_replicas}
 
 
-def _is_another_process(change: Change, broker_id: int) -> bool:
+def _is_another_process(change: StateChange, broker_id: int) -> bool:
     """Whether the broker registered anew in between, in the batch in which it left the ELR."""
     brokers = [each.brokers for each in change.images]
     return len({each[broker_id].broker_epoch for each in brokers if broker_id in each}) != 1
 
 
-def changed(before: MetadataImage, after: MetadataImage) -> Iterator[Change]:
+def changed(before: MetadataImage, after: MetadataImage) -> Iterator[StateChange]:
     """The partitions that are others now."""
     if before.topics is after.topics:
         return
@@ -231,4 +231,4 @@ def changed(before: MetadataImage, after: MetadataImage) -> Iterator[Change]:
             past = old.partitions[number] if old is not None and number < len(old.partitions) else None
             if past is not state:
                 key = TopicIdPartition(topic_id, number)
-                yield Change(key, topic.name, (before, after), past, state)
+                yield StateChange(key, topic.name, (before, after), past, state)

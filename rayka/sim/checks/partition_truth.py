@@ -34,7 +34,7 @@ class Batch(NamedTuple):
     timestamps_ms: tuple[int, ...] = ()  # of each record
 
 
-class Loss(NamedTuple):
+class LegalLoss(NamedTuple):
     """Committed records from an offset on, if there were any, are gone legally since the leader of this epoch."""
 
     at_ms: int
@@ -57,7 +57,7 @@ class PartitionTruth:
     committed_in: list[int] = field(default_factory=list)
     # By base offset: committed once, gone by a legal loss.
     lost: dict[int, list[Batch]] = field(default_factory=dict)
-    losses: list[Loss] = field(default_factory=list)
+    losses: list[LegalLoss] = field(default_factory=list)
     awaits_loss: str = ""  # why the next leader may lack something
     leaders: dict[int, int] = field(default_factory=dict)  # by leader epoch: its leader
     # By node and epoch: the end of what it ever held.
@@ -168,7 +168,7 @@ class PartitionTruth:
         for batch in self.committed:
             self._note_keys(batch)
         self.end = self.committed[-1].next_offset if self.committed else 0
-        self.losses.append(Loss(at_ms, offset, epoch))
+        self.losses.append(LegalLoss(at_ms, offset, epoch))
         return gone
 
     def seen_at(self, offset: int) -> Iterator[bytes]:

@@ -35,7 +35,7 @@ _DRAIN_MS_MAX = 30_000
 _FORGET_TRIES = 60
 
 
-class Scaling(Acting):
+class BrokerScaling(Acting):
     """See the module. Nothing happens in a run without brokers that come."""
 
     def __init__(

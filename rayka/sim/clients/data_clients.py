@@ -24,7 +24,7 @@ from rayka.options import Transport
 from rayka.ports import Network
 from rayka.sim.checks.checkers import Checkers
 from rayka.sim.checks.compacted_logs import TOMBSTONE, identity_of
-from rayka.sim.checks.data_history import DataHistory, Outcome, Send, Session
+from rayka.sim.checks.data_history import DataHistory, OperationOutcome, Send, Session
 from rayka.sim.checks.replica_views import Replication
 from rayka.sim.clients.acting import Acting
 from rayka.sim.loop import Process
@@ -197,10 +197,10 @@ class _Producer(DataClient):
 
     def _on_delivery(self, send: Send, error: Exception | None, metadata: Any) -> None:
         if error is not None:
-            send.outcome, send.what = Outcome.UNKNOWN, type(error).__name__
+            send.outcome, send.what = OperationOutcome.UNKNOWN, type(error).__name__
             self.tell("unsent", str(send))
             return
-        send.outcome, send.offset = Outcome.ACKNOWLEDGED, metadata.offset
+        send.outcome, send.offset = OperationOutcome.ACKNOWLEDGED, metadata.offset
         owner = self.owner
         name = TopicPartition(send.topic, send.partition)
         problem = owner.history.on_delivered(send, owner.replication.truth_named(name))

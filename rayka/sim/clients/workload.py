@@ -22,7 +22,7 @@ from rayka.protocol.topics import (
     TopicResult,
 )
 from rayka.sim.checks.checkers import Checkers
-from rayka.sim.checks.data_history import History, Kind, Operation, Outcome
+from rayka.sim.checks.data_history import History, Operation, OperationKind, OperationOutcome
 from rayka.sim.clients.acting import Acting
 from rayka.sim.run_options import TopicPlan
 from rayka.sim.world.machines import SimCluster
@@ -61,9 +61,9 @@ class Workload:
         for plan in self.cluster.options.topics:
             topic = NewTopic(plan.name, plan.partition_count, plan.replication_factor, plan.configs)
             while True:
-                operation = await self.clients[0].attempt(Kind.CREATE, plan.name, topic)
+                operation = await self.clients[0].attempt(OperationKind.CREATE, plan.name, topic)
                 exists = operation.what == ErrorCode.TOPIC_ALREADY_EXISTS.name
-                if operation.outcome is Outcome.ACKNOWLEDGED or exists:
+                if operation.outcome is OperationOutcome.ACKNOWLEDGED or exists:
                     break
                 await asyncio.sleep(_FIND_PAUSE_S)
             self.on_created((plan,))
@@ -77,8 +77,8 @@ class Workload:
         """The last proof of life: a topic is created, however many attempts that takes."""
         attempt = 0
         while True:
-            operation = await self.clients[0].attempt(Kind.CREATE, f"alive-{attempt}")
-            if operation.outcome is Outcome.ACKNOWLEDGED:
+            operation = await self.clients[0].attempt(OperationKind.CREATE, f"alive-{attempt}")
+            if operation.outcome is OperationOutcome.ACKNOWLEDGED:
                 return
             attempt += 1
             await asyncio.sleep(_FIND_PAUSE_S)
@@ -115,38 +115,38 @@ class _Client(Acting):
         except ApiError:
             return False
 
-    def _draw(self) -> tuple[Kind, str]:
+    def _draw(self) -> tuple[OperationKind, str]:
         topics = [
             each for each in self._workload.history.ledger.newest_image.topics if each[0] == _NAME_BEGIN
         ]
         draw = self._random.random()
         self._count += 1
         if draw < 0.4 and len(topics) < _TOPICS_MAX:
-            return Kind.CREATE, f"{_NAME_BEGIN}{self.process.node_id - 9000}-{self._count}"
+            return OperationKind.CREATE, f"{_NAME_BEGIN}{self.process.node_id - 9000}-{self._count}"
         if draw < 0.8 and topics:
             name = topics[self._random.randrange(len(topics))]
-            return (Kind.DELETE if draw < 0.7 else Kind.CREATE), name
-        return Kind.READ, "all"
+            return (OperationKind.DELETE if draw < 0.7 else OperationKind.CREATE), name
+        return OperationKind.READ, "all"
 
     # ---- One attempt -------------------------------------------------------------------------------------------------
 
-    async def attempt(self, kind: Kind, name: str, topic: NewTopic | None = None) -> Operation:
+    async def attempt(self, kind: OperationKind, name: str, topic: NewTopic | None = None) -> Operation:
         """One operation, with whatever end; it is in the history."""
         workload = self._workload
         operation = workload.history.begin(self.process.node_id, kind, name, self.cluster.loop.now_ms)
         self.tell("op", f"{operation.number} {kind} {name}")
         try:
-            if kind is Kind.READ:
+            if kind is OperationKind.READ:
                 response: MetadataResponse = await self.active.call(MetadataRequest(None), _TIMEOUT_MS)
-                operation.outcome = Outcome.ACKNOWLEDGED
+                operation.outcome = OperationOutcome.ACKNOWLEDGED
                 problem = workload.history.check_read(operation, response)
                 workload.checkers.report_if("read", self.process.node_id, problem)
             else:
                 await self._change(operation, topic)
         except ApiError as error:  # the request failed as a whole: whether it was executed is open
-            operation.outcome, operation.what = Outcome.UNKNOWN, error.code.name
+            operation.outcome, operation.what = OperationOutcome.UNKNOWN, error.code.name
         self.tell("done", str(operation))
-        if operation.kind is not Kind.READ:
+        if operation.kind is not OperationKind.READ:
             workload.checkers.report_if(
                 "acknowledged", self.process.node_id, workload.history.check_change(operation)
             )
@@ -154,17 +154,17 @@ class _Client(Acting):
 
     async def _change(self, operation: Operation, topic: NewTopic | None) -> None:
         response: CreateTopicsResponse | DeleteTopicsResponse
-        if operation.kind is Kind.CREATE:
+        if operation.kind is OperationKind.CREATE:
             topic = topic or NewTopic(operation.name, self._random.randint(1, 2), self._replication_factor)
             response = await self.active.call(CreateTopicsRequest((topic,)), _TIMEOUT_MS)
         else:
             response = await self.active.call(DeleteTopicsRequest((operation.name,)), _TIMEOUT_MS)
         result: TopicResult = response.topics[0]
         if result.error_code is ErrorCode.NONE:
-            operation.outcome = Outcome.ACKNOWLEDGED
+            operation.outcome = OperationOutcome.ACKNOWLEDGED
             operation.topic_id, operation.metadata_offset = result.topic_id, response.metadata_offset
         else:
-            operation.outcome, operation.what = Outcome.REFUSED, result.error_code.name
+            operation.outcome, operation.what = OperationOutcome.REFUSED, result.error_code.name
 
 
 async def _change_voters(client: _Client, random: Random) -> None:

@@ -35,7 +35,7 @@ _RESEND_FIRST_US = 200_000  # it doubles, as with TCP
 STALLED_US = 10_000_000  # what `rayka.transport.stream.tune` lets TCP wait
 
 
-class Kind(StrEnum):
+class LaneAvailability(StrEnum):
     """Whether a caller and a node have a lane."""
 
     WORKS = "works"
@@ -52,9 +52,9 @@ class Pair:
         self.there: Link = (caller_id, node_id)
         self.back: Link = (node_id, caller_id)
         self.random = Random(f"lane {options.seed} {caller_id} {node_id}")
-        others = (Kind.NOT_WANTED, Kind.NOT_SERVED, Kind.UNREACHABLE)
+        others = (LaneAvailability.NOT_WANTED, LaneAvailability.NOT_SERVED, LaneAvailability.UNREACHABLE)
         works = self.random.random() < options.lanes.share
-        self.kind = Kind.WORKS if works else self.random.choice(others)
+        self.kind = LaneAvailability.WORKS if works else self.random.choice(others)
         self.latency_us = options.lanes.latency_ms * 1000 * (0.5 + self.random.random())
         self.jitter_us = options.lanes.jitter_ms * 1000
 
@@ -160,7 +160,7 @@ class SimLanes:
         if not self._options.lanes.share or not fits_lane(call):
             return None
         pair = self._pair(caller.node_id, call.node_id)
-        if pair.kind is Kind.NOT_WANTED:
+        if pair.kind is LaneAvailability.NOT_WANTED:
             return None
         lanes = self._of.get(caller)
         if lanes is None:
@@ -197,7 +197,7 @@ class SimLanes:
         )
         endpoint = self._endpoint(pair)
         ticket = f"{endpoint.process.incarnation}".encode()
-        return LaneOffer("", "", 0, b"" if pair.kind is Kind.NOT_SERVED else ticket)
+        return LaneOffer("", "", 0, b"" if pair.kind is LaneAvailability.NOT_SERVED else ticket)
 
     async def _open(self, caller: Process, node_id: int, offer: LaneOffer) -> "SimLane":
         """Connects, shows the ticket and is welcome."""
@@ -205,7 +205,7 @@ class SimLanes:
         await asyncio.sleep((pair.delay_us() + pair.delay_us()) / 1e6)
         endpoint = self._endpoint(pair)
         is_valid = offer.ticket == f"{endpoint.process.incarnation}".encode()
-        if pair.kind is Kind.UNREACHABLE or not is_valid or pair.random.random() < _REFUSED_SHARE:
+        if pair.kind is LaneAvailability.UNREACHABLE or not is_valid or pair.random.random() < _REFUSED_SHARE:
             raise self._refused(pair)
         lane = SimLane(self, pair, caller, endpoint)
         self._open_lanes[lane] = None
