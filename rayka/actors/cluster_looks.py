@@ -10,20 +10,15 @@ from rayka.actors.names import running_node_ids
 from rayka.actors.ray_network import RayNetwork
 from rayka.actors.ray_records import OVERDUE_S, free_resources
 from rayka.actors.scaling_planner import Room, Seen, Standing
-from rayka.client.admin.admin_configs import closed_brokers, is_leaving
+from rayka.client.admin.admin_configs import is_leaving
 from rayka.client.admin.broker_asks import NO_TOPIC, Ask, describe_brokers, mark_brokers, values_of
 from rayka.clock import now_ms
 from rayka.config.cluster_config import ClusterSpec
 from rayka.ids import Role, is_internal, role_of
 from rayka.node.controller_link import ControllerLink
 from rayka.ports import Request
-from rayka.protocol.configs import (
-    LEAVING,
-    MOVES_MAX,
-    ConfigResourceName,
-    DescribeConfigsRequest,
-    ResourceType,
-)
+from rayka.protocol.configs import LEAVING
+from rayka.protocol.drains import DescribeDrainsRequest
 from rayka.protocol.load import DescribeLoadRequest
 from rayka.protocol.membership import (
     MetadataBroker,
@@ -88,6 +83,10 @@ class ClusterLooks:
         # As it is in force, which is the same for all brokers.
         in_force = values_of(_UNAVAILABLE, described.values())
         unavailable_ms = max(in_force, default=self._spec.config.broker_unavailable_timeout_ms)
+        obstacles: dict[int, str] = {}
+        if leaving:
+            drains = (await self.ask(DescribeDrainsRequest())).drains
+            obstacles = {each.broker_id: each.waits_for for each in drains if each.is_stuck}
         running, asked_for = await asyncio.to_thread(self._ask_ray)
         rooms_by_id = self._with_lacking(asked_for)
         return {
@@ -100,6 +99,7 @@ class ClusterLooks:
                         loads.get(id),
                         None if counts is None else counts[id],
                         frozenset(directory.directory_id for directory in each.directories),
+                        obstacles.get(id, ""),
                     )
                     for id, each in brokers.items()
                     if role in each.roles
@@ -112,21 +112,6 @@ class ClusterLooks:
             )
             for role in ranges
         }
-
-    async def topics(self) -> MetadataResponse:
-        """All topics and brokers."""
-        return await self.ask(MetadataRequest())
-
-    async def closed(self, brokers: Collection[MetadataBroker]) -> set[int]:
-        """Those of the brokers that take no new replicas: cordoned, or on a machine that Ray drains."""
-        paths = {each.node_id: [path.path for path in each.directories] for each in brokers}
-        return closed_brokers((await describe_brokers(self.ask, paths)).values(), paths)
-
-    async def moves_max(self) -> int:
-        """How many partitions may move at a time, as it is in force."""
-        everywhere = ConfigResourceName(ResourceType.BROKER, "")
-        (described,) = (await self.ask(DescribeConfigsRequest((everywhere,)))).resources
-        return values_of(MOVES_MAX, [described])[0]
 
     def _ask_ray(self) -> tuple[Collection[int], dict[int, tuple[Room, str]]]:
         name = self._spec.name

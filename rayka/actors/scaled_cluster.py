@@ -22,7 +22,6 @@ from rayka.actors.scaling_planner import (
     Forget,
     Leave,
     Make,
-    Move,
     ReturnRoom,
     Seen,
     Stay,
@@ -30,15 +29,12 @@ from rayka.actors.scaling_planner import (
     Stop,
     grown,
 )
-from rayka.client.admin.admin_results import BrokerDescription, TopicDescription
-from rayka.client.admin.broker_asks import mark_brokers, reassign, record_event
-from rayka.client.admin.drain_plan import Plan, drain_plan
-from rayka.client.admin.reported_disks import ReportedDisks
+from rayka.client.admin.broker_asks import mark_brokers, record_event
 from rayka.config.cluster_config import ClusterSpec
-from rayka.errors import InvalidReplicationFactor, NoDiskRoom, StorageError
-from rayka.ids import NO_NODE, Role, TopicPartition, node_name, random_uuid, role_of
+from rayka.errors import InvalidReplicationFactor, InvalidRequest, StorageError
+from rayka.ids import Role, node_name, random_uuid
 from rayka.protocol.configs import LEAVING
-from rayka.protocol.load import DescribeLoadRequest
+from rayka.protocol.drains import DrainBrokerRequest, DrainCause
 from rayka.protocol.topics import UnregisterBrokerRequest
 
 _ANSWER_TIMEOUT_S = 15.0
@@ -58,7 +54,6 @@ class ScaledCluster:
             Make: self._make,
             Leave: self._leave,
             Stay: self._stay,
-            Move: self._move,
             Stop: self._stop,
             Forget: self._forget,
         }
@@ -103,25 +98,16 @@ class ScaledCluster:
     # ---- One that goes ----
 
     async def _leave(self, broker_id: int) -> str:
+        """The active controller marks the broker, and moves its replicas; or it says why not all of them can move."""
         try:
-            _, refusal = await self._drain_plan(broker_id)
-        except (InvalidReplicationFactor, NoDiskRoom) as error:
+            answer = await self._looks.ask(DrainBrokerRequest(broker_id, DrainCause.SCALING))
+        except (InvalidReplicationFactor, InvalidRequest) as error:
             return str(error)
-        return refusal or await self._mark(broker_id, "true")
+        return answer.no_room
 
     async def _stay(self, broker_id: int) -> str:
-        return await self._mark(broker_id, None)
-
-    async def _move(self, broker_id: int) -> str:
-        try:
-            plan, refusal = await self._drain_plan(broker_id)
-        except (InvalidReplicationFactor, NoDiskRoom) as error:
-            plan, refusal = {}, str(error)
-        if refusal and not plan:
-            await self._stay(broker_id)
-            return refusal
-        chosen = sorted(plan.items())[: await self._looks.moves_max()]
-        return await reassign(self._looks.ask, dict(chosen))
+        await mark_brokers(self._looks.ask, LEAVING, {broker_id: None}, is_scaling=True)
+        return ""
 
     async def _stop(self, broker_id: int) -> str:
         handle = await asyncio.to_thread(node_handles.find, self._spec.name, broker_id)
@@ -150,42 +136,6 @@ class ScaledCluster:
             )
         await self._looks.ask(UnregisterBrokerRequest(broker_id))
         return ""
-
-    async def _mark(self, broker_id: int, value: str | None) -> str:
-        await mark_brokers(self._looks.ask, LEAVING, {broker_id: value}, is_scaling=True)
-        return ""
-
-    async def _drain_plan(self, broker_id: int) -> tuple[Plan, str]:
-        """What may move; and why not all of it, as the move of a partition that no broker leads could not end."""
-        cluster = await self._looks.topics()
-        closed = await self._looks.closed(cluster.brokers)
-        load = await self._looks.ask(DescribeLoadRequest())
-
-        def plan() -> tuple[Plan, str]:
-            brokers = [BrokerDescription.of(each, cluster.topics) for each in cluster.brokers]
-            topics = [TopicDescription.of(each) for each in cluster.topics]
-            whole = drain_plan(broker_id, brokers, topics, closed, ReportedDisks(load))
-            return without_leaderless(broker_id, whole, topics)
-
-        return await asyncio.to_thread(plan)  # 0.3 s for 30,000 partitions
-
-
-def without_leaderless(broker_id: int, plan: Plan, topics: Collection[TopicDescription]) -> tuple[Plan, str]:
-    """The plan for those partitions that a broker leads; and what to say of the others."""
-    leaderless = {
-        TopicPartition(topic.name, each.partition)
-        for topic in topics
-        for each in topic.partitions
-        if each.leader_id == NO_NODE
-    }
-    left = [each for each in plan if each in leaderless]
-    if not left:
-        return plan, ""
-    said = (
-        f"of the partitions on {role_of(broker_id)} {broker_id} no broker leads {len(left):,}, such as {min(left)!r}: "
-        "nothing is there to copy from"
-    )
-    return {tp: to for tp, to in plan.items() if tp not in leaderless}, said
 
 
 def remove_after(pid: int, directories: Collection[str]) -> None:

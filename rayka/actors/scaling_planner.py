@@ -135,6 +135,8 @@ class Standing:
     load: LoadReport | None = None
     replica_count: int | None = None
     directory_ids: frozenset[UUID] = frozenset()
+    # Why not all of its replicas can move; empty if they can, or if it does not go.
+    obstacle: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,15 +194,11 @@ class Make(Step):
 
 
 class Leave(Step):
-    """The broker takes no new replicas, and is to be emptied."""
+    """The broker takes no new replicas, and is emptied by the controller."""
 
 
 class Stay(Step):
     """The broker does not go."""
-
-
-class Move(Step):
-    """Some of the replicas of a broker that goes get other places."""
 
 
 class Stop(Step):
@@ -293,8 +291,10 @@ class Planner:
         if (found.replica_count or found.is_active) and active < self._least(seen):
             return _with_reason(Stay(broker_id, f"without it only {active} {self._role}s are there"))
         if found.replica_count:
-            left = f"{name} goes: {found.replica_count:,} replicas to move"
-            return (None, left) if seen.move_count else (Move(broker_id, left), left)
+            # The controller moves them (decision 093).
+            if found.obstacle and not seen.move_count:
+                return _with_reason(Stay(broker_id, found.obstacle))
+            return None, f"{name} goes: {found.replica_count:,} replicas to move"
         if broker_id in seen.actors:
             return _with_reason(Stop(broker_id, "it holds no replica any more"))
         if found.is_active:

@@ -70,6 +70,8 @@ class Admin(AioClient[_Core]):
     alter_configs = _awaited(admin.Admin.alter_configs)
     alter_partition_reassignments = _awaited(admin.Admin.alter_partition_reassignments)
     drain_broker = _awaited(admin.Admin.drain_broker)
+    describe_drains = _awaited(admin.Admin.describe_drains)
+    cancel_drain = _awaited(admin.Admin.cancel_drain)
     list_partition_reassignments = _awaited(admin.Admin.list_partition_reassignments)
     elect_leaders = _awaited(admin.Admin.elect_leaders)
     list_groups = _awaited(admin.Admin.list_groups)

@@ -78,11 +78,29 @@ def load(target: Target) -> None:
 
 @broker.command()
 @_broker_argument
+@click.option(
+    "--cancel", "is_cancelled", is_flag=True, help="End the drain; the broker takes replicas again."
+)
 @wait_options
 @dry_run_option
 @target_options
-def drain(broker_id: int, is_waiting: bool, timeout_s: float | None, target: Target) -> None:
-    """Move every replica off the broker BROKER, so that it can be removed."""
+def drain(
+    broker_id: int, is_cancelled: bool, is_waiting: bool, timeout_s: float | None, target: Target
+) -> None:
+    """Move every replica off the broker BROKER, so that it can be removed.
+
+    The cluster goes on with that, whatever becomes of this command.
+    """
+    if is_cancelled:
+        with target.admin() as admin:
+            was_there = admin.cancel_drain(broker_id)
+        said = (
+            "its drain is cancelled, partitions on their way go back"
+            if was_there
+            else "no drain is under way"
+        )
+        target.report({"broker": broker_id, "is_cancelled": was_there}, f"broker {broker_id}: {said}")
+        return
     with target.admin() as admin:
         if is_dry_run():
             print_plan(admin.drain_broker(broker_id, dry_run=True), admin.describe_topics(), target.as_json)

@@ -19,7 +19,7 @@ from rayka.errors import NoReassignmentInProgress, RequestTimedOut
 if TYPE_CHECKING:
     from rayka.client.admin.admin import Admin
     from rayka.client.admin.admin_partition_results import PartitionReassignment
-    from rayka.client.admin.drain_plan import Plan
+    from rayka.client.admin.admin_partitions import Plan
     from rayka.ids import TopicPartition
 
 _LOOK_EVERY_S = 0.5

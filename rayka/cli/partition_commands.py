@@ -25,8 +25,8 @@ from rayka.ids import Role, TopicPartition
 if TYPE_CHECKING:
     from rayka.client.admin.admin import Admin
     from rayka.client.admin.admin_partition_results import ElectionOutcome, PartitionReassignment
+    from rayka.client.admin.admin_partitions import Plan
     from rayka.client.admin.admin_results import BrokerDescription, TopicDescription
-    from rayka.client.admin.drain_plan import Plan
 
 
 # Where replicas are to go, as users write it: arguments, and Kafka's reassignment file. Pure.

@@ -281,6 +281,11 @@ class BrokerConfig(ConfigModel):
     is in them stays and serves.
     """
 
+    broker_drain: Annotated[bool, DYNAMIC] = False
+    """Set of one broker by `rayka broker drain`: its replicas move to other brokers until it holds none, whichever node
+    ends meanwhile; then it is deleted. Deleted before: the drain ends, and moves under way go on.
+    """
+
     scaling_leaving: Annotated[bool, DYNAMIC] = False
     """Set of one broker, by the supervisor only, while brokers between min and max shrink: it takes no new replicas, is
     emptied, then removed. Deleted: it stays. It is deleted of a broker from 1 to min, and where their number is fixed.

@@ -6,7 +6,7 @@ made when that is over and the brokers have reported what they hold since. A pla
 is not legal any more. Where a machine drains, moves under way are taken back unless they leave that machine: the
 machine goes soon, and the other moves would hold the places of those that leave it.
 
-An operator who asks for a balance while one is under way joins that balance, so a request may be repeated.
+A balance that is asked for while one is under way joins that balance, so a request may be repeated.
 """
 
 from collections.abc import Generator, Iterator
@@ -16,7 +16,7 @@ from rayka.controller.balance_run import BalanceReason, BalanceRun, away_brokers
 from rayka.controller.cluster_shapes import ClusterShapes
 from rayka.controller.decided_events import DecidedEvents, Decision, EventKind
 from rayka.controller.move_queue import MoveCause, still_due
-from rayka.controller.placeable_directories import draining_brokers
+from rayka.controller.placeable_directories import all_drains, draining_brokers
 from rayka.controller.planning.balance_plan import Plan, Planning, plan_balance
 from rayka.controller.reassignment import Reassigning
 from rayka.controller.request_context import RequestContext
@@ -91,12 +91,14 @@ def _obstacle(context: RequestContext, config: BrokerConfig, *, is_healing: bool
     """Why no move of the balance begins now; empty if moves may begin."""
     if is_healing:
         return "replicas of what is gone are made anew"
-    other = other_reassignment(context)
-    if other:
-        return f"the reassignment of {other} is under way"
     draining = draining_brokers(context.image)
     if draining:
         return f"brokers {draining} are on machines that Ray drains"
+    other = other_reassignment(context)
+    if other:
+        return f"the reassignment of {other} is under way"
+    if not context.moves.is_idle(MoveCause.DRAIN):
+        return f"brokers {[each.broker_id for each in all_drains(context.image)]} are drained"
     run, away = context.balance, away_brokers(context)
     if away:
         return f"brokers {away} are away"

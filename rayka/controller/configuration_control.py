@@ -43,6 +43,7 @@ from rayka.metadata.image import ConfigResource, MetadataImage, broker_config, t
 from rayka.metadata.metadata_records import ClearElrRecord, MetadataRecord, config_record
 from rayka.protocol.configs import (
     CORDONED,
+    DRAIN,
     DRAIN_DEADLINE,
     LEAVING,
     MIN_ISR,
@@ -108,6 +109,11 @@ def describe_configs(
         for _ in range(_STEPS_PER_RESOURCE):
             yield None
     return Result((), DescribeConfigsResponse(tuple(resources)))
+
+
+def value_on(context: RequestContext, broker_id: int, key: str) -> str:
+    """What is in force for a dotted key on the broker, as far as this controller knows what it was started with."""
+    return broker_config(context.image, _started_with(context, broker_id), broker_id).texts()[key]
 
 
 def _started_with(context: RequestContext, broker_id: int | None) -> BrokerConfig:
@@ -178,9 +184,8 @@ def alter_configs(
     yield alteration.records
     yield from alteration.elections()
     next_offset = yield None
-    # Before an active controller there resigns.
-    must_give_way = alteration.drains and not context.balance.is_idle
-    timers = context.timers.look_now(context.now_ms) if must_give_way else ()
+    # Before an active controller on a machine that drains resigns, a balance gives way, and moves off it begin.
+    timers = context.timers.look_now(context.now_ms) if alteration.has_marks else ()
     return Result((), IncrementalAlterConfigsResponse(tuple(results), next_offset), timers)
 
 
@@ -193,7 +198,10 @@ class _Alteration:
         self._events = DecidedEvents(context)
         self._image = context.image
         self._is_unclean_changed = False
-        self.drains: dict[int, None] = {}  # brokers of which it is said whether their machine drains
+        # Brokers of which the request says whether their machine drains.
+        self.drains: dict[int, None] = {}
+        # Whether the request sets or deletes a mark of a drain.
+        self.has_marks = False
         self.records: list[MetadataRecord] = []
 
     def try_alter(self, resource: AlteredResource) -> AlterConfigsResult:
@@ -233,6 +241,9 @@ class _Alteration:
             after = self._checked(resource, before)
         except ConfigError as error:
             raise InvalidConfig(str(error)) from error
+        # An operator's drain cordons its broker, and ends when the cordon is taken back.
+        if after.get(CORDONED) != "*":
+            after.pop(DRAIN, None)
         changed = [name for name in sorted({**before, **after}) if before.get(name) != after.get(name)]
         records = self._records(resource, {name: after.get(name) for name in changed})
         if len(self.records) + len(records) > RECORDS_PER_BATCH_MAX:
@@ -242,6 +253,7 @@ class _Alteration:
             )
         self.records += records
         self._is_unclean_changed |= UNCLEAN_ELECTION in changed
+        self.has_marks |= not {DRAIN, DRAIN_DEADLINE, LEAVING}.isdisjoint(changed)
         if resource.resource_name and any(
             dotted(snake(each.name)) == DRAIN_DEADLINE for each in resource.changes
         ):
@@ -272,6 +284,8 @@ class _Alteration:
                 )
             if key == LEAVING and change.op is AlterConfigOp.SET:
                 self._check_goes(resource)
+            if key == DRAIN and change.op is AlterConfigOp.SET:
+                raise InvalidRequest(f"{_what(resource)}: {DRAIN!r} is set by `rayka broker drain`; use that")
             if key == CORDONED and resource.resource_name and change.op is AlterConfigOp.SET:
                 self._check_paths(int(resource.resource_name), change)
             is_min_isr = key == MIN_ISR and change.op is AlterConfigOp.DELETE

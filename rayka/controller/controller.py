@@ -29,6 +29,8 @@ from rayka.controller.coordinator_shares import share_with_coordinators
 from rayka.controller.decided_events import DecidedEvents, describe_events, record_event
 from rayka.controller.describe_load import describe_load
 from rayka.controller.directory_sizes import DirectorySizes
+from rayka.controller.drain_control import cancel_drain, describe_drains, drain_broker
+from rayka.controller.drain_state import DrainState
 from rayka.controller.elect_leaders import elect_leaders
 from rayka.controller.healing_state import AbsenceClocks, Healing
 from rayka.controller.heartbeats import (
@@ -40,6 +42,7 @@ from rayka.controller.heartbeats import (
 )
 from rayka.controller.move_control import look_after_replicas
 from rayka.controller.move_queue import MoveQueue
+from rayka.controller.placeable_directories import all_drains
 from rayka.controller.preferred_leaders import (
     balance_brokers,
     balance_leaders,
@@ -96,7 +99,8 @@ class Controller:
         self._context = RequestContext(
             MetadataImage(), 0, wall_clock_ms, cluster_id, node_id, config, random, ReplicaIndex(),
             BrokerSessions(config.broker_session_timeout_ms), ReturnedBrokers(config), ControllerTimers(config),
-            DirectorySizes(), BrokerLoads(), moves, AbsenceClocks(), Healing(), BalanceRun(moves), BalanceTrigger(),
+            DirectorySizes(), BrokerLoads(), moves, AbsenceClocks(), Healing(), DrainState(),
+            BalanceRun(moves), BalanceTrigger(),
         )  # fmt: skip
         self._delta = MetadataDelta(MetadataImage())
 
@@ -152,6 +156,7 @@ class Controller:
         self._context = known._replace(
             moves=moves,
             healing=Healing(),
+            drains=DrainState(),
             balance=BalanceRun.resumed(image, moves),
             balance_trigger=BalanceTrigger.of(image),
         )
@@ -159,6 +164,7 @@ class Controller:
         return [
             *known.timers.first(now_ms, next_offset),
             *known.timers.shares(image.brokers.values(), now_ms),
+            *(known.timers.look_now(now_ms) if all_drains(image) else ()),
         ]
 
     def on_heartbeat(self, request: HeartbeatRequest, *, now_ms: int, next_offset: int) -> None:
@@ -220,7 +226,8 @@ _ALL: tuple[_Handler, ...] = (
     balance_leaders, look_after_replicas, share_with_coordinators, register, heartbeat, report_exit, alter_partitions,
     assign_replicas, create_topics, delete_topics, create_partitions, alter_reassignments, list_reassignments,
     elect_leaders, unregister_broker, describe_configs, describe_load, describe_events, record_event, balance,
-    describe_balance, cancel_balance, alter_configs, allocate_producer_ids, _metadata,
+    describe_balance, cancel_balance, drain_broker, describe_drains, cancel_drain, alter_configs,
+    allocate_producer_ids, _metadata,
 )  # fmt: skip
 
 

@@ -44,6 +44,8 @@ class EventKind(StrEnum):
     BALANCE_BEGUN = "balance-begun"
     BALANCE_ENDED = "balance-ended"
     BALANCE_CANCELLED = "balance-cancelled"
+    DRAIN_MOVES = "drain-moves"
+    DRAIN_ENDED = "drain-ended"
 
 
 class Decision(NamedTuple):

@@ -1,4 +1,4 @@
-"""What the active controller looks after from time to time: moves that have ended, healing first, then a balance.
+"""What the active controller looks after from time to time: moves that have ended, then healing, drains and a balance.
 
 All moves are reassignments as any other (B45) and stand in one queue (`move_queue`), so many at a time. This module
 settles the moves that have ended, and gives each cause its turn.
@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from rayka.controller.balance_control import go_on_balancing
 from rayka.controller.controller_timers import LookAfterReplicas
 from rayka.controller.decided_events import DecidedEvents
+from rayka.controller.drain_control import go_on_draining
 from rayka.controller.heal_control import heal
 from rayka.controller.move_queue import MoveCause, MoveOutcome
 from rayka.controller.partition_change import Election
+from rayka.controller.placeable_directories import all_drains, drain_of
 from rayka.controller.request_context import RequestContext
 from rayka.ids import TopicIdPartition
 from rayka.metadata.image import broker_config
@@ -28,12 +30,13 @@ def look_after_replicas(context: RequestContext, request: LookAfterReplicas) -> 
     )
     yield from _lead_again(context, _settle(context))
     unavailable, begun_count = yield from heal(context, config, events, due_ms=request.due_ms)
+    yield from go_on_draining(context, config, events)
     is_healing = unavailable.is_anything and not moves.is_idle(MoveCause.HEAL)
     yield from go_on_balancing(context, config, events, is_healing=is_healing)
     timers = context.timers.after_look(
         context.now_ms,
         timeout_ms=config.broker_unavailable_timeout_ms,
-        is_idle=moves.is_idle(MoveCause.HEAL) and context.balance.is_idle,
+        is_idle=moves.is_idle(MoveCause.HEAL) and context.balance.is_idle and not all_drains(context.image),
     )
     return Result((), begun_count, timers)
 
@@ -47,7 +50,11 @@ def _settle(context: RequestContext) -> list[TopicIdPartition]:
             if ended.outcome is MoveOutcome.MOVED:
                 moved.append(ended.key)
         elif ended.outcome is MoveOutcome.CANCELLED:
+            # A new controller takes moves that it finds for healing, so their cause does not say what they concern.
             context.healing.decline(ended.key)
+            for each in ended.move.before:
+                if each not in ended.move.after and drain_of(context.image, each) is not None:
+                    context.drains.decline(each, ended.key)
     return moved
 
 

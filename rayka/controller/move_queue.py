@@ -1,12 +1,12 @@
 """The queue of moves that the active controller makes by itself: which ones wait, and which ones are under way.
 
 A move gives a partition other replicas, or another order of the same replicas, by a reassignment as any other (B45).
-Its cause says who planned the move: healing or a balance. Soft state: what waits is planned anew by another active
-controller.
+Its cause is healing, a drain or a balance. Soft state: another active controller plans anew what waits.
 
 Invariants: a partition has at most one move under way. A move under way is a reassignment that no other caller has
 changed since the last look. No move begins while as many are under way as the configuration allows, unless it takes the
-place of one of them. Moves of partitions without a leader do not count, because they copy nothing and may never end.
+place of one of them. Moves of partitions without a leader do not count, because they copy nothing and may never end;
+nor do those of an operator's drain, which the rate of one broker bounds (decision 078).
 Rayka's own; Ray Serve's deployment scheduler is of this kind.
 """
 
@@ -22,10 +22,11 @@ from rayka.metadata.image import MetadataImage, PartitionImage, named_partition
 
 
 class MoveCause(IntEnum):
-    """Who planned a move; the moves of the first cause begin first."""
+    """What a move is for; the moves of the first cause begin first."""
 
     HEAL = 0
-    BALANCE = 1
+    DRAIN = 1
+    BALANCE = 2
 
 
 class MoveOutcome(Enum):
@@ -59,6 +60,8 @@ class _Begun(NamedTuple):
     original: tuple[int, ...]
     # The epoch of the partition before the record of the move.
     partition_epoch: int
+    # Whether the move counts against the bound.
+    is_bounded: bool = True
 
     def outcome(self, partition: PartitionImage | None) -> MoveOutcome | None:
         """What became of the move; None while it is under way."""
@@ -79,7 +82,7 @@ class MoveQueue:
         # The moves of each cause that have not begun, in the order in which they begin.
         self.waiting: dict[MoveCause, deque[Move]] = {each: deque() for each in MoveCause}
         self._under_way: dict[TopicIdPartition, _Begun] = {}
-        # The moves under way whose partition has no leader; a subset of `_under_way`.
+        # The bounded moves under way whose partition has no leader; a subset of `_under_way`.
         self._leaderless: dict[TopicIdPartition, None] = {}
 
     @classmethod
@@ -93,7 +96,7 @@ class MoveQueue:
             if partition is not None:
                 name = TopicPartition(image.topics_by_id[key.topic_id].name, key.partition)
                 original = partition.original_replicas
-                move = Move(name, original, partition.target_replicas, 0, Goal.HEAL)
+                move = Move(name, original, partition.target_replicas, 0, Goal.REPLACEMENT)
                 epoch = partition.partition_epoch - 1
                 moves._under_way[key] = _Begun(move, MoveCause.HEAL, original, epoch)
         return moves
@@ -105,7 +108,7 @@ class MoveQueue:
     @property
     def copying_count(self) -> int:
         """The number of moves under way that count."""
-        return len(self._under_way) - len(self._leaderless)
+        return sum(each.is_bounded for each in self._under_way.values()) - len(self._leaderless)
 
     def is_idle(self, cause: MoveCause) -> bool:
         """Whether no move of the cause waits or is under way."""
@@ -123,11 +126,12 @@ class MoveQueue:
         """Whether a move of the partition may begin where at most `moves_max` are under way."""
         return key in self._under_way or self.copying_count < moves_max
 
-    def on_begun(self, due: "DueMove", cause: MoveCause) -> None:
+    def on_begun(self, due: "DueMove", cause: MoveCause, *, is_bounded: bool = True) -> None:
         """The record of the move is written. A move of another cause that was under way is replaced."""
         partition = due.partition
-        begun = _Begun(due.move, cause, partition.original_replicas, partition.partition_epoch)
-        self._under_way[due.key] = begun
+        epoch = partition.partition_epoch
+        self._under_way[due.key] = _Begun(due.move, cause, partition.original_replicas, epoch, is_bounded)
+        self._leaderless.pop(due.key, None)
 
     def settle(self, image: MetadataImage) -> list[EndedMove]:
         """Forgets the moves that have ended, were cancelled or were changed, and returns them."""
@@ -139,7 +143,7 @@ class MoveQueue:
             if outcome is not None:
                 ended.append(EndedMove(key, begun.move, begun.cause, outcome))
                 del self._under_way[key]
-            elif partition is not None and not partition.has_leader:
+            elif begun.is_bounded and partition is not None and not partition.has_leader:
                 self._leaderless[key] = None
         return ended
 

@@ -1,25 +1,55 @@
-"""Which directories of a broker take new replicas: those that work and are not cordoned (KIP-1066), none of a broker
-whose machine drains, or that goes because fewer are needed.
+"""Which brokers are drained, by the marks in their configurations, and which directories take new replicas.
 
-`cordoned.log.dirs` is read where replicas are placed, from the metadata and the specification: it counts from the
-moment at which it is set. What is in a cordoned directory already stays and serves. Kafka's brokers tell the controller
-in their heartbeats.
+A mark is a key of one broker: `broker.drain` by an operator's drain, `scaling.leaving` of a broker that goes because
+fewer are needed, `machine.drain.deadline.ms` of a broker whose machine Ray drains (decision 073). A marked broker is no
+place for a new replica. The replicas that it holds stay and serve until they have moved. A broker whose machine drains
+leads only partitions without another replica in sync that may lead.
+
+New replicas go to directories that work and are not cordoned (KIP-1066), of brokers without a mark. The keys are read
+where replicas are placed, from the metadata and the specification: they count from the moment at which they are set.
+Kafka's brokers tell the controller of cordoned directories in their heartbeats.
 """
 
+from typing import NamedTuple
 from uuid import UUID
 
 from rayka.config.broker_config import BrokerConfig
 from rayka.metadata.image import BrokerImage, MetadataImage, broker_config
-from rayka.protocol.configs import DRAIN_DEADLINE, LEAVING
+from rayka.protocol.configs import DRAIN, DRAIN_DEADLINE, LEAVING
+from rayka.protocol.drains import DrainCause
 
-# Which brokers are on a machine that is about to go (decision 073).
-#
-# The supervisor says so of one broker in its configuration. Such a broker is no place for a new replica, and leads only
-# what no other replica in sync can. What it holds stays and serves.
+# What a deadline is while Ray does not say when the machine goes.
+NO_DEADLINE = 0
+
+
+class Drain(NamedTuple):
+    """A broker that is emptied, and why."""
+
+    broker_id: int
+    cause: DrainCause
+    # The wall clock at which the machine goes, or `NO_DEADLINE`.
+    deadline_ms: int = NO_DEADLINE
+
+
+def drain_of(image: MetadataImage, broker_id: int) -> Drain | None:
+    """The drain of the broker; of several marks the most urgent one counts."""
+    own = image.broker_configs(broker_id)
+    if is_draining(image, broker_id):
+        return Drain(broker_id, DrainCause.MACHINE, int(own[DRAIN_DEADLINE]))
+    if own.get(LEAVING) == "true":
+        return Drain(broker_id, DrainCause.SCALING)
+    return Drain(broker_id, DrainCause.OPERATOR) if own.get(DRAIN) == "true" else None
+
+
+def all_drains(image: MetadataImage) -> list[Drain]:
+    """All drains, the most urgent first: machines by their deadlines, then machines without one, then the others."""
+    found = [drain for each in sorted(image.brokers) if (drain := drain_of(image, each)) is not None]
+    found.sort(key=lambda each: (each.cause is not DrainCause.MACHINE, each.deadline_ms or 1 << 62))
+    return found
 
 
 def draining_brokers(image: MetadataImage) -> list[int]:
-    """Those that still run."""
+    """The brokers that run on machines that Ray drains."""
     return [
         each.broker_id
         for each in image.brokers.values()
@@ -28,15 +58,17 @@ def draining_brokers(image: MetadataImage) -> list[int]:
 
 
 def is_draining(image: MetadataImage, broker_id: int) -> bool:
+    """Whether Ray drains the broker's machine."""
     return int(image.broker_configs(broker_id).get(DRAIN_DEADLINE, "-1")) >= 0
 
 
 def placeable_directories(
     image: MetadataImage, config: BrokerConfig, broker: BrokerImage
 ) -> tuple[UUID, ...]:
-    """In the order of the broker's registration. `config` is what the controller was started with."""
-    is_leaving = image.broker_configs(broker.broker_id).get(LEAVING) == "true"
-    if is_leaving or is_draining(image, broker.broker_id):
+    """The directories that take new replicas, in the order of the broker's registration. `config` is what the
+    controller was started with.
+    """
+    if drain_of(image, broker.broker_id) is not None:
         return ()
     own = broker_config(image, config, broker.broker_id)
     if not own.cordoned_log_dirs:

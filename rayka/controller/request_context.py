@@ -11,6 +11,7 @@ from rayka.controller.balance_run import BalanceRun, BalanceTrigger
 from rayka.controller.broker_loads import BrokerLoads
 from rayka.controller.controller_timers import ControllerTimers
 from rayka.controller.directory_sizes import DirectorySizes
+from rayka.controller.drain_state import DrainState
 from rayka.controller.healing_state import AbsenceClocks, Healing
 from rayka.controller.leader_elections import Elections
 from rayka.controller.move_queue import MoveQueue
@@ -43,6 +44,7 @@ class RequestContext(NamedTuple):
     moves: MoveQueue
     absences: AbsenceClocks
     healing: Healing
+    drains: DrainState
     balance: BalanceRun
     balance_trigger: BalanceTrigger
 

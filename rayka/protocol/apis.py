@@ -8,7 +8,18 @@ from functools import cached_property
 from typing import Any, get_args
 
 from rayka.ports import Message, Request
-from rayka.protocol import configs, events, fetch, groups, load, membership, produce, quorum_messages, topics
+from rayka.protocol import (
+    configs,
+    drains,
+    events,
+    fetch,
+    groups,
+    load,
+    membership,
+    produce,
+    quorum_messages,
+    topics,
+)
 
 
 class ServedBy(Flag):
@@ -79,6 +90,9 @@ APIS: tuple[Api, ...] = (
     Api("balance", load.BalanceRequest, CONTROLLER),
     Api("describe_balance", load.DescribeBalanceRequest, CONTROLLER),
     Api("cancel_balance", load.CancelBalanceRequest, CONTROLLER),
+    Api("drain_broker", drains.DrainBrokerRequest, CONTROLLER),
+    Api("describe_drains", drains.DescribeDrainsRequest, CONTROLLER),
+    Api("cancel_drain", drains.CancelDrainRequest, CONTROLLER),
     Api("describe_events", events.DescribeEventsRequest, BROKER | CONTROLLER),
     Api("record_event", events.RecordEventRequest, CONTROLLER),
     Api("describe_load", load.DescribeLoadRequest, CONTROLLER),

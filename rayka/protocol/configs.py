@@ -14,6 +14,8 @@ CORDONED = "cordoned.log.dirs"
 LEAVING = "scaling.leaving"
 # When the broker's machine goes, a wall clock; 0: Ray does not say when.
 DRAIN_DEADLINE = "machine.drain.deadline.ms"
+# "true": an operator drains the broker.
+DRAIN = "broker.drain"
 MOVES_MAX = "balancer.moves.max"
 
 

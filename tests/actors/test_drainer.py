@@ -8,27 +8,26 @@ from dataclasses import replace
 import pytest
 
 from rayka.actors.draining.drainer import Drainer
-from rayka.client.admin.drain_steps import Mark, Move, Quorum, Resign, Seen, Step, Stop
+from rayka.client.admin.drained_brokers import DrainStep, Mark, Quorum, Resign, SeenDrains, StopDrained
 from rayka.errors import UnavailableError
-from tests.client.test_drain_planner import SOON_MS, seen, sized, topic
+from tests.client.test_drained_brokers import SOON_MS, seen
 
-EMPTY = seen(topic((2, 3)))
-LEADING, LED = seen(topic((1, 2)), marks={}), seen(topic((2, 1)), sizes=sized(5))
+EMPTY, MARKED, UNMARKED, WITHDRAWN = seen(0), seen(), seen(marks={}), seen(drains={})
 
 
 class FakePort:
     """Shows what it is told to, and keeps what was done."""
 
-    def __init__(self, *shown: Seen | None) -> None:
+    def __init__(self, *shown: SeenDrains | None) -> None:
         self.shown = deque(shown)
         self.refusals = deque[str | Exception]()
-        self.taken: list[Step] = []
+        self.taken: list[DrainStep] = []
         self.recorded: list[tuple[str, tuple[int, ...]]] = []
 
-    async def see(self) -> Seen | None:
+    async def see(self) -> SeenDrains | None:
         return self.shown.popleft()
 
-    async def take(self, step: Step) -> str:
+    async def take(self, step: DrainStep) -> str:
         self.taken.append(step)
         refusal = self.refusals.popleft() if self.refusals else ""
         if isinstance(refusal, Exception):
@@ -55,27 +54,28 @@ def look(drainer: Drainer, count: int) -> list[bool]:
 
 
 def test_each_decision_is_taken_and_recorded_and_what_drains_is_known() -> None:
-    port = FakePort(LEADING, LED, LED, None)
+    quorum = Quorum(1, 7, (1, 2))
+    port = FakePort(UNMARKED, replace(MARKED, quorum=quorum), MARKED, None)
     drainer = Drainer(port, asyncio.Lock())
     assert look(drainer, 3) == [True, True, False]
-    assert [type(each) for each in port.taken] == [Mark, Move]
-    assert port.recorded == [("drain-begun", (1,)), ("drain-moves", (1,))]
+    assert [type(each) for each in port.taken] == [Mark, Resign]
+    assert port.recorded == [("drain-begun", (1,)), ("drain-resigned", (1,))]
     assert drainer.draining == {1: SOON_MS}
     assert look(drainer, 1) == [False]
     assert drainer.draining == {}
 
 
 def test_a_step_that_is_refused_is_no_event_and_is_tried_again() -> None:
-    port = FakePort(LED, LED)
-    port.refusals.append("t-0: no")
+    port = FakePort(UNMARKED, UNMARKED)
+    port.refusals.append("no")
     drainer = Drainer(port, asyncio.Lock())
     assert look(drainer, 2) == [False, True]
     assert len(port.taken) == 2
-    assert port.recorded == [("drain-moves", (1,))]
+    assert port.recorded == [("drain-begun", (1,))]
 
 
 def test_a_step_that_fails_is_tried_again() -> None:
-    port = FakePort(LED, LED)
+    port = FakePort(UNMARKED, UNMARKED)
     port.refusals.append(UnavailableError("no controller"))
     drainer = Drainer(port, asyncio.Lock())
     with pytest.raises(UnavailableError):
@@ -89,8 +89,9 @@ def test_a_step_that_fails_is_tried_again() -> None:
 
 def test_only_a_stop_waits_for_others_that_keep_the_nodes() -> None:
     quorum = Quorum(3001, 7, (3001, 3002))
-    voting = replace(LED, drains={1: SOON_MS, 3001: SOON_MS}, quorum=quorum, actors=(1, 2, 3001, 3002))
-    port = FakePort(LEADING, voting, LED, EMPTY, EMPTY)
+    voting = replace(MARKED, drains={1: SOON_MS, 3001: SOON_MS}, quorum=quorum, actors=(1, 2, 3001, 3002))
+    later = replace(EMPTY, drains={1: SOON_MS, 2: SOON_MS})
+    port = FakePort(UNMARKED, voting, EMPTY, later, EMPTY)
 
     async def looks() -> None:
         acting = asyncio.Lock()
@@ -98,9 +99,9 @@ def test_only_a_stop_waits_for_others_that_keep_the_nodes() -> None:
         async with acting:
             assert [await drainer.look() for _ in range(4)] == [True, True, True, True]
             await asyncio.sleep(0)
-            assert [type(each) for each in port.taken] == [Mark, Resign, Move]
+            assert [type(each) for each in port.taken] == [Mark, Resign, Mark]
         await until(lambda: len(port.taken) == 4)
-        assert isinstance(port.taken[-1], Stop)
+        assert isinstance(port.taken[-1], StopDrained)
         await until(lambda: port.recorded[-1] == ("drain-stopped", (1,)))
 
     asyncio.run(looks())
@@ -108,7 +109,7 @@ def test_only_a_stop_waits_for_others_that_keep_the_nodes() -> None:
 
 def test_while_a_stop_waits_another_machine_is_emptied() -> None:
     both = {1: SOON_MS, 4: SOON_MS}
-    empty = replace(EMPTY, drains=both, marks={1: SOON_MS, 4: SOON_MS})
+    empty = replace(EMPTY, drains=both, marks=both)
     unmarked = replace(empty, marks={1: SOON_MS})
     port = FakePort(EMPTY, unmarked, empty)
 
@@ -137,7 +138,7 @@ def test_a_broker_whose_machine_stays_after_all_is_not_stopped_when_its_turn_com
         await until(lambda: bool(port.taken))
 
     asyncio.run(looks())
-    assert [type(each) for each in port.taken] == [Stop]
+    assert [type(each) for each in port.taken] == [StopDrained]
 
 
 def test_a_stop_that_fails_is_begun_again() -> None:

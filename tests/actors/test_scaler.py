@@ -10,7 +10,6 @@ from rayka.actors.scaling_planner import (
     AskForRoom,
     Forget,
     Leave,
-    Move,
     Room,
     Seen,
     Standing,
@@ -115,7 +114,7 @@ def test_a_broker_is_kept_from_its_actor_until_it_is_empty_and_going() -> None:
         look(mine, port, each)
         kept.append(4 in mine.spec.roles)
     assert kept == [False, True, True, True, False, False]
-    assert [type(each) for each in port.taken] == [Move, Stop]
+    assert [type(each) for each in port.taken] == [Stop]
 
 
 def test_brokers_that_had_come_are_kept_before_the_first_look() -> None:

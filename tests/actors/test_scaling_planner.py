@@ -14,7 +14,6 @@ from rayka.actors.scaling_planner import (
     Forget,
     Leave,
     Make,
-    Move,
     Planner,
     ReturnRoom,
     Room,
@@ -68,7 +67,6 @@ class FakeCluster:
         default_factory=lambda: {each: FakeBroker(replicas=10) for each in (1, 2, 3)}
     )
     rooms: dict[int, Room] = field(default_factory=dict)
-    moves: int = 0
     now_ms: int = 0
     steps: list[Step] = field(default_factory=list)
 
@@ -89,7 +87,7 @@ class FakeCluster:
             },
             dict(self.rooms),
             {id for id, each in self.brokers.items() if each.has_actor and not each.is_lost},
-            self.moves,
+            0,
             FACTOR,
             AWAY_S * 1000,
         )
@@ -107,7 +105,11 @@ class FakeCluster:
     def happen(self) -> None:
         """What goes on by itself in a second."""
         self.now_ms += 1_000
-        self.moves = 0
+        for id, each in self.brokers.items():
+            if each.is_leaving:  # the controller moves what it holds
+                moved = min(3, each.replicas)
+                each.replicas -= moved
+                self.brokers[1].replicas += moved * (id != 1)
         used = sum(not each.is_lost for each in self.brokers.values())
         for id in self.rooms:
             if used < self.machines_max:
@@ -136,11 +138,6 @@ class FakeCluster:
                 self.brokers[id].is_leaving = True
             case Stay():
                 self.brokers[id].is_leaving = False
-            case Move():
-                moved = min(3, self.brokers[id].replicas)
-                self.brokers[id].replicas -= moved
-                self.brokers[1].replicas += moved
-                self.moves = moved
             case Stop():
                 assert self.brokers[id].replicas == 0
                 self.brokers[id].has_actor = False
@@ -165,7 +162,7 @@ def test_a_broker_comes_and_goes_again() -> None:
     cluster.steps.clear()
     cluster.load = 60
     cluster.go_on(planner, 30)
-    assert taken(cluster) == ["Leave 4", "Move 4", "Stop 4", "Forget 4"]
+    assert taken(cluster) == ["Leave 4", "Stop 4", "Forget 4"]
     assert sorted(cluster.brokers) == [1, 2, 3]
     assert sum(each.replicas for each in cluster.brokers.values()) == 30
 
@@ -486,12 +483,22 @@ def test_a_coordinator_comes_and_goes_as_a_broker_does() -> None:
         )
     ]
     assert [(type(each), each.broker_id) for each in steps if each is not None] == [
-        (each, 1002) for each in (AskForRoom, Make, Leave, Move, Stop, Forget)
+        (each, 1002) for each in (AskForRoom, Make, Leave, Stop, Forget)
     ]
     assert planner.next(shown(0.1)) is None, "the declared one stays"
     assert planner.status == ScalingStatus(
         1, 1, 1, 2, "within the targets: processor_share 10% a coordinator, target 50%"
     )
+
+
+def test_a_broker_whose_drain_is_stuck_stays_once_nothing_moves_any_more() -> None:
+    nodes = {each: Standing(True, load=LoadReport(1)) for each in (1, 2, 3)}
+    nodes[4] = Standing(True, is_leaving=True, replica_count=7, obstacle="no other disk has room")
+    planner = Planner(spec())
+    assert planner.next(Seen(0, nodes, {}, (1, 2, 3, 4), move_count=2)) is None
+    assert planner.status is not None
+    assert planner.status.reason == "broker 4 goes: 7 replicas to move"
+    assert planner.next(Seen(0, nodes, {}, (1, 2, 3, 4))) == Stay(4, "no other disk has room")
 
 
 def test_a_grown_spec_has_its_brokers_and_its_range() -> None:

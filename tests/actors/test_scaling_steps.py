@@ -12,24 +12,19 @@ from rayka.actors.found_directories import look_at
 from rayka.actors.names import node_directories
 from rayka.actors.node_placement import NodePlacement
 from rayka.actors.scaled_cluster import ScaledCluster, make_directories
-from rayka.actors.scaling_planner import Leave, Move, ScalingStatus, grown
+from rayka.actors.scaling_planner import Leave, ScalingStatus, Stay, grown
 from rayka.cli.cluster_commands import describe_scaling
 from rayka.config.cluster_config import ClusterSpec
-from rayka.errors import StorageError
-from rayka.ids import Role, TopicPartition
+from rayka.errors import InvalidReplicationFactor, InvalidRequest, StorageError
+from rayka.ids import Role
 from rayka.log.meta_properties import META_PROPERTIES_FILE, MetaProperties, encode_meta_properties
 from rayka.protocol.configs import (
     AlterConfigsResult,
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
 )
-from rayka.protocol.load import BrokerLoad, DescribeLoadRequest, DescribeLoadResponse, LoadReport
+from rayka.protocol.drains import DrainBrokerRequest, DrainBrokerResponse, DrainCause
 from rayka.protocol.membership import MetadataBroker, MetadataPartition, MetadataResponse, MetadataTopic
-from rayka.protocol.topics import (
-    AlterPartitionReassignmentsRequest,
-    AlterPartitionReassignmentsResponse,
-    PartitionResult,
-)
 
 OURS, MACHINE = "the-cluster", {"broker": {"resources": {"machine": 1}}}
 
@@ -99,89 +94,51 @@ def test_another_disk_is_not_made_a_brokers(tmp_path: Path, node_id: int, cluste
         make_directories(placement, OURS)
 
 
-class TwoBrokers:
-    """Looks at two brokers; the second one holds partitions, which these lead, and the first has so much room."""
+class FakeController:
+    """Looks at a controller that answers a drain so."""
 
-    def __init__(self, *leader_ids: int, free_bytes: int = 1_000, moves_max: int = 10) -> None:
-        self.changed: list[IncrementalAlterConfigsRequest] = []
-        self.moved: list[TopicPartition] = []
-        self._leader_ids = leader_ids
-        self._free_bytes = free_bytes
-        self._moves_max = moves_max
-
-    async def topics(self) -> MetadataResponse:
-        held = tuple(
-            MetadataPartition(number, leader_id, 0, (2,), (2,))
-            for number, leader_id in enumerate(self._leader_ids)
-        )
-        nodes = tuple(MetadataBroker(each, f"m{each}", False, ()) for each in (1, 2))
-        return MetadataResponse(OURS, 3001, nodes, (MetadataTopic("orders", partitions=held),), 0)
-
-    async def moves_max(self) -> int:
-        return self._moves_max
-
-    async def closed(self, brokers: object) -> set[int]:
-        return set()
+    def __init__(self, answer: DrainBrokerResponse | Exception) -> None:
+        self.asked: list[object] = []
+        self._answer = answer
 
     async def ask(self, request: object) -> object:
+        self.asked.append(request)
         if isinstance(request, IncrementalAlterConfigsRequest):
-            self.changed.append(request)
             results = tuple(
                 AlterConfigsResult(each.resource_type, each.resource_name) for each in request.resources
             )
             return IncrementalAlterConfigsResponse(results)
-        if isinstance(request, AlterPartitionReassignmentsRequest):
-            moved = [TopicPartition(each.topic, each.partition) for each in request.partitions]
-            self.moved += moved
-            return AlterPartitionReassignmentsResponse(
-                tuple(PartitionResult(each.topic, each.partition) for each in moved)
-            )
-        assert isinstance(request, DescribeLoadRequest)
-        loads = (
-            LoadReport(1, free_bytes=self._free_bytes, size_bytes=75),
-            LoadReport(1, size_bytes=6, partition_count=1),
-        )
-        return DescribeLoadResponse(
-            tuple(BrokerLoad(number, 0, 1, each) for number, each in enumerate(loads, 1)), ()
-        )
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return self._answer
 
 
-def test_a_broker_whose_replicas_find_no_room_does_not_leave_and_one_that_was_leaving_stays(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("answer", "refusal"),
+    [
+        (DrainBrokerResponse(), ""),
+        (DrainBrokerResponse(no_room="disks would be above 80%"), "disks would be above 80%"),
+        (InvalidReplicationFactor("too few brokers remain"), "too few brokers remain"),
+        (InvalidRequest("no broker leads 1"), "no broker leads 1"),
+    ],
+)
+def test_a_broker_leaves_by_one_request_unless_the_controller_refuses(
+    tmp_path: Path, answer: DrainBrokerResponse | Exception, refusal: str
 ) -> None:
-    looks = TwoBrokers(2, free_bytes=25)
+    looks = FakeController(answer)
     steps = ScaledCluster(spec(tmp_path), looks)  # type: ignore[arg-type]
-    refusal = asyncio.run(steps.take(Leave(2, "it is idle")))
-    assert refusal.startswith("without broker 2 disks would be above 80%: 1 of its replicas (orders-0)")
-    assert not looks.changed
-    assert asyncio.run(steps.take(Move(2, "it leaves"))) == refusal
-    ((altered,),) = (each.resources for each in looks.changed)
-    assert {each.value for each in altered.changes} == {""}
+    assert asyncio.run(steps.take(Leave(2, "it is idle"))) == refusal
+    assert looks.asked == [DrainBrokerRequest(2, DrainCause.SCALING)]
 
 
-def test_what_no_broker_leads_is_not_moved_and_its_broker_does_not_leave(tmp_path: Path) -> None:
-    """Its move could not end, and as long as it is under way nothing else is decided."""
-    looks = TwoBrokers(-1, 2)
+def test_a_broker_that_stays_after_all_loses_its_mark(tmp_path: Path) -> None:
+    looks = FakeController(DrainBrokerResponse())
     steps = ScaledCluster(spec(tmp_path), looks)  # type: ignore[arg-type]
-    refusal = asyncio.run(steps.take(Leave(2, "it is idle")))
-    assert (
-        refusal
-        == "of the partitions on broker 2 no broker leads 1, such as orders-0: nothing is there to copy from"
-    )
-    assert not looks.changed
-    assert asyncio.run(steps.take(Move(2, "it leaves"))) == ""
-    assert looks.moved == [TopicPartition("orders", 1)]
-    lost = TwoBrokers(-1)
-    steps = ScaledCluster(spec(tmp_path), lost)  # type: ignore[arg-type]
-    assert asyncio.run(steps.take(Move(2, "it leaves"))) == refusal
-    assert (len(lost.changed), lost.moved) == (1, []), "it stays"
-
-
-def test_as_many_replicas_move_at_a_time_as_is_in_force(tmp_path: Path) -> None:
-    looks = TwoBrokers(2, 2, 2, moves_max=2)
-    steps = ScaledCluster(spec(tmp_path), looks)  # type: ignore[arg-type]
-    assert asyncio.run(steps.take(Move(2, "it leaves"))) == ""
-    assert len(looks.moved) == 2
+    assert asyncio.run(steps.take(Stay(2, "it is needed"))) == ""
+    (asked,) = looks.asked
+    assert isinstance(asked, IncrementalAlterConfigsRequest)
+    ((altered,),) = (asked.resources,)
+    assert [(each.name, each.value) for each in altered.changes] == [("scaling.leaving", "")]
 
 
 def test_brokers_are_never_fewer_than_a_topic_has_replicas() -> None:

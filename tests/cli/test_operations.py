@@ -24,16 +24,12 @@ from rayka.client.admin.admin_partition_results import (
 )
 from rayka.client.admin.admin_results import (
     BrokerDescription,
-    BrokerState,
     PartitionDescription,
     TopicDescription,
 )
-from rayka.client.admin.drain_plan import drain_plan
 from rayka.errors import (
-    BrokerIdNotRegistered,
     ElectionNotNeeded,
     InvalidReplicaAssignment,
-    InvalidReplicationFactor,
     PreferredLeaderNotAvailable,
 )
 from rayka.ids import Role, TopicPartition
@@ -56,80 +52,6 @@ def a_topic(name: str, *replicas: tuple[int, ...], **other: Any) -> TopicDescrip
         PartitionDescription(number, each[0], 0, each, each, **other) for number, each in enumerate(replicas)
     )
     return TopicDescription(name, uuid.UUID(int=1), partitions, {})
-
-
-def drained(broker_id: int, brokers: list[BrokerDescription], *topics: TopicDescription) -> dict[str, Any]:
-    return {repr(tp): replicas for tp, replicas in drain_plan(broker_id, brokers, topics).items()}
-
-
-# ---- The plan that empties a broker ----
-
-
-def test_the_broker_with_the_fewest_replicas_takes_the_place_in_the_order() -> None:
-    brokers = [a_broker(1, 5), a_broker(2, 5), a_broker(3, 2), a_broker(4, 0)]
-    topics = [a_topic("a", (1, 2, 3), (2, 1, 3)), a_topic("b", (3, 2), (1, 3))]
-    assert drained(1, brokers, *topics) == {"a-0": (4, 2, 3), "a-1": (2, 4, 3), "b-1": (4, 3)}
-
-
-def test_what_the_plan_gives_away_counts() -> None:
-    brokers = [a_broker(1, 4), a_broker(2, 0), a_broker(3, 0)]
-    plan = drained(1, brokers, a_topic("a", (1,), (1,), (1,), (1,)))
-    assert plan == {"a-0": (2,), "a-1": (3,), "a-2": (2,), "a-3": (3,)}
-
-
-def test_a_rack_without_a_replica_comes_first() -> None:
-    brokers = [a_broker(1, rack="x"), a_broker(2, rack="y"), a_broker(3, rack="y"), a_broker(4, 9, rack="x")]
-    assert drained(1, brokers, a_topic("a", (1, 2))) == {"a-0": (4, 2)}
-
-
-def test_fenced_brokers_and_those_that_shut_down_get_nothing() -> None:
-    brokers = [
-        a_broker(1),
-        a_broker(2, state=BrokerState.FENCED),
-        a_broker(3, state=BrokerState.SHUTTING_DOWN),
-        a_broker(4, 99),
-    ]
-    assert drained(1, brokers, a_topic("a", (1,))) == {"a-0": (4,)}
-
-
-def test_a_reassignment_under_way_counts_with_its_target() -> None:
-    leaving = PartitionDescription(0, 1, 0, (2, 3, 1), (1, 3), adding_replicas=(2,), removing_replicas=(1,))
-    coming = PartitionDescription(1, 3, 0, (1, 2, 3), (3,), adding_replicas=(1, 2), removing_replicas=(3,))
-    moving = TopicDescription("a", uuid.UUID(int=1), (leaving, coming), {})
-    assert drained(1, [a_broker(each) for each in (1, 2, 3, 4)], moving) == {"a-1": (3, 2)}
-
-
-def test_a_broker_is_drained_to_brokers_and_of_internal_topics_to_coordinators_first() -> None:
-    coordinators = [a_broker(each, 99, roles=(Role.COORDINATOR,)) for each in (1001, 1002)]
-    brokers = [*(a_broker(each) for each in (1, 2, 3)), *coordinators]
-    topics = a_topic("a", (1, 2)), a_topic("__consumer_offsets", (1001, 1, 2), (1001, 1002, 1))
-    assert drained(1, brokers, *topics) == {
-        "a-0": (3, 2), "__consumer_offsets-0": (1001, 1002, 2), "__consumer_offsets-1": (1001, 1002, 2)
-    }  # fmt: skip
-
-
-def test_brokers_take_over_from_the_last_coordinator_that_is_drained_and_do_not_come_first() -> None:
-    brokers = [*(a_broker(each) for each in (1, 2, 3)), a_broker(1002, roles=(Role.COORDINATOR,))]
-    brokers.append(a_broker(1001, roles=(Role.COORDINATOR,)))
-    plan = drained(1001, brokers, a_topic("__consumer_offsets", (1001, 1002, 1), (1001, 2, 1)))
-    assert plan == {"__consumer_offsets-0": (1002, 2, 1), "__consumer_offsets-1": (1002, 2, 1)}
-
-
-def test_topics_that_could_not_keep_their_replication_factor_are_named() -> None:
-    brokers = [a_broker(each) for each in (1, 2, 3)]
-    topics = [a_topic("wide", (1, 2, 3)), a_topic("narrow", (1,)), a_topic("broad", (3, 2, 1))]
-    with pytest.raises(InvalidReplicationFactor) as raised:
-        drained(1, brokers, *topics)
-    said = str(raised.value)
-    assert "2 active brokers remain (2, 3)" in said
-    assert "wide (replication factor 3), broad (replication factor 3)" in said
-    assert "narrow" not in said
-    assert "`rayka start` again while the cluster runs" in said
-
-
-def test_a_broker_that_does_not_exist_cannot_be_drained() -> None:
-    with pytest.raises(BrokerIdNotRegistered, match="no broker 9; the cluster has 1, 2"):
-        drained(9, [a_broker(1), a_broker(2)])
 
 
 # ---- What people write ----

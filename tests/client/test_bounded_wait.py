@@ -75,6 +75,8 @@ ADMIN: dict[str, Callable[[rayka.Admin], object]] = {
     "describe_load": lambda admin: admin.describe_load(),
     "describe_balance": lambda admin: admin.describe_balance(),
     "cancel_balance": lambda admin: admin.cancel_balance(),
+    "describe_drains": lambda admin: admin.describe_drains(),
+    "cancel_drain": lambda admin: admin.cancel_drain(1),
     "events": lambda admin: admin.events(),
     "drain_broker": lambda admin: admin.drain_broker(1),
     "unregister_broker": lambda admin: admin.unregister_broker(1),

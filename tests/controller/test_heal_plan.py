@@ -40,7 +40,7 @@ def test_what_a_broker_held_is_spread_evenly_over_the_others() -> None:
     partitions = [PartitionShape(TopicPartition("t", each), (1,), MB) for each in range(40)]
     moves = made(nodes, partitions, {1})
     assert Counter(each.after for each in moves) == {(2,): 10, (3,): 10, (4,): 10, (5,): 10}
-    assert {(each.goal, each.copied_bytes) for each in moves} == {(Goal.HEAL, MB)}
+    assert {(each.goal, each.copied_bytes) for each in moves} == {(Goal.REPLACEMENT, MB)}
 
 
 def test_brokers_of_one_machine_are_given_no_more_than_its_disk_has_free() -> None:

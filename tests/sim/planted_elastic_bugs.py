@@ -10,6 +10,7 @@ from rayka.controller import (
     balance_control,
     balance_run,
     cluster_shapes,
+    drain_control,
     heal_control,
     leader_elections,
     partition_change,
@@ -20,7 +21,9 @@ from rayka.controller.balance_run import BalanceRun
 from rayka.controller.healing_state import AbsenceClocks
 from rayka.controller.move_queue import MoveCause, MoveQueue
 from rayka.controller.planning import balance_plan
+from rayka.controller.planning.replacement_plan import DrainPlan
 from rayka.node.log_manager import LogManager
+from rayka.protocol.drains import DrainCause
 from rayka.protocol.load import BalanceState
 from rayka.sim import simulation
 from rayka.sim.run_options import ElasticPlan, TopicPlan
@@ -64,6 +67,7 @@ ELASTIC: dict[str, Any] = {
 }
 _DRAINS = {"elastic": ElasticPlan(scaling_pause_s=1.0, flap_pause_s=4.0, drain_pause_s=1.0)}
 _OFTEN = {"elastic": ElasticPlan(scaling_pause_s=0.5, flap_pause_s=20.0)}
+_REPORTS: dict[str, Any] = {"config": _CONFIG | {"broker_load_report_interval_ms": 500}}
 _AWAY: dict[str, Any] = {"fault_kinds": (FaultKind.KILL,), "faults_per_minute": 30.0}
 
 
@@ -165,6 +169,29 @@ def knows_of_no_drain(_: Any) -> Any:
     return lambda image, broker_id: False
 
 
+def only_marks(original: Any) -> Any:
+    return lambda context, broker_id, plan: original(context, broker_id, DrainPlan([], []))
+
+
+def remembers_its_own_drains_only(original: Any) -> Any:
+    """The controller that is asked knows of an operator's drain, and no other."""
+
+    def find_departures(context: Any, drain: Any, rank: int, found: Any, *, is_request: bool = False) -> Any:
+        asked = context.drains.__dict__.setdefault("asked", {})
+        if is_request:
+            asked[drain.broker_id] = None
+        if is_request or drain.cause is not DrainCause.OPERATOR:
+            return (yield from original(context, drain, rank, found, is_request=is_request))
+        own: dict[Any, Any] = {}
+        leaderless = yield from original(context, drain, rank, own)
+        states = [context.image.partition(key) for key in context.replicas.of(drain.broker_id).held]
+        if drain.broker_id in asked and not any(each is not None and each.is_reassigned for each in states):
+            found.update(list(own.items())[:1])  # so that a drain takes a while
+        return leaderless
+
+    return find_departures
+
+
 def deletes_nothing(_: Any) -> Any:
     async def tidy(self: Any, image: Any) -> None:
         return
@@ -256,7 +283,7 @@ ELASTIC_BUGS = [
         ELASTIC | _AWAY | {"config": _CONFIG | {"broker_unavailable_timeout_ms": 20_000}},
     ),
     PlantedBug(
-        "a drained broker is filled again",
+        "a balance refills a drained broker",
         "move-target",
         all_of(
             *(
@@ -266,6 +293,17 @@ ELASTIC_BUGS = [
         ),
         5,
         ELASTIC,
+    ),
+    PlantedBug(
+        "a drain forgets its broker",
+        "drain-forgotten",
+        all_of(
+            planted(drain_control.__dict__, "_drain_at_once", only_marks),
+            planted(drain_control.__dict__, "_find_departures", remembers_its_own_drains_only),
+        ),
+        4,
+        ELASTIC | _OFTEN | _REPORTS,
+        seconds=30.0,
     ),
     PlantedBug(
         "a replica that moved while its broker was away stays on its disk",

@@ -343,11 +343,12 @@ def test_a_broker_on_a_machine_that_drains_leads_nothing_and_takes_nothing_until
     send(cluster, name, 20)
     admin.alter_configs({"machine.drain.deadline.ms": 0}, broker=3)
     assert leaders() == [1, 4]
-    assert admin.describe_topic(name).partitions[0].isr == (3, 1, 2)
     send(cluster, name, 20)
+    wait_until(lambda: admin.describe_topic(name).partitions[0].replicas == (4, 1, 2))
     with pytest.raises(InvalidReplicationFactor, match="2 active brokers remain"):
         admin.drain_broker(4, dry_run=True)
     admin.alter_configs({"machine.drain.deadline.ms": None}, broker=3)
+    move(admin, {TopicPartition(name, 0): (3, 1, 2)}, is_waiting=True, timeout_s=WAIT_S)
     admin.elect_leaders()
     assert leaders() == [3, 4]
     assert values(cluster, name) == [*range(20), *range(20)]
@@ -388,7 +389,10 @@ def test_a_broker_is_not_drained_to_disks_without_room_for_what_it_holds() -> No
             producer.send("orders", b"x" * 500_000).result(WAIT_S)
         disk.fill_up(after_bytes=400_000)
         wait_until(
-            lambda: all(each.is_known and each.free_bytes < 1 << 60 for each in admin.describe_load().brokers)
+            lambda: (
+                all(each.is_known and each.free_bytes < 1 << 60 for each in admin.describe_load().brokers)
+                and admin.describe_load().brokers[0].size_bytes >= 500_000
+            )
         )
         with pytest.raises(NoDiskRoom, match=r"1 of its replicas \(orders-0\) with 0.5 MB find no room"):
             admin.drain_broker(1)

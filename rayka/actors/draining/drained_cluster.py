@@ -10,8 +10,7 @@ from rayka.actors.node_handles import is_starting
 from rayka.actors.node_placement import wall_clock_ms
 from rayka.actors.ray_network import RayNetwork
 from rayka.actors.ray_records import draining_ray_nodes
-from rayka.client.admin.drain_steps import Mark, Seen, Step, Stop
-from rayka.client.admin.drained_brokers import DrainedBrokers
+from rayka.client.admin.drained_brokers import DrainedBrokers, DrainStep, Mark, SeenDrains, StopDrained
 from rayka.config.cluster_config import ClusterSpec
 
 
@@ -29,9 +28,9 @@ class DrainedCluster:
 
     # ---- Looking -----------------------------------------------------------------------------------------------------
 
-    async def see(self) -> Seen | None:
-        """One call to Ray, where no machine is drained and no broker is marked; all topics are asked for only where a
-        node of the cluster is on one.
+    async def see(self) -> SeenDrains | None:
+        """One call to Ray, where no machine is drained and no broker is marked; the controller is asked only where
+        a node of the cluster is on one.
         """
         announced = await asyncio.to_thread(draining_ray_nodes)
         if not announced and not self._has_marks:
@@ -55,11 +54,11 @@ class DrainedCluster:
 
     # ---- Acting ------------------------------------------------------------------------------------------------------
 
-    async def take(self, step: Step) -> str:
+    async def take(self, step: DrainStep) -> str:
         match step:
             case Mark():
                 self._has_marks = True
-            case Stop():
+            case StopDrained():
                 handles = await asyncio.to_thread(node_handles.find_all, self._spec.name, step.node_ids)
                 await node_handles.stop(self._spec.name, handles)
         return await self._brokers.take(step)

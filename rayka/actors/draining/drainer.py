@@ -1,4 +1,4 @@
-"""The supervisor's part that empties machines which Ray drains: looks, plans, takes one step, and looks again.
+"""The supervisor's part of emptying machines that Ray drains: looks, decides, takes one step, and looks again.
 
 Only a stop keeps the nodes, so it alone waits for others that keep them, and that beside the looks: the deadline of a
 machine waits for neither a slow disk nor the stop of another broker.
@@ -12,9 +12,7 @@ from typing import Protocol
 
 import ray
 
-from rayka.client.admin.drain_planner import DrainPlanner
-from rayka.client.admin.drain_steps import Seen, Step, Stop
-from rayka.client.admin.drained_brokers import next_step
+from rayka.client.admin.drained_brokers import DrainStep, SeenDrains, StopDrained, next_step
 from rayka.errors import RaykaError
 
 _LOOK_S = 1.0
@@ -25,11 +23,11 @@ _logger = logging.getLogger(__name__)
 class DrainPort(Protocol):
     """The cluster to look at and to change. All raise RaykaError, TimeoutError and what Ray raises."""
 
-    async def see(self) -> Seen | None:
+    async def see(self) -> SeenDrains | None:
         """What there is; None where no machine is drained and no broker is marked."""
         ...
 
-    async def take(self, step: Step) -> str:
+    async def take(self, step: DrainStep) -> str:
         """Why the step was not taken, or not all of it; empty where it was. It may be repeated."""
         ...
 
@@ -47,12 +45,11 @@ class Drainer:
         """`acting` is held while brokers are stopped: what else keeps the nodes then waits."""
         self._port = port
         self._acting = acting
-        self._planner = DrainPlanner()
         self._stopping: asyncio.Task[bool] | None = None
         self.draining: Mapping[int, int] = {}
 
     def __repr__(self) -> str:
-        return f"<Drainer {dict(self.draining)} {self._planner!r}>"
+        return f"<Drainer {dict(self.draining)}>"
 
     async def run(self) -> None:
         """Goes on for ever."""
@@ -80,28 +77,22 @@ class Drainer:
         if seen is None:
             return False
         is_changing = seen.is_changing or self._stopping is not None
-        step = await next_step(self._planner, replace(seen, is_changing=is_changing))
-        if isinstance(step, Stop):
+        step = next_step(replace(seen, is_changing=is_changing))
+        if isinstance(step, StopDrained):
             self._stopping = asyncio.create_task(self._take(step))
             return True
         return step is not None and await self._take(step)
 
-    async def _take(self, step: Step) -> bool:
-        try:
-            refusal = await (self._stop(step) if isinstance(step, Stop) else self._port.take(step))
-        except BaseException:
-            self._planner.failed(step)
-            raise
+    async def _take(self, step: DrainStep) -> bool:
+        refusal = await (self._stop(step) if isinstance(step, StopDrained) else self._port.take(step))
         if refusal:
-            self._planner.failed(step)
             _logger.warning("%s of %s: %s", type(step).__name__, list(step.node_ids), refusal)
             return False
         _logger.info("%s of %s: %s", type(step).__name__, list(step.node_ids), step.reason)
-        if step.kind:
-            await self._port.record(step.kind, step.node_ids, step.reason)
+        await self._port.record(step.kind, step.node_ids, step.reason)
         return True
 
-    async def _stop(self, step: Stop) -> str:
+    async def _stop(self, step: StopDrained) -> str:
         async with self._acting:
             if not all(each in self.draining for each in step.node_ids):
                 return "Ray does not drain its machine any more"

@@ -200,8 +200,9 @@ class Admin(GroupAdmin, LoadAdmin):
         target of a replica is an active broker that is not cordoned, has no replica of the partition, and whose disks
         stay below 80 % with the replica; preferred are a rack without a replica of the partition, then the fewest
         replicas. Returns when the new replicas are known; `list_partition_reassignments` shows which still catch up.
-        Raises BrokerIdNotRegistered; InvalidReplicationFactor naming the topics for which too few brokers remain;
-        NoDiskRoom.
+        The cluster goes on with the drain until the broker holds nothing, whichever node ends; `describe_drains` says
+        how far the drain is, `cancel_drain` ends it. Raises BrokerIdNotRegistered; InvalidReplicationFactor naming the
+        topics for which too few brokers remain; NoDiskRoom.
         """
         return self._run(self._brain.drain_broker, int_of(broker_id, "node_id"), dry_run=dry_run)
 

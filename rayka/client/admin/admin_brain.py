@@ -12,19 +12,24 @@ import msgspec
 
 from rayka.client.admin.admin_configs import AsyncConfigAdmin
 from rayka.client.admin.admin_groups import AsyncGroupAdmin
-from rayka.client.admin.admin_load_results import BalancePlan, BalanceStatus, ClusterLoad, EventInfo
+from rayka.client.admin.admin_load_results import (
+    BalancePlan,
+    BalanceStatus,
+    ClusterLoad,
+    DrainInfo,
+    EventInfo,
+)
 from rayka.client.admin.admin_part import AdminPart
 from rayka.client.admin.admin_partitions import AsyncPartitionAdmin
 from rayka.client.admin.admin_quorum import AsyncQuorumAdmin
 from rayka.client.admin.admin_results import ClusterSummary, TopicDescription
-from rayka.client.admin.drain_plan import drain_plan
-from rayka.client.admin.reported_disks import ReportedDisks
 from rayka.client.bootstrap import ClusterHandle
 from rayka.client.metadata import ClusterMetadata
 from rayka.client.retry import Retry
 from rayka.config.client_config import AdminConfig
-from rayka.errors import ApiError, BrokerIdNotRegistered, ErrorCode, NoSuchTopic, UnavailableError
+from rayka.errors import ApiError, BrokerIdNotRegistered, ErrorCode, NoDiskRoom, NoSuchTopic, UnavailableError
 from rayka.ids import TopicPartition
+from rayka.protocol.drains import CancelDrainRequest, DescribeDrainsRequest, DrainBrokerRequest
 from rayka.protocol.events import DescribeEventsRequest
 from rayka.protocol.load import (
     BalanceRequest,
@@ -123,20 +128,25 @@ class AsyncAdmin(AdminPart):
     async def drain_broker(
         self, broker_id: int, *, dry_run: bool = False
     ) -> dict[TopicPartition, tuple[int, ...]]:
-        plan = await self._drain_plan(broker_id)
+        response = await self._ask(DrainBrokerRequest(broker_id, is_dry_run=dry_run))
+        if response.no_room:
+            raise NoDiskRoom(response.no_room)
         if not dry_run:
-            # Without the cordon new replicas could be placed there while the others leave.
-            await self.configs.cordon(broker_id)
-            plan = await self._drain_plan(broker_id)
-            if plan:
-                await self.partitions.alter_reassignments(plan)
-        return plan
+            await self._until_applied(response.metadata_offset)
+        return {TopicPartition(each.topic, each.partition): each.replicas for each in response.moves}
 
-    async def _drain_plan(self, broker_id: int) -> dict[TopicPartition, tuple[int, ...]]:
-        brokers = (await self.describe_cluster()).brokers
-        cordoned = await self.configs.cordoned({each.node_id: each.data_dirs for each in brokers})
-        disks = ReportedDisks(await self._ask(DescribeLoadRequest()))
-        return drain_plan(broker_id, brokers, await self.describe_topics(None), cordoned, disks)
+    async def describe_drains(self) -> list[DrainInfo]:
+        response = await self._ask(DescribeDrainsRequest())
+        return [DrainInfo.taken_from(each) for each in response.drains]
+
+    async def cancel_drain(self, broker_id: int) -> bool:
+        """Whether one was under way; then every usable broker knows that it is not any more."""
+        await self._registered((broker_id,))
+        request = CancelDrainRequest(broker_id)
+        response, may_have_run = await self._nodes.call_controller_again(request, self.timeout_ms)
+        if response.is_cancelled:
+            await self._until_applied(response.metadata_offset)
+        return response.is_cancelled or may_have_run
 
     async def unregister_broker(self, broker_id: int) -> None:
         await self._registered((broker_id,))

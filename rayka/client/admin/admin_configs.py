@@ -3,7 +3,7 @@
 Kafka: KafkaAdminClient's describeConfigs, incrementalAlterConfigs.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from rayka.client.admin.admin_part import AdminPart
@@ -14,8 +14,6 @@ from rayka.config.config_model import dotted
 from rayka.config.topic_config import TopicConfig
 from rayka.errors import ConfigError, InvalidArgument
 from rayka.protocol.configs import (
-    CORDONED,
-    DRAIN_DEADLINE,
     LEAVING,
     AlterConfigOp,
     AlteredResource,
@@ -42,16 +40,6 @@ class AsyncConfigAdmin(AdminPart):
         entries = sorted(described.entries, key=lambda each: each.name)
         return {each.name: ConfigValue.taken_from(each) for each in entries}
 
-    async def cordoned(self, data_dirs: Mapping[int, Sequence[str]]) -> set[int]:
-        """The brokers, of those in `data_dirs`, that take no new replica in any of their directories."""
-        resources = tuple(ConfigResourceName(ResourceType.BROKER, str(each)) for each in data_dirs)
-        return closed_brokers((await self._ask(DescribeConfigsRequest(resources))).resources, data_dirs)
-
-    async def cordon(self, broker_id: int) -> None:
-        """Cordons all directories of the broker, so that it takes no new replica."""
-        change = ConfigChange(CORDONED, AlterConfigOp.SET, "*")
-        await self.alter(resource_of(None, broker_id), (change,))
-
     async def alter(self, resource: ConfigResourceName, changes: tuple[ConfigChange, ...]) -> None:
         """Makes all changes or none; returns when every broker has them."""
         altered = AlteredResource(resource.resource_type, resource.resource_name, changes)
@@ -60,28 +48,6 @@ class AsyncConfigAdmin(AdminPart):
         name, code, message = resource.resource_name, result.error_code, result.error_message
         await self._check(_what(resource), name, code, message)
         await self._until_applied(response.metadata_offset)
-
-
-def closed_brokers(described: Iterable[DescribedConfig], data_dirs: Mapping[int, Sequence[str]]) -> set[int]:
-    """The described brokers that take no new replica in any of their directories.
-
-    A broker is closed when all its directories are cordoned, when it is marked as leaving, or when its machine drains.
-    The latter two marks count only if set for the broker itself.
-    """
-    found: set[int] = set()
-    for each in described:
-        broker_id = int(each.resource_name)
-        values = {entry.name: entry.value for entry in each.entries if entry.name == CORDONED}
-        own = BrokerConfig.parse(values, what=f"broker {broker_id}")
-        leaves = is_leaving(each) or drain_deadline_ms(each) >= 0
-        if leaves or all(map(own.is_cordoned, data_dirs[broker_id])):
-            found.add(broker_id)
-    return found
-
-
-def drain_deadline_ms(described: DescribedConfig) -> int:
-    """The deadline of the drain of the broker's machine, 0 for an unknown one; -1 unless set for the broker itself."""
-    return int(_own_value(described, DRAIN_DEADLINE) or -1)
 
 
 def is_leaving(described: DescribedConfig) -> bool:

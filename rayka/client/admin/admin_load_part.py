@@ -4,7 +4,13 @@ from collections.abc import Iterable
 
 from rayka.client.admin.admin_arguments import names_of
 from rayka.client.admin.admin_face import AdminFace
-from rayka.client.admin.admin_load_results import BalancePlan, BalanceStatus, ClusterLoad, EventInfo
+from rayka.client.admin.admin_load_results import (
+    BalancePlan,
+    BalanceStatus,
+    ClusterLoad,
+    DrainInfo,
+    EventInfo,
+)
 from rayka.client.arguments import int_of
 from rayka.errors import InvalidArgument
 from rayka.protocol.events import EVENTS_MAX, NO_EVENT
@@ -51,6 +57,18 @@ class LoadAdmin(AdminFace):
         No further move begins, and moves under way are reverted.
         """
         return self._run(self._brain.cancel_balance)
+
+    def describe_drains(self) -> list[DrainInfo]:
+        """The brokers and coordinators that are emptied, for whichever cause, and how far each is; a drain that is
+        over is not among them.
+        """
+        return self._run(self._brain.describe_drains)
+
+    def cancel_drain(self, broker_id: int) -> bool:
+        """Ends the drain that `drain_broker` began: partitions on their way go back where they can, and the broker
+        takes replicas again. Returns whether there was one. Raises BrokerIdNotRegistered.
+        """
+        return self._run(self._brain.cancel_drain, int_of(broker_id, "node_id"))
 
     def events(self, *, since: int | None = None, count: int = EVENTS_MAX) -> list[EventInfo]:
         """Returns the newest `count` events, the oldest first: changes of the cluster and its decisions, with causes.

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from rayka.client.admin.admin_results import AdminResult
+from rayka.protocol.drains import DrainCause
 from rayka.protocol.load import BalanceState, BrokerLoad, DescribeLoadResponse
 
 
@@ -146,6 +147,24 @@ class BalanceStatus(AdminResult):
     @property
     def is_under_way(self) -> bool:
         return self.state in (BalanceState.PLANNING, BalanceState.MOVING)
+
+
+@dataclass(frozen=True)
+class DrainInfo(AdminResult):
+    """A broker that is emptied. `cause`: `operator`, `scaling`, or `machine` where Ray drains its machine, which goes
+    at `deadline_ms` of the wall clock, 0 where that is not known.
+
+    `replica_count`: what the broker holds still; `moving_count` of these are on their way. `waits_for`: why the others
+    stay, or nothing; `is_stuck`: no time helps.
+    """
+
+    broker_id: int
+    cause: DrainCause
+    deadline_ms: int
+    replica_count: int
+    moving_count: int
+    waits_for: str
+    is_stuck: bool
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,8 @@ from rayka.protocol.topics import (
     ReplicaLogDir,
 )
 
+# What the replicas of partitions become.
+Plan = dict[TopicPartition, tuple[int, ...]]
 Assignment = Mapping[TopicPartition, tuple[int, ...] | None]
 
 

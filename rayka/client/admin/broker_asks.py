@@ -5,7 +5,6 @@ and by the simulator, over an `Ask`, whatever stands behind it.
 from collections.abc import Collection, Iterable, Mapping
 from typing import Protocol, TypeVar
 
-from rayka.client.admin.drain_plan import Plan
 from rayka.errors import ErrorCode, error_for
 from rayka.ports import Request
 from rayka.protocol.configs import (
@@ -19,7 +18,6 @@ from rayka.protocol.configs import (
     ResourceType,
 )
 from rayka.protocol.events import RecordEventRequest
-from rayka.protocol.topics import AlterPartitionReassignmentsRequest, Reassignment
 
 NO_TOPIC = ("",)  # so that no partition is named
 ResponseT = TypeVar("ResponseT")
@@ -61,14 +59,6 @@ async def mark_brokers(
 
 def _change(key: str, value: str | None) -> ConfigChange:
     return ConfigChange(key, AlterConfigOp.DELETE if value is None else AlterConfigOp.SET, value or "")
-
-
-async def reassign(ask: Ask, plan: Plan) -> str:
-    """Begins the moves. What was refused of them, and why; empty where nothing was."""
-    wanted = tuple(Reassignment(tp.topic, tp.partition, to) for tp, to in plan.items())
-    results = (await ask(AlterPartitionReassignmentsRequest(wanted))).partitions
-    refused = [each for each in results if each.error_code is not ErrorCode.NONE]
-    return "; ".join(f"{each.topic}-{each.partition}: {each.error_message}" for each in refused)
 
 
 async def record_event(ask: Ask, timestamp_ms: int, kind: str, node_ids: Iterable[int], reason: str) -> None:

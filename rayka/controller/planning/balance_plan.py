@@ -63,7 +63,8 @@ _by_bytes_out: _Cost = attrgetter("bytes_out")
 class Goal(IntEnum):
     """Why something moves, the most important first."""
 
-    HEAL = 0  # of `heal_plan` alone
+    # The goal of `replacement_plan` alone.
+    REPLACEMENT = 0
     SPREAD = 1
     CAPACITY = 2
     SIZE = 3

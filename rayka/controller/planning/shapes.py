@@ -17,7 +17,9 @@ from rayka.protocol.load import DISK_USE_MAX, UNKNOWN_BYTES, BalanceShare, DiskR
 # Sorts a long list step by step: in one go, tens of thousands of entries hold others up for tens of milliseconds.
 
 
-EntryT = TypeVar("EntryT", bound=tuple[int, int] | tuple[int, TopicPartition, int])
+EntryT = TypeVar(
+    "EntryT", bound=tuple[int, int] | tuple[int, TopicPartition, int] | tuple[int, int, int, int]
+)
 RUN = 256
 _MERGED_PER_STEP = 8
 
@@ -200,6 +202,10 @@ class Holders:
     def left_bytes(self, target: Holder, use_max: float = DISK_USE_MAX) -> float:
         """How many bytes more the broker's disks may take; a replica has to be smaller."""
         return self._room.left_bytes(target.shape.broker_id, use_max)
+
+    def free_bytes(self, target: Holder) -> float:
+        """How many bytes are free on the broker's disks once the plan is carried out."""
+        return self._room.free_bytes(target.shape.broker_id)
 
     def has_room(self, placed: Placed, target: Holder) -> bool:
         """Whether the broker's disks may take the replica."""

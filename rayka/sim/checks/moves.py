@@ -1,20 +1,22 @@
-"""What must hold of the moves that the controller makes by itself, by healing and by balances, and of all replica sets:
-looked at whenever metadata is committed, and in the end (decisions 062, 065, 067).
+"""What must hold of the moves that the controller makes by itself, by healing, drains and balances, and of all replica
+sets: looked at whenever metadata is committed, and in the end (decisions 062, 065, 067, 093).
 
 A move is another target of a partition's replicas. Those that a client has asked for, and that it has no answer to yet,
-are its own; all others are the controller's. One whose replicas that go are on what is gone is healing's, any other a
-balance's.
+are its own; all others are the controller's. One whose replicas that go are on drained brokers is a drain's, one whose
+replicas that go are on what is gone is healing's, any other a balance's.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from rayka.controller.decided_events import EventKind
+from rayka.controller.placeable_directories import Drain, drain_of
 from rayka.ids import TopicIdPartition, TopicPartition, is_internal
 from rayka.log.partition_directories import PartitionDirectories
 from rayka.metadata.image import BrokerImage, MetadataImage, PartitionImage
 from rayka.ports import Request
 from rayka.protocol.configs import CORDONED
+from rayka.protocol.drains import DrainBrokerRequest, DrainCause
 from rayka.protocol.load import BalanceRequest
 from rayka.protocol.topics import AlterPartitionReassignmentsRequest
 from rayka.sim.checks.checkers import Checkers
@@ -66,7 +68,7 @@ class Moves:
                 targets = self._asked.setdefault(TopicPartition(each.topic, each.partition), {})
                 if each.replicas is not None:
                     targets[each.replicas] = self._checkers.now_ms
-        if isinstance(request, BalanceRequest | AlterPartitionReassignmentsRequest):
+        if isinstance(request, BalanceRequest | DrainBrokerRequest | AlterPartitionReassignmentsRequest):
             self._flows.clear()
 
     def on_answer(self, request: Request[object] | None) -> None:
@@ -159,8 +161,11 @@ class Moves:
         lost = [each for each in old.target_replicas if _is_lost(change.images[0], old, each)]
         removed = [each for each in old.target_replicas if each not in new.target_replicas]
         is_healing = bool(removed) and all(each in lost for each in removed)
+        drains = [_drain_of(change.images, each) for each in removed]
         if len(new.target_replicas) < len(old.target_replicas):
             self._report("replica-set", change, "fewer replicas, which no caller has asked for")
+        elif removed and None not in drains:
+            self._check_drain(change, old, {each.cause for each in drains if each is not None})
         elif is_healing and not _is_share(change, old, new):
             self._check_healing(change, old, removed)
         # A coordinator gets its share; no balance waits for that, nor is it bound.
@@ -168,6 +173,13 @@ class Moves:
             self._own[change.key] = False
         else:
             self._check_balance(change, old, new)
+
+    def _check_drain(self, change: StateChange, old: PartitionImage, causes: Collection[DrainCause]) -> None:
+        """An operator's takes the place of any other move, and is not bound; others only begin where nothing moves."""
+        if DrainCause.OPERATOR in causes:
+            self._own[change.key] = False
+        elif old.is_reassigned and change.new.partition_epoch == old.partition_epoch + 1:
+            self._report("against-reassignment", change, "a drain moves what is being moved")
 
     def _is_asked_for(self, change: StateChange, new: PartitionImage) -> bool:
         targets = self._asked.get(TopicPartition(change.topic, change.key.partition), {})
@@ -182,6 +194,8 @@ class Moves:
                 self._report("move-target", change, f"broker {each} does not run")
             elif all(CORDONED in image.broker_configs(each) for image in change.images):
                 self._report("move-target", change, f"broker {each} is cordoned")
+            elif all(drain_of(image, each) is not None for image in change.images):
+                self._report("move-target", change, f"broker {each} is drained")
 
     def _check_healing(self, change: StateChange, old: PartitionImage, removed: list[int]) -> None:
         """Not before its time; and in the place of another move only where that waits for what is gone."""
@@ -244,6 +258,12 @@ class Moves:
                 self._fenced_ms.pop(broker_id, None)
             elif old is None or not old.is_fenced:
                 self._fenced_ms[broker_id] = self._checkers.ledger.appended_ms
+
+
+def _drain_of(images: tuple[MetadataImage, MetadataImage], broker_id: int) -> Drain | None:
+    """The drain of the broker before or after a change."""
+    found = (drain_of(image, broker_id) for image in images)
+    return next((each for each in found if each is not None), None)
 
 
 def _told(state: PartitionImage | None) -> str:

@@ -18,7 +18,7 @@ from rayka.client.admin.admin_configs import resource_of
 from rayka.config.client_config import AdminConfig
 from rayka.errors import BrokerIdNotRegistered, InvalidRequest, RaykaError
 from rayka.ids import node_name
-from rayka.protocol.configs import CORDONED, AlterConfigOp, ConfigChange
+from rayka.protocol.configs import CORDONED, DRAIN, AlterConfigOp, ConfigChange
 from rayka.protocol.load import MOVES_AS_CONFIGURED
 from rayka.sim.checks.checkers import Checkers
 from rayka.sim.checks.replica_views import Replication
@@ -32,6 +32,8 @@ _TIMEOUT_MS = 4_000
 _LOOK_S = 0.25
 _DRAIN_AGAIN_S = 4.0
 _DRAIN_MS_MAX = 30_000
+# Longer than the controller waits between two plans.
+_FORGOTTEN_MS = 8_000
 _FORGET_TRIES = 60
 
 
@@ -47,6 +49,7 @@ class BrokerScaling(Acting):
         self._replication = replication
         self._random = Random(f"scaling {cluster.options.seed}")
         self._flap_random = Random(f"flapping {cluster.options.seed}")
+        self._fail_over_random = Random(f"fail-overs {cluster.options.seed}")
 
     def __repr__(self) -> str:
         return f"<Scaling {self._machines!r}>"
@@ -120,17 +123,54 @@ class BrokerScaling(Acting):
             await self._stay(admin, node_id)
 
     async def _drained(self, admin: AsyncAdmin, node_id: int) -> bool:
+        """Asks until the drain has begun; the cluster goes on with it, whatever ends. Whether the broker is empty."""
         until_ms = self.loop.now_ms + _DRAIN_MS_MAX
         while self._machines.is_asking and self.loop.now_ms < until_ms:
-            await self._try(f"drain {node_name(node_id)}", admin.drain_broker(node_id))
-            again_ms = self.loop.now_ms + int(_DRAIN_AGAIN_S * 1000)
-            while self.loop.now_ms < again_ms:
-                if node_id in self._machines.dead:
-                    return False
-                if not self._is_held(node_id):
-                    return True
-                await asyncio.sleep(_LOOK_S)
+            if await self._try(f"drain {node_name(node_id)}", admin.drain_broker(node_id)) is None:
+                if self._fail_over_random.random() < 0.3:
+                    await self._end_a_controller()
+                break
+            await asyncio.sleep(_DRAIN_AGAIN_S)
+        idle_since = self.loop.now_ms, self._checkers.ledger.last_epoch
+        while self._machines.is_asking and self.loop.now_ms < until_ms:
+            if node_id in self._machines.dead:
+                return False
+            if not self._is_held(node_id):
+                return True
+            epoch = self._checkers.ledger.last_epoch
+            if epoch != idle_since[1] or not self._is_idle(node_id):
+                idle_since = self.loop.now_ms, epoch
+            elif self.loop.now_ms - idle_since[0] >= _FORGOTTEN_MS:
+                await self._check_remembered(admin, node_id)
+                return False
+            await asyncio.sleep(_LOOK_S)
         return False
+
+    async def _end_a_controller(self) -> None:
+        """A controller ends, the active one or not, and begins again: the drain goes on."""
+        node_id = self._fail_over_random.choice(self.options.controller_ids)
+        if node_id not in self.options.broker_ids:
+            self._machines.tell(f"{node_name(node_id)} ends beside a drain")
+            self.cluster.kill(node_id)
+            await asyncio.sleep(self._fail_over_random.random() * 2)
+            self.cluster.start(node_id)
+
+    def _is_idle(self, node_id: int) -> bool:
+        """Whether an operator's drain of the broker is under way, and none of its replicas, some of which could."""
+        image = self._replication.image
+        states = [each for _, each in image.partitions() if node_id in each.replicas]
+        is_drained = DRAIN in image.broker_configs(node_id)
+        may_move = any(each.has_leader for each in states)
+        return is_drained and may_move and not any(each.is_reassigned for each in states)
+
+    async def _check_remembered(self, admin: AsyncAdmin, node_id: int) -> None:
+        """A controller that moves nothing of a drained broker says why."""
+        try:
+            found = [each for each in await admin.describe_drains() if each.broker_id == node_id]
+        except RaykaError:
+            return
+        if found and not found[0].waits_for and self._is_idle(node_id):
+            self._checkers.report("drain-forgotten", node_id, f"nothing of it moves: {found[0]!r}")
 
     async def _forgotten(self, admin: AsyncAdmin, node_id: int) -> bool:
         for _ in range(_FORGET_TRIES):

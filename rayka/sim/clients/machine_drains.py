@@ -1,17 +1,23 @@
 """Machines of a run that Ray announces to go, and the supervisor that empties them (decision 073).
 
 A machine that drains goes at its deadline, which is known or not, or stays after all, because the drain is withdrawn.
-One that went comes back a while later, with its disk. The supervisor is the real planner on the real requests, over the
-simulated network; now and then it ends, and another one goes on. In the end no machine drains and no broker is marked.
+One that went comes back a while later, with its disk. The supervisor takes the real steps by real requests, over the
+simulated network; it remembers nothing, so another one would go on likewise. The active controller moves the replicas.
+In the end no machine drains and no broker is marked.
 """
 
 import asyncio
 from random import Random
 from typing import TypeVar
 
-from rayka.client.admin.drain_planner import DrainPlanner
-from rayka.client.admin.drain_steps import NO_DEADLINE, Mark, Step, Stop
-from rayka.client.admin.drained_brokers import DrainedBrokers, next_step
+from rayka.client.admin.drained_brokers import (
+    NO_DEADLINE,
+    DrainedBrokers,
+    DrainStep,
+    Mark,
+    StopDrained,
+    next_step,
+)
 from rayka.errors import RaykaError
 from rayka.ids import node_name
 from rayka.node.controller_link import ControllerLink
@@ -90,45 +96,36 @@ class MachineDrains(Acting):
     # ---- The supervisor ----------------------------------------------------------------------------------------------
 
     async def _supervise(self) -> None:
-        planner = DrainPlanner()
         while self._machines.is_asking or self._drains or self._has_marks:
-            if self._random.random() < 0.05:
-                planner = DrainPlanner()
             try:
-                has_stepped = await self._look(planner)
+                has_stepped = await self._look()
             except (RaykaError, TimeoutError) as error:
                 self.tell("drain", f"failed: {error!r}"[:150])
                 has_stepped = False
             await asyncio.sleep(_SOON_S if has_stepped else _LOOK_S)
 
-    async def _look(self, planner: DrainPlanner) -> bool:
+    async def _look(self) -> bool:
         """One look, and one step at most; whether a step was taken."""
         if not self._drains and not self._has_marks:
             return False
         actors = [each.node_id for each in self.cluster.machines.values() if each.process is not None]
         seen = await self._brokers.see(dict(self._drains), actors)
         self._has_marks = bool(seen.marks)
-        step = await next_step(planner, seen)
+        step = next_step(seen)
         if step is None:
             return False
         self.tell("drain", f"{type(step).__name__} of {list(step.node_ids)}: {step.reason}"[:200])
-        try:
-            refusal = await self._take(step)
-        except BaseException:
-            planner.failed(step)
-            raise
+        refusal = await self._take(step)
         if refusal:
-            planner.failed(step)
             self.tell("drain", f"refused: {refusal}"[:200])
             return False
-        if step.kind:
-            await self._brokers.record(step.kind, step.node_ids, step.reason)
+        await self._brokers.record(step.kind, step.node_ids, step.reason)
         return True
 
-    async def _take(self, step: Step) -> str:
+    async def _take(self, step: DrainStep) -> str:
         if isinstance(step, Mark):
             self._has_marks = True
-        if isinstance(step, Stop):
+        if isinstance(step, StopDrained):
             await self._stop([each for each in step.node_ids if each in self._drains])
         refusal = await self._brokers.take(step)
         if isinstance(step, Mark):
