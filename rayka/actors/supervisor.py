@@ -34,8 +34,7 @@ from rayka.actors.cluster_looks import (
     remove_leftover_marks,
 )
 from rayka.actors.disk_search import look_for_disks, place_found, search_notes, split_by_identity
-from rayka.actors.draining.drained_cluster import DrainedCluster
-from rayka.actors.draining.drainer import Drainer
+from rayka.actors.drainer import DrainedCluster, Drainer
 from rayka.actors.exit_watch import ExitWatch
 from rayka.actors.names import (
     NAMESPACE,

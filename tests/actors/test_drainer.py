@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from rayka.actors.draining.drainer import Drainer
+from rayka.actors.drainer import Drainer
 from rayka.client.admin.drained_brokers import DrainStep, Mark, Quorum, Resign, SeenDrains, StopDrained
 from rayka.errors import UnavailableError
 from tests.client.test_drained_brokers import SOON_MS, seen
