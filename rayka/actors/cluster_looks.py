@@ -1,4 +1,9 @@
-"""What there is of a cluster whose brokers or coordinators come and go: asked of the active controller and of Ray."""
+"""The looks at a cluster whose brokers or coordinators come and go, and at the remains of former scaling.
+
+The active controller and Ray are asked. Remains are left when a spec had a range and the next one has a number: marks
+of brokers that were to go, and registrations of brokers that have gone. No planner looks at such a broker, so nothing
+else would remove its mark, and it would take no new replica for ever.
+"""
 
 import asyncio
 from collections import Counter
@@ -9,7 +14,7 @@ from rayka.actors import scaling_rooms
 from rayka.actors.names import running_node_ids
 from rayka.actors.ray_network import RayNetwork
 from rayka.actors.ray_records import OVERDUE_S, free_resources
-from rayka.actors.scaling_planner import Room, Seen, Standing
+from rayka.actors.scaling_planner import RoleView, Room, ScaledBroker
 from rayka.client.admin.admin_configs import is_leaving
 from rayka.client.admin.broker_asks import NO_TOPIC, Ask, describe_brokers, mark_brokers, values_of
 from rayka.clock import now_ms
@@ -22,23 +27,20 @@ from rayka.protocol.drains import DescribeDrainsRequest
 from rayka.protocol.load import DescribeLoadRequest
 from rayka.protocol.membership import (
     MetadataBroker,
-    MetadataPartition,
     MetadataRequest,
     MetadataResponse,
     MetadataTopic,
 )
 from rayka.protocol.topics import ListPartitionReassignmentsRequest
 
-# Questions of the supervisor to the active controller of its cluster.
-
-
+_UNAVAILABLE = "broker.unavailable.timeout.ms"
 _CALL_TIMEOUT_MS = 2_000
 _ANSWER_TIMEOUT_S = 10.0
 ResponseT = TypeVar("ResponseT")
 
 
 class ControllerAsk:
-    """An `Ask`, used on one event loop."""
+    """Asks the active controller of the cluster, as an `Ask`, on one event loop."""
 
     def __init__(self, network: RayNetwork) -> None:
         self._link = ControllerLink(network)
@@ -48,24 +50,20 @@ class ControllerAsk:
             return await self._link.call_until_answered(request, _CALL_TIMEOUT_MS)
 
 
-_UNAVAILABLE = "broker.unavailable.timeout.ms"
-
-
 class ClusterLooks:
-    """Looks at one cluster, on one event loop. `ask` is for other questions to its active controller."""
+    """Looks at one cluster, on one event loop."""
 
     def __init__(self, spec: ClusterSpec) -> None:
         self._spec = spec
+        # For other questions to the active controller, too.
         self.ask = ControllerAsk(RayNetwork(spec.name))
+        # By node, since when its room waits for a Ray node.
         self._room_since_s: dict[int, float] = {}
         self.cluster_id = ""
 
-    def __repr__(self) -> str:
-        return f"<ClusterLooks {self._spec.name}>"
-
-    async def see(self) -> dict[Role, Seen]:
-        """What there is now, of each role whose nodes come and go. All topics are asked for only where one of them
-        goes, or is away. Raises TimeoutError while no controller answers.
+    async def see(self) -> dict[Role, RoleView]:
+        """Returns the present state of each role whose nodes come and go. Asks for all topics only if one of these
+        nodes goes, or is away. Raises TimeoutError while no controller answers.
         """
         cluster = await self.ask(MetadataRequest(()))
         self.cluster_id = cluster.cluster_id
@@ -78,7 +76,8 @@ class ClusterLooks:
             topics = (await self.ask(MetadataRequest())).topics
         counts = None if topics is None else await asyncio.to_thread(_replica_counts, topics)
         asked = (await self.ask(DescribeLoadRequest(NO_TOPIC))).brokers
-        loads = {each.broker_id: each.report for each in asked if each.age_ms >= 0}  # -1: not reported yet
+        # Without brokers that have not reported yet.
+        loads = {each.broker_id: each.report for each in asked if each.age_ms >= 0}
         moves = (await self.ask(ListPartitionReassignmentsRequest())).reassignments
         # As it is in force, which is the same for all brokers.
         in_force = values_of(_UNAVAILABLE, described.values())
@@ -90,10 +89,10 @@ class ClusterLooks:
         running, asked_for = await asyncio.to_thread(self._ask_ray)
         rooms_by_id = self._with_lacking(asked_for)
         return {
-            role: Seen(
+            role: RoleView(
                 now_ms(),
                 {
-                    id: Standing(
+                    id: ScaledBroker(
                         is_active(each),
                         id in leaving,
                         loads.get(id),
@@ -131,16 +130,19 @@ class ClusterLooks:
 
 
 def is_active(broker: MetadataBroker) -> bool:
-    """Whether it serves, and goes on to."""
+    """Whether the broker serves, and does not stop."""
     return not broker.is_fenced and not broker.is_in_controlled_shutdown
 
 
 def factor_max(topics: Collection[MetadataTopic], cluster: MetadataResponse) -> int:
-    """The most replicas of one partition that brokers have to hold; of an internal one coordinators hold some."""
+    """Returns the most replicas of one partition that brokers have to hold. Coordinators hold some of an internal
+    partition.
+    """
     coordinators = sum(Role.BROKER not in each.roles for each in cluster.brokers)
     return max(
         (
-            len(_target(each)) - (coordinators if is_internal(topic.name) else 0)
+            len([id for id in each.replicas if id not in each.removing_replicas])
+            - (coordinators if is_internal(topic.name) else 0)
             for topic in topics
             for each in topic.partitions[:1]
         ),
@@ -148,23 +150,14 @@ def factor_max(topics: Collection[MetadataTopic], cluster: MetadataResponse) -> 
     )
 
 
-def _target(partition: MetadataPartition) -> list[int]:
-    return [each for each in partition.replicas if each not in partition.removing_replicas]
-
-
 def _replica_counts(topics: Collection[MetadataTopic]) -> Counter[int]:
     return Counter(node_id for topic in topics for each in topic.partitions for node_id in each.replicas)
 
 
-# What scaling has left behind in a cluster whose brokers do not come and go any more: marks of brokers that were to
-# go by the load, and registrations of brokers that have gone.
-#
-# The specification had a range then, and has a number now. No planner looks at such a broker, so nothing else would
-# take the mark back, and the broker would take no new replica for ever.
-
-
 async def remove_leftover_marks(ask: Ask, ranged: Collection[Role]) -> list[int]:
-    """Takes the marks back of all brokers and coordinators but those of roles that come and go; which these were."""
+    """Removes the marks of all brokers and coordinators but those of roles that come and go. Returns the marked
+    ones.
+    """
     cluster = await ask(MetadataRequest(NO_TOPIC))
     fixed = [each.node_id for each in cluster.brokers if set(ranged).isdisjoint(each.roles)]
     described = await describe_brokers(ask, fixed)
@@ -175,8 +168,8 @@ async def remove_leftover_marks(ask: Ask, ranged: Collection[Role]) -> list[int]
 
 
 async def leftover_registrations(ask: Ask, spec: ClusterSpec, running: Collection[int]) -> list[int]:
-    """Nodes of which scaling has left only the registration: marked, empty, without an actor, and not in the
-    specification. Only the mark tells them from nodes that are away for a while.
+    """Returns nodes of which scaling has left only the registration: marked, empty, without an actor, and not in the
+    spec. Only the mark distinguishes them from nodes that are away for a while.
     """
     cluster = await ask(MetadataRequest())
     held = Counter(

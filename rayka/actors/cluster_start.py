@@ -61,7 +61,7 @@ from rayka.actors.quorum_changes import look_at_quorum
 from rayka.actors.ray_network import RayNetwork
 from rayka.actors.ray_nodes import open_ray_nodes, run_on
 from rayka.actors.ray_records import draining_ray_nodes, free_resources, has_process
-from rayka.actors.scaling_planner import as_it_is
+from rayka.actors.scaling_planner import with_scaled_among
 from rayka.actors.spec_changes import added_nodes, changed_settings, refusal, united, with_nodes
 from rayka.actors.supervisor_handle import ClusterRecord, Identities
 from rayka.config.cluster_config import ClusterSpec
@@ -252,7 +252,7 @@ class ClusterStart:
         self.record = kept_record(cluster.name) if self.handles else None
         known = (*self.handles, *(self.record.spec.roles if self.record else ()))
         # The spec with the brokers that came by the load.
-        self.spec = as_it_is(spec, known) if known else with_found_brokers(spec)
+        self.spec = with_scaled_among(spec, known) if known else with_found_brokers(spec)
         self._refuse_other_spec()
 
     @property

@@ -18,7 +18,7 @@ from rayka.actors.found_directories import NOTHING, Found, FoundDirectory, look_
 from rayka.actors.names import cluster_directories, formatted_directories, nodes_with
 from rayka.actors.node_placement import NodePlacement, Site, able_ray_nodes, place
 from rayka.actors.ray_nodes import JobAnswers, open_ray_nodes, run_on_all
-from rayka.actors.scaling_planner import come_and_gone, grown
+from rayka.actors.scaling_planner import scaled_ids, with_scaled
 from rayka.actors.supervisor_handle import Identities
 from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import StorageError
@@ -188,7 +188,7 @@ def with_found_brokers(spec: ClusterSpec) -> ClusterSpec:
     able = able_ray_nodes(spec, spec.roles, open_ray_nodes())
     answers = look_for_disks(spec, (), able, cluster_directories(spec))
     found = [each for there in answers.results.values() for each in there.values()]
-    return grown(spec, come_and_gone(spec, _of_one_cluster(found)))
+    return with_scaled(spec, scaled_ids(spec, _of_one_cluster(found)))
 
 
 def _of_one_cluster(found: Collection[FoundDirectory]) -> list[int]:

@@ -1,7 +1,7 @@
 """The supervisor's part of emptying machines that Ray drains: looks, decides, takes one step, and looks again.
 
-Only a stop keeps the nodes, so it alone waits for others that keep them, and that beside the looks: the deadline of a
-machine waits for neither a slow disk nor the stop of another broker.
+Only a stop changes the nodes that the supervisor keeps. So a stop alone waits for the others that keep them, and does
+so beside the looks: the deadline of a machine waits neither for a slow disk nor for the stop of another broker.
 """
 
 import asyncio
@@ -36,38 +36,42 @@ _logger = logging.getLogger(__name__)
 
 
 class DrainPort(Protocol):
-    """The cluster to look at and to change. All raise RaykaError, TimeoutError and what Ray raises."""
+    """The cluster to look at and to change. The methods raise RaykaError, TimeoutError and Ray's errors."""
 
     async def see(self) -> SeenDrains | None:
-        """What there is; None where no machine is drained and no broker is marked."""
+        """Returns the present state; None if no machine is drained and no broker is marked."""
         ...
 
     async def take(self, step: DrainStep) -> str:
-        """Why the step was not taken, or not all of it; empty where it was. It may be repeated."""
+        """Takes the step, which may be a repetition. Returns why it was refused, wholly or in part; empty if it was
+        taken.
+        """
         ...
 
     async def record(self, kind: str, node_ids: tuple[int, ...], reason: str) -> None:
-        """Has it among the events of the cluster."""
+        """Records an event of the cluster."""
         ...
 
 
 class Drainer:
-    """Of one cluster. `draining`: the nodes whose machines go, and when, as of the last look: a wall clock in ms, 0
-    where Ray names none.
-    """
+    """Drains machines of one cluster."""
 
     def __init__(self, port: DrainPort, acting: asyncio.Lock) -> None:
-        """`acting` is held while brokers are stopped: what else keeps the nodes then waits."""
+        """`acting` is held while brokers are stopped, so that other parts of the supervisor that keep the nodes
+        wait.
+        """
         self._port = port
         self._acting = acting
+        # The stop of brokers that runs beside the looks.
         self._stopping: asyncio.Task[bool] | None = None
+        # The nodes whose machines go, and when, as of the last look: a wall clock in ms, 0 if Ray names none.
         self.draining: Mapping[int, int] = {}
 
     def __repr__(self) -> str:
         return f"<Drainer {dict(self.draining)}>"
 
     async def run(self) -> None:
-        """Goes on for ever."""
+        """Looks and takes steps for ever."""
         try:
             while True:
                 try:
@@ -81,8 +85,8 @@ class Drainer:
                 self._stopping.cancel()
 
     async def look(self) -> bool:
-        """One look, and one step at most; whether a step was taken, or a stop has begun. Raises what the last stop
-        raised.
+        """Looks once, and takes at most one step. Returns whether a step was taken, or a stop has begun. Raises the
+        error of the last stop.
         """
         if self._stopping is not None and self._stopping.done():
             stopping, self._stopping = self._stopping, None
@@ -114,9 +118,6 @@ class Drainer:
             return await self._port.take(step)
 
 
-# The cluster that a drainer works on, as it is on Ray.
-
-
 class DrainedCluster:
     """A `DrainPort`, used on one event loop."""
 
@@ -124,16 +125,14 @@ class DrainedCluster:
         self._spec = spec
         network = RayNetwork(spec.name)
         self._brokers = DrainedBrokers(network, ControllerAsk(network), wall_clock_ms)
-        self._has_marks = True  # until it is known that there are none
-
-    def __repr__(self) -> str:
-        return f"<DrainedCluster {self._spec.name}>"
+        # Whether brokers may be marked: True until none is known to be.
+        self._has_marks = True
 
     # ---- Looking -----------------------------------------------------------------------------------------------------
 
     async def see(self) -> SeenDrains | None:
-        """One call to Ray, where no machine is drained and no broker is marked; the controller is asked only where
-        a node of the cluster is on one.
+        """Looks at Ray and, if a node of the cluster is on a drained machine, at the controller. Otherwise, and without
+        marked brokers, one call to Ray is enough.
         """
         announced = await asyncio.to_thread(draining_ray_nodes)
         if not announced and not self._has_marks:
@@ -149,7 +148,7 @@ class DrainedCluster:
         return seen if drains or seen.marks else None
 
     def _drains(self, announced: Mapping[str, int], node_ids: Collection[int]) -> dict[int, int]:
-        """Of these nodes those whose last process was on a Ray node that is drained."""
+        """Returns when the machines of these nodes go, by the Ray node of each node's last process."""
         if not announced:
             return {}
         homes = node_handles.last_homes(self._spec.name, sorted(node_ids))

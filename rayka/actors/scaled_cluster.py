@@ -1,5 +1,5 @@
-"""The cluster that a scaler works on, as it is on Ray. Steps are taken there, in the metadata and on disks; each may be
-repeated, by the next planner too.
+"""The steps of scaling, taken on Ray, in the metadata and on disks. Each step may be repeated, by the next
+planner too.
 """
 
 import asyncio
@@ -23,11 +23,11 @@ from rayka.actors.scaling_planner import (
     Leave,
     Make,
     ReturnRoom,
-    Seen,
+    RoleView,
+    ScalingStep,
     Stay,
-    Step,
     Stop,
-    grown,
+    with_scaled,
 )
 from rayka.client.admin.broker_asks import mark_brokers, record_event
 from rayka.config.cluster_config import ClusterSpec
@@ -47,7 +47,7 @@ class ScaledCluster:
     def __init__(self, spec: ClusterSpec, looks: ClusterLooks) -> None:
         self._spec = spec
         self._looks = looks
-        self._takers: Mapping[type[Step], Callable[[int], Coroutine[Any, Any, str]]] = {
+        self._takers: Mapping[type[ScalingStep], Callable[[int], Coroutine[Any, Any, str]]] = {
             AskForRoom: self._ask_for_room,
             DropRoom: self._drop_room,
             ReturnRoom: self._drop_room,
@@ -58,10 +58,7 @@ class ScaledCluster:
             Forget: self._forget,
         }
 
-    def __repr__(self) -> str:
-        return f"<ScaledCluster {self._spec.name}>"
-
-    async def see(self) -> Mapping[Role, Seen] | None:
+    async def see(self) -> Mapping[Role, RoleView] | None:
         if await asyncio.to_thread(is_starting, self._spec.name):
             return None
         return await self._looks.see()
@@ -69,13 +66,13 @@ class ScaledCluster:
     async def record(self, kind: str, broker_id: int, reason: str) -> None:
         await record_event(self._looks.ask, wall_clock_ms(), kind, (broker_id,), reason)
 
-    async def take(self, step: Step) -> str:
-        """Why the step was not taken; empty where it was. Raises RaykaError, TimeoutError and what Ray raises: the next
-        look shows how far it came.
+    async def take(self, step: ScalingStep) -> str:
+        """Takes the step. Returns why it was refused; empty if it was taken. Raises RaykaError, TimeoutError and Ray's
+        errors: the next look finds out how far the step came.
         """
         return await self._takers[type(step)](step.broker_id)
 
-    # ---- One that comes ----
+    # ---- A broker that comes ----
 
     async def _ask_for_room(self, broker_id: int) -> str:
         await asyncio.to_thread(scaling_rooms.ask, self._spec, broker_id)
@@ -86,19 +83,19 @@ class ScaledCluster:
         return ""
 
     async def _make(self, broker_id: int) -> str:
-        """The actor waits for what its room holds until that is given back."""
+        """Makes the directories and the actor, which waits for the resources of its room, then gives the room back."""
         room = (await asyncio.to_thread(scaling_rooms.find, self._spec.name)).get(broker_id)
         if room is None or not room.ray_node_id:
             return "its room has gone"
-        placement = NodePlacement(grown(self._spec, [broker_id]), broker_id, room.ray_node_id)
+        placement = NodePlacement(with_scaled(self._spec, [broker_id]), broker_id, room.ray_node_id)
         await asyncio.to_thread(run_on, room.ray_node_id, make_directories, placement, self._looks.cluster_id)
         await asyncio.to_thread(node_handles.create, placement)
         return await self._drop_room(broker_id)
 
-    # ---- One that goes ----
+    # ---- A broker that goes ----
 
     async def _leave(self, broker_id: int) -> str:
-        """The active controller marks the broker, and moves its replicas; or it says why not all of them can move."""
+        """Makes the active controller mark the broker and move its replicas. Returns why not all of them can move."""
         try:
             answer = await self._looks.ask(DrainBrokerRequest(broker_id, DrainCause.SCALING))
         except (InvalidReplicationFactor, InvalidRequest) as error:
@@ -113,20 +110,20 @@ class ScaledCluster:
         handle = await asyncio.to_thread(node_handles.find, self._spec.name, broker_id)
         if handle is not None:
             process = await node_handles.process_of(handle, _ANSWER_TIMEOUT_S)
-            directories = node_directories(grown(self._spec, [broker_id]), broker_id)
+            directories = node_directories(with_scaled(self._spec, [broker_id]), broker_id)
             await node_handles.stop(self._spec.name, {broker_id: handle})
             if process is not None:
                 await asyncio.to_thread(run_on, process.ray_node_id, remove_after, process.pid, directories)
         return ""
 
     async def _forget(self, broker_id: int) -> str:
-        """What an interrupted stop has left of its directories first: while it is registered it is marked, so the next
-        planner removes them again.
+        """Removes the directories that an interrupted stop has left, then makes the controller forget the broker. The
+        broker is marked as long as it is registered, so the next planner would remove the directories again.
         """
         homes = await asyncio.to_thread(node_handles.last_homes, self._spec.name, [broker_id])
         ray_nodes = await asyncio.to_thread(live_ray_nodes)
         home = homes.get(broker_id, "")
-        directories = node_directories(grown(self._spec, [broker_id]), broker_id)
+        directories = node_directories(with_scaled(self._spec, [broker_id]), broker_id)
         if home in ray_nodes:
             await asyncio.to_thread(run_on, home, remove_directories, directories)
         else:
@@ -139,16 +136,16 @@ class ScaledCluster:
 
 
 def remove_after(pid: int, directories: Collection[str]) -> None:
-    """Removes the directories of a node once its process has gone. Runs on its machine, and at once: Ray takes an idle
-    machine soon, whose disk may stay.
+    """Removes the directories of a node as soon as its process has gone. Runs on its machine. Ray takes an idle machine
+    soon, and its disk may stay.
     """
     node_handles.await_exit(pid)
     remove_directories(directories)
 
 
 def make_directories(placement: NodePlacement, cluster_id: str) -> None:
-    """Makes the directories of a node that comes, on the machine; those that an interrupted step made stay. Raises
-    StorageError where another disk is there.
+    """Makes the directories of a node that comes. Leaves those that an interrupted step made. Runs on the node's
+    machine. Raises StorageError if another disk is there.
     """
     for path, found in look_at(placement.directories).items():
         is_own = found.node_id == placement.node_id and found.cluster_id in ("", cluster_id)

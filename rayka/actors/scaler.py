@@ -20,13 +20,13 @@ from rayka.actors.scaling_planner import (
     Leave,
     Make,
     Planner,
+    RoleView,
     ScalingStatus,
-    Seen,
+    ScalingStep,
     Stay,
-    Step,
-    come_and_gone,
-    declared,
-    grown,
+    scaled_ids,
+    with_scaled,
+    without_scaled,
 )
 from rayka.actors.supervisor_handle import Identities
 from rayka.config.cluster_config import ClusterSpec
@@ -38,7 +38,7 @@ _WAITS = "scale-out-waits"
 _REFUSED = "scale-in-waits"
 _ERRORS = (RaykaError, TimeoutError, ray.exceptions.RayError)
 # The kinds of events of steps that begin or end a decision.
-_KINDS: dict[type[Step], str] = {
+_KINDS: dict[type[ScalingStep], str] = {
     AskForRoom: "scale-out-begun",
     Make: "scale-out-ended",
     DropRoom: "scale-out-stopped",
@@ -52,13 +52,13 @@ _logger = logging.getLogger(__name__)
 class ScalingPort(Protocol):
     """The cluster to look at and to change. The methods raise RaykaError, TimeoutError and Ray's errors."""
 
-    async def see(self) -> Mapping[Role, Seen] | None:
+    async def see(self) -> Mapping[Role, RoleView] | None:
         """Returns the present state of each role whose nodes come and go; None while another process starts, restarts
         or changes the cluster.
         """
         ...
 
-    async def take(self, step: Step) -> str:
+    async def take(self, step: ScalingStep) -> str:
         """Takes the step, which may be a repetition. Returns why it was refused; empty if it was taken."""
         ...
 
@@ -74,7 +74,7 @@ class Scaler:
         """`acting` is held while a step is taken, so that other parts of the supervisor that keep the nodes wait."""
         # The spec to keep: with the nodes that have come, without one that has gone.
         self.spec = spec
-        self._declared = declared(spec)
+        self._declared = without_scaled(spec)
         self._port = port
         self._look_s = look_s
         self._acting = acting
@@ -130,14 +130,14 @@ class Scaler:
         if seen is None:
             return True
         kept = [each for found in seen.values() for each in _kept(self._declared, found)]
-        self.spec = grown(self._declared, kept)
+        self.spec = with_scaled(self._declared, kept)
         registered = {id: each for found in seen.values() for id, each in found.brokers.items()}
-        comers = come_and_gone(self._declared, registered)
+        comers = scaled_ids(self._declared, registered)
         self._registered = {each: registered[each].directory_ids for each in comers}
         await self._record_lacking(seen.values())
         return all([await self._go_on(self._planners[role], found) for role, found in seen.items()])
 
-    async def _go_on(self, planner: Planner, seen: Seen) -> bool:
+    async def _go_on(self, planner: Planner, seen: RoleView) -> bool:
         """Plans for one role, and takes the step. An error leaves other roles as they are."""
         step = planner.next(seen)
         try:
@@ -147,7 +147,7 @@ class Scaler:
             return True
         return is_refused or not planner.is_under_way
 
-    async def _has_taken(self, planner: Planner, step: Step, seen: Seen) -> bool:
+    async def _has_taken(self, planner: Planner, step: ScalingStep, seen: RoleView) -> bool:
         async with self._acting:
             refusal = await self._port.take(step)
         name = f"{role_of(step.broker_id)} {step.broker_id}"
@@ -165,7 +165,7 @@ class Scaler:
         planner.failed(f"not done yet: {error or type(error).__name__}")
         _logger.warning("%r: %r", self, error)
 
-    async def _record_lacking(self, seen: Iterable[Seen]) -> None:
+    async def _record_lacking(self, seen: Iterable[RoleView]) -> None:
         """Records once for each node that Ray has no room for it."""
         lacking = {id: room.lacking for each in seen for id, room in each.rooms.items() if room.lacking}
         for each in sorted(lacking.keys() - self._lacking):
@@ -174,7 +174,7 @@ class Scaler:
         self._lacking = set(lacking)
 
 
-def _kept(spec: ClusterSpec, seen: Seen) -> Iterable[int]:
+def _kept(spec: ClusterSpec, seen: RoleView) -> Iterable[int]:
     """Returns the nodes beyond the declared ones that are to have a process."""
     going = {id for id, each in seen.brokers.items() if each.is_leaving and each.replica_count == 0}
-    return come_and_gone(spec, {*seen.brokers, *seen.actors} - going)
+    return scaled_ids(spec, {*seen.brokers, *seen.actors} - going)

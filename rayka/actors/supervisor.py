@@ -63,7 +63,7 @@ from rayka.actors.ray_records import (
 )
 from rayka.actors.scaled_cluster import ScaledCluster
 from rayka.actors.scaler import Scaler
-from rayka.actors.scaling_planner import Forget, ScalingStatus, as_it_is
+from rayka.actors.scaling_planner import Forget, ScalingStatus, with_scaled_among
 from rayka.actors.supervisor_handle import ClusterRecord, Identities
 from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import RaykaError
@@ -131,7 +131,7 @@ class Supervisor:
         """
         spec = self._kept_spec
         if self._scaler is not None and not self._scaler.has_looked:
-            spec = as_it_is(spec, await asyncio.to_thread(running_node_ids, spec.name))
+            spec = with_scaled_among(spec, await asyncio.to_thread(running_node_ids, spec.name))
         return ClusterRecord(spec, self._identities)
 
     def scaling(self) -> ScalingStatus | None:

@@ -10,10 +10,10 @@ from rayka.actors.scaling_planner import (
     AskForRoom,
     Forget,
     Leave,
+    RoleView,
     Room,
-    Seen,
-    Standing,
-    Step,
+    ScaledBroker,
+    ScalingStep,
     Stop,
 )
 from rayka.actors.supervisor_handle import Identities
@@ -35,15 +35,15 @@ class FakePort:
     """Shows what it is told to, and keeps what was done."""
 
     def __init__(self) -> None:
-        self.shown = deque[Seen | Exception | None]()
-        self.coordinators: Seen | None = None
+        self.shown = deque[RoleView | Exception | None]()
+        self.coordinators: RoleView | None = None
         self.is_looked_at = asyncio.Event()
         self.refusal = ""
-        self.errors: dict[type[Step], Exception] = {}
-        self.taken: list[Step] = []
+        self.errors: dict[type[ScalingStep], Exception] = {}
+        self.taken: list[ScalingStep] = []
         self.recorded: list[tuple[str, int, str]] = []
 
-    async def see(self) -> dict[Role, Seen] | None:
+    async def see(self) -> dict[Role, RoleView] | None:
         self.is_looked_at.set()
         shown = self.shown.popleft()
         if isinstance(shown, Exception):
@@ -53,7 +53,7 @@ class FakePort:
         others = {Role.COORDINATOR: self.coordinators} if self.coordinators else {}
         return {Role.BROKER: shown, **others}
 
-    async def take(self, step: Step) -> str:
+    async def take(self, step: ScalingStep) -> str:
         if type(step) in self.errors:
             raise self.errors[type(step)]
         self.taken.append(step)
@@ -63,21 +63,21 @@ class FakePort:
         self.recorded.append((kind, broker_id, reason))
 
 
-def standing(bytes_in: int, *, is_leaving: bool = False, replica_count: int | None = None) -> Standing:
-    return Standing(True, is_leaving, LoadReport(1, bytes_in=bytes_in, free_bytes=10), replica_count)
+def standing(bytes_in: int, *, is_leaving: bool = False, replica_count: int | None = None) -> ScaledBroker:
+    return ScaledBroker(True, is_leaving, LoadReport(1, bytes_in=bytes_in, free_bytes=10), replica_count)
 
 
 def seen(
     bytes_in: int, *extra: int, rooms: dict[int, Room] | None = None, actors: tuple[int, ...] = ()
-) -> Seen:
+) -> RoleView:
     brokers = {each: standing(bytes_in) for each in (1, 2, 3, *extra)}
-    return Seen(0, brokers, rooms or {}, (*brokers, *actors))
+    return RoleView(0, brokers, rooms or {}, (*brokers, *actors))
 
 
-def leaving(replica_count: int) -> Seen:
+def leaving(replica_count: int) -> RoleView:
     found = seen(0, 4)
     gone = {4: standing(0, is_leaving=True, replica_count=replica_count)}
-    return Seen(0, {**found.brokers, **gone}, {}, found.actors)
+    return RoleView(0, {**found.brokers, **gone}, {}, found.actors)
 
 
 def scaler(port: FakePort, spec: ClusterSpec = SPEC) -> Scaler:
@@ -90,7 +90,7 @@ def said(scaler: Scaler, role: Role = Role.BROKER) -> str:
     return status.reason
 
 
-def look(scaler: Scaler, port: FakePort, *shown: Seen | None) -> list[bool]:
+def look(scaler: Scaler, port: FakePort, *shown: RoleView | None) -> list[bool]:
     port.shown.extend(shown)
 
     async def looks() -> list[bool]:
@@ -176,9 +176,9 @@ def test_an_error_is_said_and_the_next_look_goes_on() -> None:
 
 def test_one_that_has_gone_is_forgotten_and_recorded() -> None:
     port = FakePort()
-    gone = {4: Standing(False, True, None, 0)}
+    gone = {4: ScaledBroker(False, True, None, 0)}
     found = seen(60)
-    look(scaler(port), port, Seen(0, {**found.brokers, **gone}, {}, found.actors))
+    look(scaler(port), port, RoleView(0, {**found.brokers, **gone}, {}, found.actors))
     assert [type(each) for each in port.taken] == [Forget]
     assert port.recorded == [("scale-in-ended", 4, "it has stopped, and held no replica")]
 
@@ -190,7 +190,7 @@ def test_of_a_node_that_came_again_only_the_disk_that_it_registered_is_its_own()
     assert mine.identities(known) == known, "nothing was seen yet"
     found = seen(60, 4)
     again = replace(found.brokers[4], directory_ids=second)
-    look(mine, port, Seen(0, {**found.brokers, 4: again}, {}, found.actors))
+    look(mine, port, RoleView(0, {**found.brokers, 4: again}, {}, found.actors))
     assert mine.identities(known) == Identities("ours", {1: first, 4: second, 3001: first})
 
 
@@ -214,10 +214,10 @@ BOTH = ClusterSpec.of(
 )
 
 
-def coordinators(processor_share: float, *extra: int) -> Seen:
+def coordinators(processor_share: float, *extra: int) -> RoleView:
     load = LoadReport(1, processor_permille=round(1000 * processor_share), free_bytes=10)
     ids = (1001, *extra)
-    return Seen(0, {each: Standing(True, load=load) for each in ids}, {}, ids)
+    return RoleView(0, {each: ScaledBroker(True, load=load) for each in ids}, {}, ids)
 
 
 def test_brokers_and_coordinators_follow_their_own_loads() -> None:

@@ -16,18 +16,18 @@ from rayka.actors.scaling_planner import (
     Make,
     Planner,
     ReturnRoom,
+    RoleView,
     Room,
+    ScaledBroker,
     ScalingStatus,
-    Seen,
-    Standing,
+    ScalingStep,
     Stay,
-    Step,
     Stop,
-    as_it_is,
     free_id,
-    grown,
+    with_scaled,
+    with_scaled_among,
 )
-from rayka.actors.scaling_planner import declared as declared_again
+from rayka.actors.scaling_planner import without_scaled as declared_again
 from rayka.config.cluster_config import ClusterSpec
 from rayka.ids import Role
 from rayka.protocol.load import LoadReport
@@ -68,16 +68,16 @@ class FakeCluster:
     )
     rooms: dict[int, Room] = field(default_factory=dict)
     now_ms: int = 0
-    steps: list[Step] = field(default_factory=list)
+    steps: list[ScalingStep] = field(default_factory=list)
 
-    def seen(self) -> Seen:
+    def seen(self) -> RoleView:
         registered = {id: each for id, each in self.brokers.items() if each.is_registered}
         active = [id for id, each in registered.items() if each.has_actor and not each.is_lost]
         bytes_in = self.load // max(1, len(active))
-        return Seen(
+        return RoleView(
             self.now_ms,
             {
-                id: Standing(
+                id: ScaledBroker(
                     id in active,
                     each.is_leaving,
                     LoadReport(1, bytes_in=bytes_in, size_bytes=each.replicas, free_bytes=1000),
@@ -121,7 +121,7 @@ class FakeCluster:
             if not each.is_leaving and not each.is_lost and self.brokers[1].replicas > 2:
                 each.replicas, self.brokers[1].replicas = 2, self.brokers[1].replicas - 2
 
-    def do(self, step: Step) -> None:
+    def do(self, step: ScalingStep) -> None:
         id = step.broker_id
         match step:
             case AskForRoom():
@@ -220,16 +220,16 @@ def test_a_room_that_never_comes_is_said_and_given_up_when_the_load_has_gone() -
 @pytest.mark.parametrize(
     ("seen", "reason"),
     [
-        (Seen(0, move_count=3), "3 reassignments are under way"),
+        (RoleView(0, move_count=3), "3 reassignments are under way"),
         (
-            Seen(0, {1: Standing(False, replica_count=1)}),
+            RoleView(0, {1: ScaledBroker(False, replica_count=1)}),
             "broker 1 is away, and holds replicas",
         ),
-        (Seen(0, {1: Standing(True)}), "broker 1 has not reported its load yet"),
+        (RoleView(0, {1: ScaledBroker(True)}), "broker 1 has not reported its load yet"),
     ],
     ids=["moves", "away", "unknown"],
 )
-def test_nothing_is_decided_while_the_cluster_changes(seen: Seen, reason: str) -> None:
+def test_nothing_is_decided_while_the_cluster_changes(seen: RoleView, reason: str) -> None:
     cluster, planner = FakeCluster(load=900), Planner(spec())
     for _ in range(5):
         found = cluster.seen()
@@ -360,7 +360,7 @@ def test_one_that_may_not_go_is_asked_to_ever_more_seldom_and_its_refusal_is_new
     assert not planner.is_under_way
 
 
-def with_loads(seen: Seen, **values: int) -> Seen:
+def with_loads(seen: RoleView, **values: int) -> RoleView:
     brokers = {
         id: replace(each, load=each.load and msgspec.structs.replace(each.load, **values))
         for id, each in seen.brokers.items()
@@ -378,7 +378,7 @@ def with_loads(seen: Seen, **values: int) -> Seen:
     ids=["another-serves", "more-room", "fewer-replicas"],
 )
 def test_one_that_might_not_go_is_asked_to_at_once_when_what_refused_it_may_have_changed(
-    change: Callable[[Seen], Seen],
+    change: Callable[[RoleView], RoleView],
 ) -> None:
     cluster = FakeCluster()
     planner, seen = too_many(cluster), with_loads(cluster.seen(), partition_count=2)
@@ -405,7 +405,7 @@ def test_one_that_is_empty_and_has_an_actor_is_waited_for_however_long_it_takes(
         found = cluster.seen()
         actors = {*found.actors, 4}
         step = planner.next(
-            replace(found, brokers={**found.brokers, 4: Standing(False, replica_count=0)}, actors=actors)
+            replace(found, brokers={**found.brokers, 4: ScaledBroker(False, replica_count=0)}, actors=actors)
         )
         assert step is None
         cluster.now_ms += 3_600_000
@@ -461,15 +461,15 @@ def test_a_coordinator_comes_and_goes_as_a_broker_does() -> None:
     own = ClusterSpec.of({"coordinators": {"min": 1, "max": 2}, "scaling": targets})
     planner = Planner(own, Role.COORDINATOR)
 
-    def shown(share: float, *extra: int, rooms: dict[int, Room] | None = None, **of_last: object) -> Seen:
+    def shown(share: float, *extra: int, rooms: dict[int, Room] | None = None, **of_last: object) -> RoleView:
         nodes = {
-            each: Standing(True, load=LoadReport(1, processor_permille=round(1000 * share)))
+            each: ScaledBroker(True, load=LoadReport(1, processor_permille=round(1000 * share)))
             for each in (1001, *extra)
         }
         if of_last:
             nodes[extra[-1]] = replace(nodes[extra[-1]], **of_last)
         actors = [each for each in nodes if nodes[each].is_active]
-        return Seen(0, nodes, rooms or {}, actors)
+        return RoleView(0, nodes, rooms or {}, actors)
 
     steps = [
         planner.next(each)
@@ -492,26 +492,26 @@ def test_a_coordinator_comes_and_goes_as_a_broker_does() -> None:
 
 
 def test_a_broker_whose_drain_is_stuck_stays_once_nothing_moves_any_more() -> None:
-    nodes = {each: Standing(True, load=LoadReport(1)) for each in (1, 2, 3)}
-    nodes[4] = Standing(True, is_leaving=True, replica_count=7, obstacle="no other disk has room")
+    nodes = {each: ScaledBroker(True, load=LoadReport(1)) for each in (1, 2, 3)}
+    nodes[4] = ScaledBroker(True, is_leaving=True, replica_count=7, obstacle="no other disk has room")
     planner = Planner(spec())
-    assert planner.next(Seen(0, nodes, {}, (1, 2, 3, 4), move_count=2)) is None
+    assert planner.next(RoleView(0, nodes, {}, (1, 2, 3, 4), move_count=2)) is None
     assert planner.status is not None
     assert planner.status.reason == "broker 4 goes: 7 replicas to move"
-    assert planner.next(Seen(0, nodes, {}, (1, 2, 3, 4))) == Stay(4, "no other disk has room")
+    assert planner.next(RoleView(0, nodes, {}, (1, 2, 3, 4))) == Stay(4, "no other disk has room")
 
 
 def test_a_grown_spec_has_its_brokers_and_its_range() -> None:
     declared = spec()
-    larger = grown(declared, [5])
+    larger = with_scaled(declared, [5])
     assert list(larger.roles) == [1, 2, 3, 5, 3001]
     assert larger.ranges == declared.ranges
-    assert grown(declared, [2]) is declared
-    assert list(as_it_is(declared, [1, 4, 1001, 3001]).roles) == [1, 2, 3, 4, 3001]
+    assert with_scaled(declared, [2]) is declared
+    assert list(with_scaled_among(declared, [1, 4, 1001, 3001]).roles) == [1, 2, 3, 4, 3001]
     both = ClusterSpec.of({"brokers": 2, "coordinators": {"min": 1, "max": 4}})
-    more = as_it_is(both, [3, 1001, 1004, 3001])
+    more = with_scaled_among(both, [3, 1001, 1004, 3001])
     assert more.roles == {**both.roles, 1004: (Role.COORDINATOR,)}
     assert declared_again(more).roles == both.roles
     assert free_id(both, Role.COORDINATOR, [1001, 1002, 1004]) == 1003
-    assert as_it_is(ClusterSpec(brokers=3), [4]).roles == ClusterSpec(brokers=3).roles
+    assert with_scaled_among(ClusterSpec(brokers=3), [4]).roles == ClusterSpec(brokers=3).roles
     assert free_id(declared, Role.BROKER, [1, 2, 3, 4, 6]) == 5

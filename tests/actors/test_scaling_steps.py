@@ -12,7 +12,7 @@ from rayka.actors.found_directories import look_at
 from rayka.actors.names import node_directories
 from rayka.actors.node_placement import NodePlacement
 from rayka.actors.scaled_cluster import ScaledCluster, make_directories
-from rayka.actors.scaling_planner import Leave, ScalingStatus, Stay, grown
+from rayka.actors.scaling_planner import Leave, ScalingStatus, Stay, with_scaled
 from rayka.cli.cluster_commands import describe_scaling
 from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import InvalidReplicationFactor, InvalidRequest, StorageError
@@ -36,7 +36,7 @@ def spec(data_dir: Path) -> ClusterSpec:
 
 
 def placed(data_dir: Path) -> NodePlacement:
-    return NodePlacement(grown(spec(data_dir), [2]), 2, "here")
+    return NodePlacement(with_scaled(spec(data_dir), [2]), 2, "here")
 
 
 def leave_disk(placement: NodePlacement, node_id: int, cluster_id: str) -> Path:

@@ -8,7 +8,7 @@ import pytest
 from rayka.actors.formatting import refuse_undeclared
 from rayka.actors.found_directories import look_around
 from rayka.actors.names import cluster_directories, formatted_directories
-from rayka.actors.scaling_planner import as_it_is, grown
+from rayka.actors.scaling_planner import with_scaled, with_scaled_among
 from rayka.actors.spec_changes import added_nodes, refusal, united, with_broker, without_broker
 from rayka.config.cluster_config import ClusterSpec
 from rayka.errors import ConfigError, StorageError
@@ -144,20 +144,20 @@ def test_a_broker_that_the_cluster_needs_is_not_taken_out(
 
 
 def test_brokers_that_come_and_go_are_no_difference_and_a_smaller_count_is() -> None:
-    running = grown(spec(brokers={"min": 2, "max": 5}), [4])
+    running = with_scaled(spec(brokers={"min": 2, "max": 5}), [4])
     for wanted in ({"min": 2, "max": 5}, {"min": 2, "max": 3}, {"min": 1, "max": 9}):
-        declared = as_it_is(spec(brokers=wanted), running.roles)
+        declared = with_scaled_among(spec(brokers=wanted), running.roles)
         assert refusal(running, declared) == ""
         assert added_nodes(running, declared) == ()
     assert "broker 4, which the spec does not have" in refusal(
-        running, as_it_is(spec(brokers=3), running.roles)
+        running, with_scaled_among(spec(brokers=3), running.roles)
     )
-    assert added_nodes(running, as_it_is(spec(brokers={"min": 3, "max": 5}), running.roles)) == (3,)
+    assert added_nodes(running, with_scaled_among(spec(brokers={"min": 3, "max": 5}), running.roles)) == (3,)
 
 
 def test_a_broker_that_came_is_removed_and_others_still_may_come() -> None:
     scaling = {"bytes_in": 5}
-    running = grown(spec(brokers={"min": 2, "max": 5}, scaling=scaling), [3, 4])
+    running = with_scaled(spec(brokers={"min": 2, "max": 5}, scaling=scaling), [3, 4])
     after = without_broker(running, 3)
     assert list(after.roles) == [1, 2, 4, 3001]
     assert (after.ranges, after.scaling) == (running.ranges, running.scaling)
