@@ -67,7 +67,7 @@ def marked(machine: Machine) -> list[int]:
     ],
     ids=["none-comes-and-goes", "coordinators-do", "brokers-do", "both-do"],
 )
-def test_what_does_not_come_and_go_is_not_to_go(
+def test_marks_of_fixed_roles_are_removed(
     machine: Machine, ranged: Collection[Role], left: list[int]
 ) -> None:
     assert remove(machine, ranged) == [each for each in (2, A_COORDINATOR) if each not in left]
@@ -109,7 +109,7 @@ def test_a_room_that_no_planner_looks_after_is_given_back(counts: dict[str, Any]
     ],
     ids=["both", "one-has-an-actor", "one-is-declared", "one-is-a-planners"],
 )
-def test_of_a_node_that_has_gone_the_registration_is_left(
+def test_a_node_that_has_gone_leaves_its_registration(
     counts: dict[str, Any], running: list[int], gone: list[int]
 ) -> None:
     def found(machine: Machine) -> list[int]:

@@ -127,7 +127,7 @@ def test_brokers_that_had_come_are_kept_before_the_first_look() -> None:
     assert 4 not in again.spec.roles
 
 
-def test_one_that_may_not_go_is_said_once_as_an_event_and_rests() -> None:
+def test_a_refused_departure_is_one_event_and_is_tried_again_after_a_pause() -> None:
     port = FakePort()
     port.refusal = "too few brokers for topic clicks"
     mine = scaler(port)
@@ -138,7 +138,7 @@ def test_one_that_may_not_go_is_said_once_as_an_event_and_rests() -> None:
     assert said(mine) == "broker 4: too few brokers for topic clicks"
 
 
-def test_another_step_that_is_refused_is_no_event_and_says_why() -> None:
+def test_a_refused_step_other_than_a_departure_is_no_event_and_says_why() -> None:
     port = FakePort()
     port.refusal = "its room has gone"
     mine = scaler(port)
@@ -147,7 +147,7 @@ def test_another_step_that_is_refused_is_no_event_and_says_why() -> None:
     assert said(mine) == "broker 4: its room has gone"
 
 
-def test_what_ray_lacks_is_recorded_once() -> None:
+def test_lacking_resources_are_recorded_once() -> None:
     port = FakePort()
     mine = scaler(port)
     calm = seen(85, rooms={4: Room(lacking="machine 0 free of 1 asked")})
@@ -174,7 +174,7 @@ def test_an_error_is_said_and_the_next_look_goes_on() -> None:
     assert [type(each) for each in port.taken] == [AskForRoom]
 
 
-def test_one_that_has_gone_is_forgotten_and_recorded() -> None:
+def test_a_broker_that_has_gone_is_forgotten_and_recorded() -> None:
     port = FakePort()
     gone = {4: ScaledBroker(False, True, None, 0)}
     found = seen(60)
@@ -183,7 +183,7 @@ def test_one_that_has_gone_is_forgotten_and_recorded() -> None:
     assert port.recorded == [("scale-in-ended", 4, "it has stopped, and held no replica")]
 
 
-def test_of_a_node_that_came_again_only_the_disk_that_it_registered_is_its_own() -> None:
+def test_only_the_registered_disk_belongs_to_a_node_that_came_again() -> None:
     port, first, second = FakePort(), frozenset({UUID(int=1)}), frozenset({UUID(int=2)})
     known = Identities("ours", {1: first, 4: first, 5: first, 3001: first})
     mine = scaler(port)

@@ -128,14 +128,14 @@ def test_a_window_closes_however_many_looks_are_in_it() -> None:
 
 
 @pytest.mark.parametrize("which", ["out", "in"])
-def test_what_never_happens_is_said(which: str) -> None:
+def test_the_reason_names_the_direction_that_scaling_never_takes(which: str) -> None:
     world = World(4, BYTES.model_copy(update={"never": (which,)}))
     world.run(2 * IN_S, lambda _: 20 * TARGET if which == "out" else 0)
     assert world.counts == [4]
     assert world.reason.endswith(f"scaling.never has {which}")
 
 
-def test_none_comes_below_min_where_that_never_happens_by_itself() -> None:
+def test_no_broker_comes_below_min_where_scaling_never_goes_out() -> None:
     decider = Decider(RANGE, BYTES.model_copy(update={"never": ("out",)}))
     found = decider.advise([LoadReport(1)] * 2, 2, 1, 0)
     assert found == Advice(2, "there are never fewer than 3; scaling.never has out")

@@ -280,7 +280,7 @@ def test_a_declared_broker_whose_machine_is_gone_for_good_is_no_capacity(is_heal
     assert taken(cluster) == ["AskForRoom 5", "Make 5", "ReturnRoom 5"]
 
 
-def test_one_that_is_away_for_long_with_its_replicas_holds_up_none_that_comes_and_each_that_goes() -> None:
+def test_a_broker_long_away_with_replicas_delays_departures_and_no_arrival() -> None:
     """They are not made anew: nowhere is room for them, or self.healing.enable is false."""
     cluster, planner = FakeCluster(load=390), Planner(spec())
     cluster.brokers |= {4: FakeBroker(replicas=4), 5: FakeBroker(replicas=4)}
@@ -312,7 +312,7 @@ def test_another_one_comes_while_a_move_waits_for_a_machine_that_is_gone_for_goo
     assert isinstance(steps[-1], AskForRoom)
 
 
-def test_none_goes_while_one_that_may_soon_be_back_would_be_needed() -> None:
+def test_no_broker_goes_while_one_that_may_soon_be_back_would_be_needed() -> None:
     """There are more than max, and one of them is away for a moment, which holds nothing."""
     narrow = ClusterSpec.of({"brokers": {"min": 3, "max": 3}, "config": {"balancer.enable": False}})
     cluster, planner = FakeCluster(), Planner(narrow)
@@ -347,7 +347,7 @@ def refusals(cluster: FakeCluster, planner: Planner, seconds: int) -> list[tuple
     return found
 
 
-def test_one_that_may_not_go_is_asked_to_ever_more_seldom_and_its_refusal_is_news_once() -> None:
+def test_a_refused_departure_is_tried_ever_more_seldom_and_reported_once() -> None:
     cluster = FakeCluster()
     planner = too_many(cluster)
     found = refusals(cluster, planner, 1_700)
@@ -377,7 +377,7 @@ def with_loads(seen: RoleView, **values: int) -> RoleView:
     ],
     ids=["another-serves", "more-room", "fewer-replicas"],
 )
-def test_one_that_might_not_go_is_asked_to_at_once_when_what_refused_it_may_have_changed(
+def test_a_refused_departure_is_tried_at_once_when_its_cause_may_have_changed(
     change: Callable[[RoleView], RoleView],
 ) -> None:
     cluster = FakeCluster()
@@ -388,7 +388,7 @@ def test_one_that_might_not_go_is_asked_to_at_once_when_what_refused_it_may_have
     assert isinstance(planner.next(change(seen)), Leave)
 
 
-def test_one_that_goes_after_all_is_a_new_story() -> None:
+def test_after_a_departure_the_next_refusal_is_reported_again() -> None:
     cluster = FakeCluster()
     planner = too_many(cluster)
     assert refusals(cluster, planner, 20) == [(0, True), (15, False)]
@@ -398,7 +398,7 @@ def test_one_that_goes_after_all_is_a_new_story() -> None:
     assert refusals(cluster, planner, 20) == [(0, True), (15, False)]
 
 
-def test_one_that_is_empty_and_has_an_actor_is_waited_for_however_long_it_takes() -> None:
+def test_an_empty_broker_with_an_actor_is_waited_for_however_long_it_takes() -> None:
     """Its machine is there: it recovers, or starts again and again."""
     cluster, planner = FakeCluster(), Planner(spec())
     for _ in range(3):
@@ -411,7 +411,7 @@ def test_one_that_is_empty_and_has_an_actor_is_waited_for_however_long_it_takes(
         cluster.now_ms += 3_600_000
 
 
-def test_what_is_never_automatic_holds_for_one_whose_machine_is_gone() -> None:
+def test_scaling_that_never_goes_in_keeps_a_broker_whose_machine_is_gone() -> None:
     cluster, planner = FakeCluster(load=290), Planner(spec(never=["in"]))
     cluster.brokers[4] = FakeBroker()
     lose(cluster, 4, is_healed=True)
@@ -427,7 +427,7 @@ def test_a_broker_that_leaves_stays_when_it_is_declared_meanwhile() -> None:
     assert cluster.steps[0].reason == "the specification declares it"
 
 
-def test_what_cannot_go_on_by_itself_is_not_looked_at_soon() -> None:
+def test_a_step_that_cannot_continue_by_itself_causes_no_early_look() -> None:
     cluster, planner = FakeCluster(load=390, machines_max=3), Planner(spec())
     cluster.go_on(planner, 5)
     assert (taken(cluster), planner.is_under_way) == (["AskForRoom 4"], True)
@@ -440,7 +440,7 @@ def test_what_cannot_go_on_by_itself_is_not_looked_at_soon() -> None:
     assert not planner.is_under_way
 
 
-def test_the_one_with_the_least_to_move_goes_and_only_where_there_is_room_for_it() -> None:
+def test_the_broker_with_the_least_to_move_goes_and_only_if_others_have_room() -> None:
     cluster, planner = FakeCluster(), Planner(spec(in_window_s=0))
     cluster.brokers |= {4: FakeBroker(replicas=9), 5: FakeBroker(replicas=4), 6: FakeBroker(replicas=7)}
     step = planner.next(cluster.seen())
@@ -501,7 +501,7 @@ def test_a_broker_whose_drain_is_stuck_stays_once_nothing_moves_any_more() -> No
     assert planner.next(RoleView(0, nodes, {}, (1, 2, 3, 4))) == Stay(4, "no other disk has room")
 
 
-def test_a_grown_spec_has_its_brokers_and_its_range() -> None:
+def test_a_spec_with_scaled_brokers_keeps_its_range() -> None:
     declared = spec()
     larger = with_scaled(declared, [5])
     assert list(larger.roles) == [1, 2, 3, 5, 3001]

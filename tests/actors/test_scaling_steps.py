@@ -55,7 +55,7 @@ def test_the_ray_node_that_could_give_most_says_what_is_lacking(tmp_path: Path) 
     assert scaling_rooms.lacking(spec(tmp_path), 2, {}) == ""
 
 
-def test_what_a_coordinator_lacks_is_by_its_own_resources(tmp_path: Path) -> None:
+def test_a_coordinators_shortage_is_by_its_own_resources(tmp_path: Path) -> None:
     resources = {"coordinator": {"num_cpus": 0.5}}
     own = ClusterSpec.of({"coordinators": {"min": 1, "max": 3}, "resources": resources})
     assert "the closest has CPU 0.1 free of 0.5 asked" in scaling_rooms.lacking(
@@ -87,7 +87,9 @@ def test_a_disk_that_an_earlier_broker_of_that_id_left_is_used_again(tmp_path: P
     ],
     ids=["cluster", "broker"],
 )
-def test_another_disk_is_not_made_a_brokers(tmp_path: Path, node_id: int, cluster_id: str, says: str) -> None:
+def test_another_disk_is_not_formatted_for_a_broker(
+    tmp_path: Path, node_id: int, cluster_id: str, says: str
+) -> None:
     placement = placed(tmp_path)
     leave_disk(placement, node_id, cluster_id)
     with pytest.raises(StorageError, match=f"broker-2 is to be made for broker-2, but {says}"):
