@@ -1,15 +1,18 @@
-"""Calls of one client that have no answer yet: which of the nodes asked say nothing, and which calls are given up.
+"""Watches the calls of one client without an answer: finds silent nodes and gives up calls to former leaders.
 
-A process that was killed refuses nothing. The network finds out after a second or two, of a machine that is gone only a
-timeout tells, and by then another node may lead long since. So a node that has calls and says nothing for several times
-as long as it usually does counts as silent. The owner is called back, asks another node for metadata, and has the calls
-given up whose node has lost what they are about. It is called again and again while the silence lasts: often at first,
-because most elections are over within a second, then more seldom, so as to be no burden on those that still answer. A
-call that alone stays without answer, from a node that talks otherwise, is looked at when it has been out for long.
+A killed process refuses no call. The network notices its death after a second or two, and the death of a machine only
+shows in a timeout; another node may lead long before. The watch therefore reacts earlier:
 
-Invariants: one timer in all, and none while no call is out; what is given up ends like a call whose connection broke:
-it may or may not have been executed, and an answer that still comes is dropped. Kafka has no such thing: there it is
-the operating system that closes a dead process's connections.
+1. A node with open calls that answers none for several times its usual pause counts as silent.
+2. `on_silent` is called. The owner asks another node for metadata, and calls `give_up` for calls whose node leads no
+   more.
+3. While the silence lasts, `on_silent` is called again: often at first, because most elections end within a second,
+   then once a second, to spare the nodes that still answer.
+4. A single call that stays open on a node that answers others is reported, too, once it has taken `most_s`.
+
+Invariants: one timer in all, and none while no call is open; a call that is given up ends like a call whose connection
+broke: it may or may not have been executed, and a late answer is dropped. Kafka has no such thing: there the operating
+system closes a dead process's connections.
 """
 
 import asyncio
@@ -25,18 +28,21 @@ from rayka.protocol.later import Later, later_of
 
 SubjectT = TypeVar("SubjectT")
 ResponseT = TypeVar("ResponseT")
-_TIMES_AS_LONG = 4  # as usual: that long a silence means something
+# A node counts as silent after this many times its usual pause.
+_USUAL_PAUSES = 4
+# The weight of the newest pause in the usual one is 1 / _SMOOTHING.
 _SMOOTHING = 8
-_SELDOM_S = 1.0  # between two looks at the same silence, once it has lasted for a second
+# Between two reports of the same silence, once it has lasted for a second.
+_SELDOM_S = 1.0
 
 
 class Patience(NamedTuple):
-    """How long a node may say nothing: between the two, whatever is usual for it. A single call may take the most.
-    `often_s` is the time between two looks at a silence that is new.
-    """
+    """The silence that a node is allowed: several times its usual pause, within [least_s, most_s]."""
 
     least_s: float
+    # Also the time that a single call may take.
     most_s: float
+    # Between two reports of a new silence.
     often_s: float = 0.1
 
 
@@ -49,21 +55,25 @@ class _OpenCall(msgspec.Struct, Generic[SubjectT], eq=False):
     answer: Later[Any]
 
     def on_end(self, outcome: object) -> None:
-        """It was answered, broke off, or was given up."""
+        """The call was answered, broke off, or was given up. Only an answer counts for the node's usual pause."""
         self.node.calls.pop(self, None)
         if not isinstance(outcome, BaseException):
             self.node.on_answer(self.began_s)
 
 
 class _AskedNode(Generic[SubjectT]):
-    """A node that was called. `calls` are those without an answer, in the order in which they were made."""
+    """A node that was called."""
 
     def __init__(self, clock: LoopClock) -> None:
         self._clock = clock
+        # Calls without an answer, the oldest first.
         self.calls: dict[_OpenCall[SubjectT], None] = {}
-        self.answered_s = 0.0  # when it answered last
-        self.looked_s = 0.0  # when the owner was called last
-        self.usual_s = 0.0  # how long it says nothing, on average
+        # The last answer.
+        self.answered_s = 0.0
+        # The last report to the owner.
+        self.looked_s = 0.0
+        # The smoothed pause before an answer.
+        self.usual_s = 0.0
 
     @property
     def oldest_s(self) -> float:
@@ -75,7 +85,7 @@ class _AskedNode(Generic[SubjectT]):
 
     @property
     def is_silent(self) -> bool:
-        """Whether the owner was called, and nothing has come since."""
+        """Whether the node has not answered since its last report to the owner."""
         return bool(self.calls) and self.looked_s > self.silent_since_s
 
     def on_answer(self, began_s: float) -> None:
@@ -85,9 +95,9 @@ class _AskedNode(Generic[SubjectT]):
         self.answered_s = now_s
 
     def due_s(self, patience: Patience) -> float:
-        """When the owner is to be called next."""
+        """The time of the next report to the owner. Precondition: `calls` is not empty."""
         if not self.is_silent:
-            usual_s = max(patience.least_s, _TIMES_AS_LONG * self.usual_s)
+            usual_s = max(patience.least_s, _USUAL_PAUSES * self.usual_s)
             silence_due_s = self.silent_since_s + min(usual_s, patience.most_s)
         else:
             is_new = self.looked_s - self.silent_since_s < patience.most_s + _SELDOM_S
@@ -96,7 +106,10 @@ class _AskedNode(Generic[SubjectT]):
 
 
 class CallWatch(Generic[SubjectT]):
-    """See the module. `on_silent` gets the node and what its open calls are about. All on one loop."""
+    """Watches the open calls of one client. All methods and timers belong to one loop.
+
+    `on_silent` gets the silent node and the subjects of its open calls.
+    """
 
     def __init__(self, patience: Patience, on_silent: Callable[[int, list[SubjectT]], None]) -> None:
         self._patience = patience
@@ -110,7 +123,7 @@ class CallWatch(Generic[SubjectT]):
         return f"<CallWatch open={counts}>"
 
     def answer(self, node_id: int, subject: SubjectT, call: Awaitable[ResponseT]) -> Later[ResponseT]:
-        """The call's, which begins now. Ends in NetworkException also when it is given up."""
+        """Watches a call that begins now; returns its answer, which a give-up ends in NetworkException."""
         node = self._nodes.get(node_id)
         if node is None:
             node = self._nodes[node_id] = _AskedNode(self._clock)
@@ -123,7 +136,7 @@ class CallWatch(Generic[SubjectT]):
         return answer
 
     def give_up(self, is_in_vain: Callable[[int, SubjectT], bool]) -> None:
-        """Ends the calls to silent nodes, and those that take too long, that ask the wrong node by now."""
+        """Ends calls for which `is_in_vain(node_id, subject)`, of silent nodes and those that have taken too long."""
         at_s = self._clock.now_s()
         for node_id, node in list(self._nodes.items()):
             late_s = at_s if node.is_silent else at_s - self._patience.most_s
@@ -133,7 +146,7 @@ class CallWatch(Generic[SubjectT]):
                     call.answer.fail(NetworkException(reason))
 
     def _arm(self) -> None:
-        """The timer is never set for later than a call that begins meanwhile could need it."""
+        """Sets the timer; never later than `least_s`, because a call that begins after this needs no earlier one."""
         due = [node.due_s(self._patience) for node in self._nodes.values() if node.calls]
         if due:
             loop = asyncio.get_running_loop()

@@ -1,10 +1,10 @@
-"""The nodes of one cluster as a client calls them: any node for what all of them know, and the active controller.
+"""Calls of a client to the nodes of its cluster: to any node, to the active controller, and to every broker.
 
-The brokers name the active controller; where they name none, or the one that has just failed, the controllers are asked
-(`ActiveController`). A request to it is repeated until its timeout; one that is to be sent once goes through `active`.
-A group's coordinator is found and called in the same way (`coordinator_calls`).
-Invariants: what is known is never replaced by what a node says that knows less; a node that failed to answer
-is asked after the others. Kafka: NetworkClient, ControllerNodeProvider (G18).
+Brokers name the active controller; if they name none, or one that has just failed, the controllers are asked
+(`ActiveController`). `call_controller` repeats a request until its timeout; `active` sends a request once. Coordinators
+of groups are found and called by `coordinator_calls`.
+Invariants: metadata never replace metadata of a later offset; a node that failed to answer is asked after the others.
+Kafka: NetworkClient, ControllerNodeProvider (G18).
 """
 
 import asyncio
@@ -29,14 +29,16 @@ from rayka.protocol.active_controller import ActiveController
 from rayka.protocol.membership import MetadataBroker, MetadataRequest, MetadataResponse
 
 ResponseT = TypeVar("ResponseT")
-_NODE_TIMEOUT_MS = 5_000  # one unresponsive node must not use up the whole budget
-_UNREACHABLE_MAX = 3  # tries in a row; a broker that then cannot be reached serves no client
+# One unresponsive node must not use up the whole budget.
+_NODE_TIMEOUT_MS = 5_000
+# Failed attempts in a row; a broker that cannot be reached by then serves no client.
+_UNREACHABLE_MAX = 3
 
 logger = logging.getLogger(__name__)
 
 
 class ClusterNodes:
-    """See the module. All methods belong to the loop that the client runs on."""
+    """The nodes of one cluster. All methods belong to the client's loop."""
 
     def __init__(self, network: Network, cluster_name: str, config: ClientConfig, random: Random) -> None:
         self.network = network
@@ -44,20 +46,24 @@ class ClusterNodes:
         self.backoff = Backoff(config, random)
         self.request_timeout_ms = config.request_timeout_ms
         self.node_timeout_ms = min(config.request_timeout_ms, _NODE_TIMEOUT_MS)
+        # The registered brokers as of metadata offset `_brokers_offset`.
         self.brokers: tuple[MetadataBroker, ...] = ()
         self.active = ActiveController(network)
         self._cluster_id = ""
         self._brokers_offset = NO_OFFSET
         self._last_answered = NO_NODE
+        # Nodes that failed to answer and have not answered `_first_answer` since.
         self._unanswered: dict[int, None] = {}
+        # False: the last `_first_answer` got no answer from any node.
         self._does_any_answer = True
 
     def __repr__(self) -> str:
         return f"<ClusterNodes of {self.cluster_name} {self.active!r}>"
 
     def learn(self, response: MetadataResponse) -> None:
-        """What a node says of the brokers and the controller."""
-        if response.cluster_id != self._cluster_id:  # offsets and epochs of another cluster say nothing
+        """Takes over brokers and controller from metadata, unless the brokers known are of a later offset."""
+        # Offsets and epochs of another cluster cannot be compared.
+        if response.cluster_id != self._cluster_id:
             self._cluster_id, self._brokers_offset = response.cluster_id, NO_OFFSET
             self.active = ActiveController(self.network)
         self.active.suggest(response.controller_id)
@@ -67,17 +73,17 @@ class ClusterNodes:
     # ---- The active controller -------------------------------------------------------------------------------------
 
     async def call_controller(self, request: Request[ResponseT], timeout_ms: int) -> ResponseT:
-        """The active controller's answer; it is found and asked again until timeout_ms.
+        """The active controller's answer; the controller is found and asked again until `timeout_ms`.
 
-        A request that is asked again may have been executed before. Raises UnavailableError, or the ApiError of a
-        request that failed as a whole.
+        A repeated request may be executed twice. Raises UnavailableError, or the ApiError of a request that failed as a
+        whole.
         """
         return (await self.call_controller_again(request, timeout_ms))[0]
 
     async def call_controller_again(
         self, request: Request[ResponseT], timeout_ms: int
     ) -> tuple[ResponseT, bool]:
-        """As `call_controller`, and whether an earlier attempt that failed may have been executed."""
+        """The answer of `call_controller`, and whether an earlier, failed attempt may have been executed."""
         retry, may_have_run = Retry(timeout_ms, self.backoff), False
         problem: RaykaError | None = None
         with telling(lambda: self.awaited(self._controller_name(), problem)):
@@ -96,7 +102,9 @@ class ClusterNodes:
                     raise self.unavailable(_no_controller(problem), problem) from problem
 
     async def _ask_who_leads(self) -> None:
-        """As the brokers say. Where no node answers, the search among the controllers says what is wrong."""
+        """Learns the active controller from any node. A failure is not raised: the call of the controllers follows and
+        reports a better reason.
+        """
         try:
             self.learn((await self.ask_any(()))[1])
         except UnavailableError as error:
@@ -109,31 +117,34 @@ class ClusterNodes:
     # ---- Any node --------------------------------------------------------------------------------------------------
 
     def on_unanswered(self, node_id: int) -> None:
-        """The node failed to answer something: others are asked before it, until it answers."""
+        """The node failed to answer. Other nodes are asked before this node until it answers."""
         self._unanswered[node_id] = None
 
     def trusted_broker(self, node_id: int) -> int:
-        """This broker, or another that runs if it failed to answer something; for what any broker can do."""
+        """The broker for a request that any broker can serve: this one, or a live one if this one failed to answer."""
         if node_id not in self._unanswered:
             return node_id
         others = (each.node_id for each in self.brokers if not each.is_fenced)
         return next((each for each in others if each not in self._unanswered), node_id)
 
     async def ask_any(self, names: tuple[str, ...]) -> tuple[int, MetadataResponse]:
-        """The first node that answers, and what it knows of these topics."""
+        """The first node that answers, and its metadata of these topics."""
         return await self._first_answer(MetadataRequest(names))
 
     async def ask_any_broker(self, request: Request[ResponseT], *, last_id: int = NO_NODE) -> ResponseT:
-        """The answer of the first node that does so and is no controller; this one is asked after the others.
+        """The answer of the first broker or coordinator that answers; the node `last_id` is asked after the others.
 
-        Raises UnavailableError, CoordinatorNotAvailable as a broker says it, or an ApiError that no retry mends.
+        Raises UnavailableError, a broker's CoordinatorNotAvailable, or an ApiError that no retry mends.
         """
         return (await self._first_answer(request, last_id=last_id, asks_controllers=False))[1]
 
     async def _first_answer(
         self, request: Request[ResponseT], *, last_id: int = NO_NODE, asks_controllers: bool = True
     ) -> tuple[int, ResponseT]:
-        """Of those known that have not failed since they answered; then of all, the ones that failed last."""
+        """The first node that answers, and its answer.
+
+        Known nodes without a failure are asked first, then all others, with those that failed last.
+        """
         problem: RaykaError | None = None
         tried: list[int] = []
         for find in (self._trusted, self._all):
@@ -160,22 +171,22 @@ class ClusterNodes:
         return [each for each in self._known() if each not in self._unanswered and each != last_id]
 
     async def _all(self, last_id: int) -> list[int]:
-        """Those known and those the network knows. To ask the network costs a call."""
+        """The known nodes and those of the network, whose list costs a call."""
         found = dict.fromkeys([*self._known(), *await self.network.node_ids()])
         return sorted(found, key=lambda each: (each in self._unanswered, each == last_id))
 
     def _known(self) -> list[int]:
-        """The node that answered last, then the brokers."""
+        """The node that answered last, then the unfenced brokers."""
         order = [self._last_answered, *(each.node_id for each in self.brokers if not each.is_fenced)]
         return [each for each in dict.fromkeys(order) if each != NO_NODE]
 
     # ---- Every broker ----------------------------------------------------------------------------------------------
 
     async def wait_until_applied(self, metadata_offset: int, timeout_ms: int) -> None:
-        """Returns when every usable broker has applied the metadata log up to an offset, or is UnavailableError.
+        """Returns when every usable broker has applied the metadata log up to an offset.
 
-        One that is fenced meanwhile, or cannot be reached, is not waited for: it applies everything before it serves
-        again (H5).
+        A broker that is fenced or cannot be reached is not waited for, because it applies all metadata before it serves
+        again (H5). Raises UnavailableError when a broker is still behind at the timeout.
         """
         retry, tries = Retry(timeout_ms, self.backoff), 0
         if not self.brokers:
@@ -199,7 +210,7 @@ class ClusterNodes:
             waiting = [each.node_id for each in self.brokers if each.node_id in behind and not each.is_fenced]
 
     async def _problem_of(self, broker_id: int, metadata_offset: int, timeout_ms: int) -> ApiError | None:
-        """Why the broker has not applied the metadata log up to that offset. Raises what no retry mends."""
+        """The retriable error of a broker that has not applied the offset; None: applied. Raises other errors."""
         request = MetadataRequest((), min_metadata_offset=metadata_offset)
         try:
             await self.network.call(broker_id, request, min(timeout_ms, self.node_timeout_ms))
@@ -210,16 +221,16 @@ class ClusterNodes:
         return None
 
     async def _refresh_brokers(self) -> None:
-        """Which brokers are fenced, as the controller knows it; stays as it was when no controller answers."""
+        """Learns from the controller which brokers are fenced; changes nothing if no controller answers."""
         try:
             self.learn(await self.active.call(MetadataRequest(()), self.node_timeout_ms))
         except ApiError as error:
             logger.debug("brokers of %s: %s", self.cluster_name, error)
 
-    # ---- What is said ----------------------------------------------------------------------------------------------
+    # ---- Messages ----------------------------------------------------------------------------------------------
 
     def unavailable(self, reason: str, problem: RaykaError | None = None) -> UnavailableError:
-        """The hint asks whether the cluster runs only when none of its nodes answers."""
+        """The error with a hint. The hint asks whether the cluster runs only if no node answers."""
         if self._does_any_answer or isinstance(problem, NotController):
             hint = "a majority of its controllers must run, see `rayka quorum status`"
         else:
@@ -227,18 +238,18 @@ class ClusterNodes:
         return UnavailableError(f"cluster {self.cluster_name!r} is not available: {reason}; {hint}")
 
     def awaited(self, what: str, problem: RaykaError | None) -> str:
-        """The message of a client that has waited for seconds."""
+        """The message of a client that has waited for seconds, with the last problem."""
         still = f"cluster {self.cluster_name!r}: still waiting for {what}"
         return still + (f" ({problem})" if problem else "")
 
 
 def _no_controller(problem: RaykaError) -> str:
-    """A NotController problem says it already: then the controllers were asked which of them leads."""
+    """The reason that no controller answered. A NotController names the controllers' answers already."""
     is_said = isinstance(problem, NotController)
     return str(problem) if is_said else f"the active controller did not answer: {problem}"
 
 
 def _may_have_run(error: RaykaError) -> bool:
-    """Whether the request that failed so may have been executed, now or later."""
+    """Whether a request that failed with this error may have been executed, or may be executed later."""
     is_lost = isinstance(error, (NetworkException, RequestTimedOut))
     return is_lost or (isinstance(error, NotController) and error.may_have_run)

@@ -1,14 +1,14 @@
-"""A client's requests to the coordinators of groups: each is found, remembered, called, and looked for again.
+"""A client's calls to the coordinators of groups: finds, remembers and calls a group's coordinator.
 
-Any broker names the coordinator of a group. What passes is asked again, with back-off, until a timeout: that there is
-no coordinator, that another node coordinates, that a call broke off (then it is looked for again), that it has yet to
-load (then it is asked again). A coordinator that is silent is given up as soon as a broker names another one
-(`call_watch`). A request that parks, a join or a sync, is answered when other members have done their part: its silence
-is usual, so it is looked at once a second and ends when the coordinator moves.
+Any broker names the coordinator of a group. Retriable errors are retried with back-off until a timeout. After most of
+them (no coordinator, another node coordinates, the call broke off) the coordinator is looked up again; a coordinator
+that still loads is asked again. A silent coordinator is given up as soon as a broker names another one (`call_watch`).
+A request that parks, a join or a sync, is answered only after other members have done their part: its silence is usual,
+so its coordinator is looked up once a second, and the request ends when the coordinator moves.
 
-Invariants: one look for a group at a time, shared by all calls that need it; a request that is asked again may have
-been executed before; each attempt of a commit names the epoch of the coordinator that it is sent to, so that one which
-arrives late is refused. Kafka: AbstractCoordinator, CoordinatorStrategy (E1, G18).
+Invariants: one lookup of a group at a time, shared by all calls that need it; a repeated request may be executed
+twice; each attempt of a commit names the epoch of the coordinator it is sent to, so that a late one is refused. Kafka:
+AbstractCoordinator, CoordinatorStrategy (E1, G18).
 """
 
 import asyncio
@@ -52,19 +52,22 @@ def _what(group_id: str) -> str:
 
 
 def _addressed(request: RequestT, coordinator: GroupCoordinator) -> RequestT:
-    """The request for this coordinator: a commit is meant for the epoch in which it leads."""
+    """The request for this coordinator; a commit names the coordinator's epoch."""
     if isinstance(request, OffsetCommitRequest):
         return msgspec.structs.replace(request, coordinator_epoch=coordinator.leader_epoch)
     return request
 
 
 class CoordinatorCalls:
-    """See the module. All methods belong to the loop that the client runs on."""
+    """Calls the coordinators of groups. All methods belong to the client's loop."""
 
     def __init__(self, nodes: ClusterNodes) -> None:
         self._nodes = nodes
+        # By group id, until a call to the coordinator fails.
         self._known: dict[str, GroupCoordinator] = {}
+        # Lookups under way, by group id.
         self._looks: dict[str, asyncio.Task[GroupCoordinator]] = {}
+        # Open calls by group id: those answered at once, and those that park.
         self._calls = CallWatch[str](_PATIENCE, self._on_silent)
         self._parked = CallWatch[str](_PARKED_PATIENCE, self._on_parked)
 
@@ -73,7 +76,7 @@ class CoordinatorCalls:
         return f"<CoordinatorCalls {known}>"
 
     def known(self, group_id: str) -> int:
-        """The coordinator as last found."""
+        """The node id of the group's coordinator as last found, else NO_NODE."""
         found = self._known.get(group_id)
         return found.node_id if found is not None else NO_NODE
 
@@ -86,11 +89,11 @@ class CoordinatorCalls:
         may_park: bool = False,
         check: Callable[[ResponseT], object] = lambda response: None,
     ) -> ResponseT:
-        """The answer of the group's coordinator, which is found and asked again until timeout_ms.
+        """The answer of the group's coordinator, which is found and asked again until `timeout_ms`.
 
-        `check` raises the error that a response has within; a retriable one is mended like the error of a call. With
-        `may_park` one attempt may take all the time there is. Raises the ApiError that no retry mends at once; in the
-        end the last one, or UnavailableError where no node answered.
+        `check` raises the error inside a response; a retriable one is retried like the error of a call. With `may_park`
+        one attempt may take the whole timeout. Raises an ApiError that no retry mends at once; at the timeout the last
+        error, or UnavailableError if no node answered.
         """
         retry = Retry(timeout_ms, self._nodes.backoff)
         problem: RaykaError | None = None
@@ -116,8 +119,9 @@ class CoordinatorCalls:
         timeout_ms: int,
         on_end: Callable[[ResponseT | BaseException], object],
     ) -> Later[ResponseT] | None:
-        """The first attempt of a `call`, without a task: `on_end` gets its outcome, unless what this returns is
-        cancelled before. None where the coordinator has yet to be found.
+        """Makes the first attempt of a `call` without a task; `on_end` gets its outcome unless the result is cancelled.
+
+        Returns None, and does nothing, while the coordinator is unknown.
         """
         found = self._known.get(group_id)
         if found is None:
@@ -129,11 +133,11 @@ class CoordinatorCalls:
         return answer
 
     def awaited(self, group_id: str) -> str:
-        """What a caller of `begin` waits for, in words for a log."""
+        """The log message for a caller of `begin` that has waited for seconds."""
         return self._nodes.awaited(_what(group_id), None)
 
     def abandon(self) -> "list[asyncio.Task[GroupCoordinator]]":
-        """Cancels what looks for coordinators; returns the tasks that are ending."""
+        """Cancels all lookups of coordinators; returns their tasks, which end soon."""
         looks = list(self._looks.values())
         for look in looks:
             look.cancel()

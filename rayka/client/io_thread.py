@@ -1,9 +1,10 @@
-"""The one IO thread of this process: an asyncio loop that all clients share, a thousand of them too.
+"""The one IO thread of this process: an asyncio loop that all clients share, however many there are.
 
-Invariants: a sync call never waits for itself (called on this thread it is refused, and so it is in code that has
-interrupted a step which this thread waits for); nothing that runs on the loop ends it; Ctrl-C in a waiting thread
-cancels what it waits for; a forked child is refused (`forks`); at exit the loop is stopped before the interpreter goes.
-Kafka has one `kafka-producer-network-thread` per client instead.
+Invariants: a sync call never waits for itself (it is refused on this thread, and in code that has interrupted a step
+which this thread waits for); no callback or task on the loop can end it; Ctrl-C in a waiting thread cancels the work
+that the thread waits for; a forked child is refused (`forks`); at exit the loop stops before the interpreter ends.
+A blocking or awaited call ends within its documented bound, also if its work does not. A client belongs to its process:
+no pickle takes along its threads and connections. Kafka has one `kafka-producer-network-thread` per client instead.
 """
 
 import asyncio
@@ -24,10 +25,10 @@ from rayka.errors import RaykaError, UnavailableError
 from rayka.protocol.later import Later
 
 ResultT = TypeVar("ResultT")
-# A function that makes a coroutine, called on the IO thread: a coroutine made elsewhere would be left behind, with a
-# warning, by a Ctrl-C between its making and its way here.
+# A function that makes a coroutine, called on the IO thread: a coroutine made in another thread would never be awaited,
+# with a warning, if Ctrl-C came before its submission.
 Work = Callable[[], Coroutine[Any, Any, ResultT]]
-# As `Work`, or a function that gives what hands its result over in the step that brings it.
+# A `Work`, or a function that makes a Later, whose callback runs in the step of the loop that brings the result.
 BlockingWork = Callable[[], Coroutine[Any, Any, ResultT] | Later[ResultT]]
 _STOP_TIMEOUT_S = 2.0
 
@@ -36,12 +37,14 @@ logger = logging.getLogger(__name__)
 
 
 class InterruptsAStep(TimeoutError):
-    """A blocking call was made by code that has interrupted a step of its own thread: the wait would never end."""
+    """Code that interrupted a step of its own thread made a blocking call, whose wait would never end."""
 
 
 class _Executor(ThreadPoolExecutor):
-    """Runs what would block the loop, such as looking up an actor. Python's own takes nothing more once the main
-    thread has ended, though other threads may go on for hours; from then on each job has a thread of its own.
+    """Runs jobs that would block the loop, such as the lookup of an actor.
+
+    Python's own executor refuses jobs once the main thread has ended, though other threads may go on for hours; each
+    later job gets a thread of its own.
     """
 
     def submit(self, job: Callable[..., ResultT], /, *arguments: Any, **options: Any) -> "Future[ResultT]":
@@ -55,7 +58,7 @@ class _Executor(ThreadPoolExecutor):
 
 
 def fulfil(future: "Future[ResultT]", job: Callable[[], ResultT]) -> None:
-    """Runs the job, unless the future was cancelled before, which ends as it does."""
+    """Runs the job and passes its result or exception to the future; does nothing for a cancelled future."""
     if future.set_running_or_notify_cancel():
         try:
             future.set_result(job())
@@ -84,8 +87,10 @@ class _IoThread:
             self._thread.join(_STOP_TIMEOUT_S)
 
     def _run(self) -> None:
-        """Runs the loop until `stop`. A SystemExit or KeyboardInterrupt in a task or callback, or a call of
-        `loop.stop`, would end it for every client of the process; it is run again, and its other tasks go on.
+        """Runs the loop until `stop`.
+
+        A SystemExit or KeyboardInterrupt in a task or callback, or a call of `loop.stop`, would end the loop for every
+        client of the process; the loop is run again, and its other tasks go on.
         """
         asyncio.set_event_loop(self.loop)
         while not self._is_stopping:
@@ -113,7 +118,7 @@ class _Process:
         os.register_at_fork(after_in_child=self.reset)
 
     def reset(self) -> None:
-        """As in a new process: after a fork the parent's thread does not exist in the child."""
+        """Forgets the thread, as after a fork: the parent's thread does not exist in the child."""
         self._lock = threading.RLock()
         self._is_starting = False
         self.thread: _IoThread | None = None
@@ -143,7 +148,7 @@ class _Process:
         return self.thread
 
     def stop(self) -> None:
-        # Not to be started again: a thread cannot start while the interpreter ends, and would be waited for.
+        # Prevents a new thread: it could not start while the interpreter ends, and callers would wait for it.
         self.is_ending = True
         if self.thread is not None:
             self.thread.stop()
@@ -154,10 +159,11 @@ _process = _Process()
 
 
 class _StepLocks:
-    """The step locks of this process. `_locks` is replaced and never changed, so it is read without a lock."""
+    """The step locks of this process."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
+        # Replaced and never changed, so that it is read without a lock.
         self._locks: tuple[ref[Any], ...] = ()
 
     def new(self) -> Any:
@@ -167,12 +173,12 @@ class _StepLocks:
         return made
 
     def is_any_held(self) -> bool:
-        """Whether the caller's own thread holds one, further up in its stack."""
+        """Whether the caller's own thread holds a step lock, further up in its stack."""
         return any(ownership(lock)() for each in self._locks if (lock := each()) is not None)
 
 
 def ownership(lock: Any) -> Callable[[], bool]:
-    """The function that says whether the caller's own thread holds the lock. `threading.Condition` uses it, too."""
+    """The function that says whether the caller's own thread holds the lock; `threading.Condition` uses the same."""
     is_owned: Callable[[], bool] = lock._is_owned
     return is_owned
 
@@ -183,14 +189,14 @@ _step_locks = _StepLocks()
 def step_lock() -> Any:
     """A reentrant lock that a thread holds for a short step, and that the IO thread takes too.
 
-    A signal handler or a finalizer may interrupt its own thread within such a step. It finds the lock open, and must
-    not change what the step changes; to wait for the IO thread is refused there (`refuse`).
+    A signal handler or a finalizer may interrupt its own thread within such a step and enters the lock again. The
+    handler must not change the state of the step; a wait for the IO thread is refused there (`refuse`).
     """
     return _step_locks.new()
 
 
 def loop() -> asyncio.AbstractEventLoop:
-    """The loop that all clients of this process run on; started when first asked for."""
+    """The loop of all clients of this process; started by the first call."""
     return _process.get().loop
 
 
@@ -200,16 +206,16 @@ def is_current() -> bool:
 
 
 def is_lost() -> bool:
-    """Whether nothing runs on the IO thread any more, so that there is nothing left to close: it has ended with the
-    process, or this is a forked child.
-    """
+    """Whether the IO thread has ended with the process, or this is a forked child: no client needs a close any more."""
     return _process.is_ending or forks.is_cut_off()
 
 
 def refuse(what: str) -> None:
-    """Raises RuntimeError when called on the IO thread, where waiting for it would never end; UnavailableError in a
-    forked child, where it does not run; InterruptsAStep, a TimeoutError, in a signal handler or a finalizer that has
-    interrupted a step which the IO thread waits for.
+    """Refuses a wait for the IO thread that would never end; `what` names the call in the error.
+
+    Raises RuntimeError on the IO thread itself; UnavailableError in a forked child, which has no IO thread;
+    InterruptsAStep, a TimeoutError, in a signal handler or a finalizer that has interrupted a step which the IO thread
+    waits for.
     """
     forks.refuse()
     if is_current():
@@ -225,14 +231,16 @@ def refuse(what: str) -> None:
 
 
 def call_soon(callback: Callable[..., object], *arguments: Any) -> None:
-    """Runs the callback on the IO thread soon; never waits. While the process ends, nothing runs there any more."""
+    """Runs the callback on the IO thread soon; never waits. Drops the callback while the process ends."""
     if not _process.is_ending:
         _process.get().loop.call_soon_threadsafe(callback, *arguments)
 
 
 def call_next(callback: Callable[..., object], *arguments: Any) -> None:
-    """As `call_soon`, without a wake-up where the caller runs on the IO thread. Not for finalizers: one that runs there
-    after the loop has looked for what to do, and before it waits, would be noticed late.
+    """Does the same as `call_soon`, without a wake-up for a caller on the IO thread.
+
+    Not for finalizers: a finalizer may run on the IO thread between the loop's look for ready callbacks and its wait,
+    and without a wake-up the callback would run late.
     """
     if is_current():
         loop().call_soon(callback, *arguments)
@@ -241,7 +249,7 @@ def call_next(callback: Callable[..., object], *arguments: Any) -> None:
 
 
 def wait_for_turn(timeout_s: float) -> None:
-    """Returns when the IO thread has done all that it was told before, the callbacks it is in included.
+    """Returns when the IO thread has run all callbacks that were queued before, the current one included.
 
     Raises TimeoutError, and RuntimeError on the IO thread itself.
     """
@@ -256,8 +264,10 @@ def wall_clock_ms() -> int:
 
 
 class _Awaited(Generic[ResultT]):
-    """Work on the IO thread that another thread waits for. All that the two share is a lock: a future on either
-    side, and the turn of the loop between them, would cost the two threads twice as much.
+    """Work on the IO thread that another thread waits for.
+
+    The two threads share only a lock: a future on either side, and the turn of the loop between them, would cost them
+    twice as much.
     """
 
     def __init__(self, work: BlockingWork[ResultT]) -> None:
@@ -269,7 +279,7 @@ class _Awaited(Generic[ResultT]):
         self._over.acquire()
 
     def begin(self) -> None:
-        """On the IO thread."""
+        """Starts the work, on the IO thread."""
         try:
             work = self._work()
         except BaseException as error:
@@ -280,11 +290,11 @@ class _Awaited(Generic[ResultT]):
             work.then(self._end)
         else:
             self._under_way = asyncio.get_running_loop().create_task(self._run(work))
-            # A task that is cancelled before its first step leaves the coroutine within behind, with a warning.
+            # A task that is cancelled before its first step would leave the inner coroutine unawaited, with a warning.
             self._under_way.add_done_callback(lambda _: work.close())
 
     def give_up(self) -> None:
-        """On the IO thread, behind `begin`, if that was called: nothing waits for it any more."""
+        """Cancels the work, on the IO thread, after `begin` if that was called: no thread waits any more."""
         if self._under_way is not None:
             self._under_way.cancel()
 
@@ -307,11 +317,11 @@ class _Awaited(Generic[ResultT]):
             self._over.release()
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Whether it ends within this time."""
+        """Whether the work ends within this time."""
         return acquire_within(self._over, timeout_s)
 
     def result(self) -> ResultT:
-        """What it has given, or raised."""
+        """Returns the result of the work, or raises its exception."""
         error, self._error = self._error, None
         if error is None:
             return self._outcome[0]
@@ -320,12 +330,15 @@ class _Awaited(Generic[ResultT]):
                 raise CancelledError from error
             raise _own(error) if isinstance(error, RaykaError) else error
         finally:
-            del error  # it refers to this frame
+            # The error refers to this frame.
+            del error
 
 
 def _own(error: RaykaError) -> RaykaError:
-    """A copy of the error for one caller. Caches and frames of the IO thread keep the original, and would keep the
-    caller's frames with it: a consumer that was dropped would stay in its group.
+    """A copy of the error for one caller.
+
+    Caches and frames of the IO thread keep the original, which would keep the caller's frames: a dropped consumer would
+    stay in its group.
     """
     own = copy(error)
     own.__cause__, own.__suppress_context__ = error.__cause__, True
@@ -333,7 +346,7 @@ def _own(error: RaykaError) -> RaykaError:
 
 
 def submit(work: Work[ResultT]) -> "Future[ResultT]":
-    """Runs the work on the IO thread; to cancel the future cancels it.
+    """Runs the work on the IO thread; cancelling the future cancels the work.
 
     Raises RuntimeError on the IO thread itself, and when the process ends; UnavailableError in a forked child.
     """
@@ -342,7 +355,7 @@ def submit(work: Work[ResultT]) -> "Future[ResultT]":
 
 
 def wait_for_call(begin: Callable[[Callable[[], None]], object], timeout_s: float | None) -> bool:
-    """Blocks the thread until what `begin` is given was called, from any thread; False after timeout_s."""
+    """Passes a callback to `begin`; blocks until any thread has called it. False after `timeout_s`."""
     called = threading.Lock()
     called.acquire()
     begin(called.release)
@@ -350,7 +363,7 @@ def wait_for_call(begin: Callable[[Callable[[], None]], object], timeout_s: floa
 
 
 def acquire_within(lock: threading.Lock, timeout_s: float | None) -> bool:
-    """Whether the lock was free within this time; None, or more than a lock can wait, is for ever."""
+    """Acquires the lock; False after `timeout_s`. None, or more than a lock can wait, means no timeout."""
     if timeout_s is None or timeout_s > threading.TIMEOUT_MAX:
         return lock.acquire()
     return lock.acquire(timeout=max(timeout_s, 0.0))
@@ -359,10 +372,10 @@ def acquire_within(lock: threading.Lock, timeout_s: float | None) -> bool:
 def run(work: BlockingWork[ResultT], timeout_s: float | None, slack_s: float = 0.0) -> ResultT:
     """Runs the work on the IO thread and waits for its result.
 
-    Raises TimeoutError after timeout_s, and slack_s more; None: the work has a deadline of its own. Then, and when
-    Ctrl-C or another signal's exception ends the wait, the work is cancelled. The slack is waits of its own: a
-    process that was stopped (Ctrl-Z, a frozen machine) finds one of them over when it goes on, and its IO thread needs
-    a moment. Raises as `submit`.
+    Raises TimeoutError after `timeout_s` and `slack_s` more; None: the work has a deadline of its own. The work is
+    cancelled then, and when Ctrl-C or another signal's exception ends the wait. The slack consists of separate waits: a
+    process that was stopped (Ctrl-Z, a frozen machine) may find one wait over when it continues, and its IO thread
+    needs the time of another. Raises like `submit`.
     """
     own_loop, awaited = _loop_for(work), _Awaited(work)
     try:
@@ -376,29 +389,30 @@ def run(work: BlockingWork[ResultT], timeout_s: float | None, slack_s: float = 0
 
 
 def name_of(work: BlockingWork[Any]) -> str:
-    """What errors call it: the function's own name."""
+    """The name of the work in errors: the function's own name."""
     function = work.func if isinstance(work, partial) else work
     return str(getattr(function, "__name__", "a blocking call"))
 
 
 def _loop_for(work: BlockingWork[Any]) -> asyncio.AbstractEventLoop:
-    """The loop that is to run it."""
+    """The loop for the work. Raises like `refuse`."""
     refuse(name_of(work))
     return loop()
 
 
-# The wait of a call for its work on the IO thread, blocking or awaited. It ends within the bound that the call
-# documents, also when the work would not end by itself.
+# ---- Bounded calls of clients ----------------------------------------------------------------------------------------
 
-
-SLACK_S = 1.0  # for coroutines that end by themselves at the bound, with a better message
+# Lets a coroutine that ends by itself at the bound raise its better message.
+SLACK_S = 1.0
 
 
 def wait_for(
     work: BlockingWork[ResultT], timeout_ms: float, *, caller: object, slack_s: float = SLACK_S
 ) -> ResultT:
-    """The work's result. Raises UnavailableError, which names it and the caller, when it takes longer; then, and
-    when Ctrl-C ends the wait, it is cancelled.
+    """The work's result.
+
+    Raises UnavailableError, naming the work and the caller, when the work takes longer. The work is cancelled then, and
+    when Ctrl-C ends the wait.
     """
     try:
         return run(work, timeout_ms / 1000, slack_s)
@@ -409,8 +423,9 @@ def wait_for(
 
 
 async def await_for(work: Work[ResultT], timeout_ms: float, *, caller: object) -> ResultT:
-    """As `wait_for`, in the event loop of the caller, which goes on meanwhile; when its task is cancelled, so is the
-    work.
+    """Awaits the work's result in the caller's event loop, with the bound and the error of `wait_for`.
+
+    Cancelling the caller's task cancels the work.
     """
     try:
         async with asyncio.timeout(timeout_ms / 1000 + SLACK_S):
@@ -428,11 +443,8 @@ def _late(work: BlockingWork[Any], timeout_ms: float, caller: object) -> Unavail
     )
 
 
-# What belongs to its process: a client has threads and connections that no pickle takes along.
-
-
 class ProcessBound:
-    """Refuses to be pickled, and so to be passed to a Ray task or actor, with what to do instead."""
+    """Refuses to be pickled, and so to be passed to a Ray task or actor, with advice."""
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -442,7 +454,7 @@ class ProcessBound:
 
 
 class SyncClient(ProcessBound):
-    """What all sync clients have: `with`, which closes them."""
+    """The base of sync clients: `with` closes them."""
 
     def __enter__(self) -> Self:
         return self

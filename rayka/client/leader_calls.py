@@ -1,13 +1,12 @@
-"""A client's requests to the leaders of partitions: split by leader, answered or refused partition by partition.
+"""A client's calls to the leaders of partitions: split by leader, with a result or an error for each partition.
 
-What passes is asked again, with back-off and refreshed metadata, until a timeout: that there is no leader, that another
-one leads, that a call broke off. A leader that is silent is given up as soon as the metadata name another one
-(`call_watch`). Invariants: all leaders are asked at once, and one that is silent, or a partition that has no leader,
-holds up no other partition; all results of one topic are of one topic id. What an API sends and how it words what was
-refused is a `LeaderRequest`. Left out: the producer's and the consumer's streams of requests, which keep their order
-and their sessions (`sender`, `fetcher`); they share the metadata, the back-off and the call watch.
+Retriable errors (no leader, another leader, a call that broke off) are retried with back-off and refreshed metadata
+until a timeout. A silent leader is given up as soon as the metadata name another one (`call_watch`). Each API is a
+`LeaderRequest`: its requests and the wording of its refusals. Invariants: all leaders are asked at once; a silent
+leader, or a partition without a leader, delays no other partition; all results of one topic are of one topic id.
 
-Kafka: PartitionLeaderStrategy, AdminApiDriver.
+Left out: the streams of requests of producer and consumer, which keep their order and their sessions (`sender`,
+`fetcher`); they share the metadata, the back-off and the call watch. Kafka: PartitionLeaderStrategy, AdminApiDriver.
 """
 
 import asyncio
@@ -37,7 +36,8 @@ from rayka.ports import Network, Request
 from rayka.protocol.fetch import ListOffsetsPartition, ListOffsetsPartitionResult, ListOffsetsRequest
 from rayka.protocol.membership import MetadataPartition, MetadataTopic
 
-_AT_ONCE_MAX = 1_000  # partitions: more would block the event loop for too long
+# Partitions of one task; more would block the event loop for too long.
+_AT_ONCE_MAX = 1_000
 
 WantedT = TypeVar("WantedT")
 ResultT = TypeVar("ResultT")
@@ -47,30 +47,33 @@ _Parts = dict[TopicPartition, Any]
 
 
 class LeaderRequest(ABC, Generic[WantedT, ResultT]):
-    """One API that leaders serve. The parts of its requests have a `topic_id`; its responses have `partitions`: one
-    `ResultT` for each part, in their order, with `error_code` and `error_message`.
+    """One API that leaders serve.
+
+    The parts of its requests have a `topic_id`. Its responses have `partitions`: one `ResultT` for each part, in order,
+    with `error_code` and `error_message`.
     """
 
-    patience: ClassVar = Patience(
-        least_s=0.1, most_s=1.0
-    )  # of such a silence the metadata may know the reason
-    grace_ms: ClassVar = 0  # how much longer than the request's own timeout the answer may take
-    final_codes: ClassVar[tuple[ErrorCode, ...]] = ()  # of results that to ask again does not mend here
+    # After a longer silence the metadata may name another leader.
+    patience: ClassVar = Patience(least_s=0.1, most_s=1.0)
+    # The time for an answer beyond the request's own timeout.
+    grace_ms: ClassVar = 0
+    # Retriable error codes of results that are not retried here.
+    final_codes: ClassVar[tuple[ErrorCode, ...]] = ()
 
     @abstractmethod
     def part(self, topic: MetadataTopic, partition: MetadataPartition, wanted: WantedT) -> Any:
-        """What the request has for one partition."""
+        """The part of the request for one partition."""
 
     @abstractmethod
     def request(self, parts: tuple[Any, ...], timeout_ms: int) -> Request[Any]:
         """The request for these parts."""
 
     def refusal(self, where: TopicPartition, node_id: int, message: str, cluster_name: str) -> str:
-        """How the error reads that a leader gave for a partition; the partition is named once."""
+        """The message of a leader's error for a partition; names the partition once."""
         return message if message.startswith(f"{where}") else f"{where}: {message}"
 
     def too_late(self, problem: ApiError, cluster_name: str) -> RaykaError:
-        """What partitions are refused with that have no result in time; the problem is the last one."""
+        """The error of partitions without a result in time; `problem` is the last error."""
         return problem
 
 
@@ -79,7 +82,7 @@ def _raise(topic_partition: TopicPartition, error: RaykaError) -> None:
 
 
 class LeaderCalls:
-    """A client's way to the leaders. All methods belong to the loop that the client runs on."""
+    """Calls the leaders of partitions. All methods belong to the client's loop."""
 
     def __init__(self, network: Network, metadata: ClusterMetadata) -> None:
         self.network = network
@@ -95,19 +98,18 @@ class LeaderCalls:
         on_refused: OnRefused = _raise,
         topic_ids: Mapping[str, UUID] | None = None,
     ) -> dict[TopicPartition, ResultT]:
-        """One result for each partition; `on_found` gets them as they come. With `topic_ids` a topic of the same name
-        with another id is refused.
+        """Returns one result for each partition; `on_found` gets the results as they come.
 
-        A partition that has no result within timeout_ms is refused with `api.too_late`; at once with
-        UnknownTopicOrPartition, TopicRecreated, or another error that no retry mends. The first such error is raised,
-        unless `on_refused` takes them.
+        A partition is refused with `api.too_late` if it has no result within `timeout_ms`, and at once with
+        UnknownTopicOrPartition, TopicRecreated (`topic_ids` has another id of the topic), or another error that no
+        retry mends. The first refusal is raised, unless `on_refused` takes the refusals.
         """
         asking = _Asking(self, api, timeout_ms, on_found, on_refused)
         return await asking.run(wanted, topic_ids or {})
 
 
 class _Asking(Generic[WantedT, ResultT]):
-    """One call. Each partition that has no result yet belongs to one task, which asks one leader at a time."""
+    """One call. Each partition without a result belongs to exactly one task, which asks one leader at a time."""
 
     def __init__(
         self,
@@ -167,7 +169,7 @@ class _Asking(Generic[WantedT, ResultT]):
     # ---- One leader ------------------------------------------------------------------------------------------------
 
     async def _pursue(self, wanted: dict[TopicPartition, WantedT]) -> None:
-        """Asks until each partition is found or refused. Those of a second leader get a task of their own."""
+        """Asks until each partition has a result or a refusal. Partitions of another leader get a task of their own."""
         retry = Retry(self._budget.remaining_ms, self._nodes.backoff)
         while by_leader := await self._by_leader(wanted):
             (leader_id, parts), *others = by_leader.items()
@@ -185,7 +187,7 @@ class _Asking(Generic[WantedT, ResultT]):
                 return
 
     async def _by_leader(self, wanted: Mapping[TopicPartition, WantedT]) -> dict[int, _Parts]:
-        """What to ask of which leader; of NO_NODE where there is none. Partitions that do not exist are refused."""
+        """The request parts by leader; NO_NODE for partitions without one. Refuses partitions that do not exist."""
         by_leader: dict[int, _Parts] = {}
         by_topic: dict[str, dict[TopicPartition, WantedT]] = {}
         for tp, asked in wanted.items():
@@ -215,7 +217,7 @@ class _Asking(Generic[WantedT, ResultT]):
             raise topic_recreated(topic, expected, self._metadata.cluster_name)
 
     async def _ask(self, leader_id: int, parts: _Parts) -> ApiError:
-        """Takes out of the parts what is found or refused; returns why the others are left."""
+        """Asks once and removes found and refused partitions from `parts`; returns the error of those left."""
         if leader_id == NO_NODE:
             return LeaderNotAvailable(f"no leader of {sorted(parts)} is known")
         timeout_ms = min(self._nodes.request_timeout_ms, self._budget.remaining_ms)
@@ -248,7 +250,7 @@ class _Asking(Generic[WantedT, ResultT]):
             self._on_found(news)
         return problem
 
-    # ---- When a leader says nothing --------------------------------------------------------------------------------
+    # ---- Silent leaders --------------------------------------------------------------------------------
 
     def _on_silent(self, node_id: int, calls: list[_Parts]) -> None:
         self._nodes.on_unanswered(node_id)
@@ -268,15 +270,15 @@ class _Asking(Generic[WantedT, ResultT]):
             self._on_refused(tp, error)
 
 
-# What leaders are asked for offsets: earliest, latest, or the first at or after a time. Kafka: OffsetFetcher (G12).
-
+# ---- Offsets by timestamp. Kafka: OffsetFetcher (G12) ----------------------------------------------------------------
 
 _NO_ANSWER = (BrokerNotAvailable, LeaderNotAvailable, NetworkException, RequestTimedOut)
 
 
 class ListOffsets(LeaderRequest[int, ListOffsetsPartitionResult]):
-    """Wanted are timestamps in ms, or -1 latest, -2 earliest. What no leader has answered in time is refused with
-    UnavailableError.
+    """Looks up offsets by timestamp in ms; -1 is the latest offset, -2 the earliest.
+
+    A partition whose leader did not answer in time is refused with UnavailableError.
     """
 
     def part(self, topic: MetadataTopic, partition: MetadataPartition, wanted: int) -> ListOffsetsPartition:
@@ -304,7 +306,7 @@ async def offsets_at(
     timeout_ms: int,
     topic_ids: Mapping[str, UUID] | None = None,
 ) -> dict[TopicPartition, int]:
-    """The offset of each partition at a time, in their order. Raises as `LeaderCalls.call`."""
+    """The offset of each partition at a timestamp, in the order of `partitions`. Raises like `LeaderCalls.call`."""
     wanted = dict.fromkeys(partitions, timestamp_ms)
     found = await leaders.call(LIST_OFFSETS, wanted, timeout_ms, topic_ids=topic_ids)
     return {tp: found[tp].offset for tp in wanted}

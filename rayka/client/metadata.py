@@ -1,9 +1,14 @@
-"""The topics and leaders that a client knows: asked for when needed and kept for a while.
+"""The metadata cache of a client: topics and leaders, fetched when needed and kept for a while.
 
-Invariants: one request at a time, shared by all callers that ask meanwhile; a topic counts as unknown only when the
-active controller says so, because a broker may not know of a new one yet; what is known is never replaced by
-what a broker says that knows less (`known_topic`); a topic that is gone, or not used any more, is not kept. Kafka:
-Metadata, ProducerMetadata (KIP-526), NetworkClient's metadata updater (G18).
+Invariants: one request at a time, whose successor is shared by all callers that ask in the meantime; a topic counts as
+unknown only if the active controller says so, because a broker may not know a new topic yet; metadata never replace
+metadata of a later offset, nor a leader of a later epoch (`KnownTopic`); a deleted or unused topic is not kept.
+
+A client that misses a leader asks again and again. An answer about thousands of partitions costs broker and client tens
+of milliseconds, and a broker that is behind would do nothing else. After each answer a topic therefore rests, in
+proportion to its partitions, whatever part of the client asks; the rest of a topic with few partitions is too short to
+matter. Kafka: Metadata (updateLatestMetadata, updatePartitionLeadership (KIP-951), timeToAllowUpdate),
+ProducerMetadata (KIP-526), NetworkClient's metadata updater (G18).
 """
 
 import asyncio
@@ -36,43 +41,33 @@ from rayka.ports import Network
 from rayka.protocol.membership import MetadataPartition, MetadataRequest, MetadataResponse, MetadataTopic
 from rayka.protocol.produce import ResultWithLeader
 
-# One topic as a client knows it, and when something newer may take its place.
-#
-# Invariants: metadata never replace what was made from a later part of the metadata log; nor does a partition get
-# a former leader epoch, as in metadata of a broker that does not know the leader that another one has named.
-#
-# A client that misses a leader asks again and again. An answer about thousands of partitions costs the broker and the
-# client tens of milliseconds, and a broker that is behind would have nothing else to do: so behind each answer a topic
-# rests, in proportion to its partitions, whatever part of the client asks; one with few partitions never does.
-#
-# Kafka: Metadata.updateLatestMetadata, Metadata.updatePartitionLeadership (KIP-951), Metadata.timeToAllowUpdate.
-
-
-_REST_S = 50e-6  # for each partition, ten times what its metadata cost the broker and the client
+# The rest for each partition: ten times the cost of its metadata for broker and client.
+_REST_S = 50e-6
 _NONE: Mapping[int, MetadataPartition] = MappingProxyType({})
 
 
 class KnownTopic(NamedTuple):
-    """A topic, when its metadata came, and which part of the metadata log they were made from. `named`: partitions of
-    which a refusal has said more than these metadata.
-    """
+    """One topic in the cache, and the source of its metadata."""
 
     topic: MetadataTopic
+    # The arrival of the metadata.
     fetched_at_s: float
+    # The offset of the metadata log that the answering node had applied.
     metadata_offset: int
+    # Partitions with a leader named by a refusal; each has a later leader epoch than the metadata of that offset.
     named: Mapping[int, MetadataPartition] = _NONE
 
     def is_news(self, metadata_offset: int) -> bool:
-        """Whether metadata as of that offset say at least as much."""
+        """Whether metadata of this offset are at least as new."""
         return self.metadata_offset <= metadata_offset
 
     def rest_s(self, at_s: float, *, is_asked: bool) -> float:
-        """How long it is still to be left alone; while it is asked for, its rest has not begun."""
+        """The rest that remains before the topic may be asked for again; the full rest while a request is under way."""
         rest_s = len(self.topic.partitions) * _REST_S
         return rest_s if is_asked else self.fetched_at_s + rest_s - at_s
 
     def updated(self, topic: MetadataTopic, at_s: float, metadata_offset: int) -> "KnownTopic":
-        """With these newer metadata, and with leaders that were named of later epochs than theirs."""
+        """The topic with newer metadata; keeps named leaders of later epochs than the new metadata have."""
         if topic.topic_id != self.topic.topic_id:
             return KnownTopic(topic, at_s, metadata_offset)
         later = {
@@ -83,7 +78,7 @@ class KnownTopic(NamedTuple):
         return KnownTopic(_with(topic, later), at_s, metadata_offset, later or _NONE)
 
     def later_leaders(self, refusals: Iterable[ResultWithLeader]) -> dict[int, MetadataPartition]:
-        """The partitions of which refusals name a leader of a later epoch than is known, as they are then."""
+        """The partitions for which refusals name a leader of a later epoch, with that leader."""
         partitions, later = self.topic.partitions, dict[int, MetadataPartition]()
         for each in refusals:
             if each.leader_id == NO_NODE or not 0 <= each.partition < len(partitions):
@@ -99,7 +94,7 @@ class KnownTopic(NamedTuple):
         return later
 
     def led_by(self, later: Mapping[int, MetadataPartition]) -> "KnownTopic":
-        """With these leaders, which refusals have named."""
+        """The topic with these leaders, named by refusals."""
         return self._replace(topic=_with(self.topic, later), named={**self.named, **later})
 
 
@@ -113,8 +108,9 @@ def _with(topic: MetadataTopic, named: Mapping[int, MetadataPartition]) -> Metad
 
 
 _NAMES_SHOWN = 5
-_TICK_S = 0.001  # a rest that ends sooner is over, however a clock rounds
-# Old topics are asked for together up to so many partitions: a larger answer would hold the event loop up.
+# A rest that ends within it is over, whatever the rounding of the clock.
+_TICK_S = 0.001
+# Partitions of old topics in one request; a larger answer would block the event loop.
 _AGED_PARTITIONS_MAX = 2_000
 
 logger = logging.getLogger(__name__)
@@ -127,28 +123,33 @@ class _Listener(NamedTuple):
 
 
 class ClusterMetadata:
-    """The metadata cache of one client. All methods belong to the loop that the client runs on."""
+    """The metadata cache of one client. All methods belong to the client's loop unless they say otherwise."""
 
     def __init__(self, network: Network, cluster_name: str, config: ClientConfig, random: Random) -> None:
         self.nodes = ClusterNodes(network, cluster_name, config, random)
         self.cluster_name = cluster_name
         self._clock = LoopClock()
-        self.version = 0  # grows with each response
+        # Grows with each response.
+        self.version = 0
         self._listeners: list[_Listener] = []
         self._max_age_s = config.metadata_max_age_ms / 1000
         self._max_idle_s = config.metadata_max_idle_ms / 1000
+        # The last use of each topic.
         self._used_at_s: dict[str, float] = {}
-        # When topics are next looked through for old and idle ones.
+        # The next search for old and idle topics.
         self._next_look_s = 0.0
+        # All topics are of this cluster.
         self._cluster_id = ""
         self._topics: dict[str, KnownTopic] = {}
         # Makes the error of each topic that the controller refused, until the topic is known.
         self._missing: dict[str, Callable[[], ApiError]] = {}
+        # The topics of the next request, and the task that will send it.
         self._wanted: dict[str, None] = {}
         self._upcoming: asyncio.Task[RaykaError | None] | None = None
         self._one_at_a_time = asyncio.Lock()
+        # The request under way, and its topics.
         self._under_way: asyncio.Task[RaykaError | None] | None = None
-        self._asked: tuple[str, ...] = ()  # in the question that is under way
+        self._asked: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return f"<ClusterMetadata of {self.cluster_name} topics={sorted(self._topics)}>"
@@ -160,20 +161,21 @@ class ClusterMetadata:
         on_gone: Callable[[str], None] = lambda name: None,
         may_forget: Callable[[str], bool] = lambda name: True,
     ) -> None:
-        """Calls the functions from now on. `on_topic`: with each topic that is newer than what was known, before others
-        use it. `on_gone`: with the name of each topic that is gone; `missing` has the reason. `may_forget`: whether an
-        idle topic may be forgotten.
+        """Registers a listener.
+
+        `on_topic` gets each topic with newer metadata, before other callers use them. `on_gone` gets the name of each
+        topic that is gone; `missing` has the reason. `may_forget` says whether an idle topic may be forgotten.
         """
         self._listeners.append(_Listener(on_topic, on_gone, may_forget))
 
     def unlisten(self, on_topic: Callable[[MetadataTopic], None]) -> None:
-        """Ends `listen`; does nothing if it was not listening."""
+        """Removes the listener with this `on_topic`, if there is one."""
         self._listeners = [each for each in self._listeners if each.on_topic != on_topic]
 
     def cached(self, name: str) -> MetadataTopic | None:
-        """The topic by the newest metadata, None if there were none; its partitions stand at their numbers.
+        """The topic by the newest metadata, None if it is unknown; partition n is at index n.
 
-        Those that are past their maximum age are asked for again in the background.
+        Refreshes a topic past its maximum age in the background.
         """
         known = self._topics.get(name)
         if known is None:
@@ -184,7 +186,7 @@ class ClusterMetadata:
         return known.topic
 
     def _look_through(self, at_s: float) -> None:
-        """Forgets idle topics, and asks for old ones."""
+        """Forgets idle topics, and refreshes old ones."""
         self._next_look_s = at_s + min(self._max_age_s, self._max_idle_s) / 2
         self._missing.clear()
         aged: list[str] = []
@@ -201,15 +203,15 @@ class ClusterMetadata:
             self._ask_soon(aged)
 
     def last_known(self, name: str) -> MetadataTopic | None:
-        """As `cached`, whatever its age; from any thread."""
+        """The topic by the newest metadata, of any age, without a refresh; for any thread."""
         known = self._topics.get(name)
         return None if known is None else known.topic
 
     async def topic(self, name: str, timeout_ms: int) -> MetadataTopic:
-        """The topic, asked for if it is not cached.
+        """The topic, fetched unless cached.
 
-        Raises NoSuchTopic (an UnknownTopicOrPartition) when the controller knows none of that name, InvalidTopic,
-        or UnavailableError when no node has answered within timeout_ms.
+        Raises NoSuchTopic (an UnknownTopicOrPartition) when the controller knows no topic of this name, InvalidTopic,
+        or UnavailableError when no node has answered within `timeout_ms`.
         """
         retry = Retry(timeout_ms, self.nodes.backoff)
         problem: RaykaError | None = None
@@ -229,9 +231,9 @@ class ClusterMetadata:
                     raise self.nodes.unavailable(str(problem), problem)
 
     async def topic_with(self, name: str, partition: int, timeout_ms: int) -> MetadataTopic:
-        """The topic, asked of the active controller if the partition is not among those known: it may have been added.
+        """The topic; fetched from the active controller if the partition is unknown, because it may be a new one.
 
-        Raises as `topic`. Whether the partition exists then is for the caller to check.
+        The caller checks whether the partition exists. Raises like `topic`.
         """
         topic = await self.topic(name, timeout_ms)
         if partition >= len(topic.partitions):
@@ -240,23 +242,25 @@ class ClusterMetadata:
         return topic
 
     def partition(self, name: str, number: int) -> MetadataPartition | None:
-        """The partition by the newest metadata, None if there were none."""
+        """The partition by the newest metadata, None if it is unknown."""
         topic = self.cached(name)
         return topic.partitions[number] if topic and number < len(topic.partitions) else None
 
     async def refresh(self, names: Iterable[str]) -> RaykaError | None:
-        """Asks for the topics again, once, for all calls that ask meanwhile; returns what went wrong, or None.
+        """Fetches the topics again in one request shared with other callers; returns its error, or None.
 
-        A topic that is gone is not cached any more, and `missing` says why.
+        A topic that is gone leaves the cache, and `missing` has the reason.
         """
         return await asyncio.shield(self._ask_soon(names))
 
     async def refresh_leaders(self, names: Iterable[str]) -> RaykaError | None:
-        """As `refresh`, for a caller that asks again as long as it misses a leader: once the topics' rest is over. What
-        others are told of a topic meanwhile counts, so it waits for one question and one rest at most.
+        """Does the same as `refresh`, after the topics' rest; for a caller that repeats it while it misses a leader.
+
+        Answers that other callers get in the meantime count, so the call waits for one request and one rest at most.
         """
         left, begun_s = tuple(names), self._clock.now_s()
-        is_about_to_leave = all(name in self._wanted for name in left)  # that question tells as much
+        # The next request asks for all of these topics already.
+        is_about_to_leave = all(name in self._wanted for name in left)
         if is_about_to_leave or self._rest_s(left) <= _TICK_S:
             return await self.refresh(left)
         if self._under_way is not None and not set(left).isdisjoint(self._asked):
@@ -275,7 +279,7 @@ class ClusterMetadata:
         )
 
     def _untold(self, names: Iterable[str], since_s: float) -> tuple[str, ...]:
-        """Those of which no answer has come since then."""
+        """The topics without an answer since `since_s`."""
         return tuple(
             name
             for name in names
@@ -283,8 +287,9 @@ class ClusterMetadata:
         )
 
     def on_refused(self, refusals: Sequence[ResultWithLeader]) -> list[MetadataTopic]:
-        """Takes over the leaders that an answer names beside errors, where they are of later epochs than those known;
-        returns the topics of which something is known anew, as they are now. Nothing is asked.
+        """Takes over leaders of later epochs that a response names beside errors; returns the changed topics.
+
+        Sends no request. Kafka: KIP-951.
         """
         by_id: dict[UUID, list[ResultWithLeader]] = {}
         for each in refusals:
@@ -300,21 +305,21 @@ class ClusterMetadata:
         return changed
 
     async def renew(self, names: tuple[str, ...], timeout_ms: int) -> MetadataResponse:
-        """Fetches the topics as the active controller knows them now, which no broker can be ahead of.
+        """Fetches the topics from the active controller, which no broker is ahead of.
 
-        Raises UnavailableError when none answers in time. Changes nothing of a topic that is gone.
+        Does not remove a topic that is gone. Raises UnavailableError when no controller answers in time.
         """
         response = await self.nodes.call_controller(MetadataRequest(names), timeout_ms)
         self._store(response)
         return response
 
     async def no_such_topic(self, name: str, timeout_ms: int) -> NoSuchTopic:
-        """The error for a topic that the controller does not know, with those that it knows."""
+        """The error for an unknown topic, which names topics that the controller knows."""
         known = (await self.nodes.call_controller(MetadataRequest(), timeout_ms)).topics
         return no_such_topic(name, self.cluster_name, [each.name for each in known])
 
     def missing(self, name: str) -> ApiError | None:
-        """Why the topic cannot be used, when the last refresh found that it is gone."""
+        """The reason why the topic cannot be used; None if the last refresh did not refuse it."""
         missing = self._missing.get(name)
         return None if missing is None else missing()
 
@@ -330,7 +335,8 @@ class ClusterMetadata:
         async with self._one_at_a_time:
             names, self._wanted = tuple(self._wanted), {}
             self._under_way, self._asked = self._upcoming, names
-            self._upcoming = None  # what asks from now on gets the next attempt
+            # Later callers get the next attempt.
+            self._upcoming = None
             try:
                 await self._update(names)
             except RaykaError as error:
@@ -375,7 +381,8 @@ class ClusterMetadata:
             self._look_through(at_s)
         self.version += 1
         self.nodes.learn(response)
-        if response.cluster_id != self._cluster_id:  # offsets of another cluster say nothing
+        # Offsets of another cluster cannot be compared.
+        if response.cluster_id != self._cluster_id:
             self._cluster_id = response.cluster_id
             self._topics.clear()
             self._used_at_s.clear()
@@ -405,7 +412,7 @@ def _is_unknown(topic: MetadataTopic) -> bool:
 
 
 def no_such_topic(name: str, cluster_name: str, known: Sequence[str], *, advice: str = "") -> NoSuchTopic:
-    """The error for a topic that is not among those known, with the nearest name, and with what to do about it."""
+    """The error for a topic that is not in `known`, with the nearest name and the advice."""
     near = difflib.get_close_matches(name, known, n=1)
     if near:
         hint = f"the nearest name is {near[0]!r}"
@@ -420,7 +427,7 @@ def no_such_topic(name: str, cluster_name: str, known: Sequence[str], *, advice:
 
 
 def last_partitions(partitions: Iterable[TopicPartition]) -> dict[str, int]:
-    """The highest number of each topic."""
+    """The highest partition number of each topic."""
     last: dict[str, int] = {}
     for tp in partitions:
         last[tp.topic] = max(tp.partition, last.get(tp.topic, 0))
@@ -428,20 +435,20 @@ def last_partitions(partitions: Iterable[TopicPartition]) -> dict[str, int]:
 
 
 def check_partition(topic: MetadataTopic, partition: int) -> None:
-    """Raises UnknownTopicOrPartition, not retriable, unless the topic has a partition of that number."""
+    """Raises NoSuchTopic, which is not retriable, unless the topic has a partition of this number."""
     if not 0 <= partition < len(topic.partitions):
         raise no_such_partition(topic, partition)
 
 
 def no_such_partition(topic: MetadataTopic, partition: int) -> NoSuchTopic:
-    """The error that says how many partitions the topic has."""
+    """The error for a missing partition, which names the topic's partitions."""
     return NoSuchTopic(
         f"topic {topic.name!r} has partitions 0 to {len(topic.partitions) - 1}, found {partition}"
     )
 
 
 def topic_recreated(topic: MetadataTopic, expected_id: UUID, cluster_name: str) -> TopicRecreated:
-    """The error for a topic that is not the one that was asked for, but has its name."""
+    """The error for another topic of the same name."""
     return TopicRecreated(
         f"topic {topic.name!r} of cluster {cluster_name!r} was deleted and created again meanwhile: expected id"
         f" {expected_id}, found {topic.topic_id}; offsets and records of the two are never mixed: read it anew,"
