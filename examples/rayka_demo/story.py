@@ -17,7 +17,7 @@ from rich.console import Console
 
 import rayka
 from rayka.cli.demo_places import demo_cluster, demo_directory, demo_ray
-from rayka.cli.narrator import Narrator, Step
+from rayka.cli.narrator import Narrator, ProgressStep
 from rayka.cli.output import Count, print_json, print_table
 from rayka.errors import UnavailableError
 from rayka.options import Transport
@@ -161,7 +161,7 @@ def _send(
     producer: rayka.Producer,
     batches: Sequence[pa.RecordBatch],
     outcome: Outcome,
-    step: Step,
+    step: ProgressStep,
     failure: Failure | None = None,
 ) -> None:
     """Sends batches and counts what is acknowledged."""
@@ -198,7 +198,7 @@ def _consume(narrator: Narrator, outcome: Outcome, cluster: rayka.Cluster) -> No
     outcome.records_given_twice = group.given_count - group.distinct_count
 
 
-def _read(group: Group, count: int, step: Step) -> None:
+def _read(group: Group, count: int, step: ProgressStep) -> None:
     """Until so many were given, those before included."""
     before = group.distinct_count
     step.expect(count - before)
@@ -232,7 +232,7 @@ def _ask_spark(narrator: Narrator, outcome: Outcome, directory: str) -> None:
 
 
 @contextmanager
-def _timed(narrator: Narrator, outcome: Outcome, doing: str) -> Iterator[Step]:
+def _timed(narrator: Narrator, outcome: Outcome, doing: str) -> Iterator[ProgressStep]:
     with narrator.step(doing) as step:
         yield step
     outcome.seconds[doing] = round(step.seconds, 2)

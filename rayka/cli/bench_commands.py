@@ -28,7 +28,7 @@ from rayka.cli.bench_group import (
 )
 from rayka.cli.output import counted, print_table, working
 from rayka.cli.produce_command import closing
-from rayka.cli.shared_options import Group, Target, all_of, client_config_option, target_options
+from rayka.cli.shared_options import CommandGroup, Target, all_of, client_config_option, target_options
 from rayka.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def check_all(futures: "list[DeliveryFuture]") -> None:
 # ---- Commands ----
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def bench() -> None:
     """Measure what the cluster does for one client."""
 

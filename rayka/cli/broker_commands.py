@@ -15,7 +15,7 @@ from rayka.cli.load_tables import print_broker_loads, print_configs
 from rayka.cli.output import Count, Style, counted, ids, print_json, print_table, size, working
 from rayka.cli.partition_commands import parse_partition, print_plan
 from rayka.cli.shared_options import (
-    Group,
+    CommandGroup,
     Target,
     changes_of,
     config_options,
@@ -40,7 +40,7 @@ _GOOD = {False: "ok", True: "cordoned"}
 _broker_argument = click.argument("broker_id", metavar="BROKER", type=int)
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def broker() -> None:
     """List, describe, configure, drain and remove brokers and coordinators."""
 

@@ -28,7 +28,7 @@ _PACKAGES = ("rayka", "ray", "pyarrow", "numpy", "msgspec")
 _SPARK_PACKAGES = ("pyspark", "raydp", "pandas")
 
 
-class Verdict(StrEnum):
+class FindingVerdict(StrEnum):
     """`note`: works, but not all of it, or not for long."""
 
     GOOD = "ok"
@@ -41,12 +41,12 @@ class Finding:
     """One thing looked at, and what to do about it."""
 
     what: str
-    verdict: Verdict
+    verdict: FindingVerdict
     found: str
     advice: str = ""
 
 
-_STYLES = {Verdict.GOOD: Style.GOOD, Verdict.NOTE: Style.NOTE, Verdict.BAD: Style.BAD}
+_STYLES = {FindingVerdict.GOOD: Style.GOOD, FindingVerdict.NOTE: Style.NOTE, FindingVerdict.BAD: Style.BAD}
 
 
 @click.command()
@@ -76,7 +76,7 @@ def doctor(data_dir: Path, name: str, address: str, as_json: bool) -> int:
         rows = [(each.what, each.verdict.value, each.found, each.advice) for each in findings]
         styles = [_STYLES[each.verdict] for each in findings]
         print_table("Doctor", ("what", "verdict", "found", "what to do"), rows, styles)
-    return 1 if any(each.verdict is Verdict.BAD for each in findings) else 0
+    return 1 if any(each.verdict is FindingVerdict.BAD for each in findings) else 0
 
 
 def _python() -> Finding:
@@ -86,11 +86,13 @@ def _python() -> Finding:
 
 
 def _packages() -> Iterator[Finding]:
-    yield _installed("packages", _PACKAGES, Verdict.BAD, "pip install rayka")
-    yield _installed("Spark packages", _SPARK_PACKAGES, Verdict.NOTE, "for Spark: pip install 'rayka[spark]'")
+    yield _installed("packages", _PACKAGES, FindingVerdict.BAD, "pip install rayka")
+    yield _installed(
+        "Spark packages", _SPARK_PACKAGES, FindingVerdict.NOTE, "for Spark: pip install 'rayka[spark]'"
+    )
 
 
-def _installed(what: str, names: tuple[str, ...], otherwise: Verdict, advice: str) -> Finding:
+def _installed(what: str, names: tuple[str, ...], otherwise: FindingVerdict, advice: str) -> Finding:
     found, missing = [], []
     for name in names:
         try:
@@ -99,7 +101,7 @@ def _installed(what: str, names: tuple[str, ...], otherwise: Verdict, advice: st
             missing.append(name)
     if missing:
         return Finding(what, otherwise, f"missing: {', '.join(missing)}", advice)
-    return Finding(what, Verdict.GOOD, ", ".join(found))
+    return Finding(what, FindingVerdict.GOOD, ", ".join(found))
 
 
 def _java() -> Finding:
@@ -107,9 +109,11 @@ def _java() -> Finding:
     from rayka.spark.java import HOW_TO_GET_JAVA, require_java
 
     try:
-        return Finding("Java", Verdict.GOOD, str(require_java()))
+        return Finding("Java", FindingVerdict.GOOD, str(require_java()))
     except UnavailableError as error:
-        return Finding("Java", Verdict.NOTE, str(error).partition(";")[0], f"for Spark: {HOW_TO_GET_JAVA}")
+        return Finding(
+            "Java", FindingVerdict.NOTE, str(error).partition(";")[0], f"for Spark: {HOW_TO_GET_JAVA}"
+        )
 
 
 def _data_disk(directory: Path) -> Finding:
@@ -117,7 +121,7 @@ def _data_disk(directory: Path) -> Finding:
     free_bytes = shutil.disk_usage(there).free
     found = f"{size(free_bytes)} free at {directory}"
     if not os.access(there, os.W_OK):
-        return Finding("data disk", Verdict.BAD, f"{there} is not writable", "choose another data_dir")
+        return Finding("data disk", FindingVerdict.BAD, f"{there} is not writable", "choose another data_dir")
     is_low = free_bytes < _DISK_LOW_BYTES
     return _noted_if(is_low, "data disk", found, "free some space, or choose another data_dir")
 
@@ -134,7 +138,7 @@ def _ray_disk() -> Finding:
 def _memory() -> Finding:
     fields = dict(line.split(":", 1) for line in _lines("/proc/meminfo"))
     if "MemAvailable" not in fields:
-        return Finding("memory", Verdict.NOTE, "unknown")
+        return Finding("memory", FindingVerdict.NOTE, "unknown")
     available_bytes = int(fields["MemAvailable"].split()[0]) * 1024
     found, is_low = f"{size(available_bytes)} available", available_bytes < _MEMORY_LOW_BYTES
     return _noted_if(is_low, "memory", found, "4 GB are comfortable with Spark; end something large")
@@ -143,7 +147,7 @@ def _memory() -> Finding:
 def _shared_memory() -> Finding:
     if not os.path.isdir("/dev/shm"):
         return Finding(
-            "shared memory", Verdict.NOTE, "no /dev/shm", "Ray uses files instead, which is slower"
+            "shared memory", FindingVerdict.NOTE, "no /dev/shm", "Ray uses files instead, which is slower"
         )
     free_bytes = shutil.disk_usage("/dev/shm").free
     found, is_low = f"{size(free_bytes)} free at /dev/shm", free_bytes < _SHARED_MEMORY_LOW_BYTES
@@ -160,15 +164,17 @@ def _ray(name: str, address: str) -> Finding:
     except TokenRefused as error:
         said, _, advice = str(error).partition("; ")
         # A Ray that the user has named has to take the token; one that was only found is another user's.
-        verdict = Verdict.NOTE if error.is_found else Verdict.BAD
+        verdict = FindingVerdict.NOTE if error.is_found else FindingVerdict.BAD
         return Finding("Ray", verdict, said, advice)
     except UnavailableError as error:
-        return Finding("Ray", Verdict.NOTE, str(error).partition(";")[0], "`rayka start` starts one")
+        return Finding("Ray", FindingVerdict.NOTE, str(error).partition(";")[0], "`rayka start` starts one")
     clusters = running_clusters()
     if name not in clusters:
         others = f"clusters: {', '.join(clusters) or 'none'}"
-        return Finding("Ray", Verdict.GOOD, f"{found}, {others}", f"`rayka start` starts cluster {name}")
-    return Finding("Ray", Verdict.GOOD, f"{found}, clusters: {', '.join(clusters)}")
+        return Finding(
+            "Ray", FindingVerdict.GOOD, f"{found}, {others}", f"`rayka start` starts cluster {name}"
+        )
+    return Finding("Ray", FindingVerdict.GOOD, f"{found}, clusters: {', '.join(clusters)}")
 
 
 def _quorum(name: str) -> Iterator[Finding]:
@@ -190,20 +196,27 @@ def quorum_finding(description: "ClusterDescription") -> Finding:
     said = ", ".join(f"{each.node_id} {describe_role(each) or each.state}" for each in controllers)
     if description.controller_id < 0:
         advice = "a majority of the voters has to run; `rayka status` says why one does not"
-        return Finding("quorum", Verdict.BAD, f"no active controller: {said}", advice)
+        return Finding("quorum", FindingVerdict.BAD, f"no active controller: {said}", advice)
     found = f"epoch {description.leader_epoch}: {said}"
     silent = [each for each in controllers if each.state != "running"]
     if silent:
         names = ", ".join(f"{each.actor_name} is {each.state}" for each in silent)
         return Finding(
-            "quorum", Verdict.NOTE, f"{found}; {names}", "`rayka quorum status --replication` shows more"
+            "quorum",
+            FindingVerdict.NOTE,
+            f"{found}; {names}",
+            "`rayka quorum status --replication` shows more",
         )
-    return Finding("quorum", Verdict.GOOD, found)
+    return Finding("quorum", FindingVerdict.GOOD, found)
 
 
 def _noted_if(is_noted: bool, what: str, found: str, advice: str) -> Finding:
     """A note with the advice, or that it is good."""
-    return Finding(what, Verdict.NOTE, found, advice) if is_noted else Finding(what, Verdict.GOOD, found)
+    return (
+        Finding(what, FindingVerdict.NOTE, found, advice)
+        if is_noted
+        else Finding(what, FindingVerdict.GOOD, found)
+    )
 
 
 def _lines(path: str) -> list[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from rayka.cli.output import Style, counted, parse_moment, print_json, print_table, working
-from rayka.cli.shared_options import Group, Target, confirm, target_options, yes_option
+from rayka.cli.shared_options import CommandGroup, Target, confirm, target_options, yes_option
 from rayka.errors import UnknownTopicOrPartition
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _TIMEOUT_MS = 15_000
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def group() -> None:
     """Show groups of consumers, reset their offsets, delete them."""
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rayka.cli.output import Style, counted, print_json, print_table, size
-from rayka.cli.shared_options import Group, json_option
+from rayka.cli.shared_options import CommandGroup, json_option
 
 if TYPE_CHECKING:
     from rayka.cli.file_dumps import BatchDump, FileDump
@@ -20,7 +20,7 @@ _BATCH_COLUMNS = ("position", "offsets", "records", "epoch", "bytes", "codec", "
 _RECORD_COLUMNS = ("offset", "timestamp", "key", "value")
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def log() -> None:
     """Look into the files of logs."""
 

@@ -17,7 +17,7 @@ from typing import NoReturn
 import click
 
 from rayka.cli.output import say_which_ray
-from rayka.cli.shared_options import Group
+from rayka.cli.shared_options import CommandGroup
 from rayka.errors import ApiError, RaykaError, UnavailableError, error_for
 
 INTERRUPTED = 130
@@ -52,7 +52,7 @@ _SUBCOMMANDS = {
 }
 
 
-class _LazyGroup(Group):
+class _LazyGroup(CommandGroup):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_SUBCOMMANDS)
 

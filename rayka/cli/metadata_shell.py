@@ -12,7 +12,7 @@ import msgspec
 
 from rayka.cli.file_dumps import plain_fields, whole_batches
 from rayka.cli.output import print_json
-from rayka.cli.shared_options import Group
+from rayka.cli.shared_options import CommandGroup
 from rayka.errors import ApiError, RaykaError, StorageError
 from rayka.ids import METADATA_TOPIC
 from rayka.log.local_disk import LocalDisk
@@ -37,7 +37,7 @@ pwd           where this is
 exit          the end (as is Ctrl-D)"""
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def metadata() -> None:
     """Look into the metadata of a cluster, without it.
 

@@ -16,7 +16,7 @@ from rich.progress import (
 )
 
 
-class Step:
+class ProgressStep:
     """One step under way. Set `detail` to its result."""
 
     def __init__(self, progress: Progress, task: TaskID) -> None:
@@ -51,12 +51,12 @@ class Narrator:
         self.console = console
 
     @contextmanager
-    def step(self, doing: str) -> Iterator[Step]:
+    def step(self, doing: str) -> Iterator[ProgressStep]:
         """Shows the work while it goes on, and a line with its detail and its seconds when it is done."""
         progress = self._progress()
         # Not in a pipe: older versions of rich end even a disabled progress with an empty line.
         with progress if self.console.is_terminal else nullcontext():
-            step = Step(progress, progress.add_task(doing, total=None))
+            step = ProgressStep(progress, progress.add_task(doing, total=None))
             try:
                 yield step
             except BaseException:

@@ -10,7 +10,7 @@ import click
 
 from rayka.cli.output import Style, counted, ids, print_json, print_table
 from rayka.cli.shared_options import (
-    Group,
+    CommandGroup,
     Target,
     confirm,
     dry_run_option,
@@ -132,7 +132,7 @@ _partition_option = click.option(
 )
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def partition() -> None:
     """Give partitions other replicas or another leader."""
 

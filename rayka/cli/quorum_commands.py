@@ -6,7 +6,7 @@ from uuid import UUID
 import click
 
 from rayka.cli.output import Style, print_table, working
-from rayka.cli.shared_options import Group, Target, confirm, target_options, yes_option
+from rayka.cli.shared_options import CommandGroup, Target, confirm, target_options, yes_option
 
 if TYPE_CHECKING:
     from rayka.client.admin.admin_results import QuorumInfo, ReplicaState
@@ -18,7 +18,7 @@ _directory_option = click.option(
 )
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def quorum() -> None:
     """Show the controllers' quorum, and change its voters."""
 

@@ -111,7 +111,7 @@ class _Data(click.types.StringParamType):
 DATA = _Data()
 
 
-class Group(click.Group):
+class CommandGroup(click.Group):
     """A `click.Group`, as are its subgroups. Names the nearest command for an unknown one, with any version of click.
 
     Refuses arguments that are no UTF-8, except paths and `DATA`: no name has such bytes, and Ray cannot hold them.

@@ -10,7 +10,7 @@ import click
 from rayka.cli.load_tables import print_configs, print_partition_loads
 from rayka.cli.output import Count, Style, ids, local_time, print_json, print_table, size
 from rayka.cli.shared_options import (
-    Group,
+    CommandGroup,
     Target,
     changes_of,
     config_options,
@@ -97,7 +97,7 @@ _OFFSET_MAX = 2**63 - 1
 _name_argument = click.argument("topic_name", metavar="NAME")
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def topic() -> None:
     """Create, list, describe, alter and delete topics."""
 

@@ -36,7 +36,7 @@ _SMOOTHING = 8
 _SELDOM_S = 1.0
 
 
-class Patience(NamedTuple):
+class SilenceLimits(NamedTuple):
     """The silence that a node is allowed: several times its usual pause, within [least_s, most_s]."""
 
     least_s: float
@@ -94,15 +94,15 @@ class _AskedNode(Generic[SubjectT]):
         self.usual_s += (quiet_s - self.usual_s) / _SMOOTHING
         self.answered_s = now_s
 
-    def due_s(self, patience: Patience) -> float:
+    def due_s(self, silence_limits: SilenceLimits) -> float:
         """The time of the next report to the owner. Precondition: `calls` is not empty."""
         if not self.is_silent:
-            usual_s = max(patience.least_s, _USUAL_PAUSES * self.usual_s)
-            silence_due_s = self.silent_since_s + min(usual_s, patience.most_s)
+            usual_s = max(silence_limits.least_s, _USUAL_PAUSES * self.usual_s)
+            silence_due_s = self.silent_since_s + min(usual_s, silence_limits.most_s)
         else:
-            is_new = self.looked_s - self.silent_since_s < patience.most_s + _SELDOM_S
-            silence_due_s = self.looked_s + (patience.often_s if is_new else _SELDOM_S)
-        return min(silence_due_s, max(self.oldest_s + patience.most_s, self.looked_s + _SELDOM_S))
+            is_new = self.looked_s - self.silent_since_s < silence_limits.most_s + _SELDOM_S
+            silence_due_s = self.looked_s + (silence_limits.often_s if is_new else _SELDOM_S)
+        return min(silence_due_s, max(self.oldest_s + silence_limits.most_s, self.looked_s + _SELDOM_S))
 
 
 class CallWatch(Generic[SubjectT]):
@@ -111,8 +111,10 @@ class CallWatch(Generic[SubjectT]):
     `on_silent` gets the silent node and the subjects of its open calls.
     """
 
-    def __init__(self, patience: Patience, on_silent: Callable[[int, list[SubjectT]], None]) -> None:
-        self._patience = patience
+    def __init__(
+        self, silence_limits: SilenceLimits, on_silent: Callable[[int, list[SubjectT]], None]
+    ) -> None:
+        self._silence_limits = silence_limits
         self._on_silent = on_silent
         self._nodes: dict[int, _AskedNode[SubjectT]] = {}
         self._clock = LoopClock()
@@ -139,7 +141,7 @@ class CallWatch(Generic[SubjectT]):
         """Ends calls for which `is_in_vain(node_id, subject)`, of silent nodes and those that have taken too long."""
         at_s = self._clock.now_s()
         for node_id, node in list(self._nodes.items()):
-            late_s = at_s if node.is_silent else at_s - self._patience.most_s
+            late_s = at_s if node.is_silent else at_s - self._silence_limits.most_s
             for call in list(node.calls):
                 if call.began_s <= late_s and is_in_vain(node_id, call.subject):
                     reason = f"{node_name(node_id)} did not answer before another node was to be asked"
@@ -147,16 +149,16 @@ class CallWatch(Generic[SubjectT]):
 
     def _arm(self) -> None:
         """Sets the timer; never later than `least_s`, because a call that begins after this needs no earlier one."""
-        due = [node.due_s(self._patience) for node in self._nodes.values() if node.calls]
+        due = [node.due_s(self._silence_limits) for node in self._nodes.values() if node.calls]
         if due:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_at(min(loop.time() + self._patience.least_s, *due), self._look)
+            self._timer = loop.call_at(min(loop.time() + self._silence_limits.least_s, *due), self._look)
 
     def _look(self) -> None:
         self._timer = None
         at_s = self._clock.now_s()
         for node_id, node in list(self._nodes.items()):
-            if node.calls and node.due_s(self._patience) <= at_s:
+            if node.calls and node.due_s(self._silence_limits) <= at_s:
                 node.looked_s = at_s
                 self._on_silent(node_id, [each.subject for each in node.calls])
         self._arm()

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from rayka.client.call_watch import CallWatch, Patience
+from rayka.client.call_watch import CallWatch, SilenceLimits
 from rayka.client.cluster_nodes import ClusterNodes
 from rayka.client.retry import Retry, telling
 from rayka.errors import (
@@ -40,8 +40,8 @@ from rayka.protocol.later import Later
 
 ResponseT = TypeVar("ResponseT")
 RequestT = TypeVar("RequestT", bound=Request[Any])
-_PATIENCE = Patience(0.1, 1.0)
-_PARKED_PATIENCE = Patience(1.0, 1.0, often_s=1.0)
+_SILENCE_LIMITS = SilenceLimits(0.1, 1.0)
+_PARKED_SILENCE_LIMITS = SilenceLimits(1.0, 1.0, often_s=1.0)
 _NO_ANSWER = (NetworkException, RequestTimedOut)
 
 logger = logging.getLogger(__name__)
@@ -68,8 +68,8 @@ class CoordinatorCalls:
         # Lookups under way, by group id.
         self._looks: dict[str, asyncio.Task[GroupCoordinator]] = {}
         # Open calls by group id: those answered at once, and those that park.
-        self._calls = CallWatch[str](_PATIENCE, self._on_silent)
-        self._parked = CallWatch[str](_PARKED_PATIENCE, self._on_parked)
+        self._calls = CallWatch[str](_SILENCE_LIMITS, self._on_silent)
+        self._parked = CallWatch[str](_PARKED_SILENCE_LIMITS, self._on_parked)
 
     def __repr__(self) -> str:
         known = {group_id: node_name(found.node_id) for group_id, found in self._known.items()}

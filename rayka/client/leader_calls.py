@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Any, ClassVar, Generic, TypeVar
 from uuid import UUID
 
-from rayka.client.call_watch import CallWatch, Patience
+from rayka.client.call_watch import CallWatch, SilenceLimits
 from rayka.client.metadata import ClusterMetadata, no_such_partition, topic_recreated
 from rayka.client.retry import Retry
 from rayka.errors import (
@@ -54,7 +54,7 @@ class LeaderRequest(ABC, Generic[WantedT, ResultT]):
     """
 
     # After a longer silence the metadata may name another leader.
-    patience: ClassVar = Patience(least_s=0.1, most_s=1.0)
+    silence_limits: ClassVar = SilenceLimits(least_s=0.1, most_s=1.0)
     # The time for an answer beyond the request's own timeout.
     grace_ms: ClassVar = 0
     # Retriable error codes of results that are not retried here.
@@ -131,7 +131,7 @@ class _Asking(Generic[WantedT, ResultT]):
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._refreshes: dict[asyncio.Task[None], None] = {}
         self._is_over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._calls = CallWatch[_Parts](api.patience, self._on_silent)
+        self._calls = CallWatch[_Parts](api.silence_limits, self._on_silent)
 
     async def run(
         self, wanted: Mapping[TopicPartition, WantedT], topic_ids: Mapping[str, UUID]

@@ -12,7 +12,7 @@ from typing import Any
 from uuid import UUID
 
 from rayka.client.bootstrap import ClusterHandle
-from rayka.client.call_watch import Patience
+from rayka.client.call_watch import SilenceLimits
 from rayka.client.leader_calls import LeaderCalls, LeaderRequest, offsets_at
 from rayka.client.metadata import ClusterMetadata
 from rayka.client.retry import Retry
@@ -202,7 +202,7 @@ class TopicClient:
 class _FetchRange(LeaderRequest[int, FetchPartitionResult]):
     """One fetch from an offset on."""
 
-    patience = Patience(least_s=2 * _FETCH_WAIT_MS / 1000, most_s=4 * _FETCH_WAIT_MS / 1000)
+    silence_limits = SilenceLimits(least_s=2 * _FETCH_WAIT_MS / 1000, most_s=4 * _FETCH_WAIT_MS / 1000)
 
     def __init__(self, offset: int, local_directory_ids: tuple[UUID, ...]) -> None:
         self._offset = offset

@@ -412,5 +412,5 @@ def test_a_full_disk_of_ray_is_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch
     """Ray needs the disk only for what its shared memory cannot hold."""
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: types.SimpleNamespace(total=100, free=5))
     finding = doctor._ray_disk()
-    assert (finding.verdict, "95 % full" in finding.found) == (doctor.Verdict.NOTE, True)
+    assert (finding.verdict, "95 % full" in finding.found) == (doctor.FindingVerdict.NOTE, True)
     assert finding.advice.startswith("free some space")

@@ -11,7 +11,7 @@ import rayka.testing
 from rayka.actors.cluster_description import ClusterDescription, NodeDescription
 from rayka.cli import quorum_commands as quorum
 from rayka.cli.cluster_commands import print_description
-from rayka.cli.doctor import Verdict, quorum_finding
+from rayka.cli.doctor import FindingVerdict, quorum_finding
 from rayka.cli.main import run
 from rayka.cli.shared_options import Target
 from rayka.client.admin.admin_results import QuorumInfo, ReplicaState
@@ -113,12 +113,12 @@ def test_status_names_a_node_on_a_machine_that_ray_drains(
 @pytest.mark.parametrize(
     ("leader_id", "state", "verdict", "said"),
     [
-        (3001, "running", Verdict.GOOD, "epoch 7: 3001 leader, 3002 voter, 4 behind"),
-        (3001, "unreachable", Verdict.NOTE, "x/controller-3002 is unreachable"),
-        (-1, "unreachable", Verdict.BAD, "no active controller"),
+        (3001, "running", FindingVerdict.GOOD, "epoch 7: 3001 leader, 3002 voter, 4 behind"),
+        (3001, "unreachable", FindingVerdict.NOTE, "x/controller-3002 is unreachable"),
+        (-1, "unreachable", FindingVerdict.BAD, "no active controller"),
     ],
 )
-def test_the_doctor_judges_the_quorum(leader_id: int, state: str, verdict: Verdict, said: str) -> None:
+def test_the_doctor_judges_the_quorum(leader_id: int, state: str, verdict: FindingVerdict, said: str) -> None:
     found = quorum_finding(
         described(leader_id, controller(3001, "leader", 0), controller(3002, "voter", 4, state))
     )

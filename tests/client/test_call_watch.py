@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from rayka.client.call_watch import CallWatch, Patience
+from rayka.client.call_watch import CallWatch, SilenceLimits
 from rayka.errors import NetworkException
 from rayka.sim.loop import VirtualLoop
 
 A, B = 1, 2
-PATIENCE = Patience(least_s=0.1, most_s=1.0)
+SILENCE_LIMITS = SilenceLimits(least_s=0.1, most_s=1.0)
 
 
 class Caller:
@@ -19,7 +19,7 @@ class Caller:
 
     def __init__(self) -> None:
         self.told: list[tuple[int, int]] = []
-        self.watch = CallWatch[str](PATIENCE, self._on_silent)
+        self.watch = CallWatch[str](SILENCE_LIMITS, self._on_silent)
         self.tasks: list[asyncio.Task[str]] = []
         self._began_s = asyncio.get_running_loop().time()
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from rayka.client.call_watch import CallWatch, Patience
+from rayka.client.call_watch import CallWatch, SilenceLimits
 from rayka.client.consumer.fetch_exchange import FetchExchange
 from rayka.client.consumer.fetch_plan import NodeFetches
 from rayka.client.consumer.fetch_state import FetchState
@@ -46,7 +46,7 @@ def test_the_pauses_of_a_partition_grow_whatever_the_broker_answers_for_others()
         for each in (LATE, OTHER):
             state.seek(each, 0)
         metadata = ClusterMetadata(network, "scripted", config, Random(1))
-        watch = CallWatch[NodeFetches](Patience(1, 5), lambda *_: None)
+        watch = CallWatch[NodeFetches](SilenceLimits(1, 5), lambda *_: None)
         exchange, node = FetchExchange(network, config, metadata, state, watch), NodeFetches(BROKER)
         for results in 5 * ((BEHIND,), ()):
             for number, each in enumerate((LATE, OTHER)):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rayka.client.call_watch import CallWatch, Patience
+from rayka.client.call_watch import CallWatch, SilenceLimits
 from rayka.client.consumer.fetch_exchange import FetchErrors, FetchExchange
 from rayka.client.consumer.fetch_plan import NodeFetches
 from rayka.client.consumer.fetch_state import FetchState, FetchTicket
@@ -43,7 +43,7 @@ class Exchanged:
         self.state.assign([ORDERS])
         self.state.seek(ORDERS, OFFSET)
         metadata = ClusterMetadata(self, "scripted", config, Random(1))
-        calls = CallWatch[NodeFetches](Patience(1, 5), lambda node_id, subjects: None)
+        calls = CallWatch[NodeFetches](SilenceLimits(1, 5), lambda node_id, subjects: None)
         self.exchange = FetchExchange(self, config, metadata, self.state, calls)
 
     async def node_ids(self) -> list[int]:

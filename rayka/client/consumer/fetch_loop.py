@@ -15,7 +15,7 @@ from itertools import islice
 from random import Random
 from typing import Any
 
-from rayka.client.call_watch import CallWatch, Patience
+from rayka.client.call_watch import CallWatch, SilenceLimits
 from rayka.client.consumer.fetch_exchange import FetchErrors, FetchExchange, Refused
 from rayka.client.consumer.fetch_plan import FetchPlanner, NodeFetches
 from rayka.client.consumer.fetch_state import FetchStart, FetchState, FetchTicket
@@ -72,7 +72,7 @@ class FetchLoop:
         self._refreshed: dict[str, None] = {}
         self._is_started = False
         answer_s = config.fetch_max_wait_ms / 1000 + _LATE_S
-        self._calls = CallWatch[NodeFetches](Patience(answer_s, answer_s), self._on_silent)
+        self._calls = CallWatch[NodeFetches](SilenceLimits(answer_s, answer_s), self._on_silent)
         self._exchange = FetchExchange(leaders.network, config, self._metadata, state, self._calls)
 
     def start(self) -> bool:

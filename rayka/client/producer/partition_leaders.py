@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from rayka.client.call_watch import CallWatch, Patience
+from rayka.client.call_watch import CallWatch, SilenceLimits
 from rayka.client.metadata import ClusterMetadata
 from rayka.client.producer.accumulator import Accumulator
 from rayka.client.producer.producer_batch import ProducerBatch
@@ -24,7 +24,7 @@ from rayka.protocol.produce import ProducePartitionResult
 # Between two questions; each pause is twice the one before, up to retry_backoff_ms.
 _FIRST_PAUSE_S = 0.01
 # Without an answer for so long, and metadata may tell why.
-_PATIENCE = Patience(least_s=0.1, most_s=1.0)
+_SILENCE_LIMITS = SilenceLimits(least_s=0.1, most_s=1.0)
 
 
 class LeaderWatch:
@@ -82,7 +82,7 @@ class PartitionLeaders:
         run: Callable[[Coroutine[Any, Any, None]], object],
         on_gone: Callable[[str], None],
     ) -> None:
-        self.calls = CallWatch[Sequence[ProducerBatch]](_PATIENCE, self._on_silent)
+        self.calls = CallWatch[Sequence[ProducerBatch]](_SILENCE_LIMITS, self._on_silent)
         self._metadata = metadata
         self._accumulator = accumulator
         self._pause_s = pause_ms / 1000
