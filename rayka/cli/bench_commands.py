@@ -1,7 +1,7 @@
-"""`rayka bench`: what this cluster does for one client, in figures.
+"""`rayka bench`: measures throughput and latency of the cluster for one client.
 
-Each benchmark sends or reads records of random bytes, in a topic of its own that is deleted at the end unless a topic
-is given. A record that is not acknowledged is an error, never a figure. Kafka: kafka-producer-perf-test,
+Each benchmark sends or reads records of random bytes, in a new topic that is deleted at the end, unless a topic is
+given. A record that is not acknowledged is an error, never a figure. Kafka: kafka-producer-perf-test,
 kafka-consumer-perf-test, kafka-e2e-latency. Left out: limits of the machine beside the figures, which `benchmarks` has.
 """
 
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from rayka.client.bootstrap import ClusterHandle
     from rayka.client.producer.delivery_future import DeliveryFuture
 
-_SAMPLES_MAX = 10_000  # of a producer's latency; the callback for each would slow down what is measured
+# Latencies sampled of a producer; a callback for each record would slow the measurement down.
+_SAMPLES_MAX = 10_000
 _CHECKED_TOGETHER = 100_000
 _WAIT_S = 30.0
 _POLL_MS = 500
@@ -49,7 +50,7 @@ Measure = Callable[["ClusterHandle", str, Load], Figures | GroupFigures]
 
 
 def measure_producer(cluster: "ClusterHandle", topic_name: str, load: Load) -> Figures:
-    """`send` as fast as it goes; latencies from `send` to the acknowledgement, of some records evenly."""
+    """Sends as fast as possible; samples latencies from `send` to the acknowledgement, evenly spread."""
     from rayka.client.producer.producer import Producer
 
     producer = Producer(cluster=cluster, config=load.configs)
@@ -98,7 +99,7 @@ def measure_consumer(cluster: "ClusterHandle", topic_name: str, load: Load) -> F
 
 
 def measure_latency(cluster: "ClusterHandle", topic_name: str, load: Load) -> Figures:
-    """One record after another: from `send` to the acknowledgement."""
+    """Measures one record after another, from `send` to the acknowledgement."""
     from rayka.client.producer.producer import Producer
 
     value = os.urandom(load.size_bytes)
@@ -108,7 +109,7 @@ def measure_latency(cluster: "ClusterHandle", topic_name: str, load: Load) -> Fi
 
 
 def measure_end_to_end(cluster: "ClusterHandle", topic_name: str, load: Load) -> Figures:
-    """One record after another: from `send` until a consumer has it."""
+    """Measures one record after another, from `send` until a consumer has the record."""
     from rayka.client.consumer.consumer import Consumer
     from rayka.client.producer.producer import Producer
 
@@ -133,7 +134,7 @@ def _stopwatch(latencies_s: list[float]) -> Callable[[Exception | None, object],
 
 
 def check_all(futures: "list[DeliveryFuture]") -> None:
-    """Waits for all. Raises what the first that was not acknowledged met."""
+    """Waits for all deliveries. Raises the error of the first that failed."""
     for future in futures:
         error = future.exception()
         if error is not None:
@@ -260,7 +261,7 @@ def _print(title: str, figures: Figures | GroupFigures) -> None:
 def _topic(
     cluster: "ClusterHandle", name: str | None, partitions: int, replication_factor: int | None
 ) -> Iterator[str]:
-    """The topic that is given, or one that is deleted in the end."""
+    """Yields the given topic, or a new one that is deleted at the end."""
     if name is not None:
         yield name
         return

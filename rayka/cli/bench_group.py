@@ -28,9 +28,7 @@ if TYPE_CHECKING:
     from rayka.client.producer.producer import Producer
 
 
-# The figures of `rayka bench`: how they are reckoned, and how they look.
-#
-# Invariant: figures are of at least one record. Left out: what is measured, see `bench_commands` and `bench_group`.
+# ---- Figures of all benchmarks ----
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +59,7 @@ class Figures:
     def of(
         cls, benchmark: str, records: int, size_bytes: int, seconds: float, latencies_s: list[float]
     ) -> "Figures":
-        """From all sizes together, and a latency of each record or of some; at least one."""
+        """Figures from the sizes together and the latencies of some or all records, at least one."""
         ordered = sorted(latencies_s)
         shares = (percentile(ordered, share) * 1000 for share in (0.5, 0.95, 0.99, 0.999))
         return cls(benchmark, records, seconds, records / seconds, size_bytes / seconds / 1e6, *shares)
@@ -74,10 +72,10 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class GroupFigures:
-    """What a benchmark found through a group.
+    """The results of a benchmark of a group.
 
-    `settle_seconds` are those from the first join until all members had their partitions, with the time for which a new
-    group waits for members (`group.initial.rebalance.delay.ms`); the records of `commits` are commits.
+    `settle_seconds`: from the first join until all members had their partitions, including the wait of a new group for
+    members (`group.initial.rebalance.delay.ms`). The records of `commits` are commits.
     """
 
     benchmark: str
@@ -98,7 +96,7 @@ def one_by_one(
     pass_one: Callable[[int], object],
     clock_s: Callable[[], float] = time.perf_counter,
 ) -> Figures:
-    """The latency of each record, which has its number. A tenth more come first, to warm up, and do not count."""
+    """The latencies of numbered records. A tenth more records come first as a warm-up and do not count."""
     warm_up_count, latencies_s = load.record_count // 10 + 1, []
     for number in range(warm_up_count + load.record_count):
         begin_s = clock_s()
@@ -109,8 +107,10 @@ def one_by_one(
     return Figures.of(benchmark, load.record_count, size_bytes, sum(latencies_s), latencies_s)
 
 
-STAMP_BYTES = 16  # of a record of end-to-end
-_COMMITS = 200  # of each member
+# The stamp in a record of end-to-end.
+STAMP_BYTES = 16
+# Commits of each member.
+_COMMITS = 200
 _WAIT_S = 30.0
 _POLL_MS = 100.0
 _TAKE_S = 0.5
@@ -129,7 +129,7 @@ def measure_group_consumer(cluster: "ClusterHandle", topic_name: str, load: Load
 
 
 def measure_group_end_to_end(cluster: "ClusterHandle", topic_name: str, load: Load) -> GroupFigures:
-    """One record after another: from `send` until the member whose partition it is in has it."""
+    """Measures one record after another, from `send` until the partition's member has the record."""
     from rayka.client.producer.producer import Producer
 
     producer = Producer(cluster=cluster, config={"linger_ms": 0, **load.configs})
@@ -155,7 +155,7 @@ def count_to_read(cluster: "ClusterHandle", topic_name: str, load: Load) -> int:
 def measure_passage(
     producer: "Producer", topic_name: str, load: Load, arrived: Callable[[], Collection[Any]]
 ) -> Figures:
-    """One record after another: from `send` until it is among those that have `arrived` since that was asked last."""
+    """Measures one record after another, from `send` until the next `arrived` includes the record."""
     run, padding = secrets.token_bytes(STAMP_BYTES // 2), os.urandom(load.size_bytes - STAMP_BYTES)
 
     def pass_through(number: int) -> None:
@@ -172,7 +172,7 @@ def measure_passage(
 
 
 class BenchGroup:
-    """The members, and a thread for each."""
+    """The members of a benchmark's group, each with a thread."""
 
     def __init__(
         self, consumers: "list[Consumer]", threads: ThreadPoolExecutor, partitions: set[TopicPartition]
@@ -188,9 +188,9 @@ class BenchGroup:
         self._stopping.set()
 
     def join(self) -> float:
-        """Until each partition has a member, and each member has some if there are enough; seconds that took.
+        """Waits until each partition has a member, and each member a partition if there are enough; returns seconds.
 
-        Nothing is read yet; positions are known. Raises UnavailableError when it takes more than 30 s.
+        Positions are known then, and no record is read. Raises UnavailableError after 30 s.
         """
         begin_s = time.perf_counter()
         deadline_s = time.monotonic() + _WAIT_S
@@ -230,7 +230,10 @@ class BenchGroup:
 
     @contextmanager
     def pumping(self) -> Iterator[Callable[[], list[Any]]]:
-        """Reads meanwhile; gives what takes the next value that any member was given, if one comes in half a second."""
+        """Reads with all members during the block; yields a function that takes the next value read by any member.
+
+        The function waits for a value for half a second.
+        """
         values: queue.SimpleQueue[Any] = queue.SimpleQueue()
         is_over = threading.Event()
 
@@ -348,6 +351,6 @@ def _pausing(consumer: "Consumer") -> Callable[[Iterable[TopicPartition]], None]
 
 
 def _leave(consumers: "list[Consumer]", threads: ThreadPoolExecutor) -> None:
-    """All at once: the group need not share its partitions anew for each that goes."""
+    """Closes all members at once, so that the group does not rebalance for each one."""
     for leaving in [threads.submit(each.close) for each in consumers]:
         leaving.result()

@@ -202,8 +202,8 @@ def alter_config(
 
 
 def print_brokers(brokers: "Sequence[BrokerDescription]", disks: "Sequence[BrokerLogDirs]") -> None:
-    """A table of brokers. `disks` are of those that the controller counts as without some directory: only the broker
-    knows which of these are full.
+    """Prints a table of brokers. `disks`: brokers' reports of directories that the controller counts as offline,
+    because only the broker knows which of them are full.
     """
     full = {(each.broker_id, own.path) for each in disks for own in each.directories if own.is_full}
     rows = [_row(each, {path for broker_id, path in full if broker_id == each.node_id}) for each in brokers]
@@ -308,10 +308,10 @@ def balance(
 
 
 def follow(admin: "Admin", planned_count: int, *, timeout_s: float | None = None) -> "BalanceStatus":
-    """Returns what came of the balance when it has ended.
+    """Waits for the end of the balance; returns its last status.
 
-    Raises RequestTimedOut after `timeout_s`, and NoReassignmentInProgress when another caller cancelled it or the
-    controller that knew of it has gone.
+    Raises RequestTimedOut after `timeout_s`, and NoReassignmentInProgress when another caller cancelled the balance or
+    no controller knows it any more.
     """
     status = catch_up.follow(
         admin.describe_balance, _progress, planned_count, goes_on=_GOES_ON, timeout_s=timeout_s
@@ -330,7 +330,7 @@ def _progress(status: "BalanceStatus") -> catch_up.Progress:
 
 
 def print_balance(plan: "BalancePlan", as_json: bool) -> None:
-    """The plan, and what brokers hold before and after, in tables of at most 80 columns for short names."""
+    """Prints the plan, and the brokers' shares before and after it, in tables of at most 80 columns for short names."""
     if as_json:
         print_json({"dry_run": True, **plan.to_dict()})
         return

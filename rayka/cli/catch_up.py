@@ -1,6 +1,6 @@
-"""Waits until replicas have moved, and shows meanwhile how far they are: a bar on a terminal, else plain lines.
+"""Waits for the end of reassignments and shows their progress: a bar on a terminal, else plain lines.
 
-A reassignment goes on in the cluster whether the command waits or not, so Ctrl-C ends the waiting only, and says so.
+The cluster carries a reassignment out whether the command waits or not, so Ctrl-C ends only the wait, and says so.
 """
 
 import math
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from rayka.ids import TopicPartition
 
 _LOOK_EVERY_S = 0.5
-_LINE_EVERY_S = 10.0  # in a pipe, when nothing changes
+# In a pipe, while the progress does not change.
+_LINE_EVERY_S = 10.0
 _NAMES_SHOWN = 3
 _Show = Callable[[int, str], None]
 SeenT = TypeVar("SeenT")
@@ -32,8 +33,8 @@ SeenT = TypeVar("SeenT")
 def move(admin: "Admin", plan: "Plan", *, is_waiting: bool, timeout_s: float | None) -> None:
     """Begins the reassignment and, if asked to, waits for its end.
 
-    Raises what `Admin.alter_partition_reassignments` does, RequestTimedOut after `timeout_s`, and
-    NoReassignmentInProgress when another caller cancelled or changed it.
+    Raises the errors of `Admin.alter_partition_reassignments`, RequestTimedOut after `timeout_s`, and
+    NoReassignmentInProgress when another caller cancelled or changed the reassignment.
     """
     admin.alter_partition_reassignments(plan)
     if is_waiting:
@@ -41,7 +42,7 @@ def move(admin: "Admin", plan: "Plan", *, is_waiting: bool, timeout_s: float | N
 
 
 def wait_until_moved(admin: "Admin", plan: "Plan", *, timeout_s: float | None) -> None:
-    """Returns when each partition has exactly the replicas of the plan. Raises as `move`."""
+    """Returns when each partition has exactly the replicas of the plan. Raises like `move`."""
 
     def progress(found: "list[PartitionReassignment]") -> Progress:
         ongoing = {each.topic_partition: each for each in found}
@@ -54,12 +55,12 @@ def wait_until_moved(admin: "Admin", plan: "Plan", *, timeout_s: float | None) -
 
 
 class Progress(NamedTuple):
-    """How many partitions have moved, what is to be done, and what is to be said if it takes too long; empty at the
-    end.
-    """
+    """The progress of moves of partitions."""
 
     moved_count: int
+    # The remaining work, such as `12,345 records to go`.
     to_go: str
+    # The beginning of the error at the timeout; empty: the moves have ended.
     late: str
 
 
@@ -71,7 +72,10 @@ def follow(
     goes_on: str,
     timeout_s: float | None,
 ) -> SeenT:
-    """Shows the progress of so many partitions until its end; returns what was seen then. Raises RequestTimedOut."""
+    """Shows the progress of `count` partitions until their moves end; returns the last `look`.
+
+    Raises RequestTimedOut after `timeout_s`.
+    """
     end_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
     try:
         with _showing(count) as show:
@@ -96,7 +100,7 @@ _GOES_ON = (
 
 
 def _to_go(admin: "Admin", ongoing: "Mapping[TopicPartition, PartitionReassignment]") -> str:
-    """`12,345 records to go`: of all replicas that are not in sync yet."""
+    """The records that all new replicas lack: `12,345 records to go`."""
     topics = admin.describe_topics(dict.fromkeys(each.topic for each in ongoing)) if ongoing else []
     lags = [
         lag
@@ -131,12 +135,12 @@ def _listed(partitions: "Iterable[TopicPartition]") -> str:
     return f"{', '.join(names[:_NAMES_SHOWN])}{more}"
 
 
-# ---- What is shown, on stderr ----
+# ---- The progress on stderr ----
 
 
 @contextmanager
 def _showing(count: int) -> Iterator[_Show]:
-    """Shows how many of so many partitions have moved, and what is to be done."""
+    """Yields a function that shows the moved partitions, of `count`, and the remaining work."""
     if sys.stderr.isatty():
         with _bar(count) as show:
             yield show
@@ -156,7 +160,7 @@ def _bar(count: int) -> Iterator[_Show]:
 
 
 class _Lines:
-    """A line when another partition is done, and one now and then."""
+    """Prints a line when another partition is done, and one every `_LINE_EVERY_S`."""
 
     def __init__(self, count: int) -> None:
         self._count = count

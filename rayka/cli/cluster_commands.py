@@ -268,8 +268,8 @@ def end_idle_ray() -> bool:
 
 
 def print_description(description: "ClusterDescription") -> None:
-    """A cluster's nodes as a table of 80 columns at most, for names of usual lengths; then, a line for each, where it
-    has its data, and what is wrong with it: those are as long as they are.
+    """Prints a table of a cluster's nodes, at most 80 columns wide for names of usual lengths, then a line of any
+    length for each node with its data directories and its problem.
     """
     click.echo(f"cluster {description.name}  id {description.cluster_id or 'unknown'}")
     click.echo(
@@ -306,9 +306,7 @@ def print_description(description: "ClusterDescription") -> None:
 
 
 def print_start_plan(spec: "ClusterSpec", replaced: "Mapping[int, Collection[str]]", as_json: bool) -> None:
-    """What a start would do: which nodes run already, where a Ray runs; which would be started, and where their data
-    is or would be.
-    """
+    """Prints the plan of a start: the nodes that run, if a Ray runs, the nodes to start, and their data directories."""
     import ray
 
     from rayka.actors.cluster_actors import ask_ray
@@ -352,21 +350,21 @@ def describe_scaling(what: str, scaling: "ScalingStatus") -> str:
 
 
 def describe_leader(description: "ClusterDescription") -> str:
-    """`3001, epoch 7`, or that there is none."""
+    """`3001, epoch 7`, or a note that there is no leader."""
     if description.controller_id < 0:
         return "none: topics cannot change until a majority of the controllers is back"
     return f"{description.controller_id}, epoch {description.leader_epoch}"
 
 
 def describe_role(node: "NodeDescription") -> str:
-    """`leader`; of others also how many records they are behind it; empty for a broker."""
+    """`leader`, or the role in the quorum with the lag behind the leader; empty for a broker."""
     if node.quorum_role in ("", "leader"):
         return node.quorum_role
     return f"{node.quorum_role}, {node.lag} behind" if node.lag >= 0 else f"{node.quorum_role}, not heard of"
 
 
 def describe_place(node: "NodeDescription") -> str:
-    """`rayka/broker-1 on 10.0.0.2 (rack b): /data/a, /data/b (offline)`; of one that does not answer, where it was."""
+    """`rayka/broker-1 on 10.0.0.2 (rack b): /data/a, /data/b (offline)`; the last known place of a silent node."""
     said = {
         **dict.fromkeys(node.offline_data_dirs, " (offline)"),
         **dict.fromkeys(node.full_data_dirs, " (not writable)"),  # offline too, to the controller

@@ -1,7 +1,7 @@
-"""`rayka consume`: the records of a topic on standard output, as a format says or as lines of JSON.
+"""`rayka consume`: prints the records of a topic in a format, or as lines of JSON.
 
-Only whole records are written, also when Ctrl-C ends the command, unless the reader of the pipe stands still.
-In a group, what was written is committed. Kafka: `kcat -C` and `-G`, `kafka-console-consumer`.
+Writes only whole records, also when Ctrl-C ends the command, unless the reader of the pipe has stopped reading. In a
+group, written records are committed. Kafka: `kcat -C` and `-G`, `kafka-console-consumer`.
 """
 
 import io
@@ -32,17 +32,19 @@ if TYPE_CHECKING:
 
 _BUFFER_BYTES = 1 << 16
 _POLL_RECORDS = 500
-_POLL_MS = 500  # after so long without a record, it is checked that the pipe still has a reader
-_LAST_WRITE_S = 0.1  # after Ctrl-C
+# After this time without a record the command checks that the pipe still has a reader.
+_POLL_MS = 500
+# For the rest of the buffer after Ctrl-C.
+_LAST_WRITE_S = 0.1
 _WORDS = {"beginning": "earliest", "earliest": "earliest", "end": "latest", "latest": "latest"}
 
 
 class Start(NamedTuple):
-    """Where reading begins: at a bound of `rayka.read`, or at an offset, which is the last so many records if it is
-    below 0.
-    """
+    """The start of reading."""
 
+    # A bound of `rayka.read`; counts if `offset` is None.
     bound: str | int | datetime = "earliest"
+    # Below 0: the last -offset records of each partition.
     offset: int | None = None
 
 
@@ -132,7 +134,8 @@ def consume(
         if ends:
             write(islice(reader, count), to_bytes, output)
             return
-        topics = () if numbers else (topic_name,)  # all partitions, and those that are added
+        # A subscription reads all partitions, and those added later.
+        topics = () if numbers else (topic_name,)
         with Consumer(*topics, cluster=handle, config=configs, auto_offset_reset="earliest") as consumer:
             starts = {tp: at for tp, at in reader.start_offsets.items() if tp.partition in numbers or topics}
             if numbers:
@@ -159,7 +162,7 @@ def print_in_group(
     count: int | None,
     is_read: "Callable[[], bool] | None",
 ) -> None:
-    """Writes records, and commits those that are out; ends after so many, or once all that is to be is read."""
+    """Writes records and commits those written; ends after `count` records, or once `is_read` says so."""
     left = sys.maxsize if count is None else count
     while left > 0:
         records = consumer.poll(_POLL_MS, max_records=min(left, _POLL_RECORDS))
@@ -175,9 +178,7 @@ def print_in_group(
 
 
 def _is_read(consumer: "Consumer", ends: "Mapping[TopicPartition, int]") -> bool:
-    """Whether all that the consumer was assigned, nothing where its group has more members than the topic has
-    partitions, is read up to there.
-    """
+    """Whether all assigned partitions are read up to `ends`; True without any (the group has enough other members)."""
     return all(consumer.position(tp) >= ends.get(tp, 0) for tp in consumer.assignment())
 
 
@@ -199,9 +200,9 @@ def parse_start(text: str) -> Start:
 def range_from(
     topic_name: str, cluster: "ClusterHandle", start: Start, numbers: Collection[int], configs: dict[str, Any]
 ) -> "Reader":
-    """The records that there are from the start on, of the partitions of these numbers or of all.
+    """The existing records from the start on, of the partitions of these numbers or of all.
 
-    Raises click.BadParameter, and what `rayka.read` raises.
+    Raises click.BadParameter and the errors of `rayka.read`.
     """
     from rayka.client.consumer.reader import read
 
@@ -228,15 +229,17 @@ def range_from(
 
 
 def write(records: "Iterable[Record]", to_bytes: "Format", output: BinaryIO) -> None:
-    """Writes the records as they come."""
+    """Writes the records as they arrive."""
     for record in records:
         output.write(to_bytes(record))
 
 
 @contextmanager
 def whole_records() -> Iterator[BinaryIO]:
-    """Standard output for records. Each write goes into its buffer whole, so that Ctrl-C cuts no record; then the
-    buffer has a moment to empty itself, which a reader that stands still does not let it.
+    """Standard output for records.
+
+    Each write enters the buffer whole, so that Ctrl-C cuts no record. At the end the buffer is flushed within
+    `_LAST_WRITE_S`, which fails if the reader of the pipe has stopped reading.
     """
     sys.stdout.flush()
     output = io.BufferedWriter(io.FileIO(sys.stdout.fileno(), "wb", closefd=False), _BUFFER_BYTES)
@@ -249,7 +252,7 @@ def whole_records() -> Iterator[BinaryIO]:
 
 
 def _flush_within(seconds: float, output: BinaryIO) -> None:
-    """Flushes, or gives up: the rest is dropped then, also when Python flushes once more."""
+    """Flushes, or after the timeout drops the rest, also from Python's flush at exit."""
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
@@ -261,7 +264,7 @@ def _flush_within(seconds: float, output: BinaryIO) -> None:
 
 
 def _followed(consumer: "Consumer", output: BinaryIO) -> "Iterator[Record]":
-    """Records for ever; what was read is shown before more is waited for."""
+    """Yields records for ever; flushes the output before each wait."""
     while True:
         yield from consumer.poll(_POLL_MS)
         output.flush()

@@ -1,4 +1,4 @@
-"""`rayka doctor`: is this machine fit? One line for each thing that has to be right, with what to do when it is not."""
+"""`rayka doctor`: checks whether this machine is fit for rayka; one line for each check, with advice."""
 
 import os
 import platform
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from rayka.actors.cluster_description import ClusterDescription
 
 _DISK_LOW_BYTES = 5_000_000_000
-_RAY_DISK_FULL_PERCENT = 95  # Ray spills no objects there any more
+# Ray spills no objects to a disk above it.
+_RAY_DISK_FULL_PERCENT = 95
 _MEMORY_LOW_BYTES = 4_000_000_000
 _SHARED_MEMORY_LOW_BYTES = 500_000_000
 _PACKAGES = ("rayka", "ray", "pyarrow", "numpy", "msgspec")
@@ -29,7 +30,7 @@ _SPARK_PACKAGES = ("pyspark", "raydp", "pandas")
 
 
 class FindingVerdict(StrEnum):
-    """`note`: works, but not all of it, or not for long."""
+    """The result of a check. `note`: rayka works, but not fully, or not for long."""
 
     GOOD = "ok"
     NOTE = "note"
@@ -38,7 +39,7 @@ class FindingVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing looked at, and what to do about it."""
+    """One check: its subject, verdict and value, and the advice for the user."""
 
     what: str
     verdict: FindingVerdict
@@ -163,7 +164,7 @@ def _ray(name: str, address: str) -> Finding:
         found = connect(address)
     except TokenRefused as error:
         said, _, advice = str(error).partition("; ")
-        # A Ray that the user has named has to take the token; one that was only found is another user's.
+        # A Ray that the user named must accept the token; a Ray that was merely found may be another user's.
         verdict = FindingVerdict.NOTE if error.is_found else FindingVerdict.BAD
         return Finding("Ray", verdict, said, advice)
     except UnavailableError as error:
@@ -189,7 +190,7 @@ def _quorum(name: str) -> Iterator[Finding]:
 
 
 def quorum_finding(description: "ClusterDescription") -> Finding:
-    """The leader, and how far the others are."""
+    """The finding about the quorum: the leader, and the lag of the other replicas."""
     from rayka.cli.cluster_commands import describe_role
 
     controllers = [each for each in description.nodes if Role.CONTROLLER in each.roles]
@@ -211,7 +212,7 @@ def quorum_finding(description: "ClusterDescription") -> Finding:
 
 
 def _noted_if(is_noted: bool, what: str, found: str, advice: str) -> Finding:
-    """A note with the advice, or that it is good."""
+    """A note with the advice if `is_noted`, else a good finding."""
     return (
         Finding(what, FindingVerdict.NOTE, found, advice)
         if is_noted

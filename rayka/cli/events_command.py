@@ -1,4 +1,6 @@
-"""`rayka events`: what happened to the cluster and what it decided by itself, with causes."""
+"""`rayka events`: changes of the cluster and its own decisions, with causes. `rayka logs`: the logs of a node's
+current and previous process, on whatever Ray node they are.
+"""
 
 import json
 import time
@@ -55,7 +57,7 @@ def events(count: int, is_following: bool, target: Target) -> None:
 
 
 def print_events(events: "Sequence[EventInfo]", as_json: bool) -> None:
-    """A line for each."""
+    """Prints a line for each event."""
     for each in events:
         if as_json:
             click.echo(json.dumps(each.to_dict()))
@@ -64,8 +66,7 @@ def print_events(events: "Sequence[EventInfo]", as_json: bool) -> None:
             click.echo(f"{local_time(each.timestamp_ms)}  {each.kind:<16}  {about}  {each.reason}")
 
 
-# `rayka logs`: what a node's process logged, wherever it runs, and the one before it.
-
+# ---- rayka logs ----
 
 SUPERVISOR = "supervisor"
 
@@ -107,7 +108,7 @@ def logs(node: str, is_following: bool, lines: int, name: str, address: str) -> 
 
 
 def log_owner(cluster_name: str, node: str) -> str:
-    """The actor that is meant: `rayka/broker-3` of `3`, `broker-3` and `rayka/broker-3`. Raises ConfigError."""
+    """The actor's name, `rayka/broker-3`, from `3`, `broker-3` or `rayka/broker-3`. Raises ConfigError."""
     from rayka.actors.names import actor_name, supervisor_name
     from rayka.ids import node_name
 
@@ -123,7 +124,7 @@ def log_owner(cluster_name: str, node: str) -> str:
 
 
 def _refuse_unknown(cluster_name: str, actor: str, address: str) -> None:
-    """Raises ConfigError that names the nodes of a cluster that runs, if the actor would be of none of them."""
+    """Raises ConfigError, naming the nodes, if the cluster runs and has no node of this actor."""
     from rayka.actors.names import supervisor_name
     from rayka.cluster import Cluster
 

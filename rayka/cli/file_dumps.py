@@ -1,7 +1,7 @@
-"""What is in the files of logs: segments, indexes, epochs, snapshots and `quorum-state`. Nothing is written or locked.
+"""Dumps of the files of logs: segments, indexes, epochs, snapshots and `quorum-state`. Writes and locks nothing.
 
-A live log may be written meanwhile, so a batch that the file of the newest segment ends within is a note and no damage:
-it is not finished yet, or recovery will cut it.
+A running node may append during the dump. A batch cut by the end of the newest segment's file is therefore a note and
+no damage: the append is not finished, or recovery will remove the batch.
 """
 
 import os
@@ -59,7 +59,7 @@ class BatchDump:
 
 @dataclass(slots=True)
 class FileDump:
-    """One file. `problems` are damage, `notes` are not; an index or a small file has `entries` instead of batches."""
+    """One file. `problems` are damage, `notes` are not. Indexes and small files have `entries` instead of batches."""
 
     path: str
     kind: str
@@ -84,7 +84,7 @@ class FileDumps:
     # ---- Which files -------------------------------------------------------------------------------------------------
 
     def dump(self, path: str) -> Iterator[FileDump]:
-        """A file, or every file of the logs in a directory. Raises StorageError when there is nothing to dump."""
+        """Dumps a file, or every file of the logs in a directory. Raises StorageError when there is nothing to dump."""
         if not os.path.isdir(path):
             found = self._dump_file(path)
             if found is None:
@@ -159,7 +159,7 @@ class FileDumps:
         return posixpath.basename(path) == [name for name in names if name.endswith(LOG_SUFFIX)][-1]
 
     def _walk(self, dump: FileDump, content: memoryview, *, is_newest: bool) -> Iterator[BatchDump]:
-        """The batches one after another, each added to the dump, up to where none stands."""
+        """Yields the batches in order and adds each to the dump, up to the first position without a batch."""
         position = 0
         while position < len(content):
             size_bytes = _size_at(content, position)
@@ -270,7 +270,7 @@ def _check_positions(dump: FileDump, content: memoryview) -> None:
 
 
 def _check_times(dump: FileDump, content: memoryview) -> None:
-    """An entry is the largest timestamp of a batch, and that batch's last offset."""
+    """Checks a time index: an entry is the largest timestamp of a batch, and the last offset of that batch."""
     try:
         times = {each.last_offset: each.max_timestamp_ms for each in whole_batches(content)}
     except ApiError:

@@ -1,8 +1,8 @@
-"""The `rayka` command: which subcommands there are, and how every one of them ends.
+"""The `rayka` command: the table of its subcommands, their errors and exit codes.
 
-Exit code 0 only on success; 1 with one line on stderr that says what to do; 2 for wrong usage; 130 after Ctrl-C. With
-`--json` an error is a JSON object on stderr instead, one of wrong usage too.
-`--help` must not import Ray, so subcommands are imported when they run, and their own imports wait until then too.
+Exit code 0 only on success; 1 with one line of advice on stderr; 2 for wrong usage; 130 after Ctrl-C. With `--json` an
+error, also of wrong usage, is a JSON object on stderr instead. `--help` must not import Ray, so subcommands and their
+own imports are loaded only when they run.
 """
 
 import errno
@@ -83,14 +83,16 @@ def main() -> None:
     if "ray" in sys.modules:
         if _OWNERS.isdisjoint(sys.argv):
             _leave(code)
-        # Else it waits at the exit, half a second, for output that no command prints.
+        # Without it the exit waits half a second for output that no command prints.
         sys.modules["ray"].shutdown()
     sys.exit(code)
 
 
 def _leave(code: int) -> NoReturn:
-    """Ends the process without Ray's farewell, which takes a third of a second or more and is for processes that own
-    something there. A command that has asked its questions owns nothing, and Ray notices the closed connection.
+    """Ends the process without Ray's shutdown, which takes a third of a second or more.
+
+    The shutdown is for processes that own objects in Ray. A command that only asked questions owns none, and Ray
+    notices the closed connection.
     """
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):
@@ -99,7 +101,7 @@ def _leave(code: int) -> NoReturn:
 
 
 def run(arguments: list[str]) -> int:
-    """The exit code of a command line."""
+    """Runs a command line; returns its exit code."""
     as_json = "--json" in arguments
     try:
         outcome = rayka.main(args=arguments, prog_name="rayka", standalone_mode=False)
@@ -127,10 +129,10 @@ def run(arguments: list[str]) -> int:
 
 
 def _end_output(error: OSError, as_json: bool) -> None:
-    """Standard output takes no more: the reader of the pipe has gone (`rayka topic list | head -1`), which is no news,
-    or the disk is full. What is left in its buffer goes nowhere; else Python would fail once more at its exit.
+    """Ends a command whose standard output failed: a closed pipe (`rayka topic list | head -1`), which is no error, or
+    a full disk. Drops the rest of the buffer, because Python would fail again when it flushes at exit.
 
-    Raises the error where it is about something else.
+    Raises the error if it is not about standard output.
     """
     is_pipe = isinstance(error, BrokenPipeError)
     if not is_pipe and (error.errno not in _FULL or error.filename is not None):

@@ -208,9 +208,9 @@ class _Loader:
 
 
 def load_tree(path: str) -> Tree:
-    """The metadata in a snapshot's file, in the directory of the metadata log, or in a controller's data directory.
+    """Loads the metadata of a snapshot file, the directory of the metadata log, or a controller's data directory.
 
-    Raises StorageError that says what is wrong with the path or with what stands there.
+    Raises StorageError naming the problem of the path or of its content.
     """
     loader = _Loader()
     try:
@@ -272,7 +272,7 @@ def _broker(broker: BrokerImage) -> Leaf:
 
 
 def node_at(tree: Tree, path: str) -> Tree | Leaf:
-    """The node at a path from the root. Raises StorageError when there is none, naming what there is."""
+    """The node at a path from the root. Raises StorageError for a missing node, naming the existing children."""
     node: Tree | Leaf = tree
     for name in (part for part in posixpath.normpath(f"/{path}").split("/") if part):
         if isinstance(node, Leaf) or name not in node:
@@ -288,7 +288,7 @@ def plain(node: Tree | Leaf) -> Any:
 
 
 def children(node: Tree | Leaf) -> list[str]:
-    """Their names; those that have children themselves end with a slash."""
+    """The names of the children; a name ends with a slash if the child has children."""
     if isinstance(node, Leaf):
         return []
     return [name if isinstance(each, Leaf) else f"{name}/" for name, each in node.items()]

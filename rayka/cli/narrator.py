@@ -17,9 +17,10 @@ from rich.progress import (
 
 
 class ProgressStep:
-    """One step under way. Set `detail` to its result."""
+    """One step of a command, under way."""
 
     def __init__(self, progress: Progress, task: TaskID) -> None:
+        # The result in words, set by the command and shown in the step's line.
         self.detail = ""
         self.seconds = 0.0
         self._progress = progress
@@ -27,32 +28,32 @@ class ProgressStep:
         self._started = time.perf_counter()
 
     def advance(self, count: int) -> None:
-        """So many more are done."""
+        """Adds to the completed items."""
         self._progress.advance(self._task, count)
 
     def expect(self, total: int) -> None:
-        """So many there will be; makes a bar of the spinner."""
+        """Sets the number of items, which turns the spinner into a bar."""
         self._progress.update(self._task, total=total)
 
     def end(self) -> None:
         self.seconds = time.perf_counter() - self._started
 
     def rate(self, count: int, size_bytes: int | None = None) -> str:
-        """`336,776 records, 410,219/s, 130 MB/s`: since the step began, the bytes where they are known."""
+        """The rate since the step began: `336,776 records, 410,219/s, 130 MB/s`; without bytes if they are unknown."""
         self.end()
         records = f"{count:,} records, {count / self.seconds:,.0f}/s"
         return records if size_bytes is None else f"{records}, {size_bytes / 1e6 / self.seconds:,.0f} MB/s"
 
 
 class Narrator:
-    """Tells the steps of one command on a console."""
+    """Shows the steps of one command on a console."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
 
     @contextmanager
     def step(self, doing: str) -> Iterator[ProgressStep]:
-        """Shows the work while it goes on, and a line with its detail and its seconds when it is done."""
+        """Shows the step during its work, and afterwards a line with its detail and its seconds."""
         progress = self._progress()
         # Not in a pipe: older versions of rich end even a disabled progress with an empty line.
         with progress if self.console.is_terminal else nullcontext():
@@ -68,7 +69,7 @@ class Narrator:
         )
 
     def say(self, text: str = "") -> None:
-        """One line as it is."""
+        """Prints one line."""
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def _progress(self) -> Progress:

@@ -30,12 +30,14 @@ class Style(StrEnum):
 
 
 class Count(int):
-    """How many things there are: on a terminal by thousands, `336,776`. Other whole numbers are identifiers, positions
-    and the like, and are written as they are."""
+    """A number of things; a terminal shows it with separators, `336,776`.
+
+    Plain ints are identifiers or positions and have no separators.
+    """
 
 
 def print_json(value: Any) -> None:
-    """A dataclass, or plain values, as JSON."""
+    """Prints a dataclass or plain values as JSON."""
     plain = asdict(value) if hasattr(value, "__dataclass_fields__") else value
     click.echo(json.dumps(plain, indent=2, default=str))
 
@@ -43,7 +45,7 @@ def print_json(value: Any) -> None:
 def print_table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], styles: Sequence[Style] = ()
 ) -> None:
-    """A table; `styles` colour the rows, one for each."""
+    """Prints a table; `styles` has one colour for each row."""
     if sys.stdout.isatty():
         _print_rich(title, columns, rows, styles)
     else:
@@ -52,7 +54,7 @@ def print_table(
 
 @contextmanager
 def working(message: str) -> Iterator[None]:
-    """Shows on a terminal that something goes on."""
+    """Shows a spinner on a terminal during the block."""
     if not sys.stderr.isatty():
         yield
         return
@@ -65,8 +67,7 @@ def working(message: str) -> Iterator[None]:
 class OnStderr(logging.Handler):
     """Writes each message as one line, without a level or a place, beside a command's own output.
 
-    By `print`, which writes above a bar that is shown just now; click finds the terminal behind it, and the line goes
-    through the bar.
+    Uses `print`, which writes above a progress bar. click.echo would write to the terminal itself, through the bar.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -156,11 +157,11 @@ def _text(cell: object) -> str:
     return f"{cell:,}" if isinstance(cell, Count) and sys.stdout.isatty() else str(cell)
 
 
-# Moments as users write them, `2026-01-31T12:00`, or `@MS`, in milliseconds since 1970; and as they read them.
+# ---- Moments ----
 
 
 def parse_moment(text: str) -> datetime | int:
-    """Parses a moment since 1970. Raises ValueError."""
+    """Parses a moment since 1970, `2026-01-31T12:00` or `@MS` (milliseconds since 1970). Raises ValueError."""
     if re.fullmatch(r"@[0-9]{1,15}", text):
         return int(text[1:])
     given_timestamp_ms(text, "moment")
@@ -168,7 +169,7 @@ def parse_moment(text: str) -> datetime | int:
 
 
 def local_time(timestamp_ms: int) -> str:
-    """`2026-01-31 12:00:00`. A record may have any timestamp, also one that is no date."""
+    """`2026-01-31 12:00:00`, or `N ms` for a timestamp beyond the calendar, which a record may have."""
     try:
         return f"{datetime.fromtimestamp(timestamp_ms / 1000).astimezone():%Y-%m-%d %H:%M:%S}"
     except (ValueError, OverflowError, OSError):

@@ -1,8 +1,8 @@
-"""`rayka produce`: standard input as records of a topic.
+"""`rayka produce`: sends standard input to a topic as records.
 
-Input is read as it comes, and what is not acknowledged yet is bounded by the producer's `buffer.memory` and by
-`_PENDING_MAX`. The command ends at the first record that cannot be sent, which it names by its line; what came before
-is delivered first. Kafka: `kcat -P`, `kafka-console-producer`. Left out: files as messages.
+Reads input as it arrives; `buffer.memory` of the producer and `_PENDING_MAX` bound the unacknowledged records. The
+command ends at the first record that cannot be sent and names its line; earlier records are delivered first. Kafka:
+`kcat -P`, `kafka-console-producer`. Left out: files as messages.
 """
 
 import logging
@@ -120,9 +120,9 @@ def _standard_input() -> Iterator[bytes]:
 
 
 def split(chunks: Iterable[bytes], delimiter: bytes) -> Iterator[bytes]:
-    """What stands between delimiters, as it comes; what follows the last one, unless it is empty, is one, too.
+    """Yields the parts between delimiters as they arrive, and the rest after the last delimiter unless it is empty.
 
-    Raises ClientError for one that is longer than 64 MiB.
+    Raises ClientError for a part longer than 64 MiB.
     """
     rest = bytearray()
     for chunk in chunks:
@@ -142,10 +142,9 @@ def split(chunks: Iterable[bytes], delimiter: bytes) -> Iterator[bytes]:
 
 
 class LineSender:
-    """Sends lines to a topic, and knows what became of them.
+    """Sends lines to a topic and counts their outcomes.
 
-    Invariants: a line is parsed whole before anything of it is sent; no line is sent after one that failed, but those
-    that were on their way then.
+    Invariants: a line is parsed whole before its record is sent; no line is sent after the first failure is known.
     """
 
     def __init__(
@@ -175,8 +174,8 @@ class LineSender:
     def send(self, lines: Iterable[bytes], parse: Parse) -> None:
         """Sends the lines and closes the producer; returns when every record is acknowledged.
 
-        Raises what the first line that failed met, naming the line, when the records before it are over; and
-        KeyboardInterrupt, after a moment for what is on its way.
+        Raises the error of the first line that failed, naming the line, after the outcomes of the records before it;
+        and KeyboardInterrupt, after a moment for records under way.
         """
         try:
             with closing(self._producer):
@@ -211,7 +210,7 @@ class LineSender:
         self._settle(self._pending_max)
 
     def _settle(self, pending_max: int) -> None:
-        """Counts those that are over, and waits while more than so many are not."""
+        """Counts finished records, and waits while too many are pending."""
         pending = self._pending
         while pending and (len(pending) > pending_max or pending[0][1].done()):
             line, future = pending.popleft()
@@ -223,7 +222,7 @@ class LineSender:
             self._failure = self._failure or (line, error)
 
     def _told(self, line: int, error: Exception) -> Exception:
-        """The error, of the same class, with its line and what became of the others."""
+        """The error, of the same class, with its line and the outcomes of the other lines."""
         others = f"{counted(self.delivered_count, 'record')} delivered, {self.failed_count} failed"
         error.args = (f"line {line}: {error}; {others}, nothing after line {self.line_count} was sent",)
         return error
@@ -285,7 +284,7 @@ def _header(text: str) -> tuple[str, bytes]:
 
 
 def parse_json(line: bytes) -> Sent | None:
-    """The record that a line of JSON says; None for an empty line."""
+    """Parses a record from a line of JSON; None for an empty line."""
     if not line.strip():
         return None
     record = parse_json_line(line)

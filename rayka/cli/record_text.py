@@ -1,8 +1,8 @@
 """Records as text: the format language of `rayka consume --format`, and records as lines of JSON.
 
-A format is parsed once, into one function for each of its parts; bytes of keys, values and headers pass through it
-unchanged. JSON loses nothing either: bytes that are no UTF-8 stand there as `{"base64": …}`. Kafka: the formats are
-kcat's (`kcat -C -f`); the fields of the JSON are those of `rayka.Record`.
+A format is parsed once, into one function for each of its parts; bytes of keys, values and headers pass through
+unchanged. JSON loses nothing either: bytes that are no UTF-8 become `{"base64": …}`. Kafka: the formats are kcat's
+(`kcat -C -f`); the fields of the JSON are those of `rayka.Record`.
 """
 
 import re
@@ -32,8 +32,9 @@ _Data: TypeAlias = str | Base64 | None
 
 
 class JsonRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A record as `rayka consume --json` prints it and `rayka produce --json` takes it; there only `value` must be
-    given, and what says where the record was (topic, partition, offset) is not looked at.
+    """A record as `rayka consume --json` prints it and `rayka produce --json` reads it.
+
+    `rayka produce` requires only `value` and ignores topic, partition and offset.
     """
 
     topic: str = ""
@@ -65,7 +66,7 @@ def json_line(record: "Record") -> bytes:
 
 
 def parse_json_line(line: bytes) -> JsonRecord:
-    """The record that a line of JSON says. Raises SerializationError."""
+    """Parses a record from a line of JSON. Raises SerializationError."""
     try:
         return _decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -83,7 +84,7 @@ def data_bytes(data: _Data) -> bytes | None:
 
 
 def parse_format(text: str, null: bytes = b"") -> Format:
-    r"""A function that gives what a format prints for a record; `null` stands for a key or value that is None.
+    r"""A function from a record to its printed form; `null` stands for a key or value that is None.
 
     %t topic, %p partition, %o offset, %T timestamp in ms, %k key, %s value, %K and %S their lengths (-1: None), %R the
     value's length as four bytes, big endian, %h headers as `name=value,name=value` (a None is NULL), %% a percent
@@ -118,7 +119,8 @@ def _literal(token: str, text: str) -> bytes:
         if token[1:] not in _ESCAPES:
             raise ConfigError(f"format {text!r}: {_EXPECTED}; found {token!r}")
         return _ESCAPES[token[1:]]
-    return token.encode(errors="surrogateescape")  # what the shell passed on that is no UTF-8
+    # Restores bytes of the command line that are no UTF-8.
+    return token.encode(errors="surrogateescape")
 
 
 def _fields(null: bytes) -> dict[str, Format]:
