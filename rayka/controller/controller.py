@@ -18,8 +18,7 @@ import msgspec
 
 from rayka.config.broker_config import BrokerConfig
 from rayka.controller import incidents
-from rayka.controller.alter_partition import alter_partitions
-from rayka.controller.assigned_directories import assign_replicas
+from rayka.controller.alter_partition import alter_partitions, assign_replicas
 from rayka.controller.balance_control import balance, cancel_balance, describe_balance
 from rayka.controller.balance_run import BalanceRun, BalanceTrigger
 from rayka.controller.broker_loads import BrokerLoads
@@ -31,12 +30,12 @@ from rayka.controller.describe_load import describe_load
 from rayka.controller.directory_sizes import DirectorySizes
 from rayka.controller.drain_control import cancel_drain, describe_drains, drain_broker
 from rayka.controller.drain_state import DrainState
-from rayka.controller.elect_leaders import elect_leaders
 from rayka.controller.healing_state import AbsenceClocks, Healing
 from rayka.controller.heartbeats import (
     exited_broker,
     fence_stale_broker,
     heartbeat,
+    registered_broker,
     report_exit,
     sweep_brokers,
 )
@@ -48,8 +47,8 @@ from rayka.controller.preferred_leaders import (
     balance_leaders,
     balance_returned,
     elect_leaderless,
+    elect_leaders,
 )
-from rayka.controller.producer_id_blocks import allocate_producer_ids
 from rayka.controller.reassignment import alter_reassignments, list_reassignments
 from rayka.controller.registration import register, unregister_broker
 from rayka.controller.replica_index import ReplicaIndex
@@ -57,7 +56,7 @@ from rayka.controller.request_context import RequestContext
 from rayka.controller.returned_brokers import ReturnedBrokers
 from rayka.controller.sessions import BrokerSessions
 from rayka.controller.topic_control import create_partitions, create_topics, delete_topics
-from rayka.errors import ApiError, NotController, UnsupportedVersion
+from rayka.errors import ApiError, NotController, UnknownServerError, UnsupportedVersion
 from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import MetadataImage, metadata_steps
 from rayka.metadata.image_snapshot import image_records
@@ -70,11 +69,38 @@ from rayka.metadata.metadata_records import (
     FeatureLevelRecord,
     MetadataRecord,
     NoOpRecord,
+    ProducerIdsRecord,
     RegisterBrokerRecord,
     UnregisterBrokerRecord,
 )
 from rayka.protocol.membership import HeartbeatRequest, MetadataRequest, MetadataResponse, ReportExitRequest
+from rayka.protocol.produce import AllocateProducerIdsRequest, AllocateProducerIdsResponse
 from rayka.shard.shard import NotHere, Result, Steps, Timer
+
+# Blocks of producer ids, each given to one broker once (C12).
+#
+# Invariant: `next_producer_id` of the image only rises, and everything below it is given away; what a broker has not
+# handed out when it ends is never used. Kafka: `ProducerIdControlManager`.
+
+
+PRODUCER_IDS_PER_BLOCK = 1000
+PRODUCER_ID_MAX = 2**63 - 1
+
+
+def allocate_producer_ids(
+    context: RequestContext, request: AllocateProducerIdsRequest
+) -> Result[MetadataRecord, AllocateProducerIdsResponse]:
+    """The next block. Raises BrokerIdNotRegistered, StaleBrokerEpoch, UnknownServerError when no id is left."""
+    registered_broker(context.image, request.broker_id, request.broker_epoch)
+    first = context.image.next_producer_id
+    if first > PRODUCER_ID_MAX - PRODUCER_IDS_PER_BLOCK:
+        raise UnknownServerError(f"every producer id up to {PRODUCER_ID_MAX} was given away")
+    record = ProducerIdsRecord(
+        broker_id=request.broker_id,
+        broker_epoch=request.broker_epoch,
+        next_producer_id=first + PRODUCER_IDS_PER_BLOCK,
+    )
+    return Result([record], AllocateProducerIdsResponse(first, PRODUCER_IDS_PER_BLOCK))
 
 
 class BootstrapMetadata(msgspec.Struct, frozen=True):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rayka.controller.producer_id_blocks import PRODUCER_ID_MAX
+from rayka.controller.controller import PRODUCER_ID_MAX
 from rayka.errors import BrokerIdNotRegistered, StaleBrokerEpoch, UnknownServerError
 from rayka.metadata.metadata_records import ProducerIdsRecord
 from rayka.protocol.produce import AllocateProducerIdsRequest, AllocateProducerIdsResponse
