@@ -57,8 +57,10 @@ __all__ = ["Cluster", "ClusterDescription", "NodeDescription", "find"]
 
 
 class Cluster:
-    """A running cluster. `with Cluster.start(...) as cluster:` stops the cluster at the end of the block if this call
-    started it; its data stays. A cluster that ran before, found by `start` or by `connect`, goes on.
+    """A running cluster.
+
+    `with Cluster.start(...) as cluster:` stops the cluster at the end of the block if this call started it; its data
+    stays. A cluster that ran before, found by `start` or by `connect`, goes on.
 
     A handle holds no connection of its own: it can be made any number of times, in any process on the same Ray.
     """
@@ -350,7 +352,7 @@ class Cluster:
 
 
 def find(name: str) -> Cluster:
-    """Returns the handle that clients get for a cluster's name, as `Cluster.connect`."""
+    """Returns the handle of the cluster of this name for clients, like `Cluster.connect`."""
     return Cluster.connect(name)
 
 

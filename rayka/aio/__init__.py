@@ -1,8 +1,8 @@
-"""The clients with the same names, awaitable: for programs that run an event loop, Ray's async actors among them.
+"""Awaitable clients under the same names, for programs with an event loop, such as Ray's async actors.
 
-`async with` opens and closes them. A call that would block its thread awaits instead, and the loop of the caller goes
-on meanwhile; the work is done where that of the sync clients is done, on rayka's one IO thread. A client may be used by
-any number of tasks. When a task is cancelled in a call, the call is given up and the client goes on.
+`async with` opens and closes a client. A call that would block its thread awaits instead, and the caller's loop runs
+other tasks; the work is done on rayka's one IO thread, as for sync clients. Any number of tasks may use a client. When
+a task is cancelled in a call, the call is given up and the client stays usable.
 """
 
 from rayka.aio.aio_admin import Admin

@@ -1,4 +1,4 @@
-"""The admin client for event loops: the methods of the sync one. Each of those ends in one call, awaited here."""
+"""The admin client for event loops: awaits the one call in which each method of the sync `Admin` ends."""
 
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial, wraps
@@ -16,7 +16,7 @@ ResultT = TypeVar("ResultT")
 
 
 class _Core(admin.Admin):
-    """Hands each call back to be awaited, where the sync one waits for it."""
+    """Returns each call as an awaitable, for which the sync `Admin` would wait."""
 
     def _run(self, work: Callable[..., Coroutine[Any, Any, Any]], *arguments: Any, **options: Any) -> Any:
         self._check_open()

@@ -1,9 +1,8 @@
-"""The consumer for event loops: a face of the sync one, whose waits are made by a thread of its own.
+"""The consumer for event loops: wraps the sync consumer, whose waiting calls run on a thread of the async consumer.
 
-A sync consumer decides in the thread that polls: it hands partitions over, calls back, commits. So that all of it is
-the same here, and the loop of the application waits for none of it, that thread is one of the async consumer's. What
-was fetched is taken in the loop, in one step: a task that is cancelled while it waits has taken nothing. Kafka has no
-such client; aiokafka's runs on the loop of its user.
+A sync consumer hands over partitions, calls back and commits in the thread that polls. The thread keeps this behaviour
+without blocking the application's loop. Fetched records are taken in the loop, in one step: a task that is cancelled
+during its wait has taken none. Kafka has no such client; aiokafka's runs on the loop of its user.
 """
 
 import asyncio
@@ -37,19 +36,17 @@ from rayka.config.client_config import ConsumerConfig
 from rayka.errors import ClosedError
 from rayka.options import ConsumerOptions
 
-# The thread of one async client whose sync calls wait: it makes them one after another, off the event loop.
-#
-# Invariants: calls are made in the order in which they were handed over; while the thread waits for a callback of the
-# application, which runs in the event loop, it makes the calls that the callback awaits. The thread ends with `end`, or
-# when the client is collected.
-
-
 _Job = Callable[[], object] | None
 ResultT = TypeVar("ResultT")
 
 
 class CallThread:
-    """See the module."""
+    """The thread of one async client that makes the client's waiting sync calls, one after another.
+
+    Invariants: calls are made in the order of `submit`; while the thread waits for a callback of the application, which
+    runs in the event loop, the thread makes the calls that the callback awaits. The thread ends with `end`, or when the
+    client is collected.
+    """
 
     def __init__(self, name: str, callback_timeout_s: float) -> None:
         self._jobs: SimpleQueue[_Job] = SimpleQueue()
@@ -61,20 +58,22 @@ class CallThread:
         return f"<CallThread {self._thread.name}>"
 
     def end(self) -> None:
-        """Runs the calls that were handed over, and ends the thread."""
+        """Ends the thread after the calls submitted before."""
         self._jobs.put(None)
 
     def submit(self, call: Callable[[], ResultT]) -> "Future[ResultT]":
-        """Makes the call when those before are over. Raises UnavailableError in a forked child."""
+        """Makes the call after the earlier ones. Raises UnavailableError in a forked child."""
         forks.refuse()
         future: Future[ResultT] = Future()
         self._jobs.put(partial(io_thread.fulfil, future, call))
         return future
 
     def in_loop(self, callback: Callable[..., Any]) -> Callable[..., Any]:
-        """What has the running loop call the callback, which may be a coroutine function, and waits for it in this
-        thread. Raises what it raises, and TimeoutError after its time; never CancelledError, which would cancel the
-        task that waits for the call.
+        """Returns a function for this thread that runs the callback, which may be a coroutine function, in the running
+        loop and waits for its end.
+
+        The function raises the callback's exception, and TimeoutError after its time; never CancelledError, which would
+        cancel the task that waits for the call.
         """
         loop = asyncio.get_running_loop()
 
@@ -82,7 +81,8 @@ class CallThread:
             work = _result_of(callback, arguments)
             try:
                 over = asyncio.run_coroutine_threadsafe(work, loop)
-            except RuntimeError:  # the loop was closed
+            except RuntimeError:
+                # The loop was closed.
                 work.close()
                 raise
             over.add_done_callback(lambda _: self._jobs.put(_nothing))
@@ -139,7 +139,7 @@ class _Wait:
     is_given_up = False
 
     def check(self) -> None:
-        """Raises where the wait is given up."""
+        """Raises if the wait was given up."""
         if self.is_given_up:
             raise _GivenUpError
 
@@ -149,8 +149,9 @@ class _GivenUpError(Exception):
 
 
 class _OpenConsumer:
-    """A sync consumer that waits for records apart from taking them, and until the wait is given up. `thread` makes the
-    calls that wait.
+    """A sync consumer that separates the wait for records, which a task may give up, from taking them.
+
+    `thread` makes the waiting calls.
     """
 
     def __init__(self, topics: tuple[Any, ...], cluster: str | ClusterHandle, config: ConsumerConfig) -> None:
@@ -167,7 +168,7 @@ class _OpenConsumer:
         return repr(self.core)
 
     def is_at_hand(self, has_some: HasSome) -> bool:
-        """Whether there is something to take, and nothing to wait for before: no other call, no change of the group."""
+        """Whether records can be taken now: some are fetched, and neither a call nor a change of the group is due."""
         core = self.core
         if core.is_closing or core.has_changes:
             return False
@@ -178,7 +179,7 @@ class _OpenConsumer:
             call.end()
 
     def poll_at_hand(self) -> None:
-        """Does as much of a poll as waits for nothing, before anything is taken."""
+        """Does the steps of a poll that do not wait, before records are taken."""
         io_thread.refuse("aio.Consumer")
         core = self.core
         core.check_open()
@@ -187,7 +188,7 @@ class _OpenConsumer:
             core.group.polled()
 
     def wait(self, wait: _Wait, timeout_ms: float, has_some: HasSome) -> bool:
-        """Whether there is something to take within timeout_ms."""
+        """Waits for records; False after `timeout_ms`."""
         self._wait = wait
         try:
             return bool(self.core.poll(timeout_ms, partial(has_some, self.core.delivery), wait.check))
@@ -197,25 +198,25 @@ class _OpenConsumer:
             self._wait = None
 
     def give_up(self, wait: _Wait) -> None:
-        """Ends the wait, whether it has begun or not; from any thread."""
+        """Ends the wait, also one that has not begun; for any thread."""
         wait.is_given_up = True
         io_thread.call_soon(self.core.fetcher.interrupt)
 
     def end_wait(self) -> None:
-        """Ends the wait that is under way, if there is one."""
+        """Ends the wait under way, if there is one."""
         wait = self._wait
         if wait is not None:
             self.give_up(wait)
 
     def iterator(self) -> Iterator[Record]:
-        """The records that are here, one after another; none is taken before it is asked for."""
+        """Yields the fetched records; takes each only when it is requested."""
         found = self._take(Delivery.iterator)
         if found is None:
             return iter(())
         return found if self.core.group is None else islice(found, self.core.config.max_poll_records)
 
     def take(self, take: Callable[[Delivery], ResultT]) -> ResultT | None:
-        """The result of `take`, called in the loop; None while the thread makes a call, which may move positions."""
+        """Calls `take` in the loop; returns None while the thread makes a call, which may move positions."""
         self.core.check_open()
         return self._take(take)
 
@@ -261,17 +262,17 @@ def _awaited(
 class Consumer(AioClient[_OpenConsumer], Generic[ValueT]):
     """Reads records of topics in order per partition, from an event loop. `async with` closes it.
 
-    Arguments, options, guarantees and errors are those of `rayka.Consumer`. It looks for its cluster when it is first
-    awaited, or by `async with`. `async for record in consumer` goes on for ever; leave it whenever you like, the next
-    one goes on from there. Callbacks of `subscribe` run in the loop of the call and may be coroutine functions, which
-    may await the consumer's other methods, but not `poll`; heartbeats go on meanwhile. So may the `on_commit` of
-    interceptors, in the loop that the consumer was opened in; `on_consume` is a plain function, called in the task that
-    reads.
+    Arguments, options, guarantees and errors are those of `rayka.Consumer`. The first awaited call, or `async with`,
+    looks up the cluster. `async for record in consumer` runs for ever; the next loop continues where one was left.
+    Callbacks of `subscribe` run in the loop of the call and may be coroutine functions; they may await the consumer's
+    other methods, but not `poll`, and heartbeats continue. `on_commit` of interceptors may be a coroutine function,
+    too, and runs in the loop that opened the consumer; `on_consume` is a plain function, called in the task that reads.
 
-    One task at a time reads; calls of several are made one after another. A task that is cancelled in `poll` or in the
-    loop has taken nothing: the next poll gives it. Cancelled in another call, it ends the wait for that call only.
+    One task at a time reads; calls of several tasks are made one after another. A task that is cancelled in `poll` or
+    in the loop has taken no record: the next poll returns the records. A task that is cancelled in another call ends
+    only its wait for that call.
 
-    Raises ConfigError; what is awaited first raises ClusterNotFound. Kafka: KafkaConsumer.
+    Raises ConfigError; the first awaited call raises ClusterNotFound. Kafka: KafkaConsumer.
     """
 
     def __init__(
@@ -289,18 +290,16 @@ class Consumer(AioClient[_OpenConsumer], Generic[ValueT]):
         self._interceptors = ConsumerInterceptors.of(self._config.interceptors)
 
     def __del__(self) -> None:
-        """Warns where it is dropped: a thread may have its core a moment longer, or to the end of a call that was
-        cancelled.
-        """
+        """Warns of an unclosed client here, because a thread may keep the core alive for longer."""
         if self._core is not None and not self._is_closed:
             self._core.core.warn_unclosed()
 
     # ---- Reading ---------------------------------------------------------------------------------------------------
 
     async def poll(self, timeout_ms: float = 1000, max_records: int | None = None) -> list[Record[ValueT]]:
-        """The next records, at most max_records (`max_poll_records` by default); an empty list after timeout_ms.
+        """Returns the next records, at most `max_records` (default `max_poll_records`); none after `timeout_ms`.
 
-        Raises as `rayka.Consumer.poll`.
+        Raises like `rayka.Consumer.poll`.
         """
         count_max = consumer.record_count(max_records, self._config.max_poll_records)
         return await self._taken(timeout_ms, lambda delivery: delivery.next_records(count_max)) or []
@@ -308,8 +307,9 @@ class Consumer(AioClient[_OpenConsumer], Generic[ValueT]):
     async def poll_arrow(
         self, timeout_ms: float = 1000, max_records: int | None = None
     ) -> pa.RecordBatch | None:
-        """The next records as one Arrow batch, None after timeout_ms. Arguments, columns and errors as
-        `rayka.Consumer.poll_arrow`.
+        """Returns the next records as one Arrow batch, None after `timeout_ms`.
+
+        Arguments, columns and errors are those of `rayka.Consumer.poll_arrow`.
         """
         count_max = consumer.record_count(max_records, sys.maxsize)
         return await self._taken(
@@ -317,7 +317,7 @@ class Consumer(AioClient[_OpenConsumer], Generic[ValueT]):
         )
 
     async def __aiter__(self) -> AsyncIterator[Record[ValueT]]:
-        """Records one after another, until the consumer is closed. As a loop over a `rayka.Consumer`."""
+        """Yields records until the consumer is closed, like a loop over a `rayka.Consumer`."""
         await self._open()
         while not self._is_closed:
             try:
@@ -351,9 +351,7 @@ class Consumer(AioClient[_OpenConsumer], Generic[ValueT]):
     group_metadata = _awaited(consumer.Consumer.group_metadata)
 
     async def unsubscribe(self) -> None:
-        """Reads nothing from now on, as `rayka.Consumer.unsubscribe`. What a task was given last counts as for
-        `close`.
-        """
+        """Ends reading, like `rayka.Consumer.unsubscribe`. The last records given to a task count like at `close`."""
         is_processed = sys.exc_info()[0] is None and self._is_processed()
         core = await self._open()
         await asyncio.wrap_future(
@@ -363,8 +361,9 @@ class Consumer(AioClient[_OpenConsumer], Generic[ValueT]):
     async def commit_async(
         self, offsets: CommittableOffsets | None = None, callback: OnCommit | None = None
     ) -> None:
-        """As `commit`, but does not wait for its end. `callback(offsets, error)` is called in the loop then, and may be
-        a coroutine function. As `rayka.Consumer.commit_async`.
+        """Begins a `commit` and does not wait for its end, like `rayka.Consumer.commit_async`.
+
+        `callback(offsets, error)` is called in the loop at the end, and may be a coroutine function.
         """
         core = await self._open()
         told: Any = None if callback is None else self._reports.to_loop(callback, "callback")
@@ -373,11 +372,11 @@ class Consumer(AioClient[_OpenConsumer], Generic[ValueT]):
     # ---- The end ---------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Stops fetching, and leaves the group at once; other tasks' calls raise ClosedError from then on, and their
-        loops end. Closing again does nothing.
+        """Stops fetching and leaves the group at once; closing again does nothing.
 
-        What a task was given last counts as for `rayka.Consumer.close`: as processed when that task closes, or has
-        ended without an error; not when another one closes, nor when an exception is on its way.
+        Calls of other tasks then raise ClosedError, and their loops end. The last records given to a task count as
+        processed (see `rayka.Consumer.close`) when that task closes, or has ended without an error; not when another
+        task closes, nor when an exception is propagating.
         """
         await self._end(is_processed=sys.exc_info()[0] is None)
 
@@ -411,7 +410,7 @@ class Consumer(AioClient[_OpenConsumer], Generic[ValueT]):
         take: Callable[[Delivery], ResultT | None],
         has_some: HasSome = Delivery.has_records,
     ) -> ResultT | None:
-        """Waits until `take` returns a value, for timeout_ms at most; returns its last value then."""
+        """Calls `take` until it returns a value, for `timeout_ms` at most; returns its last value."""
         began_s, left_ms = time.monotonic(), timeout_ms
         while True:
             core = await self._until_there_are_records(left_ms, has_some)
@@ -420,7 +419,7 @@ class Consumer(AioClient[_OpenConsumer], Generic[ValueT]):
             # Nothing is called before the return: an interruption here would lose the records.
             if taken:
                 return taken
-            # Interceptors may have left none of those that were here, or a call of another task came between.
+            # Interceptors may have removed all fetched records, or a call of another task came between.
             left_ms = timeout_ms - (time.monotonic() - began_s) * 1000
             if left_ms <= 0:
                 return taken
@@ -430,9 +429,7 @@ class Consumer(AioClient[_OpenConsumer], Generic[ValueT]):
         self._reader = None if task is None else ref(task)
 
     def _is_processed(self) -> bool:
-        """Whether the records that were given last are: not while another task has them, nor when the one that had them
-        has failed.
-        """
+        """Whether the last records given count as processed: not while another task has them, nor if it failed."""
         reader = None if self._reader is None else self._reader()
         if reader is None or reader is asyncio.current_task():
             return True
@@ -446,7 +443,7 @@ class Consumer(AioClient[_OpenConsumer], Generic[ValueT]):
         return error is None
 
     async def _until_there_are_records(self, timeout_ms: float, has_some: HasSome) -> _OpenConsumer:
-        """Returns, too, when there are none after timeout_ms."""
+        """Waits for records, for `timeout_ms` at most."""
         core = self._core
         if core is None or self._is_closed:
             core = await self._open()

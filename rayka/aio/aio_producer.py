@@ -1,7 +1,7 @@
-"""The producer for event loops: a face of the sync one, which takes its quick way and awaits where that would wait.
+"""The producer for event loops: wraps the sync producer, and awaits where the sync producer would block.
 
-Records, batches, retries and the IO thread are the same; nothing is implemented twice. Kafka has no such client;
-aiokafka's runs on the loop of its user.
+Records, batches, retries and the IO thread are those of the sync producer; nothing is implemented twice. Kafka has no
+such client; aiokafka's runs on the loop of its user.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ PreparedT = TypeVar("PreparedT")
 
 
 class _Core(producer.Producer):
-    """Takes what goes the quick way; the slow way is the async producer's."""
+    """Accepts records that need no wait; the async producer awaits metadata and memory for all others."""
 
     take = producer.Producer._take
     take_keyed = producer.Producer._take_keyed
@@ -53,7 +53,7 @@ class _Core(producer.Producer):
         return self._core
 
     def end(self) -> Sequence[ProducerBatch]:
-        """Takes no more records; returns the batches that hold some."""
+        """Refuses further records; returns the batches with records."""
         self._is_closed = self._core.is_closed = True
         return self._accumulator.close()
 
@@ -61,16 +61,16 @@ class _Core(producer.Producer):
 class Producer(AioClient[_Core]):
     """Sends records to topics, from an event loop. `async with` closes it.
 
-    Arguments, options and guarantees are those of `rayka.Producer`. It looks for its cluster when it is first awaited,
-    or by `async with`. `await producer.send(...)` returns when the record is accepted, with a future that can be
-    awaited for its RecordMetadata; while `buffer_memory` is full it awaits, and other tasks go on. Callbacks run in the
-    loop of their `send` and may be coroutines, and so may those of interceptors; what a callback raises is logged, and
-    raised by the next `flush` or `close`.
+    Arguments, options and guarantees are those of `rayka.Producer`. The first awaited call, or `async with`, looks up
+    the cluster. `await producer.send(...)` returns when the record is accepted, with a future that can be awaited for
+    its RecordMetadata; while `buffer_memory` is full the call awaits and other tasks run. Callbacks, also those of
+    interceptors, run in the loop of their `send` and may be coroutine functions. An exception of a callback is logged,
+    and raised by the next `flush` or `close`.
 
-    A task that is cancelled in `send` has sent its record or has not, never a part of it; cancelled in `flush` or in an
-    awaited future it ends the wait only.
+    A task that is cancelled in `send` has sent its whole record or nothing. A task that is cancelled in `flush` or in
+    an awaited future ends only its wait.
 
-    Raises ConfigError; what is awaited first raises ClusterNotFound. Kafka: KafkaProducer.
+    Raises ConfigError; the first awaited call raises ClusterNotFound. Kafka: KafkaProducer.
     """
 
     def __init__(
@@ -85,9 +85,7 @@ class Producer(AioClient[_Core]):
         self._reports = Reports()
 
     def __del__(self) -> None:
-        """Warns where it is dropped: a thread may have its core a moment longer, or to the end of a call that was
-        cancelled.
-        """
+        """Warns of an unclosed client here, because a thread may keep the core alive for longer."""
         if self._core is not None and not self._is_closed:
             self._core.warn_unclosed()
 
@@ -101,10 +99,10 @@ class Producer(AioClient[_Core]):
         timestamp_ms: int | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> DeliveryFuture:
-        """Sends one record, in the background; the future, when it is awaited, ends as its RecordMetadata or as an
-        error. Arguments and errors as `rayka.Producer.send`; `on_delivery` may be a coroutine function.
+        """Sends one record in the background; returns a future of its RecordMetadata or error.
 
-        Awaits for up to `max_block_ms` the topic's metadata, or memory.
+        Awaits the topic's metadata, or memory, for up to `max_block_ms`. Arguments and errors are those of
+        `rayka.Producer.send`; `on_delivery` may be a coroutine function.
         """
         core = self._core or await self._open()
         if (
@@ -129,17 +127,17 @@ class Producer(AioClient[_Core]):
         partition: int | None = None,
         timestamp_ms: int | None = None,
     ) -> RecordMetadata:
-        """Sends one record and awaits its acknowledgement. Raises as `send`, and what the delivery failed with."""
+        """Sends one record and awaits its acknowledgement. Raises like `send`, and the error of the delivery."""
         sent = await self.send(
             topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms
         )
         return await sent
 
     async def send_batch(self, topic: str, data: Data) -> BatchFuture:
-        """Sends many records, in the background; the future, when it is awaited, ends as a list of BatchMetadata.
+        """Sends many records in the background; returns a future of a list of BatchMetadata.
 
-        Arguments and errors as `rayka.Producer.send_batch`; awaits as `send`. Cancelled, the records before are on
-        their way.
+        Awaits like `send`. Arguments and errors are those of `rayka.Producer.send_batch`. After a cancellation the
+        records accepted so far are sent.
         """
         core = (self._core or await self._open()).producer_core
         core.check_usable()
@@ -156,20 +154,21 @@ class Producer(AioClient[_Core]):
         return BatchFuture(runs)
 
     async def flush(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
-        """Returns when every record sent before is over, acknowledged or failed, and its callbacks have run.
+        """Returns when every record sent before was acknowledged or has failed, and its callbacks have run.
 
-        Awaits up to `timeout` seconds, by default as long as a delivery may take. Raises TimeoutError, what a delivery
-        callback raised, and ClosedError.
+        Awaits up to `timeout` seconds, by default as long as a delivery may take. Raises TimeoutError, ClosedError, and
+        the exception of a delivery callback.
         """
         core = (self._core or await self._open()).producer_core
         core.check_usable()
         await self._finish(core, core.accumulator.end_linger(), timeout)
 
     async def close(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
-        """Flushes and ends; closing again does nothing. What is not over after `timeout` seconds fails with
-        ClosedError, and this raises TimeoutError; it raises what a delivery callback raised, too.
+        """Flushes and ends; closing again does nothing.
 
-        Cancelled, it ends at once: what is not over fails with ClosedError.
+        Records without an outcome after `timeout` seconds fail with ClosedError, and the call raises TimeoutError. A
+        cancelled close ends at once, and such records fail with ClosedError. Raises the exception of a delivery
+        callback, too.
         """
         core = await self._to_close()
         if core is None:
@@ -181,7 +180,7 @@ class Producer(AioClient[_Core]):
             await asyncio.shield(await_for(core.producer_core.sender.close, bound_ms, caller=self))
 
     def metrics(self) -> ProducerMetrics:
-        """As `rayka.Producer.metrics`. Raises ClosedError before the producer has looked for its cluster."""
+        """Returns `rayka.Producer.metrics`. Raises ClosedError before the producer has found its cluster."""
         if self._core is None:
             raise ClosedError(f"{self!r} is not open yet: await something of it first, or use `async with`")
         return self._core.metrics()
@@ -232,7 +231,7 @@ class Producer(AioClient[_Core]):
         try_append: Callable[[PreparedT, MemoryTurn], AddedT | None],
         prepared: PreparedT,
     ) -> AddedT:
-        """Tries to append as memory is freed, behind the sends that wait already."""
+        """Appends once there is memory, after the sends that wait already."""
         accumulator, line, turn = core.accumulator, core.accumulator.line, MemoryTurn()
         try:
             line.join(turn)

@@ -1,8 +1,11 @@
-"""How an async client opens: it is made in the event loop, and looks for its cluster when it is first awaited.
+"""The base of async clients: opens a client at its first awaited call, and runs callbacks in the caller's event loop.
 
-To look for a cluster blocks, so a thread does it. Invariants: one look at a time, however many tasks wait for it; a
-task that is cancelled ends its own wait only; a look belongs to no event loop, so it outlives the loop that began it,
-and the next loop takes its result; after a failure the next call looks again.
+Opening looks up the cluster, which blocks, so a thread does the lookup. Invariants: one lookup at a time, however many
+tasks wait for it; a cancelled task ends only its own wait; a lookup belongs to no event loop, so it outlives the loop
+that began it, and the next loop takes its result; after a failure the next call looks up again.
+
+A callback of the application runs in the event loop of the call that registered it, and may be a coroutine function. An
+exception of a callback is logged; a producer raises it from the next `flush` or `close`.
 """
 
 import asyncio
@@ -24,8 +27,9 @@ CoreT = TypeVar("CoreT")
 
 
 class AioClient(ProcessBound, Generic[CoreT]):
-    """What all async clients have: a core, which is a sync client, once they are open; and `async with`."""
+    """The base of async clients: `async with`, and a core."""
 
+    # The sync client that does the work; None: not open yet.
     _core: CoreT | None = None
 
     def __init__(self, make: Callable[[], CoreT], name: str) -> None:
@@ -48,7 +52,7 @@ class AioClient(ProcessBound, Generic[CoreT]):
         await self.close()
 
     async def _open(self) -> CoreT:
-        """The core. Raises what making it raises, and ClosedError."""
+        """Opens the client if needed; returns the core. Raises the errors of its constructor, and ClosedError."""
         io_thread.refuse(self._name)
         if self._is_closed:
             raise ClosedError(f"<{self._name} closed>: make a new one")
@@ -56,7 +60,7 @@ class AioClient(ProcessBound, Generic[CoreT]):
         return self._core
 
     async def _to_close(self) -> CoreT | None:
-        """The core: None if it was closed before, never opened, or not found."""
+        """Marks the client as closed; returns the core, None if it was closed before or never opened."""
         if self._is_closed or io_thread.is_lost():
             return None
         self._is_closed = True
@@ -71,12 +75,12 @@ class AioClient(ProcessBound, Generic[CoreT]):
             look = self._look = _begin_look(self._make, self._name)
         if not look.done():
             return await asyncio.wrap_future(look)
-        # Without a turn of the loop, which would cost as much as twenty records at each poll.
+        # No await here: a turn of the loop at each poll would cost as much as twenty records.
         return look.result()
 
 
 def _begin_look(make: Callable[[], CoreT], name: str) -> "Future[CoreT]":
-    """Begins a look in a new thread. The future is running from the beginning, so that no waiter can cancel it."""
+    """Begins a lookup in a new thread. The future is marked as running at once, so that no waiter can cancel it."""
     found: Future[CoreT] = Future()
     found.set_running_or_notify_cancel()
     threading.Thread(target=_make_into, args=(found, make), name=f"{name} opening", daemon=True).start()
@@ -90,18 +94,16 @@ def _make_into(found: "Future[CoreT]", make: Callable[[], CoreT]) -> None:
         found.set_exception(error)
 
 
-# The application's callbacks of an async client: they run in the event loop of the call that brought them, and may be
-# coroutines. What one raises is logged; a producer raises it from the next `flush` or `close`.
-
-
 logger = logging.getLogger(__name__)
 
 
 class Reports:
-    """See the module."""
+    """The application's callbacks of one async client."""
 
     def __init__(self) -> None:
+        # The first exception of a callback since `take_error`.
         self._error: BaseException | None = None
+        # Callbacks that are coroutines under way.
         self._tasks: dict[asyncio.Future[object], None] = {}
 
     def __repr__(self) -> str:
@@ -118,18 +120,19 @@ class Reports:
         return report
 
     async def join(self) -> None:
-        """Returns when all callbacks are over whose time had come, but for the one that awaits this.
+        """Returns when all callbacks due by now have ended, except for the one that awaits this.
 
-        A callback in another loop is left out: a loop that was closed never ends it.
+        A callback in another loop is left out, because a closed loop would never end it.
         """
-        await called(lambda end: end())  # behind those that wait
+        # Queued after the callbacks that wait for this loop.
+        await called(lambda end: end())
         loop, current = asyncio.get_running_loop(), asyncio.current_task()
         tasks = [each for each in self._tasks if each is not current and each.get_loop() is loop]
         if tasks:
             await asyncio.wait(tasks)
 
     def take_error(self) -> BaseException | None:
-        """Returns and forgets the error that a callback raised."""
+        """Returns and forgets the first error of a callback."""
         error, self._error = self._error, None
         return error
 
@@ -141,7 +144,8 @@ class Reports:
             return
         if inspect.isawaitable(result):
             task = asyncio.ensure_future(result)
-            self._tasks[task] = None  # a loop keeps no task alive by itself
+            # A loop keeps no task alive by itself.
+            self._tasks[task] = None
             task.add_done_callback(self._on_over)
 
     def _on_over(self, task: "asyncio.Future[object]") -> None:

@@ -2,8 +2,8 @@
 fetched from the broker where not, as Arrow batches of a size that suits Spark.
 
 Invariants: rows come in offset order, each once, none outside the range. Files are read first, those of the plan and
-then those of any replica in sync on this machine; from the first offset that they do not give the broker is asked.
-While Spark works on one answer the next is under way.
+then those of any replica in sync on this machine; the broker gives the rest, from the first offset missing in them.
+While Spark works on one answer the next fetch is under way.
 """
 
 import asyncio

@@ -85,9 +85,9 @@ def split_ranges(ranges: Sequence[OffsetRange], *, min_partitions: int, slot_cou
 def available_part(
     options: ReadOptions, partition: TopicPartition, asked: tuple[int, int], there: AvailableRange
 ) -> tuple[int, int]:
-    """What is left of a range [start, end) that is not all there, after a warning.
+    """The remaining part of a range [start, end) whose records are partly gone, after a warning.
 
-    Raises OffsetOutOfRange instead when data loss is to fail the query.
+    Raises OffsetOutOfRange instead with failOnDataLoss.
     """
     message = (
         f"{partition!r} of cluster {options.cluster!r}: offsets [{asked[0]}, {asked[1]}) were asked for,"
@@ -103,14 +103,14 @@ def available_part(
 
 
 def is_topic_lost(error: ApiError) -> bool:
-    """Whether the topic is gone, or another one by now, so that asking again is no use."""
+    """Whether the topic was deleted, or created again, so that no retry helps."""
     return isinstance(error, (UnknownTopicOrPartition, InconsistentTopicId)) and not error.retriable
 
 
 def on_topic_lost(options: ReadOptions, error: ApiError) -> None:
-    """A topic that was there is not any more: a warning, and the caller goes on with nothing of it.
+    """Warns that a topic was deleted; the caller goes on without its records.
 
-    Raises the error instead, and how to go on in spite of it, when data loss is to fail the query.
+    Raises the error instead with failOnDataLoss, with advice how to go on in spite of the loss.
     """
     if options.fail_on_data_loss:
         raise type(error)(
@@ -120,7 +120,7 @@ def on_topic_lost(options: ReadOptions, error: ApiError) -> None:
 
 
 def are_offsets_named(options: ReadOptions, topic: str) -> bool:
-    """Whether the query names an offset of the topic, so that it was there once."""
+    """Whether the query names an offset of the topic, which therefore existed once."""
     return any(
         offset >= 0
         for offsets in (options.starting_offsets, options.ending_offsets)

@@ -1,4 +1,4 @@
-"""Spark on Ray: a RayDP session with the data source registered, set up so that none of RayDP's traps is met.
+"""Spark on Ray: a RayDP session with the data source registered, set up to avoid RayDP's traps.
 
 1. Executors ask Ray for no CPU: with every CPU taken, RayDP's first query would wait for ever without an error.
 2. Spark's Python workers run this interpreter; without PYSPARK_PYTHON they run whatever `python3` the PATH has.
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-# What RayDP would leave behind, taken away.
+# ---- Removal of RayDP's library copies ----
 #
-# Its JVM that is no Ray worker unpacks Ray's native library (41 MB) into a new directory under /tmp/ray that no process
+# RayDP's JVM outside of Ray's workers unpacks Ray's native library (41 MB) into a new directory that no process
 # removes. The library is mapped by then, so the directory can go at once, and nothing stays even after a kill.
 
 
@@ -125,7 +125,7 @@ def init(
 
 
 def require_spark() -> None:
-    """Raises UnavailableError, which says how to get it, unless Java 17 and the extra `rayka[spark]` are here."""
+    """Raises UnavailableError with advice unless Java 17 and the extra `rayka[spark]` are installed."""
     require_java()
     missing = [name for name in ("pyspark", "raydp") if find_spec(name) is None]
     if missing:
@@ -143,8 +143,9 @@ def register(session: "SparkSession", *, ray_address: str, slot_count: int) -> N
 
 
 def stop() -> None:
-    """Ends the session that `init` made, its executors and its JVM; nothing when there is none. One that the program
-    made itself, by RayDP's `init_spark`, is the program's to end.
+    """Ends the session made by `init`, its executors and its JVM; does nothing without one.
+
+    The program itself ends a session that it made by RayDP's `init_spark`.
     """
     if not _begun:
         return
@@ -176,7 +177,7 @@ def _connected() -> tuple[str, Any | None]:
 
 
 def _all_settings(node: Any | None, configs: Mapping[str, str]) -> dict[str, str]:
-    """Ours, overridden by the user's; what the driver's JVM is told is the sum of both."""
+    """Rayka's settings, overridden by the user's; options of the driver's JVM are joined instead."""
     logs = "" if node is None else f"-Dray.logging.dir={node.get_logs_dir_path()} "
     driver_options = logs + configs.get(_DRIVER_OPTIONS, "")
     return {**_SETTINGS, **configs, _DRIVER_OPTIONS: driver_options.strip()}

@@ -137,7 +137,7 @@ class RaykaReader(DataSourceReader):  # type: ignore[misc]
         return [RangePartition(*each) for each in zip(pieces, files, strict=True)]
 
 
-# The way from a Spark Python worker to a cluster: one Ray connection, which stays, as workers are reused.
+# ---- The connection of a Spark Python worker to Ray: one, and kept, because Spark reuses workers ----
 #
 # A connection made here follows when another Ray is asked for (a session that reads from two); one that the process had
 # before, such as the driver's, is left alone.

@@ -58,7 +58,7 @@ logger = logging.getLogger(__name__)
 
 
 class TopicDeleted(NoSuchTopic):
-    """The topic was there when the query was made, and is not any more."""
+    """The topic existed when the query was made, and was deleted since."""
 
 
 class TopicClient:
@@ -102,9 +102,10 @@ class TopicClient:
         return there
 
     async def locate(self, wanted: OffsetRange) -> tuple[FileRange, ...]:
-        """The segment files that hold a range, if this machine can open those of its leader or of a replica in sync;
-        none, or not all, if it cannot, or if that replica does not know yet how far the log is committed; none where
-        records of it are gone, of which fetching says what is left.
+        """The segment files of a range that this machine can open, of the leader or of a replica in sync.
+
+        Files may be missing: this machine cannot open them, or the replica does not know yet that the records are
+        committed. No file is returned if records of the range are gone; a fetch reports the remaining ones.
         """
         found: list[FileRange] = []
         offset = wanted.start_offset
@@ -182,7 +183,7 @@ class TopicClient:
                 )
 
     async def _topic(self, wanted: OffsetRange) -> MetadataTopic:
-        """The topic that the query was made for."""
+        """The topic of the query, checked by its id."""
         name = wanted.topic_partition.topic
         try:
             topic = await self._metadata.topic(name, TIMEOUT_MS)
@@ -254,9 +255,9 @@ async def _available_of(
 
 
 async def located(wanted: OffsetRange, options: ReadOptions, client: TopicClient) -> tuple[FileRange, ...]:
-    """The files of a range as `TopicClient.locate` finds them; none of a topic that was deleted.
+    """The files of a range by `TopicClient.locate`; none of a deleted topic.
 
-    Raises TopicDeleted and TopicRecreated when data loss is to fail the query.
+    Raises TopicDeleted and TopicRecreated with failOnDataLoss.
     """
     try:
         return await client.locate(wanted)

@@ -1,9 +1,9 @@
-"""A pool of workers: they are started, watched, replaced when their process dies, and drained.
+"""A pool of workers: starts, watches, replaces and drains them.
 
-One thread of this process looks at them once a second. The workers are the members of one group, so the cluster shares
-partitions between them, and takes those of a dead one away after its session; the pool only decides how many there are
-(`scaling`). Workers that keep their partitions go on while others come and go (cooperative-sticky). When this process
-ends, Ray ends the workers, and what they had not committed is given again.
+One thread of this process asks the workers once a second. The workers are the members of one group: the cluster
+assigns partitions to them, and takes the partitions of a dead worker away after its session. The pool only decides the
+number of workers (`scaling`). Workers that keep their partitions continue while others join and leave
+(cooperative-sticky). When this process ends, Ray ends the workers, and their uncommitted records are delivered again.
 """
 
 import logging
@@ -44,8 +44,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PoolStatus:
-    """The state of a pool. `lag_seconds` is the time to work off the waiting records at the speed of the last seconds,
-    infinite while none moves.
+    """The state of a pool. `lag_seconds`: the time for the waiting records at the speed of the last seconds, infinite
+    at speed 0.
     """
 
     workers: tuple[WorkerStatus, ...]
@@ -59,7 +59,7 @@ class PoolStatus:
 
 @dataclass(slots=True)
 class _Running:
-    """A worker that was asked for; its last status."""
+    """A worker that was requested, and its last status."""
 
     worker: WorkerHandle
     status: WorkerStatus
@@ -76,7 +76,7 @@ class _Progress(NamedTuple):
 
 
 class WorkerPool:
-    """See `workers`, which makes one. `with` stops it at the end."""
+    """A pool of workers, made by `rayka.workers`. `with` stops it at the end."""
 
     def __init__(self, plan: WorkerPlan, lag: GroupLag, host: WorkerHost) -> None:
         config = plan.config
@@ -106,8 +106,9 @@ class WorkerPool:
         return self._status
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Until the pool has ended, by `stop` in another thread or by itself; False when timeout (seconds) is over
-        first. Raises WorkFailed when a worker could not go on.
+        """Waits until the pool has ended, by `stop` in another thread or by itself; False after `timeout` seconds.
+
+        Raises WorkFailed when a worker failed for good.
         """
         has_ended = self._ended.wait(timeout)
         if has_ended:
@@ -115,9 +116,10 @@ class WorkerPool:
         return has_ended
 
     def stop(self, timeout: float = _STOP_S) -> None:
-        """Drains: each worker finishes and commits the batch it has, and leaves the group. Workers that have not ended
-        after timeout (seconds) are killed, and their batches given again. Raises WorkFailed when a worker could not go
-        on. Stopping twice is fine.
+        """Drains the pool: each worker finishes and commits its batch, and leaves the group.
+
+        Kills workers that have not ended after `timeout` seconds; their batches are delivered again. Stopping twice is
+        fine. Raises WorkFailed when a worker failed for good.
         """
         self._stopping.set()
         deadline_s = time.monotonic() + timeout
@@ -166,7 +168,7 @@ class WorkerPool:
             self._running[worker_id] = _Running(self._host.start(worker_id), status)
 
     def _reap(self, timeout_s: float = 0.0) -> None:
-        """Takes out workers that have ended; the first that cannot go on ends the pool."""
+        """Removes workers that have ended; the first that failed for good ends the pool."""
         ids, workers = list(self._running), [each.worker for each in self._running.values()]
         for place in self._host.ended(workers, timeout_s):
             self._take_out(ids[place], workers[place].end())
@@ -255,7 +257,7 @@ class WorkerPool:
         self._look()
 
     def _drain(self, worker_id: int) -> None:
-        """One that has not begun has nothing in hand; where Ray has no place for it, it would be waited for in vain."""
+        """Drains the worker. A worker that has not begun is killed: it has no batch, and Ray may never place it."""
         worker = self._running[worker_id]
         if worker.has_begun:
             worker.is_draining = True

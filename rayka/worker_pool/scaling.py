@@ -1,8 +1,8 @@
-"""The number of workers that a pool wants, from the lag and the speed of the workers.
+"""The wanted number of workers of a pool, from the group's lag and the speed of the workers.
 
-One step at a time, and none before the last one is through. Up: what waits takes longer than the target at the speed of
-now, in several looks one after another. Down: one worker fewer would still have time to spare, for much longer. Between
-the two nothing changes, so a pool comes to rest. Pure: the caller brings the time.
+Changes by one worker, and not before the last change is complete. Up: at the current speed the waiting records would
+take longer than the target, for `_UP_AFTER_S`. Down: one worker fewer would still be idle part of the time, for
+`DOWN_AFTER_S`. Between the two nothing changes, so a pool comes to rest. Pure: the caller brings the time.
 """
 
 from collections.abc import Sequence
@@ -16,20 +16,22 @@ from rayka.ids import TopicPartition
 
 _UP_AFTER_S = 3.0
 DOWN_AFTER_S = 30.0
-_BUSY_MAX = 0.7  # of the workers that would be left
+# The share of the remaining workers' time that may be busy before one worker is taken away.
+_BUSY_MAX = 0.7
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What was seen at a time. `busy` is how many workers' time went into user code, `waits` whether the last step is
-    still under way.
-    """
+    """The load of a pool at one time."""
 
     at_s: float
     workers: int
+    # Records that the group has not committed.
     lag_records: int
     records_per_s: float
+    # Time in user code, in units of one worker's full time: 1.5 is one and a half workers.
     busy: float
+    # The last change of the number of workers is not complete.
     waits: bool = False
 
     @property
@@ -41,7 +43,7 @@ class Look:
 
 
 class WorkerScaling:
-    """See the module. Without a target there are `least` workers."""
+    """Decides the number of workers; without a target always `least`."""
 
     def __init__(self, least: int, most: int, target_lag_s: float | None) -> None:
         self._least = least
@@ -54,7 +56,7 @@ class WorkerScaling:
         return f"<Scaling {self._least} to {self._most} target={self._target_lag_s}>"
 
     def wanted(self, look: Look, partition_count: int) -> int:
-        """So many workers; a worker without a partition would have nothing to do."""
+        """The wanted number of workers, at most one per partition and never below `least`."""
         most = max(self._least, min(self._most, partition_count))
         if self._target_lag_s is None or look.waits:
             self._too_slow_since_s = self._idle_since_s = None
@@ -79,16 +81,13 @@ def _since(known_s: float | None, at_s: float, *, is_so: bool) -> float | None:
     return at_s if known_s is None else known_s
 
 
-# What waits for a group: how many records of its topics it has not committed yet.
-
-
 class GroupLag:
     """Reads a group's lag with separate clients outside of the group. Made and used on one thread."""
 
     def __init__(
         self, cluster: ClusterHandle, group_id: str, topics: Sequence[str], *, begins_at_end: bool = False
     ) -> None:
-        """`begins_at_end`: where the group has committed nothing, what is there already does not wait for it."""
+        """`begins_at_end`: in a partition without a committed offset no existing record counts as lag."""
         self._topics = topics
         self._begins_at_end = begins_at_end
         self._admin = Admin(cluster=cluster)
@@ -102,7 +101,7 @@ class GroupLag:
         self._admin.describe_topics(self._topics)
 
     def look(self) -> tuple[int, int]:
-        """The records that wait, and the number of partitions. Raises what `committed` and `end_offsets` raise."""
+        """The uncommitted records, and the number of partitions. Raises the errors of `committed` and `end_offsets`."""
         partitions = [
             TopicPartition(each.name, number)
             for each in self._admin.describe_topics(self._topics)

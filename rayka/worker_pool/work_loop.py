@@ -1,8 +1,8 @@
-"""One worker: a member of a group that hands batches to the user's function, and commits when that has returned.
+"""One worker: a member of a group that passes batches to the user's function and commits after its return.
 
-At least once: what the function was given and the group has not committed is given again, to this or another worker. A
-batch whose function raises is tried again, with back-off; then it is poison. `stop` ends the pool there, with nothing
-skipped; otherwise each of its records is tried alone, and only those that fail are passed over.
+At least once: uncommitted records are delivered again, to this or another worker. A batch whose function raises is
+retried with back-off, and is poison after the last retry. `stop` then ends the pool and skips no record; otherwise each
+record of the batch is tried alone, and only failing records are skipped.
 """
 
 import logging
@@ -21,12 +21,13 @@ _BACKOFF_MAX_MS = 10_000
 
 logger = logging.getLogger(__name__)
 
-Batch = Any  # a list of `Record`, or a pyarrow.RecordBatch
+# A list of `Record`, or a pyarrow.RecordBatch.
+Batch = Any
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """The progress of one worker since it began."""
+    """The progress of one worker since its start."""
 
     worker_id: int
     partitions: int = 0
@@ -39,11 +40,11 @@ class WorkerStatus:
 
 
 class _Draining(Exception):
-    """The worker is to stop, so a batch that failed is left to another one."""
+    """Ends the attempts at a failed batch while the worker drains; another worker gets the batch."""
 
 
 class Worker:
-    """See the module. `run` belongs to one thread; `drain` and `status` to any."""
+    """One worker. `run` belongs to one thread; any thread may call `drain` and `status`."""
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class Worker:
         return f"<Worker {self._id} records={self._records} poison={self._poison}>"
 
     def drain(self) -> None:
-        """Takes no other batch; the one in hand is finished and committed."""
+        """Makes `run` take no further batch; the current batch is finished and committed."""
         self._draining.set()
 
     def status(self) -> WorkerStatus:
@@ -81,7 +82,7 @@ class Worker:
         )
 
     def run(self) -> None:
-        """Works until it is to drain. Raises WorkFailed for poison with `stop`, and what the consumer raises."""
+        """Works until `drain`. Raises WorkFailed for poison with `stop`, and the consumer's errors."""
         with self._consumer:
             while not self._draining.is_set():
                 batch = self._poll()
@@ -96,7 +97,7 @@ class Worker:
     # ---- One batch ---------------------------------------------------------------------------------------------------
 
     def _poll(self) -> Batch | None:
-        """A record that cannot be deserialized is poison, too."""
+        """Polls the next batch. A record that cannot be deserialized is poison, too."""
         try:
             if self._config.batch == "arrow":
                 return self._consumer.poll_arrow(_POLL_MS, self._config.max_records)
@@ -117,7 +118,7 @@ class Worker:
         self._batches += 1
 
     def _attempt(self, batch: Batch) -> Exception | None:
-        """None when the function has returned, otherwise what it raised at last."""
+        """Calls the function with retries; returns None, or the exception of the last attempt."""
         backoff_ms = self._config.retry_backoff_ms
         failure: Exception | None = None
         for attempt in range(self._config.retries + 1):
@@ -165,7 +166,7 @@ class Worker:
         try:
             self._consumer.commit()
         except ApiError as error:
-            # Its partitions are another member's by now, which is given the batch again.
+            # Another member has the partitions now and gets the batch again.
             logger.warning("%r could not commit: %s", self, error)
 
 
@@ -175,7 +176,7 @@ def _singles(batch: Batch) -> Iterator[Batch]:
 
 
 def _place(batch: Batch) -> str:
-    """From the first record to the last."""
+    """The range of the batch, from its first record to its last."""
     if isinstance(batch, list):
         places = [(each.topic, each.partition, each.offset) for each in (batch[0], batch[-1])]
     else:

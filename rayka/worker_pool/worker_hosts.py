@@ -1,7 +1,7 @@
 """Hosts of a pool's workers: each worker runs in a Ray actor or, for tests, in a thread of this process.
 
-A host starts workers, asks them, and says how they ended. Invariant: a worker that was killed, or whose process or
-thread ended without a result, counts as ended, and another one may take its place.
+A host starts workers, asks for their statuses, and reports how they ended. Invariant: a worker that was killed, or
+whose process or thread ended without a result, counts as ended, and another worker may take its place.
 """
 
 import logging
@@ -41,12 +41,13 @@ class WorkerEnd(NamedTuple):
 
     error: str = ""
     traceback: str = ""
-    may_pass: bool = False  # another worker may fare better
+    # Another worker may succeed.
+    may_pass: bool = False
     status: WorkerStatus | None = None
 
 
 class WorkerActor:
-    """Its methods run beside each other: `run` in one thread, until the end."""
+    """A worker in a Ray actor. Methods run concurrently: `run` occupies one thread until the end."""
 
     def __init__(self, worker_id: int, plan: WorkerPlan) -> None:
         self._id = worker_id
@@ -55,7 +56,7 @@ class WorkerActor:
         self._worker: Worker | None = None
 
     def run(self) -> WorkerEnd:
-        """Returns when it was drained, or cannot go on."""
+        """Returns when the worker was drained or failed for good."""
         try:
             self._make().run()
         except Exception as error:
@@ -78,12 +79,12 @@ class WorkerActor:
         return worker.status() if worker is not None else WorkerStatus(self._id, is_ready=False)
 
     def drain(self) -> None:
-        """`run` returns soon."""
+        """Makes `run` return soon."""
         self._draining.set()
 
 
 def consumer_options(config: WorkersConfig) -> dict[str, Any]:
-    """The part of a pool's configuration that is its consumers'."""
+    """The options of a pool that are options of its consumers."""
     return {name: getattr(config, name) for name in ConsumerConfig.model_fields}
 
 
@@ -100,7 +101,7 @@ class WorkerHandle(Protocol):
         ...
 
     def kill(self) -> None:
-        """Gives the worker up, with the batch that it has."""
+        """Gives the worker up together with its batch."""
         ...
 
     def end(self) -> WorkerEnd:
@@ -116,11 +117,11 @@ class WorkerHost(Protocol):
         ...
 
     def ended(self, workers: Sequence[Any], timeout_s: float) -> list[int]:
-        """The places of workers that have ended: as soon as one has, or after timeout_s."""
+        """The indexes of workers that have ended: as soon as one has, or after `timeout_s`."""
         ...
 
     def statuses(self, workers: Sequence[Any], timeout_s: float) -> Mapping[int, WorkerStatus]:
-        """The statuses of the workers that answer in time, by their places."""
+        """The statuses of the workers that answer in time, by their indexes."""
         ...
 
 
@@ -220,8 +221,9 @@ class _ThreadHandle:
 
 
 class ThreadHost:
-    """Threads instead of actors, for a cluster of `rayka.testing`, which no other process can reach. The function is
-    not pickled, so it may refer to objects of the test.
+    """Threads instead of actors, for a cluster of `rayka.testing`, which no other process can reach.
+
+    The function is not pickled, so it may refer to objects of the test.
     """
 
     def __init__(self, plan: WorkerPlan) -> None:
