@@ -18,9 +18,9 @@ from random import Random
 from uuid import UUID
 
 from rayka.actors.cluster_actors import ANSWER_TIMEOUT_S, START_TIMEOUT_S, wait_for
-from rayka.client.admin.admin_brain import AsyncAdmin
 from rayka.client.admin.admin_quorum import AsyncQuorumAdmin, ask_quorum
 from rayka.client.admin.admin_results import QuorumInfo, ReplicaState
+from rayka.client.admin.async_admin import AsyncAdmin
 from rayka.client.bootstrap import ClusterHandle
 from rayka.config.client_config import AdminConfig
 from rayka.errors import ApiError, UnavailableError

@@ -5,8 +5,8 @@ from random import Random
 
 import pytest
 
-from rayka.client.admin.admin_brain import AsyncAdmin
 from rayka.client.admin.admin_configs import resource_of
+from rayka.client.admin.async_admin import AsyncAdmin
 from rayka.config.client_config import AdminConfig
 from rayka.ids import TopicPartition
 from rayka.metadata.image import TopicImage

@@ -9,8 +9,8 @@ from random import Random
 import pytest
 
 from rayka.actors.quorum_changes import VoterStep, change_voters
-from rayka.client.admin.admin_brain import AsyncAdmin
 from rayka.client.admin.admin_quorum import AsyncQuorumAdmin
+from rayka.client.admin.async_admin import AsyncAdmin
 from rayka.config.client_config import AdminConfig
 from rayka.errors import UnavailableError
 from tests.testing.virtual import VirtualCluster, VirtualProducer, virtual_cluster

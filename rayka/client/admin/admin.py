@@ -1,8 +1,9 @@
 """The sync `Admin`: checks arguments, runs `AsyncAdmin` on the IO thread. Kafka: Admin (A56, A57, B45 to B47, G11)."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from functools import partial
 from random import Random
-from typing import Any, Unpack
+from typing import Any, Literal, ParamSpec, TypeVar, Unpack
 from uuid import UUID
 
 from rayka.client.admin.admin_arguments import (
@@ -16,10 +17,16 @@ from rayka.client.admin.admin_arguments import (
     partitions_of,
     paths_of,
 )
-from rayka.client.admin.admin_brain import AsyncAdmin
 from rayka.client.admin.admin_configs import changes_of, resource_of
-from rayka.client.admin.admin_group_part import GroupAdmin
-from rayka.client.admin.admin_load_part import LoadAdmin
+from rayka.client.admin.admin_group_results import GroupDescription, GroupListing, GroupOffset, OffsetReset
+from rayka.client.admin.admin_groups import target_of
+from rayka.client.admin.admin_load_results import (
+    BalancePlan,
+    BalanceStatus,
+    ClusterLoad,
+    DrainInfo,
+    EventInfo,
+)
 from rayka.client.admin.admin_partition_results import (
     BrokerLogDirs,
     ConfigValue,
@@ -27,14 +34,206 @@ from rayka.client.admin.admin_partition_results import (
     PartitionReassignment,
 )
 from rayka.client.admin.admin_results import ClusterSummary, QuorumInfo, TopicDescription
-from rayka.client.arguments import int_of, text_of
+from rayka.client.admin.async_admin import AsyncAdmin
+from rayka.client.arguments import Moment, int_of, partition_of, text_of
 from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle, resolve
+from rayka.client.io_thread import SyncClient, wait_for
 from rayka.config.client_config import AdminConfig
 from rayka.config.topic_config import TopicConfig
-from rayka.errors import InvalidPartitions, InvalidReplicaAssignment, InvalidReplicationFactor
+from rayka.errors import (
+    ClosedError,
+    InvalidArgument,
+    InvalidPartitions,
+    InvalidReplicaAssignment,
+    InvalidReplicationFactor,
+)
 from rayka.ids import TopicPartition
 from rayka.options import AdminOptions
+from rayka.protocol.events import EVENTS_MAX, NO_EVENT
+from rayka.protocol.groups import GroupState
+from rayka.protocol.load import MOVES_AS_CONFIGURED, MOVES_AT_ONCE_MAX
 from rayka.protocol.topics import ElectionType, NewPartitions, NewTopic
+
+# The base of the sync `Admin` and its parts: its `AsyncAdmin`, its close, and the way to the IO thread.
+
+
+P = ParamSpec("P")
+ResultT = TypeVar("ResultT")
+
+
+class AdminFace(SyncClient):
+    """Runs methods of an `AsyncAdmin` for callers on other threads."""
+
+    def __init__(self, brain: AsyncAdmin) -> None:
+        self._brain = brain
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        return f"<Admin cluster={self._brain.cluster_name}{' closed' * self._is_closed}>"
+
+    def close(self) -> None:
+        """Ends; closing again does nothing."""
+        self._is_closed = True
+
+    def _run(
+        self, work: Callable[P, Coroutine[Any, Any, ResultT]], *arguments: P.args, **options: P.kwargs
+    ) -> ResultT:
+        """Returns the result of the work. Every public method ends in this call, because `rayka.aio` overrides it to
+        return an awaitable instead.
+        """
+        self._check_open()
+        return wait_for(partial(work, *arguments, **options), self._brain.timeout_ms, caller=self)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError(f"{self!r}: make a new Admin")
+
+
+# The sync methods of `Admin` about load, balance and events, which run `AsyncAdmin`. Rayka's own.
+
+
+class LoadAdmin(AdminFace):
+    """The methods of `Admin` about load, balance and events."""
+
+    def describe_load(self, topics: Iterable[str] | None = None) -> ClusterLoad:
+        """Returns the load of every broker (bytes and records in and out a second, processor, disk) and the partitions
+        with the most load, of these topics or of all.
+
+        Brokers report every `broker.load.report.interval.ms` (5 s) to the active controller, which answers with means
+        over up to twelve reports; after a change of controller the load of a broker is unknown until its next report.
+        Each broker names up to eight partitions. Raises UnknownTopicOrPartition.
+        """
+        return self._run(self._brain.describe_load, names_of(topics))
+
+    def balance(self, *, dry_run: bool = False, moves: int | None = None) -> BalancePlan:
+        """Plans moves of replicas and preferred leaders that give every broker its share, and begins the plan.
+
+        `moves` partitions move at a time (1 to 100; None: `balancer.moves.max`). With `dry_run` nothing is changed.
+        Goals in their order: replicas on distinct racks and machines, no disk above 80 %, evenness of bytes, of
+        leaders, of traffic. A cluster that is even to within 10 % has an empty plan. Internal topics stay where they
+        are.
+
+        Returns when the first moves have begun, or the balance that is already under way. The active controller carries
+        out the plan, and its successor continues it. `describe_balance` shows the progress, `cancel_balance` ends it.
+        Raises InvalidRequest while another reassignment is under way, naming it; UnavailableError when not all brokers
+        have reported their load in time.
+        """
+        if moves is not None and not 1 <= int_of(moves, "moves") <= MOVES_AT_ONCE_MAX:
+            raise InvalidArgument(f"moves: expected 1 to {MOVES_AT_ONCE_MAX}, found {moves}")
+        return self._run(self._brain.balance, 0 if dry_run else moves or MOVES_AS_CONFIGURED)
+
+    def describe_balance(self) -> BalanceStatus:
+        """Returns the progress of the balance under way, or the outcome of the last one."""
+        return self._run(self._brain.describe_balance)
+
+    def cancel_balance(self) -> bool:
+        """Cancels the balance under way, requested or automatic; returns whether there was one.
+
+        No further move begins, and moves under way are reverted.
+        """
+        return self._run(self._brain.cancel_balance)
+
+    def describe_drains(self) -> list[DrainInfo]:
+        """The brokers and coordinators that are emptied, for whichever cause, and how far each is; a drain that is
+        over is not among them.
+        """
+        return self._run(self._brain.describe_drains)
+
+    def cancel_drain(self, broker_id: int) -> bool:
+        """Ends the drain that `drain_broker` began: partitions on their way go back where they can, and the broker
+        takes replicas again. Returns whether there was one. Raises BrokerIdNotRegistered.
+        """
+        return self._run(self._brain.cancel_drain, int_of(broker_id, "node_id"))
+
+    def events(self, *, since: int | None = None, count: int = EVENTS_MAX) -> list[EventInfo]:
+        """Returns the newest `count` events, the oldest first: changes of the cluster and its decisions, with causes.
+
+        `since`: the number of an event; only later events are returned. The cluster keeps the newest 1,000 events over
+        changes of the active controller and restarts; a cluster of an earlier version of Rayka has none. A broker
+        answers when no active controller has answered for 2 s.
+        """
+        after = NO_EVENT if since is None else int_of(since, "since")
+        if after < NO_EVENT:
+            raise InvalidArgument(f"since: expected the number of an event, found {since}")
+        if not 1 <= int_of(count, "count") <= EVENTS_MAX:
+            raise InvalidArgument(f"count: expected 1 to {EVENTS_MAX}, found {count}")
+        return self._run(self._brain.events, after, count)
+
+
+# The sync methods of `Admin` about groups, which run `AsyncGroupAdmin`. Kafka: Admin (E10).
+
+
+class GroupAdmin(AdminFace):
+    """The methods of `Admin` about groups and their committed offsets."""
+
+    def list_groups(self, states: Iterable[str] | None = None) -> list[GroupListing]:
+        """Returns all groups, or the groups in these states (such as "Empty" or "Stable"), sorted by id.
+
+        Asks every broker in use. Raises ValueError for a state that groups do not have.
+        """
+        wanted = None if states is None else tuple(_state(each) for each in names_of(states) or ())
+        return self._run(self._brain.groups.list_groups, wanted)
+
+    def describe_group(self, group_id: str) -> GroupDescription:
+        """Returns the group's state and its members with their assigned partitions.
+
+        Raises GroupIdNotFound, InvalidGroupId.
+        """
+        return self._run(self._brain.groups.describe, text_of(group_id, "group_id"))
+
+    def delete_group(self, group_id: str) -> None:
+        """Forgets the group and its committed offsets.
+
+        Raises NonEmptyGroup while the group has members, GroupIdNotFound, InvalidGroupId.
+        """
+        return self._run(self._brain.groups.delete, text_of(group_id, "group_id"))
+
+    def group_offsets(self, group_id: str) -> list[GroupOffset]:
+        """Returns the group's committed offsets and lags, sorted by partition; empty for an unknown group.
+
+        Leaders have up to 3 s to name the end offsets. Raises InvalidGroupId.
+        """
+        return self._run(self._brain.groups.offsets, text_of(group_id, "group_id"))
+
+    def reset_group_offsets(
+        self,
+        group_id: str,
+        *,
+        to: Literal["earliest", "latest"] | int | Mapping[TopicPartition, int] | None = None,
+        timestamp: Moment | None = None,
+        shift_by: int | None = None,
+        scope: Iterable[str | TopicPartition] | None = None,
+        dry_run: bool = False,
+    ) -> list[OffsetReset]:
+        """Commits other offsets for a group without members; returns them, sorted by partition.
+
+        Takes exactly one target. `to`: the earliest or latest offset, an offset, or an offset by partition.
+        `timestamp`: the first record at or after this moment (see `Consumer.seek_to_timestamp`; or in ms), else the
+        log's end. `shift_by`: this many records after the committed offset. An offset outside a log becomes the nearest
+        end of the log. `scope` names topics and partitions; it defaults to the partitions that `to` names, else to
+        those with committed offsets. With `dry_run` nothing is committed.
+
+        Raises NonEmptyGroup while the group has members, GroupIdNotFound when nothing is committed and no scope named,
+        UnknownTopicOrPartition, InvalidRequest for a partition without a target offset, InvalidGroupId.
+        """
+        target = target_of(to, timestamp, shift_by)
+        named = None if scope is None else _scope(scope)
+        name = text_of(group_id, "group_id")
+        return self._run(self._brain.groups.reset_offsets, name, target, named, dry_run=bool(dry_run))
+
+
+def _state(name: str) -> GroupState:
+    try:
+        return GroupState(name)
+    except ValueError:
+        known = ", ".join(repr(each.value) for each in GroupState)
+        raise InvalidArgument(f"states: expected some of {known}, found {name!r}") from None
+
+
+def _scope(given: Any) -> list[str | TopicPartition]:
+    if isinstance(given, (str, TopicPartition)) or not isinstance(given, Iterable):
+        raise TypeError(f"scope: expected a list of topics and partitions, found {given!r}")
+    return [each if isinstance(each, str) else partition_of(each) for each in given]
 
 
 class Admin(GroupAdmin, LoadAdmin):

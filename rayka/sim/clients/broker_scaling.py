@@ -13,8 +13,8 @@ from contextvars import Context
 from random import Random
 from typing import Any
 
-from rayka.client.admin.admin_brain import AsyncAdmin
 from rayka.client.admin.admin_configs import resource_of
+from rayka.client.admin.async_admin import AsyncAdmin
 from rayka.config.client_config import AdminConfig
 from rayka.errors import BrokerIdNotRegistered, InvalidRequest, RaykaError
 from rayka.ids import node_name
