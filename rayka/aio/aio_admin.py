@@ -20,7 +20,7 @@ class _Core(admin.Admin):
 
     def _run(self, work: Callable[..., Coroutine[Any, Any, Any]], *arguments: Any, **options: Any) -> Any:
         self._check_open()
-        return await_for(partial(work, *arguments, **options), self._brain.timeout_ms, caller=self)
+        return await_for(partial(work, *arguments, **options), self._async_admin.timeout_ms, caller=self)
 
 
 def _awaited(

@@ -54,22 +54,19 @@ from rayka.protocol.groups import GroupState
 from rayka.protocol.load import MOVES_AS_CONFIGURED, MOVES_AT_ONCE_MAX
 from rayka.protocol.topics import ElectionType, NewPartitions, NewTopic
 
-# The base of the sync `Admin` and its parts: its `AsyncAdmin`, its close, and the way to the IO thread.
-
-
 P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
 
 
-class AdminFace(SyncClient):
+class SyncAdmin(SyncClient):
     """Runs methods of an `AsyncAdmin` for callers on other threads."""
 
-    def __init__(self, brain: AsyncAdmin) -> None:
-        self._brain = brain
+    def __init__(self, async_admin: AsyncAdmin) -> None:
+        self._async_admin = async_admin
         self._is_closed = False
 
     def __repr__(self) -> str:
-        return f"<Admin cluster={self._brain.cluster_name}{' closed' * self._is_closed}>"
+        return f"<Admin cluster={self._async_admin.cluster_name}{' closed' * self._is_closed}>"
 
     def close(self) -> None:
         """Ends; closing again does nothing."""
@@ -82,18 +79,15 @@ class AdminFace(SyncClient):
         return an awaitable instead.
         """
         self._check_open()
-        return wait_for(partial(work, *arguments, **options), self._brain.timeout_ms, caller=self)
+        return wait_for(partial(work, *arguments, **options), self._async_admin.timeout_ms, caller=self)
 
     def _check_open(self) -> None:
         if self._is_closed:
             raise ClosedError(f"{self!r}: make a new Admin")
 
 
-# The sync methods of `Admin` about load, balance and events, which run `AsyncAdmin`. Rayka's own.
-
-
-class LoadAdmin(AdminFace):
-    """The methods of `Admin` about load, balance and events."""
+class LoadAdmin(SyncAdmin):
+    """The methods of `Admin` about load, balance, drains and events. Rayka's own."""
 
     def describe_load(self, topics: Iterable[str] | None = None) -> ClusterLoad:
         """Returns the load of every broker (bytes and records in and out a second, processor, disk) and the partitions
@@ -103,7 +97,7 @@ class LoadAdmin(AdminFace):
         over up to twelve reports; after a change of controller the load of a broker is unknown until its next report.
         Each broker names up to eight partitions. Raises UnknownTopicOrPartition.
         """
-        return self._run(self._brain.describe_load, names_of(topics))
+        return self._run(self._async_admin.describe_load, names_of(topics))
 
     def balance(self, *, dry_run: bool = False, moves: int | None = None) -> BalancePlan:
         """Plans moves of replicas and preferred leaders that give every broker its share, and begins the plan.
@@ -120,30 +114,30 @@ class LoadAdmin(AdminFace):
         """
         if moves is not None and not 1 <= int_of(moves, "moves") <= MOVES_AT_ONCE_MAX:
             raise InvalidArgument(f"moves: expected 1 to {MOVES_AT_ONCE_MAX}, found {moves}")
-        return self._run(self._brain.balance, 0 if dry_run else moves or MOVES_AS_CONFIGURED)
+        return self._run(self._async_admin.balance, 0 if dry_run else moves or MOVES_AS_CONFIGURED)
 
     def describe_balance(self) -> BalanceStatus:
         """Returns the progress of the balance under way, or the outcome of the last one."""
-        return self._run(self._brain.describe_balance)
+        return self._run(self._async_admin.describe_balance)
 
     def cancel_balance(self) -> bool:
         """Cancels the balance under way, requested or automatic; returns whether there was one.
 
         No further move begins, and moves under way are reverted.
         """
-        return self._run(self._brain.cancel_balance)
+        return self._run(self._async_admin.cancel_balance)
 
     def describe_drains(self) -> list[DrainInfo]:
         """The brokers and coordinators that are emptied, for whichever cause, and how far each is; a drain that is
         over is not among them.
         """
-        return self._run(self._brain.describe_drains)
+        return self._run(self._async_admin.describe_drains)
 
     def cancel_drain(self, broker_id: int) -> bool:
         """Ends the drain that `drain_broker` began: partitions on their way go back where they can, and the broker
         takes replicas again. Returns whether there was one. Raises BrokerIdNotRegistered.
         """
-        return self._run(self._brain.cancel_drain, int_of(broker_id, "node_id"))
+        return self._run(self._async_admin.cancel_drain, int_of(broker_id, "node_id"))
 
     def events(self, *, since: int | None = None, count: int = EVENTS_MAX) -> list[EventInfo]:
         """Returns the newest `count` events, the oldest first: changes of the cluster and its decisions, with causes.
@@ -157,14 +151,11 @@ class LoadAdmin(AdminFace):
             raise InvalidArgument(f"since: expected the number of an event, found {since}")
         if not 1 <= int_of(count, "count") <= EVENTS_MAX:
             raise InvalidArgument(f"count: expected 1 to {EVENTS_MAX}, found {count}")
-        return self._run(self._brain.events, after, count)
+        return self._run(self._async_admin.events, after, count)
 
 
-# The sync methods of `Admin` about groups, which run `AsyncGroupAdmin`. Kafka: Admin (E10).
-
-
-class GroupAdmin(AdminFace):
-    """The methods of `Admin` about groups and their committed offsets."""
+class GroupAdmin(SyncAdmin):
+    """The methods of `Admin` about groups and their committed offsets. Kafka: Admin (E10)."""
 
     def list_groups(self, states: Iterable[str] | None = None) -> list[GroupListing]:
         """Returns all groups, or the groups in these states (such as "Empty" or "Stable"), sorted by id.
@@ -172,28 +163,28 @@ class GroupAdmin(AdminFace):
         Asks every broker in use. Raises ValueError for a state that groups do not have.
         """
         wanted = None if states is None else tuple(_state(each) for each in names_of(states) or ())
-        return self._run(self._brain.groups.list_groups, wanted)
+        return self._run(self._async_admin.groups.list_groups, wanted)
 
     def describe_group(self, group_id: str) -> GroupDescription:
         """Returns the group's state and its members with their assigned partitions.
 
         Raises GroupIdNotFound, InvalidGroupId.
         """
-        return self._run(self._brain.groups.describe, text_of(group_id, "group_id"))
+        return self._run(self._async_admin.groups.describe, text_of(group_id, "group_id"))
 
     def delete_group(self, group_id: str) -> None:
         """Forgets the group and its committed offsets.
 
         Raises NonEmptyGroup while the group has members, GroupIdNotFound, InvalidGroupId.
         """
-        return self._run(self._brain.groups.delete, text_of(group_id, "group_id"))
+        return self._run(self._async_admin.groups.delete, text_of(group_id, "group_id"))
 
     def group_offsets(self, group_id: str) -> list[GroupOffset]:
         """Returns the group's committed offsets and lags, sorted by partition; empty for an unknown group.
 
         Leaders have up to 3 s to name the end offsets. Raises InvalidGroupId.
         """
-        return self._run(self._brain.groups.offsets, text_of(group_id, "group_id"))
+        return self._run(self._async_admin.groups.offsets, text_of(group_id, "group_id"))
 
     def reset_group_offsets(
         self,
@@ -219,7 +210,7 @@ class GroupAdmin(AdminFace):
         target = target_of(to, timestamp, shift_by)
         named = None if scope is None else _scope(scope)
         name = text_of(group_id, "group_id")
-        return self._run(self._brain.groups.reset_offsets, name, target, named, dry_run=bool(dry_run))
+        return self._run(self._async_admin.groups.reset_offsets, name, target, named, dry_run=bool(dry_run))
 
 
 def _state(name: str) -> GroupState:
@@ -299,18 +290,18 @@ class Admin(GroupAdmin, LoadAdmin):
             TopicConfig.parse({} if configs is None else configs, what=f"topic {name!r}").overrides(),
             placed,
         )
-        return self._run(self._brain.create_topic, topic, if_not_exists=bool(if_not_exists))
+        return self._run(self._async_admin.create_topic, topic, if_not_exists=bool(if_not_exists))
 
     def delete_topic(self, name: str) -> None:
         """Deletes the topic with all its records; returns when every broker has dropped it.
 
         Raises UnknownTopicOrPartition.
         """
-        return self._run(self._brain.delete_topic, text_of(name, "name"))
+        return self._run(self._async_admin.delete_topic, text_of(name, "name"))
 
     def list_topics(self) -> list[str]:
         """The names of all topics, sorted."""
-        return self._run(self._brain.list_topics)
+        return self._run(self._async_admin.list_topics)
 
     def describe_topic(self, name: str) -> TopicDescription:
         """Returns the topic's id, explicit configuration and partitions: leader, replicas, ISR, lag of each replica,
@@ -319,11 +310,11 @@ class Admin(GroupAdmin, LoadAdmin):
         Each broker has up to 3 s to report its logs; the logs of a broker that does not answer are None. Raises
         UnknownTopicOrPartition.
         """
-        return self._run(self._brain.describe_topic, text_of(name, "name"))
+        return self._run(self._async_admin.describe_topic, text_of(name, "name"))
 
     def describe_topics(self, names: Iterable[str] | None = None) -> list[TopicDescription]:
         """Describes several topics, or with None all, sorted by name. See `describe_topic`."""
-        return self._run(self._brain.describe_topics, names_of(names))
+        return self._run(self._async_admin.describe_topics, names_of(names))
 
     def create_partitions(
         self, name: str, partitions: int, *, assignments: Assignments | None = None
@@ -336,7 +327,9 @@ class Admin(GroupAdmin, LoadAdmin):
         """
         count = count_of(partitions, "partitions", InvalidPartitions)
         placed = assignments_of(assignments)
-        return self._run(self._brain.create_partitions, NewPartitions(text_of(name, "name"), count, placed))
+        return self._run(
+            self._async_admin.create_partitions, NewPartitions(text_of(name, "name"), count, placed)
+        )
 
     def delete_records(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Deletes the records below an offset of each partition; -1 is the high watermark: all committed records.
@@ -345,7 +338,7 @@ class Admin(GroupAdmin, LoadAdmin):
         requested offset. Raises OffsetOutOfRange for an offset above the high watermark, UnknownTopicOrPartition,
         PolicyViolation, and the last retriable error when leaders did not finish in time; deleted records stay deleted.
         """
-        return self._run(self._brain.partitions.delete_records, offsets_of(offsets))
+        return self._run(self._async_admin.partitions.delete_records, offsets_of(offsets))
 
     # ---- Configuration ----
 
@@ -357,7 +350,7 @@ class Admin(GroupAdmin, LoadAdmin):
         The resource is a topic, a broker by its id, or with `broker="all"` the settings for all brokers. Raises
         UnknownTopicOrPartition, BrokerIdNotRegistered. Kafka: DescribeConfigsRequest.
         """
-        return self._run(self._brain.configs.describe, resource_of(topic, broker))
+        return self._run(self._async_admin.configs.describe, resource_of(topic, broker))
 
     def alter_configs(
         self,
@@ -374,7 +367,7 @@ class Admin(GroupAdmin, LoadAdmin):
         """
         resource = resource_of(topic, broker)
         changes = changes_of(resource, configs)
-        return self._run(self._brain.configs.alter, resource, changes)
+        return self._run(self._async_admin.configs.alter, resource, changes)
 
     # ---- Replicas and leaders ----
 
@@ -388,7 +381,7 @@ class Admin(GroupAdmin, LoadAdmin):
         changes have begun. Raises UnknownTopicOrPartition, InvalidReplicaAssignment (unknown brokers, no brokers),
         NoReassignmentInProgress (nothing to cancel). Kafka: AlterPartitionReassignmentsRequest.
         """
-        return self._run(self._brain.partitions.alter_reassignments, assignment_of(reassignments))
+        return self._run(self._async_admin.partitions.alter_reassignments, assignment_of(reassignments))
 
     def drain_broker(self, broker_id: int, *, dry_run: bool = False) -> dict[TopicPartition, tuple[int, ...]]:
         """Moves every replica of the broker to other brokers; returns the new replicas of each partition, empty for a
@@ -403,13 +396,13 @@ class Admin(GroupAdmin, LoadAdmin):
         how far the drain is, `cancel_drain` ends it. Raises BrokerIdNotRegistered; InvalidReplicationFactor naming the
         topics for which too few brokers remain; NoDiskRoom.
         """
-        return self._run(self._brain.drain_broker, int_of(broker_id, "node_id"), dry_run=dry_run)
+        return self._run(self._async_admin.drain_broker, int_of(broker_id, "node_id"), dry_run=dry_run)
 
     def list_partition_reassignments(
         self, partitions: Iterable[TopicPartition] | None = None
     ) -> list[PartitionReassignment]:
         """Returns the reassignments under way, of these partitions or of all."""
-        return self._run(self._brain.partitions.list_reassignments, partitions_of(partitions))
+        return self._run(self._async_admin.partitions.list_reassignments, partitions_of(partitions))
 
     def elect_leaders(
         self, partitions: Iterable[TopicPartition] | None = None, *, unclean: bool = False
@@ -421,13 +414,13 @@ class Admin(GroupAdmin, LoadAdmin):
         EligibleLeadersNotAvailable, UnknownTopicOrPartition. Kafka: ElectLeadersRequest.
         """
         election = ElectionType.UNCLEAN if unclean else ElectionType.PREFERRED
-        return self._run(self._brain.partitions.elect_leaders, election, partitions_of(partitions))
+        return self._run(self._async_admin.partitions.elect_leaders, election, partitions_of(partitions))
 
     # ---- The cluster ----
 
     def describe_cluster(self) -> ClusterSummary:
         """Returns the cluster's id, active controller and registered brokers: state, rack, replicas and leaders."""
-        return self._run(self._brain.describe_cluster)
+        return self._run(self._async_admin.describe_cluster)
 
     def log_dirs(
         self, brokers: Iterable[int] | None = None, *, topics: Iterable[str] | None = None
@@ -438,7 +431,7 @@ class Admin(GroupAdmin, LoadAdmin):
         Kafka: DescribeLogDirsRequest.
         """
         ids = None if brokers is None else tuple(int_of(each, "node_id") for each in brokers)
-        return self._run(self._brain.partitions.log_dirs, ids, names_of(topics))
+        return self._run(self._async_admin.partitions.log_dirs, ids, names_of(topics))
 
     def alter_replica_log_dirs(self, broker_id: int, replicas: Mapping[TopicPartition, str]) -> None:
         """Moves replicas of the broker to other data directories of the broker, by the paths that `log_dirs` shows.
@@ -453,7 +446,7 @@ class Admin(GroupAdmin, LoadAdmin):
         the first refusal is raised after the other moves have begun. Kafka: AlterReplicaLogDirsRequest.
         """
         return self._run(
-            self._brain.partitions.alter_log_dirs, int_of(broker_id, "node_id"), paths_of(replicas)
+            self._async_admin.partitions.alter_log_dirs, int_of(broker_id, "node_id"), paths_of(replicas)
         )
 
     def unregister_broker(self, broker_id: int) -> None:
@@ -462,14 +455,14 @@ class Admin(GroupAdmin, LoadAdmin):
         Raises BrokerIdNotRegistered, and InvalidRequest for a broker that runs or holds replicas (`drain_broker` moves
         them). Kafka: UnregisterBrokerRequest, which checks neither.
         """
-        return self._run(self._brain.unregister_broker, int_of(broker_id, "node_id"))
+        return self._run(self._async_admin.unregister_broker, int_of(broker_id, "node_id"))
 
     def describe_quorum(self) -> QuorumInfo:
         """Returns the leader of the metadata quorum, its voters and observers, and the lag of each.
 
         Raises UnavailableError with the answer of each controller while there is no leader.
         """
-        return self._run(self._brain.quorum.describe)
+        return self._run(self._async_admin.quorum.describe)
 
     def add_raft_voter(self, node_id: int, directory_id: UUID | None = None) -> None:
         """Makes a controller that follows the metadata a voter; returns when the change is committed.
@@ -479,7 +472,7 @@ class Admin(GroupAdmin, LoadAdmin):
         caught up or another change is under way, and UnavailableError when the node does not follow, or when the answer
         was lost and the change may have been made.
         """
-        return self._run(self._brain.quorum.add_voter, int_of(node_id, "node_id"), directory_id)
+        return self._run(self._async_admin.quorum.add_voter, int_of(node_id, "node_id"), directory_id)
 
     def remove_raft_voter(self, node_id: int, directory_id: UUID | None = None) -> None:
         """Takes the vote from a controller; returns when the change is committed. The controller goes on following.
@@ -487,4 +480,4 @@ class Admin(GroupAdmin, LoadAdmin):
         Raises VoterNotFound, also for the last voter, RequestTimedOut while another change is under way, and
         UnavailableError when the answer was lost and the change may have been made.
         """
-        return self._run(self._brain.quorum.remove_voter, int_of(node_id, "node_id"), directory_id)
+        return self._run(self._async_admin.quorum.remove_voter, int_of(node_id, "node_id"), directory_id)

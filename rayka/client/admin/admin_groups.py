@@ -47,8 +47,6 @@ from rayka.protocol.groups import (
 )
 from rayka.protocol.membership import MetadataRequest
 
-# The target of a reset of a group's offsets. Kafka: ConsumerGroupCommand's `--reset-offsets`.
-
 
 class ResetTarget(NamedTuple):
     """The target of a reset. At most one field is set; without any the target is the end of each log."""
@@ -234,7 +232,7 @@ class AsyncGroupAdmin(AdminPart):
         *,
         dry_run: bool,
     ) -> list[OffsetReset]:
-        """What is committed, or would be, sorted by partition. Raises NonEmptyGroup, GroupIdNotFound."""
+        """Commits the reset unless `dry_run`; returns it by partition. Raises NonEmptyGroup, GroupIdNotFound."""
         described = await self._described(group_id)
         if described.state not in _WITHOUT_MEMBERS:
             raise NonEmptyGroup(

@@ -1,4 +1,4 @@
-"""What an `Admin` answers: frozen values with designed reprs, and `to_dict` for programs."""
+"""Results of `Admin` about topics, the cluster and the quorum: frozen values with designed reprs, and `to_dict`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
