@@ -15,10 +15,12 @@ from collections.abc import Iterable
 from enum import Enum, IntEnum, auto
 from typing import NamedTuple, Self
 
+from rayka.controller.placeable_directories import drain_of
 from rayka.controller.planning.balance_plan import Goal, Move
 from rayka.errors import UnknownTopicOrPartition
 from rayka.ids import TopicIdPartition, TopicPartition
 from rayka.metadata.image import MetadataImage, PartitionImage, named_partition
+from rayka.protocol.drains import DrainCause
 
 
 class MoveCause(IntEnum):
@@ -87,8 +89,9 @@ class MoveQueue:
 
     @classmethod
     def of_reassigned(cls, image: MetadataImage, reassigned: Iterable[TopicIdPartition]) -> Self:
-        """The queue of a new active controller. The controller does not know which caller began the reassignments
-        that it finds: all of them count as healing's, so the bound holds over a change of controllers.
+        """The queue of a new active controller. Reassignments off a drained broker are the drain's; an operator's
+        drain has no bound. The controller does not know which caller began the others: all of them count as
+        healing's, so the bound holds over a change of controllers.
         """
         moves = cls()
         for key in reassigned:
@@ -98,7 +101,10 @@ class MoveQueue:
                 original = partition.original_replicas
                 move = Move(name, original, partition.target_replicas, 0, Goal.REPLACEMENT)
                 epoch = partition.partition_epoch - 1
-                moves._under_way[key] = _Begun(move, MoveCause.HEAL, original, epoch)
+                drains = [drain for each in partition.removing_replicas if (drain := drain_of(image, each))]
+                cause = MoveCause.DRAIN if drains else MoveCause.HEAL
+                is_bounded = all(each.cause is not DrainCause.OPERATOR for each in drains)
+                moves._under_way[key] = _Begun(move, cause, original, epoch, is_bounded)
         return moves
 
     def __repr__(self) -> str:

@@ -241,11 +241,23 @@ def test_no_balance_moves_anything_beside_a_drain_nor_fills_the_drained_broker(m
 
 
 def test_moves_of_a_drain_take_no_place_of_healing() -> None:
-    machine = four(BrokerConfig(balancer_moves_max=1))
+    machine = four(BrokerConfig(balancer_moves_max=2))
     ask(machine)
-    assert len(under_way(machine)) == 3
+    assert under_way(machine) == [0, 3, 4]
     machine.start(5)
-    assert lose(machine, 2) >= 1
+    assert lose(machine, 3) == 2
+    assert under_way(machine) == [0, 1, 2, 3, 4]
+
+
+def test_moves_of_a_drain_take_no_place_of_healing_after_a_change_of_controllers() -> None:
+    machine = four(BrokerConfig(balancer_moves_max=2))
+    ask(machine)
+    machine.start(5)
+    machine.change_controller()
+    report(machine)
+    assert under_way(machine) == [0, 3, 4]
+    assert lose(machine, 3) == 2
+    assert under_way(machine) == [0, 1, 2, 3, 4]
 
 
 # ---- Scaling's -------------------------------------------------------------------------------------------------------
