@@ -245,9 +245,7 @@ def end_ray(*, unless_used_by_others_than: str = "") -> None:
 
 
 def end_idle_ray() -> bool:
-    """Ends the remembered Ray if this process is connected to it and no cluster is left on it; returns whether it
-    did.
-    """
+    """Ends the remembered Ray if this process is connected to it and no cluster is left there; returns whether so."""
     import ray
 
     from rayka.actors import ray_process

@@ -110,7 +110,7 @@ def reset_offsets(group_id: str, scope: tuple[str, ...], execute: bool, target: 
 def _aim(
     *, to_earliest: bool, to_latest: bool, to_offset: int | None, to_time: str | None, shift_by: int | None
 ) -> dict[str, Any]:
-    """The one that was given, as `Admin.reset_group_offsets` takes it. Raises click.UsageError."""
+    """The one given target, in the form of `Admin.reset_group_offsets`. Raises click.UsageError."""
     aims: list[dict[str, Any]] = []
     aims += [{"to": "earliest"}] if to_earliest else []
     aims += [{"to": "latest"}] if to_latest else []

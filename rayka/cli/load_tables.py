@@ -17,8 +17,9 @@ _UNKNOWN, _FENCED = "unknown", "fenced"
 
 
 def print_broker_loads(brokers: "Sequence[BrokerLoadInfo]") -> None:
-    """A table of brokers, of at most 80 columns. A broker that has not reported yet is unknown; of a fenced one, which
-    has stopped or is silent, only what it holds is known.
+    """Prints a table of brokers, at most 80 columns wide.
+
+    The load of a broker without a report is unknown; of a fenced broker only the sizes are known.
     """
     rows = [(each.node_id, *_broker_cells(each)) for each in brokers]
     styles = [
@@ -28,7 +29,7 @@ def print_broker_loads(brokers: "Sequence[BrokerLoadInfo]") -> None:
 
 
 def print_partition_loads(partitions: "Sequence[PartitionLoadInfo]") -> None:
-    """A table of replicas, the busiest first. With a short name of the topic it has at most 80 columns."""
+    """Prints a table of replicas, the busiest first, at most 80 columns wide for short names of topics."""
     busiest = sorted(
         partitions, key=lambda each: (each.bytes_in + each.bytes_out, each.size_bytes), reverse=True
     )

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rayka.client.admin.admin_results import BrokerDescription, TopicDescription
 
 
-# Where replicas are to go, as users write it: arguments, and Kafka's reassignment file. Pure.
+# Parsing of replicas from arguments and Kafka's reassignment file. Pure.
 
 
 _ANY_DIRECTORY = "any"
@@ -51,7 +51,7 @@ def parse_replicas(texts: Sequence[str], topic: str) -> "Plan":
 
 
 def check_brokers(plan: "Plan", brokers: "Iterable[BrokerDescription]") -> None:
-    """Raises InvalidReplicaAssignment for a broker that there is not, one twice, or none, as the controller would."""
+    """Raises InvalidReplicaAssignment for an unknown broker, a repeated one, or no broker, like the controller."""
     from rayka.client.admin.admin_arguments import replicas_of
 
     for_users = sorted(each.node_id for each in brokers if Role.BROKER in each.roles)
@@ -278,7 +278,7 @@ def print_plan(plan: "Plan", topics: "Sequence[TopicDescription]", as_json: bool
 
 
 def print_outcomes(outcomes: "list[ElectionOutcome]") -> None:
-    """A table of elections; those that failed stand out."""
+    """Prints a table of elections; failed ones stand out."""
     rows = [
         (
             each.topic_partition,

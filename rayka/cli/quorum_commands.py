@@ -86,7 +86,7 @@ def remove_controllers(node_ids: tuple[int, ...], is_sure: bool, target: Target)
 
 
 def print_summary(info: "QuorumInfo") -> None:
-    """The leader and the voters, and how far the voter that is furthest behind is."""
+    """Prints the leader, the voters, and the largest lag of a voter."""
     followers = [each for each in info.voters if each.node_id != info.leader_id]
     silent = tuple(each for each in followers if each.lag < 0)
     lag = max((each.lag for each in followers), default=0)
@@ -106,7 +106,7 @@ def print_summary(info: "QuorumInfo") -> None:
 
 
 def print_replication(info: "QuorumInfo") -> None:
-    """A table of all replicas; those that have not fetched of late stand out."""
+    """Prints a table of all replicas; those without a recent fetch stand out."""
     rows, styles = [], []
     for status, replicas in (("voter", info.voters), ("observer", info.observers)):
         for each in replicas:

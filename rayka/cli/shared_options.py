@@ -150,7 +150,7 @@ def _refuse_no_utf8(context: click.Context, arguments: list[str]) -> None:
 
 
 def _is_utf8(text: str) -> bool:
-    """Whether it can be encoded: bytes of the command line that cannot be decoded are lone surrogates in it."""
+    """Whether the text is UTF-8: undecodable bytes of the command line became lone surrogates in the text."""
     try:
         text.encode()
     except UnicodeEncodeError:

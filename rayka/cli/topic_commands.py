@@ -45,14 +45,14 @@ _UNKNOWN = "unknown"
 
 
 def print_logs(partitions: "Sequence[PartitionDescription]") -> None:
-    """A table of the leaders' logs. What a broker that did not answer would know is unknown."""
+    """Prints a table of the leaders' logs; the logs of a broker that did not answer are unknown."""
     rows = [(each.partition, *_cells(each.leader_log)) for each in partitions]
     styles = [Style.NOTE if each.leader_log is None else Style.PLAIN for each in partitions]
     print_table("Logs of the leaders", _LOG_COLUMNS, rows, styles)
 
 
 def compaction_problems(topic_name: str, partitions: "Sequence[PartitionDescription]") -> list[str]:
-    """Why replicas cannot be compacted, one line each."""
+    """The reasons why replicas cannot be compacted, one line each."""
     return [
         f"{topic_name}-{each.partition} grows on broker {node_id}: {log.cleaning.problem}"
         for each in partitions
@@ -287,7 +287,7 @@ def delete(topic_name: str, is_sure: bool, target: Target) -> None:
 
 
 def print_partitions(partitions: "list[PartitionDescription]") -> None:
-    """A table of them; those that are not as they should be stand out."""
+    """Prints a table of partitions; unhealthy ones stand out."""
     rows = [
         (
             each.partition,
@@ -308,7 +308,7 @@ def print_partitions(partitions: "list[PartitionDescription]") -> None:
 
 
 def remedies(description: "TopicDescription") -> list[str]:
-    """One line for each partition without a leader: what it waits for, and how to go on without that."""
+    """A line for each partition without a leader: the replicas it waits for, and how to go on without them."""
     return [
         f"{description.name}-{each.partition} is offline until {_awaited(each)} runs again with its disk. What only "
         f"that has is lost with: rayka partition elect-leaders --topic {description.name} "

@@ -74,7 +74,7 @@ class TopicClient:
     async def available(self, topics: Iterable[str]) -> dict[TopicPartition, AvailableRange]:
         """The offsets of each partition of the topics now, in order.
 
-        Raises UnknownTopicOrPartition, UnavailableError; TopicDeleted, TopicRecreated when one goes away meanwhile.
+        Raises UnknownTopicOrPartition, UnavailableError; TopicDeleted, TopicRecreated when a topic goes away.
         """
         found = [await self._metadata.topic(name, TIMEOUT_MS) for name in topics]
         ids = {topic.name: topic.topic_id for topic in found}
