@@ -1,1 +1,1 @@
-"""What a producer does with records: gathers them into batches, sends those to leaders, and reports the outcomes."""
+"""The producer: gathers records into batches, sends batches to partition leaders, and reports the outcomes."""

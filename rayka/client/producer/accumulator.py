@@ -1,16 +1,19 @@
-"""The records that a producer has taken and the log has not: which batch takes one, which may go, which are over.
+"""The accumulator: the records that a producer accepted and has no result for, in batches by partition.
 
-The accumulator holds the producer's only lock: application threads append, the IO thread drains and ends batches, and
-callers that wait for memory stand in line under it. Its parts (queues, schedule, memory, producer id) are reached
-through it alone. It has no clock: `now_ms` and timestamps come in.
+The accumulator holds the producer's only lock. Under the lock application threads append, the IO thread drains and ends
+batches, and callers wait in line for memory. Only the accumulator reaches its parts (queues, schedule, memory, producer
+id). The accumulator has no clock: `now_ms` and timestamps are arguments.
 
-Invariants: batches of a partition stand in the order of their records and stay there until they are done, so order
-survives retries (`partition_queue`); memory set aside never exceeds `buffer_memory` (`BufferPool`); a
-KeyboardInterrupt between any two steps of an append loses at most the record being appended. The cost of an append, or
-of a look at the ready batches, does not depend on the number of partitions (`drain_schedule`).
+Invariants:
+- Batches of a partition stand in the order of their records until they are done, so retries keep the order
+  (`partition_queue`).
+- No append reserves memory beyond `buffer_memory` (`BufferPool`); only sends of interrupting code exceed it.
+- A KeyboardInterrupt between any two steps of an append loses at most the record being appended.
+- The cost of an append, or of a look at the ready batches, does not depend on the number of partitions
+  (`drain_schedule`).
 
-Partitioning: a keyed record goes where Kafka would put it (murmur2); without a key, records stick to one partition
-until its batch is closed, then to the one with the shortest queue. Kafka: RecordAccumulator, BufferPool.
+Partitioning: a keyed record goes to the same partition as in Kafka (murmur2). Keyless records stick to one partition
+until its batch is closed, then to the partition with the shortest queue. Kafka: RecordAccumulator, BufferPool.
 """
 
 from collections import deque
@@ -32,51 +35,51 @@ from rayka.client.producer.record_columns import Moment, PreparedRecord, Row
 from rayka.errors import ClosedError, LeaderNotAvailable, NoSuchTopic, OutOfOrderSequence, RaykaError
 from rayka.ids import NO_NODE
 
-# Records of one partition, from which on its batch takes more without the lock.
+# A batch of a keyed or named partition opens for appends without the lock once it has so many records.
 OPENED_AT = 8
-# Batches of sends that have interrupted a step of their own thread.
+# Bound of batches that wait in `InterruptingSends`.
 INTERRUPTING_MAX = 1_000
-# The partition of such a batch until `adopt` chooses one.
+# Partition of a batch in `InterruptingSends` until `adopt` chooses one.
 _ANY = -1
 
 
 class DrainPlan(msgspec.Struct, eq=False):
-    """Decisions of one drain, for the sender to carry out."""
+    """Decisions of one drain; the sender carries them out."""
 
-    # Batches that have had their time.
+    # Batches older than `delivery_timeout_ms`; the sender fails them.
     expired: list[ProducerBatch] = []
-    # Batches that belong to a partition that is gone.
+    # Pinned batches of a deleted partition; the sender fails them.
     unplaced: list[ProducerBatch] = []
     # Batches whose partition has no leader; they wait for another try.
     leaderless: list[ProducerBatch] = []
-    # Each request with the leader that it goes to, in the order in which they must be sent.
+    # Leader id and batches of each request, in the order of sending.
     requests: list[tuple[int, list[ProducerBatch]]] = []
-    # A batch that is ready and has no producer id to be numbered under, and its leader.
+    # Leader id and batch of a ready batch that lacks a producer id.
     unnumbered: tuple[int, ProducerBatch] | None = None
-    # When to drain again: NEVER if only an answer or an append can change anything.
+    # Time of the next drain: NEVER if only an answer or an append can create work.
     next_ms: float = NEVER
 
 
 class InterruptingSends:
-    """Sends by code that has interrupted its own thread within a step of the producer.
+    """Holds records sent by a signal handler or finalizer that interrupted a step of the producer in its own thread.
 
-    A signal handler runs between two instructions of the main thread, a finalizer between two of any thread; both may
-    send. The accumulator may be halfway through a change then, in a frame that goes on only when they return, so
-    waiting for its lock would never end. Such a send touches nothing of the interrupted step:
+    A signal handler runs between two instructions of the main thread, a finalizer between two instructions of any
+    thread; both may send. The interrupted step may hold the accumulator's lock, and resumes only when the handler
+    returns. So a handler that waits for the lock would wait for ever. Such a send leaves the interrupted step alone:
 
-    1. the record gets a batch of its own, which waits here, and the IO thread is woken;
-    2. the handler returns, and the step that it has interrupted ends;
-    3. the thread puts the batch behind the others of its partition before it sends anything else. Where an exception
-       ends the step, the next step does that, at the latest the IO thread's.
+    1. the record gets its own batch, which waits here, and the IO thread is woken;
+    2. the handler returns, and the interrupted step ends;
+    3. the thread puts the batch behind the other batches of its partition before the thread sends again. If an
+       exception ends the step, the next step moves the batch, at the latest the IO thread's drain.
 
-    Invariants: the order of sends is kept; at most INTERRUPTING_MAX batches wait. Kafka has nothing of the kind: Java
-    runs no code in the middle of another's.
+    Invariants: the order of sends is kept; at most INTERRUPTING_MAX batches wait. Kafka has no counterpart, because
+    Java runs no handler inside another thread's code.
     """
 
     def __init__(self, topics: ProducerTopics, lock: AbstractContextManager[object]) -> None:
         self._topics = topics
         self._lock = lock
-        # The batches that wait for the end of a step, each with its partition and the key that chooses it, or None.
+        # Waiting batches, each with its partition or None, and the key that chooses the partition or None.
         self.batches: deque[tuple[ProducerBatch, int | None, bytes | None]] = deque()
 
     def add(self, record: PreparedRecord, at: Moment) -> DeliveryFuture | None:
@@ -100,12 +103,12 @@ class InterruptingSends:
         return batch, index
 
     def settle(self) -> None:
-        """Puts the batches behind those of their partitions. Not called within a step that may be interrupted."""
+        """Moves the batches to the ends of their partitions' queues. Not called inside an interruptible step."""
         with self._lock:
             while self.batches:
                 batch, partition, key = self.batches[0]
                 try:
-                    # An exception of a signal handler may have come between this line and the last one of the loop.
+                    # Else a batch would stand twice: an exception of a signal handler may come before `popleft`.
                     if self._topics.queue_with(batch) is None:
                         if partition is None and key is not None:
                             queues = self._topics.known(batch.topic, None).queues
@@ -118,7 +121,7 @@ class InterruptingSends:
 
 
 class Accumulator:
-    """The records on their way. `wake` has the sender drain soon."""
+    """All batches of a producer that are not done. `wake` makes the sender drain soon."""
 
     def __init__(self, limits: Limits, wake: Callable[[], object]) -> None:
         self._lock = io_thread.step_lock()
@@ -129,7 +132,7 @@ class Accumulator:
         self.line = MemoryLine(self._lock)
         self.topics = ProducerTopics(limits, self.schedule, self.line)
         self._interrupting = InterruptingSends(self.topics, self._lock)
-        # Looked at by each append.
+        # Read by each append, so without a look-up in between.
         self._interrupting_batches = self._interrupting.batches
         self._linger_ms = limits.linger_ms
         self._delivery_timeout_ms = limits.delivery_timeout_ms
@@ -147,25 +150,26 @@ class Accumulator:
     # ---- Topics ----
 
     def set_topic(self, name: str, partition_count: int, message_bytes_max: int) -> None:
-        """Takes the topic as the metadata has it now."""
+        """Updates the topic's partitions and batch size from new metadata."""
         with self._lock:
             self.topics.put(name, partition_count, message_bytes_max)
         if self.topics.departing:
             self.schedule.wake()
 
     def remove_topic(self, name: str) -> list[ProducerBatch]:
-        """Forgets a topic that is gone; returns its batches, to be failed."""
+        """Forgets a deleted topic; returns its batches, which the caller fails."""
         with self._lock:
             return self.topics.remove(name)
 
     def forget_idle(self, name: str) -> bool:
-        """Forgets the topic unless it is in use: a batch is left, or a thread has looked for it since the last call.
-        Whether the topic is not known any more.
+        """Forgets the topic unless the topic is in use; returns whether the topic is unknown now.
+
+        A topic is in use while it has a batch, or if a thread has looked up the topic since the last call.
 
         A race with `ProducerCore.knows`, which takes no lock:
-        1. this method takes the topic away, then looks at its mark `is_wanted`; with a mark it puts the topic back;
-        2. a thread that wants the topic finds it, sets the mark, then looks whether the topic is still there.
-        So either this method sees the mark, or the thread sees that the topic is gone, and learns it anew.
+        1. this method removes the topic, then reads the mark `is_wanted`; with the mark set it puts the topic back;
+        2. a thread that wants the topic finds it, sets the mark, then checks that the topic is still there.
+        So either this method sees the mark, or the thread misses the topic and asks for its metadata again.
         """
         with self._lock:
             known = self.topics.get(name)
@@ -181,11 +185,11 @@ class Accumulator:
     def try_append(
         self, record: PreparedRecord, at: Moment, turn: MemoryTurn | None = None
     ) -> DeliveryFuture | None:
-        """Adds one record; None when the memory for it is not there, or others wait for memory. `turn` is the caller's
-        own place among these, if it waits.
+        """Adds one record; None if its memory is not free, or if other callers wait for memory before this one. `turn`
+        is the place in the line of a caller that waits.
 
-        Its batch takes more without the lock afterwards, as far as its memory reaches; the batch of a partition that a
-        record names, or its key, only once it has a few, for of thousands of partitions most batches get no more.
+        Opens the batch for appends without the lock, within its reserved memory. The batch of a named or keyed
+        partition opens only after OPENED_AT records: with thousands of partitions most batches stay small.
         """
         if self._is_in_step():
             self._check_open()
@@ -217,7 +221,7 @@ class Accumulator:
             if partition is None:
                 topics.sticky[topic] = batch
             has_a_few = partition is None or len(batch.records) >= OPENED_AT
-            # Not before a wake-up: a batch that fills without it and without the lock would linger without end.
+            # A batch that opened before the wake-up would fill without the lock and linger without end.
             if has_a_few and batch.limit_bytes < 0 and not is_wake_up_due:
                 topics.open(batch, at.timestamp_ms, at.now_ms)
         if is_wake_up_due:
@@ -227,14 +231,16 @@ class Accumulator:
         return future
 
     def is_counted(self, future: DeliveryFuture) -> bool:
-        """Whether its batch, which is sealed by now, has the record, which was added without the lock."""
+        """Whether the sealed batch of the future counted its record, which was added without the lock."""
         with self._lock:
             return type(future.slot) is int
 
     def try_append_columns(
         self, piece: Piece, now_ms: float, turn: MemoryTurn | None = None
     ) -> tuple[ProducerBatch, int] | None:
-        """Adds Arrow columns, at most a batch's worth: the batch and the index of the first. None as `try_append`."""
+        """Adds Arrow columns that fit one batch; returns the batch and the index of the first record. None as for
+        `try_append`.
+        """
         if self._is_in_step():
             self._check_open()
             added = self._interrupting.add_columns(piece, now_ms)
@@ -251,21 +257,21 @@ class Accumulator:
         return added
 
     def _check_open(self) -> None:
-        """Under the lock: behind a `close` in another thread a record would never end."""
+        """Raises ClosedError after `close`. Called under the lock: a record added after `close` would never end."""
         if self._is_closed:
             raise ClosedError("the producer is closed: make a new Producer")
 
     # ---- Sending ----
 
     def end_linger(self) -> list[ProducerBatch]:
-        """No batch that is here lingers any more: a caller waits for it. Returns all batches that hold records."""
+        """Ends the linger time of all batches, because a caller waits for them. Returns all batches with records."""
         with self._lock:
             self._interrupting.settle()
             waiting = [each for each in self.topics if len(each)]
             for batch in waiting:
                 batch.is_urgent = True
                 queue = self.topics.queue_with(batch)
-                # A queue that is held has lingered already.
+                # A held queue is past its linger time, and must keep its place in the line for the leader.
                 if queue is not None and not self.schedule.is_held(queue):
                     self.schedule.add(queue)
         if waiting:
@@ -273,16 +279,14 @@ class Accumulator:
         return waiting
 
     def close(self) -> list[ProducerBatch]:
-        """Takes no more records; returns all batches that hold some."""
+        """Takes no more records; returns all batches with records."""
         with self._lock:
             self._is_closed = True
             self.topics.close_open()
         return self.end_linger()
 
     def drain(self, now_ms: float, requests: LeaderRequests) -> DrainPlan:
-        """Decides on everything that is due: starts the batches that are ready, as far as their leaders take them, and
-        ends those that have had their time.
-        """
+        """Starts the ready batches, as many as their leaders accept, and ends the expired ones; returns the plan."""
         with self._lock:
             plan, schedule = DrainPlan(), self.schedule
             schedule.on_drain()
@@ -290,8 +294,8 @@ class Accumulator:
                 self._interrupting.settle()
             if self.topics.departing:
                 plan.unplaced = self.topics.move_departing()
-            # All of them, for `reschedule` returns no moment that has passed: one that is left would wait for whatever
-            # comes next.
+            # All expired batches must end here: `reschedule` returns no past moment, so a batch left over would wait
+            # for the next event of any kind.
             begun_ms = now_ms - self._delivery_timeout_ms
             for queue in schedule.pending(now_ms):
                 if queue.batches and queue.batches[0].created_ms <= begun_ms:
@@ -306,11 +310,10 @@ class Accumulator:
             return plan
 
     def _release_held(self, now_ms: float, requests: LeaderRequests) -> float:
-        """Releases batches that were held for a busy leader, as many as it accepts now. Returns when to look again at
-        batches that still fill.
+        """Releases queues held for busy leaders, as many as each leader accepts. Returns the time of the next look at
+        backlogs that still fill.
 
-        While records come, a backlog of open batches fills for as long as the leader would take for it: each record
-        that is in time for a batch saves another one, and the last is sent no later than if all had gone at once.
+        While records arrive, waits as long as the leader would need for the backlog: fuller batches, no later end.
         """
         fills_until_ms = NEVER
         for leader_id in self.schedule.busy_leaders:
@@ -326,8 +329,8 @@ class Accumulator:
         return fills_until_ms
 
     def _start_ready(self, now_ms: float, requests: LeaderRequests, plan: DrainPlan) -> bool:
-        """Starts the next batch of each partition that has one to go; False when a further call would start none."""
-        # A request has one batch of a partition at most.
+        """Starts the next due batch of each pending partition; False if another call would start none."""
+        # A request holds at most one batch of a partition.
         requests.close()
         is_any = False
         for queue in self.schedule.pending(now_ms):
@@ -350,7 +353,7 @@ class Accumulator:
         return is_any and self.schedule.has_pending
 
     def _start(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
-        """The batch goes now: fixes its records, and their sequence."""
+        """Starts the batch: fixes its records and its sequence."""
         if batch.state is FILLING:
             self.topics.close(batch)
         batch.become(IN_FLIGHT)
@@ -360,17 +363,17 @@ class Accumulator:
         self.identity.number(queue, batch)
         self.schedule.on_front_changed(queue, batch)
 
-    # ---- What becomes of batches ----
+    # ---- Results of batches ----
 
     def ready(self, now_ms: float) -> list[ProducerBatch]:
-        """Batches that may go now."""
+        """The batches that may be sent now."""
         with self._lock:
             nexts = ((queue, queue.next_to_go()) for queue in self.schedule.pending(now_ms))
             return [batch for queue, batch in nexts if batch is not None and queue.due_ms(batch) <= now_ms]
 
     def defer(self, batch: ProducerBatch, error: RaykaError, not_before_ms: float) -> bool:
-        """The batch failed in a way that passes: it keeps its place, for another try after a pause. False if its topic
-        is gone.
+        """Keeps a batch with a retriable error in its place, for another try after `not_before_ms`. False if the
+        batch's topic was deleted.
         """
         with self._lock:
             queue = self.topics.queue_with(batch)
@@ -385,7 +388,7 @@ class Accumulator:
         if batch.state is IN_FLIGHT:
             batch.become(BatchState.WAITING)
         batch.last_error = error
-        # Else the log lacks what it has refused before this batch, and all are numbered anew: nothing to wait for.
+        # Skip the back-off if the whole queue is renumbered anyway.
         if not (isinstance(error, OutOfOrderSequence) and queue.sequences.needs_new_epoch):
             if isinstance(error, OutOfOrderSequence):
                 self.identity.on_out_of_order(queue, batch)
@@ -394,7 +397,7 @@ class Accumulator:
         self._settle(queue)
 
     def on_new_leaders(self, topic: str, partitions: Iterable[int]) -> None:
-        """Batches that paused after a failure of their leader, or were held for a busy one, go without delay."""
+        """Ends the back-off of the partitions, which have new leaders, and releases all held queues."""
         with self._lock:
             known = self.topics.get(topic)
             queues = [] if known is None else known.queues
@@ -409,8 +412,9 @@ class Accumulator:
     def go_on(
         self, batch: ProducerBatch, end: PartEnd | None = None, *, has_fewer_records: bool = False
     ) -> bool:
-        """Sends the rest of a batch now, after a part of it ended, was split, or lost records that the log refused.
-        False if no record is left, or the topic is gone: then the caller ends the batch.
+        """Makes the rest of a batch ready, after a part ended, was split, or lost refused records.
+
+        Returns False if no record is left or the topic was deleted; the caller then ends the batch.
         """
         with self._lock:
             queue = self.topics.queue_with(batch)
@@ -427,7 +431,7 @@ class Accumulator:
             return True
 
     def finish(self, batches: Sequence[ProducerBatch], *, is_acknowledged: bool) -> None:
-        """The batches are over. Nothing to do for one of a topic that is gone."""
+        """Removes finished batches and releases their memory; skips batches of deleted topics."""
         with self._lock:
             for batch in batches:
                 self._finish(batch, is_acknowledged=is_acknowledged)
@@ -439,7 +443,7 @@ class Accumulator:
         queue = self.topics.queue_with(batch)
         if queue is None:
             return
-        # It was never sent, and may still be the one that takes records.
+        # An unsent batch may still be the one that takes records.
         if not batch.is_sealed:
             self.topics.close(batch)
         queue.remove(batch)
@@ -453,7 +457,7 @@ class Accumulator:
 
 
 def _added(batch: ProducerBatch, record: PreparedRecord) -> DeliveryFuture:
-    """Adds the record to the batch, which has the memory for it."""
+    """Adds the record to the batch, whose reserved memory suffices."""
     batch.size_bytes += record.size_bytes
     if record.key is not None:
         batch.has_keys = True

@@ -1,14 +1,15 @@
-"""The meaning of an answer or a failure: for batches, for the callbacks and futures of their records; and the counters.
+"""Results of produce requests: ends batches or sends them again, calls their callbacks, and counts.
 
-An error about single records fails no other record. A batch that the log refuses as too large goes again in smaller
-parts, until the record that is too large is alone and fails. Records that the log names in its refusal fail, and the
-others go again without them. Kafka: RecordAccumulator.splitAndReenqueue; Sender.failBatch, which fails the others too
-(KIP-467).
+An error about single records fails no other record. A batch that the log refuses as too large is sent again in smaller
+parts, until the record that is too large is alone and fails. Records that the log names in its refusal fail; the other
+records of the batch are sent again.
 
-A request that fails in a way that passes is repeated until `delivery_timeout_ms`: after a pause, or as soon as a new
-leader is known where it was the leader that failed. With idempotence the broker knows a repeated batch again; without,
-a request whose answer was lost may put its records into the log twice. Invariant: a batch ends exactly once. On the IO
-thread only. Kafka: Sender.completeBatch, Sender.failBatch (G18, C11).
+A batch with a retriable error is sent again until `delivery_timeout_ms`: after a back-off, or as soon as a new leader
+is known if the leader failed. With idempotence the broker recognizes a repeated batch. Without idempotence, a request
+whose answer was lost may put its records into the log twice.
+
+Invariant: a batch ends exactly once. Runs on the IO thread only. Kafka: Sender.completeBatch; Sender.failBatch (G18,
+C11), which fails the records that the log does not name, too (KIP-467); RecordAccumulator.splitAndReenqueue.
 """
 
 import logging
@@ -40,15 +41,21 @@ from rayka.protocol.batch_format import Codec
 from rayka.protocol.produce import ProducePartitionResult
 
 _KEPT_LATENCIES = 1_000
+NO_LEADER_ERRORS = (InvalidMetadataError, RequestTimedOut)
+# Errors of a batch larger than the topic's `max.message.bytes`, or than a segment of the log.
+_TOO_LARGE = (RecordTooLarge, RecordBatchTooLarge)
+_IN_LOG = (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER)
+
+logger = logging.getLogger(__name__)
 
 
 class ProducerMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """A producer at one moment. Totals count from its beginning; a record counts as sent when it is acknowledged.
+    """Counters of a producer at one moment. Totals count from the producer's start.
 
-    `bytes_total` is encoded batches as they were handed to the network, repeats included. `retries_total` and
-    `splits_total` count batches, `errors_total` records. Latencies are of the last thousand produce requests that were
-    answered, in ms, None before the first. `records_waiting` and `batches_waiting` are not over yet; of `buffer_bytes`
-    set aside for them.
+    `records_total` and `batches_total` count acknowledgements. `bytes_total` is the size of the encoded batches handed
+    to the network, retries included. `retries_total` and `splits_total` count batches, `errors_total` counts records.
+    Latencies are those of the last thousand answered produce requests, in ms; None before the first answer.
+    `records_waiting` and `batches_waiting` have no result yet; `buffer_bytes` is their reserved memory.
     """
 
     records_total: int
@@ -68,8 +75,8 @@ class ProducerMetrics(msgspec.Struct, frozen=True, kw_only=True):
 class Counts(msgspec.Struct, eq=False):
     """The counters of a producer, raised once for each batch and each request: a record costs nothing.
 
-    They belong to the IO thread. `snapshot` may be taken from any thread, and then some of a batch may be counted and
-    some not. Kafka: the metrics group `producer-metrics`.
+    The counters belong to the IO thread. Any thread may take a `snapshot`, which may then show a batch half counted.
+    Kafka: the metrics group `producer-metrics`.
     """
 
     records_total: int = 0
@@ -82,12 +89,12 @@ class Counts(msgspec.Struct, eq=False):
     latencies_ms: deque[float] = msgspec.field(default_factory=partial(deque, maxlen=_KEPT_LATENCIES))
 
     def on_answer(self, took_ms: float) -> None:
-        """A request was answered."""
+        """Counts an answered request and its latency."""
         self.requests_total += 1
         self.latencies_ms.append(took_ms)
 
     def snapshot(self, waiting: Sequence[ProducerBatch]) -> ProducerMetrics:
-        """All of it now, with the batches that wait."""
+        """The counters now, with the sums over the waiting batches."""
         latencies_ms = sorted(self.latencies_ms.copy())
         return ProducerMetrics(
             **{name: getattr(self, name) for name in self.__struct_fields__ if name.endswith("_total")},
@@ -103,16 +110,8 @@ def _quantile(ordered: list[float], percent: int) -> float | None:
     return ordered[(len(ordered) - 1) * percent // 100] if ordered else None
 
 
-NO_LEADER_ERRORS = (InvalidMetadataError, RequestTimedOut)
-# Larger than `max.message.bytes` of the topic, larger than a segment of its log.
-_TOO_LARGE = (RecordTooLarge, RecordBatchTooLarge)
-_IN_LOG = (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER)
-
-logger = logging.getLogger(__name__)
-
-
 class Outcomes:
-    """Ends batches, or has them go again."""
+    """Ends batches, or has the accumulator send them again."""
 
     def __init__(
         self,
@@ -124,7 +123,7 @@ class Outcomes:
         cluster_name: str,
         codec: Codec,
     ) -> None:
-        # Raised by one of the application's callbacks; kept until `flush` or `close` raises it again.
+        # First error of an application's callback, until `flush` or `close` raises the error.
         self.callback_error: BaseException | None = None
         self.logs_failures = True
         self.counts = Counts()
@@ -139,9 +138,11 @@ class Outcomes:
     def on_answers(
         self, node_id: int, batches: Sequence[ProducerBatch], results: Sequence[ProducePartitionResult]
     ) -> None:
-        """Takes the batches that are in the log first, and the lock once for all of them: a busy sending thread delays
-        each acquisition. The caller calls `call_back` then: a thread that waits runs only once this one has nothing to
-        do.
+        """Ends the batches that are in the log, then handles the refused ones.
+
+        Takes the accumulator's lock once for all acknowledged batches, because a busy sending thread delays each
+        acquisition. The caller calls `call_back` at the end of its work: a waiting thread runs only once the IO thread
+        is idle.
         """
         appended: list[tuple[ProducerBatch, ProducePartitionResult]] = []
         for batch, result in zip(batches, results, strict=True):
@@ -171,7 +172,7 @@ class Outcomes:
                 self.on_error(batch, error, node_id, leader_epoch=result.leader_epoch)
 
     def call_back(self) -> None:
-        """Reports the batches that were acknowledged."""
+        """Calls the callbacks of the batches acknowledged since the last call."""
         acknowledged, self._to_call_back = self._to_call_back, []
         for batch, callbacks in acknowledged:
             self._call_back(batch, callbacks)
@@ -179,7 +180,7 @@ class Outcomes:
     def _go_on(
         self, batch: ProducerBatch, end: PartEnd | None = None, *, has_fewer_records: bool = False
     ) -> None:
-        """Sends the records of the batch that are left; fails them if the topic is gone."""
+        """Sends the remaining records of the batch; fails them if the topic was deleted."""
         if not self._accumulator.go_on(batch, end, has_fewer_records=has_fewer_records):
             self.end(
                 batch, NoSuchTopic(f"topic {batch.topic!r} of cluster {self._cluster_name!r} was deleted")
@@ -188,13 +189,15 @@ class Outcomes:
     def on_error(
         self, batch: ProducerBatch, error: ApiError, node_id: int, *, leader_epoch: int = NO_EPOCH
     ) -> None:
-        """Another try later, soon at a leader that does not know yet that it leads, at once at another one that is
-        known by now, or the end. `leader_epoch`: the last one that the node knows.
+        """Splits a batch that is too large, retries a retriable error, else fails the batch.
+
+        Retries soon if the node has not learned that it leads, at once if another leader is known, else after the
+        back-off. `leader_epoch` is the last epoch that the node knows.
         """
         if isinstance(error, _TOO_LARGE) and self._goes_on_smaller(batch, error):
             return
         may_retry = error.retriable or isinstance(error, OutOfOrderSequence)
-        # A batch is out of order because one before it is late, or was refused: that is known soon.
+        # A batch is out of order because an earlier batch is late or was refused; the result of that batch comes soon.
         is_passing = isinstance(error, OutOfOrderSequence) or self._leaders.is_behind(
             batch, node_id, leader_epoch
         )
@@ -212,9 +215,10 @@ class Outcomes:
             self._accumulator.on_new_leaders(batch.topic, (batch.partition,))
 
     def _goes_on_smaller(self, batch: ProducerBatch, error: ApiError) -> bool:
-        """Whether the log is asked to take less at a time, or what is behind the one record that is too large.
+        """Splits the part that is too large, or fails its only record and sends the next part; False if the batch has
+        no further record.
 
-        A log that has the batch whole, from before its limit was lowered, does not refuse it.
+        The log has none of the part: the log does not refuse a batch that it appended before its limit was lowered.
         """
         is_going_on = batch.part_count > 1 or batch.has_more_parts
         if batch.part_count > 1:
@@ -226,14 +230,14 @@ class Outcomes:
             if self.logs_failures:
                 logger.warning("1 record for %s failed: %s", batch.topic_partition, error)
             self._go_on(batch, PartEnd(batch.partition, error=error))
-        # The limit has changed: batches to come are made for it.
+        # The topic's limit has changed: later batches need the new limit.
         self._leaders.refresh(batch.topic)
         return is_going_on
 
     def _goes_on_without(self, batch: ProducerBatch, result: ProducePartitionResult, where: str) -> bool:
-        """Fails the records of the batch that the answer names, and sends the others again; False if it names none.
+        """Fails the records that the answer names, and sends the other records again; False if the answer names none.
 
-        The log has none of the batch: it does not refuse a batch that it has from an earlier try.
+        The log has none of the batch: the log does not refuse a batch that it appended in an earlier try.
         """
         errors: dict[int, Exception] = {
             each.batch_index: error_for(each.error_code, f"{where}: {each.error_message}")
@@ -255,27 +259,27 @@ class Outcomes:
         return True
 
     def on_unsent(self, batch: ProducerBatch, error: ApiError) -> None:
-        """The batch could not go: another try later, or the end."""
+        """Retries a batch that could not be sent after the back-off, or fails the batch."""
         if not error.retriable:
             self.end(batch, error)
         else:
             self._accumulator.defer(batch, error, self.retry_ms(batch))
 
     def retry_ms(self, batch: ProducerBatch) -> float:
-        """When to try again after another failure of the batch."""
+        """The end of the back-off after another failure of the batch."""
         return self._now_ms() + self._backoff.pause_ms(batch.failure_count + 1)
 
     def _soon_ms(self, batch: ProducerBatch) -> float:
         return self._now_ms() + self._backoff.soon_ms(batch.failure_count + 1)
 
     def fail(self, batches: Sequence[ProducerBatch], error: RaykaError) -> None:
-        """The batches have failed for good; the answer ends one that is in flight."""
+        """Fails the batches for good; a batch in flight is ended by its answer."""
         for batch in batches:
             if batch.state is not IN_FLIGHT:
                 self.end(batch, error)
 
     def end(self, batch: ProducerBatch, error: Exception) -> None:
-        """The batch has failed for good."""
+        """Fails the batch for good."""
         self.counts.errors_total += batch.left_count if batch.is_sealed else len(batch)
         if self.logs_failures:
             logger.warning("%s failed: %s", batch.records_text, error)
@@ -288,8 +292,9 @@ class Outcomes:
         self._call_back(batch, callbacks)
 
     def _call_back(self, batch: ProducerBatch, callbacks: Sequence[Callback]) -> None:
-        """Runs the application's code, which may raise anything. Outside of here a SystemExit would end the IO thread,
-        and a CancelledError the request with all its batches.
+        """Runs the application's callbacks and keeps their first error.
+
+        Catches everything: a SystemExit would end the IO thread, and a CancelledError the request with all its batches.
         """
         for callback in callbacks:
             try:

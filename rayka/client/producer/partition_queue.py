@@ -1,12 +1,12 @@
-"""The queue of one partition: the batches on their way, which may go next and when, and their sequences; and the queues
-of one topic.
+"""The queue of one partition (its unfinished batches, their sequences, and the time to send) and the queues of a topic.
 
 Invariants of a queue:
-- Batches stand in the order of their records. Batches that were sent and are not over stand before all others.
-- From the first of these on, no more than `in_flight_max` were sent. Those that are over already count too, for answers
-  come in any order, and the log knows again only the last five (C7).
-- A batch goes for the first time only when all before it are in flight, and again only when all before it are over: a
-  log that takes batches in sequence has them in order (C11). Without idempotence only the first may be in flight.
+- Batches stand in the order of their records. Batches that were sent and are not finished stand before all others.
+- Counted from the first unfinished batch, at most `in_flight_max` batches were sent. Finished batches count too:
+  answers come in any order, and the log recognizes only the last five batches (C7).
+- A batch is sent for the first time only when all batches before it are in flight, and sent again only when all batches
+  before it are finished. A log that checks sequences then has the batches in order (C11). Without idempotence only the
+  first batch may be in flight.
 Kafka: the deque of RecordAccumulator, `shouldStopDrainBatchesForPartition`; TransactionManager, TxnPartitionEntry;
 BuiltInPartitioner.
 """
@@ -23,33 +23,37 @@ from rayka.errors import InvariantBroken
 from rayka.protocol.batch_format import NO_PRODUCER_ID, SEQUENCE_MAX, ProducerSequence, sequence_after
 
 PRODUCER_EPOCH_MAX = 2**15 - 1
+NEVER = float("inf")
+# Records without a timestamp get the open batch's timestamp for so long.
+STAMP_AGE_MS = 10
 
 
 class Sequences(msgspec.Struct, eq=False, gc=False):
-    """The sequences of one partition's batches, and what the log is known to have of them (C11).
+    """The sequences of one partition's batches, and the known state of the log (C11).
 
-    A batch gets its sequence when it is first sent, and keeps it over retries, so that the broker knows the batch
-    again. After a sent batch has failed for good, no node knows whether the log has it: there may be a gap, and the
-    batches sent behind it go on being retried as they are. Either a later batch is acknowledged: there is no gap. Or
-    the log refuses the first of them: it has none of them. Only then they are numbered anew, in the next epoch of the
-    producer id, from 0.
+    A batch gets its sequence at its first send and keeps the sequence over retries, so that the broker recognizes the
+    batch. After a sent batch fails for good, the producer does not know whether the log has the batch: the sequences
+    may have a gap. Retries of the batches sent behind the failed one keep their sequences, until one of two outcomes:
+    1. a later batch is acknowledged: the log has no gap;
+    2. the log refuses the first later batch: the log has none of the later batches, so they get new sequences, from 0
+       in the next epoch of the producer id.
 
-    Invariants: two epochs are never in flight together; the first batch of an epoch is alone until it is acknowledged,
-    because a log that does not know the producer takes any sequence for the first (C5). Each partition has an epoch of
-    its own, where Kafka has one for all: without transactions nothing compares them.
+    Invariants: two epochs are never in flight together. The first batch of an epoch is alone in flight until it is
+    acknowledged, because a log that does not know the producer accepts any first sequence (C5). Each partition has its
+    own epoch. Kafka has one epoch for all partitions; without transactions nothing compares the epochs.
     """
 
     producer_id: int = NO_PRODUCER_ID
     producer_epoch: int = 0
     # A batch of this epoch was acknowledged.
     has_acknowledged: bool = False
-    # The log lacks something before the batches that are left: they must be numbered anew.
+    # The log lacks records before the remaining batches: the remaining batches need sequences of a new epoch.
     needs_new_epoch: bool = False
-    # Of the next record.
+    # Sequence of the next record.
     _next: int = 0
-    # Behind the last acknowledged record.
+    # Sequence after the last acknowledged record.
     _acknowledged_end: int = 0
-    # Behind the last record that failed and may be in the log; None without one.
+    # Sequence after the last failed record that the log may have; None: no such record.
     _failed_end: int | None = None
 
     def __repr__(self) -> str:
@@ -58,7 +62,7 @@ class Sequences(msgspec.Struct, eq=False, gc=False):
 
     @property
     def may_have_gap(self) -> bool:
-        """Whether a batch has failed that the log may or may not have, and nothing behind it is acknowledged."""
+        """Whether the log may lack a failed batch: no batch behind the failed batch is acknowledged."""
         return self._failed_end is not None
 
     @property
@@ -67,7 +71,9 @@ class Sequences(msgspec.Struct, eq=False, gc=False):
         return self.producer_epoch == PRODUCER_EPOCH_MAX
 
     def assign(self, record_count: int, producer_id: int, first_epoch: int = 0) -> ProducerSequence:
-        """The sequence of the next batch; `producer_id` and `first_epoch` are for a partition that has no id yet."""
+        """Returns the sequence of the next batch. A partition without a producer id takes `producer_id` and
+        `first_epoch`.
+        """
         if self.may_have_gap or self.needs_new_epoch:
             raise InvariantBroken(f"{self!r} takes no more before its next epoch")
         if self.producer_id == NO_PRODUCER_ID:
@@ -77,7 +83,7 @@ class Sequences(msgspec.Struct, eq=False, gc=False):
         return assigned
 
     def on_acknowledged(self, base_sequence: int, record_count: int) -> None:
-        """The log has these records, and so everything before them."""
+        """Notes that the log has these records, and so all records before them."""
         end = sequence_after(base_sequence, record_count)
         self.has_acknowledged = True
         if _is_before(self._acknowledged_end, end):
@@ -86,14 +92,14 @@ class Sequences(msgspec.Struct, eq=False, gc=False):
             self._failed_end = None
 
     def on_failed(self, base_sequence: int, record_count: int) -> None:
-        """These records are given up; the log may have them."""
+        """Notes that these records are given up; the log may have them."""
         end = sequence_after(base_sequence, record_count)
         is_known = not _is_before(self._acknowledged_end, end)
         if not is_known and (self._failed_end is None or _is_before(self._failed_end, end)):
             self._failed_end = end
 
     def begin_next_epoch(self) -> None:
-        """Numbers from 0 again, under the next epoch, or under a new producer id when that was the last."""
+        """Restarts sequences at 0 in the next epoch; after the last epoch, under a new producer id."""
         if self.is_used_up:
             self.producer_id, self.producer_epoch = NO_PRODUCER_ID, 0
         else:
@@ -106,46 +112,44 @@ class Sequences(msgspec.Struct, eq=False, gc=False):
 
 
 def _is_before(a: int, b: int) -> bool:
-    """Of two sequences that are near each other, though they may have wrapped in between."""
+    """Whether sequence `a` is before `b`; holds across the wrap to 0 for sequences that are near each other."""
     return 0 < (b - a) & SEQUENCE_MAX <= SEQUENCE_MAX // 2
-
-
-NEVER = float("inf")
-STAMP_AGE_MS = 10  # how long records without a timestamp get that of the one before
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What bounds the batches: bytes, and milliseconds."""
+    """The producer's limits for batches, from its configuration."""
 
     batch_bytes: int
     memory_bytes: int
     linger_ms: float
     delivery_timeout_ms: float
     is_idempotent: bool = False
-    # Batches of one partition; more only with idempotence.
+    # Batches of one partition in flight; 1 without idempotence.
     in_flight_max: int = 1
 
 
 class PartitionQueue(msgspec.Struct, eq=False, gc=False):
-    """The batches of one partition. The garbage collector does not track a queue: it is part of no cycle, and then the
-    timers that refer to it, one for each batch that lingers, need not be tracked either.
+    """The unfinished batches of one partition.
+
+    The garbage collector does not track a queue, because a queue is part of no cycle. So the collector need not track
+    the timers of a queue either, one for each lingering batch.
     """
 
     partition: int
     limits: Limits
-    # The last batch may be open.
+    # Unfinished batches in the order of their records; only the last may be open.
     batches: deque[ProducerBatch] = msgspec.field(default_factory=deque)
-    # The end of the pause after a failure.
+    # End of the back-off after a failure; no batch is sent before.
     not_before_ms: float = 0.0
-    # When the schedule looks at the partition next.
+    # Time of the partition's next timer in `DrainSchedule`.
     timer_ms: float = NEVER
-    # Nothing starts: batches of the topic that are in flight to a partition that is gone may have to go before.
+    # No batch starts, because batches for a deleted partition of the topic may have to move before this queue's.
     is_blocked: bool = False
-    # Of batches; a batch that is numbered anew counts again.
+    # Batches that got a sequence; a batch with a new sequence counts again.
     sent_count: int = 0
     sequences: Sequences = msgspec.field(default_factory=Sequences)
-    # An empty list for the next batch, which is then no new object to collect.
+    # An empty list for the next batch's records: a used list saves a new object for the garbage collector.
     spare_records: list[Any] | None = None
 
     def __repr__(self) -> str:
@@ -155,10 +159,10 @@ class PartitionQueue(msgspec.Struct, eq=False, gc=False):
     def last(self) -> ProducerBatch | None:
         return self.batches[-1] if self.batches else None
 
-    # ---- What may go ----
+    # ---- The next batch to send ----
 
     def next_to_go(self) -> ProducerBatch | None:
-        """The batch that is next, though perhaps not yet; None while only an answer or an append can change that."""
+        """The next batch to send, perhaps not due yet; None while only an answer or an append can make one ready."""
         first = None
         if self.is_blocked:
             return None
@@ -168,12 +172,15 @@ class PartitionQueue(msgspec.Struct, eq=False, gc=False):
             if batch.state is not IN_FLIGHT:
                 may_go = not self.sequences.needs_new_epoch and (batch is first or self._may_follow(batch))
                 return batch if may_go and (batch.count or batch.records) else None
-            if batch.has_more_parts:  # what is behind it would overtake them
+            # A later batch would overtake the other parts of this batch.
+            if batch.has_more_parts:
                 return None
         return None
 
     def _may_follow(self, batch: ProducerBatch) -> bool:
-        """Behind others that are in flight goes only what will not grow any more: an open batch fills meanwhile."""
+        """Whether a new batch may be sent while earlier ones are in flight: only a closed (or urgent) batch, within
+        `in_flight_max`. An open batch fills while it waits.
+        """
         return (
             self.sent_count - self.batches[0].number < self.limits.in_flight_max
             and batch.sequence is None
@@ -183,24 +190,27 @@ class PartitionQueue(msgspec.Struct, eq=False, gc=False):
         )
 
     def due_ms(self, batch: ProducerBatch) -> float:
-        """When the batch may go."""
+        """The time from which the batch may be sent: after the back-off, and after its linger time while it fills."""
         if batch.state is not FILLING or batch.is_urgent:
             return self.not_before_ms
         return max(self.not_before_ms, batch.created_ms + self.limits.linger_ms)
 
     def deadline_ms(self, batch: ProducerBatch) -> float:
-        """When the batch is given up."""
+        """The time at which the producer gives up the batch."""
         return batch.created_ms + self.limits.delivery_timeout_ms
 
     def expired(self, now_ms: float) -> list[ProducerBatch]:
-        """The first batches, as far as they wait and have had their time."""
+        """The batches at the front that wait and are older than `delivery_timeout_ms`."""
         begun_ms = now_ms - self.limits.delivery_timeout_ms
         if not self.batches or self.batches[0].created_ms > begun_ms:
             return []
         return list(takewhile(lambda each: _waits(each) and each.created_ms <= begun_ms, self.batches))
 
     def next_event_ms(self, following: ProducerBatch | None, now_ms: float) -> float:
-        """When time changes what is to be done for the partition, whose next batch is given, later than now."""
+        """The next moment after `now_ms` at which the partition needs a look: due, expired, or stamp too old.
+
+        `following` is the result of `next_to_go`.
+        """
         if not self.batches:
             return NEVER
         events_ms = []
@@ -215,7 +225,7 @@ class PartitionQueue(msgspec.Struct, eq=False, gc=False):
     # ---- The end of a batch ----
 
     def remove(self, batch: ProducerBatch) -> None:
-        """The batch is over."""
+        """Removes a finished batch; ends the back-off if the batch was the first."""
         if batch is self.batches[0]:
             self.not_before_ms = 0.0
             self.batches.popleft()
@@ -227,33 +237,31 @@ def _waits(batch: ProducerBatch) -> bool:
     return batch.state is not IN_FLIGHT and len(batch) > 0
 
 
-# The partitions of one topic in a producer, and the batches there that take records now. Kafka: BuiltInPartitioner.
-
-
 class TopicQueues:
-    """The queues of one topic."""
+    """The queues of one topic in a producer, and the batches that take records now. Kafka: BuiltInPartitioner."""
 
     __slots__ = ("_limits", "batch_bytes", "departing", "filling", "is_wanted", "last_sticky", "queues")
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self.queues: list[PartitionQueue] = []
-        # By partition: the batch that takes single records now, if there is one. It is the last of its queue, but a
-        # record for one of thousands of partitions finds each object that it touches outside the processor's caches,
-        # and on this way there are fewest.
+        # By partition: the batch that takes single records now, or None. The batch is the last of its queue. The list
+        # saves the way through the queue: with thousands of partitions every object on the way is a cache miss.
         self.filling: list[ProducerBatch | None] = []
-        # Queues of partitions that are gone, in the order in which they went. Their batches get other partitions when
-        # none of them is in flight any more.
+        # Queues of deleted partitions, in the order of deletion. Their batches get other partitions once none of the
+        # batches is in flight.
         self.departing: list[PartitionQueue] = []
-        # The partition that records without one went to last.
+        # The last partition chosen for records without key and partition.
         self.last_sticky = -1
-        # A batch for the topic may grow so far.
+        # Bound of a batch's size for this topic.
         self.batch_bytes = limits.batch_bytes
-        # A thread is about to send: the topic must not be forgotten before that.
+        # A thread is about to send to the topic: `forget_idle` must keep the topic.
         self.is_wanted = True
 
     def resize(self, partition_count: int, message_bytes_max: int) -> None:
-        """The topic has so many partitions now, the first of them those that it had."""
+        """Changes the number of partitions; remaining partitions keep their queues. A removed queue with batches
+        departs.
+        """
         gone = [each for each in self.queues[partition_count:] if each.batches]
         begin = min(len(self.queues), partition_count)
         new = range(begin, partition_count)
@@ -265,13 +273,13 @@ class TopicQueues:
         self.depart(gone)
 
     def depart(self, gone: list[PartitionQueue]) -> None:
-        """Adds queues of partitions that are gone; nothing of the topic starts before their batches have moved."""
+        """Adds queues of deleted partitions; blocks the topic's queues until the batches have moved."""
         self.departing += gone
         for queue in (*self.queues, *self.departing):
             queue.is_blocked = bool(self.departing)
 
     def queue_with(self, batch: ProducerBatch) -> PartitionQueue | None:
-        """The queue that the batch stands in."""
+        """The queue that holds the batch, or None."""
         if batch.partition < len(self.queues) and batch in self.queues[batch.partition].batches:
             return self.queues[batch.partition]
         return next((each for each in self.departing if batch in each.batches), None)
@@ -284,7 +292,7 @@ class TopicQueues:
         return self.last_sticky
 
     def column_batch(self, partition: int, size_bytes: int) -> ProducerBatch | None:
-        """The batch that takes columns of that size, if there is one: a batch gathers either records or columns."""
+        """The open batch with room for columns of that size, or None. A batch gathers either records or columns."""
         batch = self.queues[partition].last
         if batch is None or batch.state is not FILLING or not batch.count:
             return None

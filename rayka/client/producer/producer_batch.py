@@ -1,10 +1,10 @@
-"""Records of one partition on their way: gathered, sealed, encoded, acknowledged.
+"""A batch of records for one partition: gathered, sealed, encoded, acknowledged.
 
-A batch gathers either records of `send`, each held by the future that its caller got, or columns of `send_batch`. The
-IO thread seals a batch before it is sent: every record gets its index. Almost always the batch becomes one batch of the
-log. A batch that grew too large, here or for the log, becomes several parts, sent one after the other, and each ends
-for itself. Records that the log refuses leave the batch. When its partition is gone, its records are divided by key
-among other batches, and their ends come back to it (`PartEnds`).
+A batch gathers either records of `send`, each held by its caller's future, or columns of `send_batch`. The IO thread
+seals a batch before the first send: every record gets its index. Almost always the batch becomes one batch of the log.
+A batch that is too large, for its bound here or for the log, becomes several parts; the parts are sent one after
+the other, and each part has its own result. Records that the log refuses leave the batch. When the partition is
+deleted, the records are divided by key among other batches, and the results return to this batch (`PartEnds`).
 
 `send` appends to an open batch without a lock, which one thread may do while another seals:
 1. the appender appends its future, then looks whether the batch is sealed;
@@ -41,9 +41,9 @@ BATCH_OVERHEAD_BYTES = 256
 # A `limit_bytes` that sends every append through the lock.
 NOT_OPEN = -1
 Callback = Callable[[], object]
-# Nothing is added to it: the batch is closed.
+# The list of a sealed batch that gave its own list away; stays empty, because a sealed batch takes no record.
 _GIVEN_AWAY: "list[DeliveryFuture]" = []
-# Orders "it is done" and "call me when it is", for all batches.
+# Serializes the end of a batch with `call_when_done`, for all batches: no callback is lost.
 _completion = io_thread.step_lock()
 
 
@@ -55,7 +55,7 @@ class BatchState(Enum):
     CLOSED = "closed"
     # A request has it.
     IN_FLIGHT = "in flight"
-    # Waits for another try, or for its next part; or its partition went before it was sent.
+    # Waits for another try or for its next part, or was sealed unsent because its partition was deleted.
     WAITING = "waiting"
     # Other batches have its records.
     DIVIDED = "divided"
@@ -74,10 +74,10 @@ LEGAL_CHANGES: dict[BatchState, tuple[BatchState, ...]] = {
 
 
 class ProducerBatch:
-    """Records of one partition, or of none yet.
+    """A batch of one partition, or of a partition not chosen yet.
 
-    A producer of many partitions has thousands that wait, and every pass of Python's garbage collector goes over all
-    containers in them: so a field has no list before it needs one, and none after the end.
+    A producer with many partitions has thousands of waiting batches, and every pass of Python's garbage collector
+    visits all their containers. So a field holds no list before the field needs one, and none after the end.
     """
 
     __slots__ = (
@@ -101,55 +101,55 @@ class ProducerBatch:
         self.state = FILLING
         # Memory set aside for the batch.
         self.granted_bytes = 0
-        # At most what the batch takes when it is encoded.
+        # Upper bound of the encoded size.
         self.size_bytes = BATCH_OVERHEAD_BYTES
-        # `send` may fill the batch so far without the lock.
+        # `send` may append without the lock while `size_bytes <= limit_bytes`.
         self.limit_bytes = NOT_OPEN
         self.records: list[DeliveryFuture] = [] if records is None else records
-        # Some record has more than a value and a key.
+        # A record has headers or its own timestamp.
         self.has_rows = False
         self.has_keys = False
-        # Some record belongs to this partition and no other: the caller or the application's partitioner chose it.
+        # A record must stay in this partition: the caller or the application's partitioner chose the partition.
         self.is_pinned = False
-        # `send` may have `records` in hand without the lock.
+        # A thread in `send` may hold `records` without the lock.
         self.was_open = False
-        # Of records in columns; of all, once sealed.
+        # Records in columns; once sealed, all records.
         self.count = 0
-        # The records are fixed, and each has its index. Set before they are counted: see the module.
+        # The records are fixed. Set before the records are counted, for appenders without the lock (module, step 2).
         self.is_sealed = False
-        # A caller waits for the batch: it does not linger.
+        # A caller waits for the batch, so the batch does not linger.
         self.is_urgent = False
-        # No batch of the partition was before this one when it was sent last.
+        # The batch was the first of its queue at its last send.
         self.went_first = False
         self.failure_count = 0
         self.last_error: RaykaError | None = None
-        # Of the part that is next, once it was sent.
+        # Sequence of the first unfinished part; None before its first send.
         self.sequence: ProducerSequence | None = None
-        # Of the batches sent for the partition.
+        # Position among the batches sent to the partition.
         self.number = 0
         self.error: Exception | None = None
         self.base_offset = NO_OFFSET
         self.log_append_time_ms = NO_TIMESTAMP
         self.stamped_ms = created_ms
-        # The timestamp of records from here on.
+        # Timestamp of the next records.
         self.stamp_ms: int | None = None
-        # The timestamps before it: where each ends, the timestamp, and so on.
+        # Earlier timestamps, as pairs in one flat list: index after the last record, timestamp.
         self._earlier_stamps: list[int] | None = None
         self._timestamps_ms: Timestamps = NO_TIMESTAMP
         self._chunks: list[Columns] | None = None
-        # The records, from when they are sealed until they are encoded; and their keys, if one has a key.
+        # Values or `Row`s, and their keys if a record has one; from sealing until encoding.
         self._slots: list[Any] | None = None
         self._keys: list[bytes | None] | None = None
         self._callbacks: list[Callback] | None = None
-        # The encoded parts that are not acknowledged.
+        # The encoded parts without a result.
         self._parts: Sequence[np.ndarray] = ()
-        # The sequence in the first of them.
+        # The sequence encoded in the first part.
         self._encoded_as: ProducerSequence | None = None
-        # None: the batch ends as one.
+        # Results of parts; None: the batch has one result.
         self._ends: PartEnds | None = None
-        # The batch that gave its records to this one and others, and the indexes that they have there.
+        # The divided batch that this batch got its records from, and the indexes of the records there.
         self._origin: tuple[ProducerBatch, np.ndarray] | None = None
-        # Batches that have the records of this one and are not done; 0 unless it was divided.
+        # Unfinished batches that hold records of this divided batch; 0 unless the batch was divided.
         self._successor_count = 0
 
     def __repr__(self) -> str:
@@ -173,7 +173,7 @@ class ProducerBatch:
         return self.state is DONE
 
     def become(self, state: BatchState) -> None:
-        """Changes the state. Raises InvariantBroken where `LEGAL_CHANGES` has no such change."""
+        """Changes the state. Raises InvariantBroken for a change that is not in `LEGAL_CHANGES`."""
         if state not in LEGAL_CHANGES[self.state]:
             raise InvariantBroken(f"{self!r} cannot become {state.value!r}")
         self.state = state
@@ -181,7 +181,7 @@ class ProducerBatch:
     # ---- Gathering, under the lock ----
 
     def stamp(self, timestamp_ms: int, now_ms: float) -> None:
-        """Gives records from here on this timestamp, unless they bring their own."""
+        """Sets the timestamp of the next records; a record with its own timestamp keeps it."""
         if self.stamp_ms is not None and self.stamp_ms != timestamp_ms:
             if self._earlier_stamps is None:
                 self._earlier_stamps = []
@@ -206,10 +206,10 @@ class ProducerBatch:
             self.state = BatchState.CLOSED
 
     def seal(self) -> "list[DeliveryFuture] | None":
-        """Fixes the records and their order. By the IO thread only: a Ctrl-C in the middle would tear it.
+        """Fixes the records and their order. Only the IO thread seals: a Ctrl-C could stop another thread half way.
 
-        Returns the list that held them, empty, for the partition's next batch; None where `send` may have it in hand
-        without the lock, or it was given before.
+        Returns the emptied list of records for the partition's next batch. Returns None if a thread in `send` may hold
+        the list without the lock, if the batch has columns, or if the batch was sealed before.
         """
         if self.is_sealed:
             return None
@@ -225,7 +225,8 @@ class ProducerBatch:
         for index, each in zip(range(count), records, strict=False):
             each.slot = index
             each.key = None
-        records.clear()  # what an appender adds meanwhile goes into another batch
+        # An appender without the lock may have added an uncounted record; `send` puts that record into another batch.
+        records.clear()
         if self.was_open:
             return None
         self.records = _GIVEN_AWAY
@@ -235,24 +236,24 @@ class ProducerBatch:
 
     @property
     def left_count(self) -> int:
-        """Records that are neither refused nor in a part that is over; only once it is sealed."""
+        """Number of records without a result, of a sealed batch."""
         return self.count if self._ends is None else self._ends.left_count
 
     @property
     def part_count(self) -> int:
-        """Records in the part that is next."""
+        """Number of records in the first unfinished part."""
         return self.left_count if len(self._parts) < 2 else RecordBatch(self._parts[0]).record_count
 
     @property
     def has_more_parts(self) -> bool:
-        """Whether another part follows the one that is next."""
+        """Whether the batch has unfinished parts after the first unfinished one."""
         return len(self._parts) > 1
 
     def encode(self, codec: Codec, size_bytes_max: int) -> np.ndarray:
-        """The part that is next, as one batch of the log, encoded once.
+        """Returns the first unfinished part as one batch of the log. Encodes the records once, at the first call.
 
-        There are several if it grew beyond size_bytes_max: `send` from several threads at once may count too little.
-        Raises SerializationError or RecordTooLarge.
+        Makes several parts if the batch exceeds `size_bytes_max`: `send` in several threads at once may count too few
+        bytes. Raises SerializationError or RecordTooLarge.
         """
         sequence = self.sequence or NO_SEQUENCE
         if not self._parts:
@@ -267,8 +268,9 @@ class ProducerBatch:
         return self._parts[0]
 
     def split(self, codec: Codec) -> None:
-        """The part that is next, of several records, becomes two or more, each at most half as large if it has more
-        than one record; their records keep their sequences.
+        """Splits the first unfinished part, of several records, into two or more; records keep their sequences.
+
+        A new part of more than one record is at most half as large as the old part.
         """
         part, count = self._parts[0], self.part_count
         if count < 2:
@@ -282,8 +284,8 @@ class ProducerBatch:
         self._parts = [*smaller, *self._parts[1:]]
 
     def divide(self, partition_of: "Callable[[bytes | None], int]") -> "list[ProducerBatch]":
-        """Gives the records that are left to new batches by their keys, one for each partition, because the partition
-        of this one is gone. It is done when they are; a record's future stays with it.
+        """Moves the remaining records to new batches by key, one batch per partition, because this batch's partition
+        was deleted. This batch is done when the new batches are; futures stay with this batch.
         """
         columns = self._columns_left()
         keys = [None] * len(columns.values) if columns.keys is None else columns.keys
@@ -307,7 +309,7 @@ class ProducerBatch:
         return made
 
     def _columns_left(self) -> Columns:
-        """The records that are left."""
+        """The records without a result, as columns."""
         if self._parts:
             return concatenated([_columns_in(each) for each in self._parts])
         if self._slots is None:
@@ -326,7 +328,9 @@ class ProducerBatch:
         return columns
 
     def _on_successor_end(self, ends: PartEnds, indexes: np.ndarray) -> Sequence[Callback]:
-        """A batch that has records of this one is done; returns the callbacks, if it was the last."""
+        """Takes the results of a finished batch that held records of this one. Returns the callbacks of this batch if
+        that batch was the last one.
+        """
         assert self._ends is not None
         self._ends.add(indexes, ends)
         self._successor_count -= 1
@@ -335,8 +339,9 @@ class ProducerBatch:
     # ---- The end ----
 
     def refuse(self, errors: Mapping[int, Exception], codec: Codec) -> None:
-        """The log refuses these records of the part that is next, by their numbers in it. Each ends with its error; the
-        part goes again without them, under the sequence that the first of it had. `left_count` may be 0 then.
+        """Fails records that the log refused, by their numbers in the first unfinished part, and removes them.
+
+        The rest of the part keeps the sequence of the part's first record. `left_count` may be 0 afterwards.
         """
         part, count = self._parts[0], self.part_count
         self._ends = self._ends or PartEnds(self.count)
@@ -348,11 +353,11 @@ class ProducerBatch:
             columns = _columns_in(part).take(np.flatnonzero(is_kept))
             rest = encode_columns(columns, codec, sys.maxsize)
         self._parts = [*rest, *self._parts[1:]]
-        # The sequences of later parts move up.
+        # The sequences of later parts change: `encode` must write them again.
         self._encoded_as = None
 
     def end_part(self, end: PartEnd) -> None:
-        """Ends the part that was next; another one is next now."""
+        """Records the result of the first unfinished part and removes it."""
         count = self.part_count
         self._ends = self._ends or PartEnds(self.count)
         self._ends.end_part(count, end)
@@ -361,18 +366,18 @@ class ProducerBatch:
             self.sequence = self._encoded_as = self.sequence.after(count)
 
     def acknowledge(self, base_offset: int, log_append_time_ms: int) -> Sequence[Callback]:
-        """The log has the records that are left; returns the callbacks."""
+        """Ends the batch: the log has the remaining records. Returns the callbacks."""
         self.base_offset = base_offset
         self.log_append_time_ms = log_append_time_ms
         return self._finish()
 
     def fail(self, error: Exception) -> Sequence[Callback]:
-        """The records that are left will never be sent again; returns the callbacks."""
+        """Ends the batch: the remaining records will not be sent again. Returns the callbacks."""
         self.error = error
         return self._finish()
 
     def call_when_done(self, callback: Callback) -> bool:
-        """Registers a callback for the end, to run on the IO thread; False when the end has come already."""
+        """Registers a callback for the end, which runs on the IO thread; False if the batch is done already."""
         with _completion:
             if self.state is DONE:
                 return False
@@ -382,22 +387,21 @@ class ProducerBatch:
             return True
 
     def failures(self, index: int, count: int) -> Iterator[tuple[np.ndarray, Exception]]:
-        """By error, the indexes of records in [index, index + count) that were not acknowledged. Once the batch is
-        done.
-        """
+        """Yields the indexes of unacknowledged records in [index, index + count), by error; of a finished batch."""
         if self._ends is not None:
             yield from self._ends.failures(index, count)
         elif self.error is not None:
             yield np.arange(index, index + count), self.error
 
     def error_of(self, index: int, count: int = 1) -> Exception | None:
-        """The first error of these records, once the batch is done."""
-        if self._ends is None:  # then all ended as one; perhaps unsent, and they have no index
+        """The first error of these records, of a finished batch."""
+        # One result for all records. The batch may have failed unsent: then `index` is no index yet.
+        if self._ends is None:
             return self.error
         return next((error for _, error in self._ends.failures(index, count)), None)
 
     def metadata_of(self, index: int) -> RecordMetadata:
-        """Where the record is, once the batch was acknowledged."""
+        """The position of the record in the log, of an acknowledged batch."""
         before_count, end = index, self._last_end()
         if self._ends is not None:
             before_count, end = self._ends.end_of(index)
@@ -409,13 +413,13 @@ class ProducerBatch:
         )
 
     def runs(self, index: int, count: int) -> list[tuple[int, int, int]]:
-        """Partition, base offset and length of the runs that so many records from an index on make in the log."""
+        """Partition, base offset and length of each run in the log of the records [index, index + count)."""
         if self._ends is not None:
             return self._ends.runs(index, count)
         return [(self.partition, offset_after(self.base_offset, index), count)]
 
     def _finish(self) -> Sequence[Callback]:
-        """Ends the records that are left; returns the callbacks."""
+        """Ends the remaining records; returns the callbacks."""
         self._parts, self._chunks, self._slots, self._keys, self._earlier_stamps = (), None, None, None, None
         if self._ends is not None:
             self._ends.last = self._last_end()
@@ -436,13 +440,13 @@ class ProducerBatch:
 
 
 def _columns_in(part: np.ndarray) -> Columns:
-    """The records of a part, as they were encoded."""
+    """Decodes the records of an encoded part."""
     decoded = decode(RecordBatch(part), check_crc=False)
     return Columns(decoded.values, decoded.keys, decoded.headers, decoded.timestamps_ms)
 
 
 def _numbered(parts: Sequence[np.ndarray], sequence: ProducerSequence) -> list[np.ndarray]:
-    """The parts of a batch with sequences that follow each other from this one on."""
+    """Writes consecutive sequences into the parts, beginning with `sequence`."""
     numbered = []
     for part in parts:
         numbered.append(with_sequence(part, sequence))
@@ -451,9 +455,10 @@ def _numbered(parts: Sequence[np.ndarray], sequence: ProducerSequence) -> list[n
 
 
 def _each_timestamp(stamps: list[int]) -> Timestamps:
-    """Of each record, from the index where each timestamp ends and the timestamp, in turn."""
+    """Expands pairs of (index after the last record, timestamp) to one timestamp per record."""
     ends, timestamps_ms = stamps[::2], stamps[1::2]
-    if len(ends) == ends[-1]:  # none shares its timestamp
+    # Every record has its own timestamp.
+    if len(ends) == ends[-1]:
         return array("q", timestamps_ms)
     lengths = [end - begin for begin, end in pairwise([0, *ends])]
     if ends[-1] < SHORT_LIST:

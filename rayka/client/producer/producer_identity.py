@@ -1,9 +1,11 @@
 """The producer id, and the sequences of the batches under it: what makes a producer idempotent.
 
-Synchronous; a part of the accumulator, guarded by its lock. Batches of a partition get their sequences in the order in
-which they are sent; what their ends say about the log decides when the partition begins another epoch (`sequences`).
-Invariant: no batch of an idempotent producer is sent without a sequence. A transaction manager would stand beside this:
-it decides which partitions belong to the transaction before their batches may go. Kafka: TransactionManager.
+Synchronous; a part of the accumulator, guarded by the accumulator's lock. Batches of a partition get their sequences in
+the order in which they are sent. Acknowledgements and failures decide when the partition begins another epoch
+(`partition_queue.Sequences`). Invariant: no batch of an idempotent producer is sent without a sequence.
+
+Left out: transactions. A transaction manager would decide which partitions belong to the transaction before their
+batches are sent. Kafka: TransactionManager.
 """
 
 from collections.abc import Iterable
@@ -16,11 +18,12 @@ from rayka.protocol.batch_format import NO_PRODUCER_ID
 
 
 class ProducerIdentity:
-    """See the module. `producer_id` is for partitions that have none yet."""
+    """The producer id and the first epoch that new partitions get; the steps of their sequences."""
 
     def __init__(self, *, is_idempotent: bool) -> None:
+        # The id of partitions that have none yet; a partition keeps its id until its epochs are used up.
         self.producer_id = NO_PRODUCER_ID
-        # The epoch of partitions that begin under this id: above those of all partitions that were forgotten.
+        # First epoch of a partition under this id; higher than the epochs of all forgotten partitions.
         self.first_epoch = 0
         self._is_idempotent = is_idempotent
 
@@ -29,11 +32,11 @@ class ProducerIdentity:
 
     @property
     def is_missing(self) -> bool:
-        """Whether nothing can start because there is no producer id to number it under."""
+        """Whether no batch can start because the idempotent producer has no producer id."""
         return self._is_idempotent and self.producer_id == NO_PRODUCER_ID
 
     def number(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
-        """The batch goes now: it gets its sequence, unless it has one from an earlier try."""
+        """Gives a batch that starts its sequence, unless the batch has a sequence from an earlier try."""
         batch.went_first = queue.batches[0] is batch
         if self._is_idempotent and batch.sequence is None:
             if self.producer_id == NO_PRODUCER_ID:
@@ -43,8 +46,10 @@ class ProducerIdentity:
             queue.sent_count += 1
 
     def on_forgotten(self, queues: Iterable[PartitionQueue]) -> None:
-        """The sequences of these partitions are not known any more. A partition that is used again begins in an epoch
-        that it has not had: else its log would take a new batch for an old one of the same sequences.
+        """Raises `first_epoch` above the epochs of these partitions, whose sequences are forgotten.
+
+        A partition that is used again must begin in a new epoch: in an old epoch the log would take a new batch for an
+        earlier batch with the same sequences.
         """
         epochs = [
             each.sequences.producer_epoch
@@ -59,23 +64,28 @@ class ProducerIdentity:
         self.producer_id, self.first_epoch = NO_PRODUCER_ID, 0
 
     def on_out_of_order(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
-        """The log lacks something before this batch.
+        """Handles the log's answer that records before this batch are missing.
 
-        If that was not another one on its way, it will never come: what is left is numbered anew (C11). Numbered anew
-        must not be what the log has after all:
-        1. two batches are in flight, and the first is lost; the second is out of order, but its answer takes long;
-        2. the first goes again, and is acknowledged; a late copy of the second comes behind it, and is taken;
-        3. the answer of 1 arrives: nothing is before the second batch any more, though there was when it went.
-        It goes again, alone, and the log knows it.
+        If no earlier batch was in flight when the batch was sent, the missing records will never come: the remaining
+        batches get new sequences (C11). A batch that the log already has must not get a new sequence. Story:
+        1. two batches are in flight; the first is lost; the log refuses the second as out of order, but the answer is
+           slow;
+        2. the first batch is sent again and acknowledged; a late copy of the second batch arrives, and the log appends
+           the copy;
+        3. the answer of step 1 arrives. No batch is before the second batch now, but one was when the second was sent
+           (`went_first` is False).
+        So the second batch is sent again, alone, with its old sequence, and the log recognizes the batch.
         """
         if queue.batches[0] is batch and batch.went_first:
             queue.sequences.needs_new_epoch = True
 
     def on_refused(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
-        """The log has none of the batch, which goes on with fewer records: the sequences behind it follow no more.
+        """Handles a batch that the log refused whole and that continues with fewer records: the sequences of later
+        batches no longer follow on.
 
-        What is left is numbered anew at once if nothing is before it. Else one before it may be in the log, and must
-        keep its sequence: the batch goes again under its own, and what is behind it is out of order then.
+        If no batch is before this one, the remaining batches get new sequences at once. Otherwise an earlier batch may
+        be in the log and must keep its sequence. This batch then keeps its sequence too, and the log refuses the later
+        batches as out of order.
         """
         if batch.sequence is not None and queue.batches[0] is batch:
             queue.sequences.needs_new_epoch = True
@@ -83,14 +93,17 @@ class ProducerIdentity:
     def on_over(
         self, queue: PartitionQueue, batch: ProducerBatch, count: int, *, is_acknowledged: bool
     ) -> None:
-        """The log has so many records of the batch that were left, or they are given up and the log may have them."""
+        """Notes that `count` records of the batch are acknowledged, or given up (the log may still have them)."""
         if batch.sequence is not None:
             sequences = queue.sequences
             on_over = sequences.on_acknowledged if is_acknowledged else sequences.on_failed
             on_over(batch.sequence.base_sequence, count)
 
     def settle(self, queue: PartitionQueue) -> None:
-        """Something of the partition is not in flight any more: begins the next epoch if it is needed, and possible."""
+        """Begins the partition's next epoch if the epoch is needed and no numbered batch is in flight.
+
+        Called whenever a batch of the partition leaves the flight. Numbered batches lose their sequences.
+        """
         sequences = queue.sequences
         if not (sequences.needs_new_epoch or sequences.may_have_gap):
             return
@@ -99,7 +112,7 @@ class ProducerIdentity:
             return
         if sequences.needs_new_epoch or not sent:
             if sequences.is_used_up and sequences.producer_id == self.producer_id:
-                # No partition begins under a used-up id.
+                # A new partition must not begin under an id without further epochs.
                 self._begin_next_id()
             sequences.begin_next_epoch()
             for batch in sent:
