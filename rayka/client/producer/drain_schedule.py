@@ -1,13 +1,13 @@
-"""Which partitions of a producer the sender looks at next, and when; which requests its batches go in.
+"""The schedule of drains: the partitions that the sender looks at next, their timers, and the requests of a drain.
 
-The cost of a drain follows the partitions that have something to do, not all that there are. A partition is looked at
-because something about it changed, or because its timer is due. When its leader takes no more requests the partition is
-held, in order, until one of these has ended.
+The cost of a drain depends on the partitions with work, not on all partitions. A drain looks at a partition because the
+partition changed, or because its timer is due. A partition whose leader accepts no more requests is held, in order,
+until a request to the leader ends.
 
-`DrainSchedule` is a part of the accumulator, guarded by its lock; `LeaderRequests` belongs to the IO thread.
-Invariants: a partition with something to do now is pending or held; one that waits for a moment has a timer no later
-than that. A timer may be due although there is nothing to do. Kafka: RecordAccumulator.ready and drain, which walk over
-all partitions; Sender.sendProducerData, InFlightRequests.
+`DrainSchedule` is a part of the accumulator, guarded by the accumulator's lock; `LeaderRequests` belongs to the IO
+thread. Invariants: a partition with work now is pending or held; a partition with work later has a timer no later than
+that work. A timer may be due without work. Kafka: RecordAccumulator.ready and drain, which walk over all partitions;
+Sender.sendProducerData, InFlightRequests.
 """
 
 from collections import deque
@@ -25,35 +25,35 @@ from rayka.ids import NO_NODE
 from rayka.protocol.membership import MetadataTopic
 
 REQUEST_BYTES_MAX = 4 << 20
-# Small batches take a loop's time by their number, here and on the broker.
+# Bound of the batches in a request: the number of small batches determines the loop's time, here and on the broker.
 REQUEST_BATCHES_MAX = 300
-# On their way to one leader: it is busy, and batches that wait here still fill.
+# Bound of the batches in flight to one leader. Batches that wait for a busy leader still fill.
 LEADER_BATCHES_MAX = 2 * REQUEST_BATCHES_MAX
-# How long a backlog may fill.
+# Longest time that a backlog may fill.
 _BACKLOG_MS_MAX = 2_000.0
-# Timers that were replaced stay, up to this number and twice as many as are valid.
+# Replaced timers stay until there are more timers than this number plus twice the valid ones.
 _SPARE_TIMERS = 1_000
-# So long after a record more are expected.
+# More records are expected for so long after an append.
 APPENDING_MS = 20
 
 
 class _Load(msgspec.Struct, eq=False):
-    """The requests and batches on their way to one leader."""
+    """The requests and batches in flight to one leader."""
 
     request_count: int = 0
     batch_count: int = 0
-    # How long the last full request took.
+    # Duration of the last request with REQUEST_BATCHES_MAX batches.
     full_request_ms: float = 0.0
-    # The request that takes more batches now; empty if there is none.
+    # The request that still takes batches; empty: no such request.
     filling: list[ProducerBatch] = []
     filling_bytes: int = 0
 
 
 class LeaderRequests:
-    """The requests that one drain fills, and how much each leader has on its way.
+    """The requests that one drain fills, and the load in flight to each leader.
 
-    All batches that are ready for one leader go in as few requests as their bounds allow, at most one batch of each
-    partition in each (C1). A leader that has as much on its way as it takes gets no more.
+    Puts all ready batches for one leader into as few requests as the bounds allow, each with at most one batch of a
+    partition (C1). A leader at its bound of requests or batches in flight gets no further request.
     """
 
     def __init__(self, metadata: ClusterMetadata, requests_max: int, backoff: Backoff) -> None:
@@ -62,14 +62,14 @@ class LeaderRequests:
         self._backoff = backoff
         self._loads: dict[int, _Load] = {}
         self._filled: list[tuple[int, list[ProducerBatch]]] = []
-        # Of the topics that were looked up since the last `close`.
+        # Metadata of the topics looked up since the last `close`.
         self._topics: dict[str, MetadataTopic | None] = {}
 
     def __repr__(self) -> str:
         return f"<LeaderRequests { {node_id: load.request_count for node_id, load in self._loads.items()} }>"
 
     def leader_of(self, batch: ProducerBatch) -> int:
-        """The node that leads its partition, or NO_NODE."""
+        """The id of the leader of the batch's partition, or NO_NODE."""
         name = batch.topic
         if name not in self._topics:
             self._topics[name] = self._metadata.cached(name)
@@ -79,11 +79,11 @@ class LeaderRequests:
         return topic.partitions[batch.partition].leader_id
 
     def pause_ms(self, batch: ProducerBatch) -> float:
-        """How long a batch waits whose partition has no leader."""
+        """The back-off of a batch whose partition has no leader."""
         return self._backoff.pause_ms(batch.failure_count + 1)
 
     def free_places(self, leader_id: int) -> int:
-        """How many batches the leader takes now, in whole requests."""
+        """Number of batches that the leader accepts now, counted in full requests."""
         load = self._loads[leader_id]
         requests = min(
             self._requests_max - load.request_count,
@@ -92,7 +92,7 @@ class LeaderRequests:
         return max(requests, 0) * REQUEST_BATCHES_MAX
 
     def add(self, leader_id: int, batch: ProducerBatch) -> bool:
-        """Puts the batch into a request to the leader; False when the leader takes no more now."""
+        """Puts the batch into a request to the leader; False if the leader accepts no further request now."""
         load = self._loads.get(leader_id)
         if load is None:
             load = self._loads[leader_id] = _Load()
@@ -109,24 +109,24 @@ class LeaderRequests:
         return True
 
     def close(self) -> None:
-        """Batches that are added from here on go in other requests than those added before."""
+        """Closes the requests filled so far: later batches go into new requests."""
         self._topics.clear()
         for load in self._loads.values():
             load.filling = []
 
     def take(self) -> list[tuple[int, list[ProducerBatch]]]:
-        """The requests filled since the last time, each with its leader; they must be sent in this order."""
+        """Returns the requests filled since the last call, each with its leader, in the order of sending."""
         self.close()
         filled, self._filled = self._filled, []
         return filled
 
     def backlog_ms(self, leader_id: int, batch_count: int) -> float:
-        """How long the leader takes for so many small batches, as far as the last request tells."""
+        """Estimates the leader's time for `batch_count` small batches from its last full request."""
         expected_ms = self._loads[leader_id].full_request_ms * batch_count / LEADER_BATCHES_MAX
         return min(expected_ms, _BACKLOG_MS_MAX)
 
     def on_over(self, leader_id: int, batch_count: int, took_ms: float) -> None:
-        """A request of so many batches has ended."""
+        """Takes an ended request of `batch_count` batches off the leader's load."""
         load = self._loads[leader_id]
         load.request_count -= 1
         load.batch_count -= batch_count
@@ -135,11 +135,12 @@ class LeaderRequests:
 
 
 class QueueTimers:
-    """When partitions are to be looked at. Almost all timers are set in the order in which they are due, for every
-    batch lingers as long as the others. These stand in two plain queues, which need neither a place in a heap nor an
-    object for each. A heap holds the others.
+    """The timers of partitions.
 
-    Invariant: a timer counts only while `timer_ms` of its partition says so; a replaced one may stay for a while.
+    Almost all timers are set in the order in which they are due, because all batches have the same linger time. Two
+    plain queues hold these timers, without a heap and without an object per timer. A heap holds the other timers.
+
+    Invariant: a timer is valid only while it equals `timer_ms` of its partition; a replaced timer may stay for a while.
     """
 
     def __init__(self) -> None:
@@ -152,7 +153,7 @@ class QueueTimers:
         return len(self._queues) + len(self._others)
 
     def add(self, queue: PartitionQueue, ms: float) -> None:
-        """Adds a timer; `timer_ms` of the partition says so already."""
+        """Adds a timer. Precondition: `timer_ms` of the partition is `ms`."""
         if not self._times_ms or self._times_ms[-1] <= ms:
             self._queues.append(queue)
             self._times_ms.append(ms)
@@ -160,14 +161,14 @@ class QueueTimers:
             heappush(self._others, (ms, next(self._numbers), queue))
 
     def pop_due(self, now_ms: float) -> Iterator[PartitionQueue]:
-        """The partitions whose time has come, in the order of their moments; the caller resets each `timer_ms`."""
+        """Yields the partitions whose timer is due, in the order of their timers; the caller resets each `timer_ms`."""
         while (self._queues or self._others) and self._first()[0] <= now_ms:
             ms, queue = self._pop_first()
             if queue.timer_ms == ms:
                 yield queue
 
     def next_ms(self) -> float:
-        """When the next timer is due; NEVER without one."""
+        """The time of the next valid timer; NEVER without one."""
         while self._queues or self._others:
             ms, queue = self._first()
             if queue.timer_ms == ms:
@@ -176,7 +177,7 @@ class QueueTimers:
         return NEVER
 
     def drop_replaced(self) -> None:
-        """Forgets timers that no longer count."""
+        """Forgets replaced timers."""
         valid = [
             (ms, queue)
             for ms, queue in zip(self._times_ms, self._queues, strict=True)
@@ -201,27 +202,28 @@ class QueueTimers:
 
 
 class DrainSchedule:
-    """The partitions to look at, those held for busy leaders, and when the sender must be woken.
+    """The pending partitions, the partitions held for busy leaders, and the wake-ups of the sender.
 
-    The sender drains by itself at `looks_ms`; `wake` has it drain soon. Invariant: whatever is due is looked at in
-    time, for a wake-up counts only until the drain that it brings about; one too many costs nothing but the look.
+    The sender drains by itself at `looks_ms`; `wake` makes the sender drain soon. Invariant: a drain looks at every due
+    partition in time, because a wake-up counts only until its drain. A needless wake-up costs one drain.
     """
 
     def __init__(self, wake: Callable[[], object]) -> None:
         self._pending: dict[PartitionQueue, None] = {}
-        # By the leader that the partitions wait for.
+        # Held partitions by the leader that they wait for.
         self._held: dict[int, dict[PartitionQueue, None]] = {}
         self._timers = QueueTimers()
-        # Apart, as they are due much later.
+        # Timers of held partitions; separate, because they are due much later.
         self._held_timers = QueueTimers()
-        # Of partitions that have a timer.
+        # Number of partitions with a timer.
         self._timer_count = 0
-        # No timer is due before; known at once, without a search.
+        # No timer is due before this time; cached, because each append reads it.
         self._next_timer_ms = NEVER
+        # The sender's next drain.
         self.looks_ms = NEVER
         self._wake = wake
         self._drain_count = 0
-        # How many drains there had been at the last wake-up.
+        # `_drain_count` at the last wake-up.
         self._woken_in = -1
 
     def __repr__(self) -> str:
@@ -231,12 +233,12 @@ class DrainSchedule:
     # ---- Gathering ----
 
     def add(self, queue: PartitionQueue) -> None:
-        """Something about the partition has changed: the next drain looks at it."""
+        """Makes the partition pending, because it changed: the next drain looks at the partition."""
         self._pending[queue] = None
 
     def on_first_record(self, queue: PartitionQueue, batch: ProducerBatch, linger_ms: float) -> None:
-        """The batch has its first record: the partition is looked at when the batch has lingered."""
-        # The end of a batch before this one has the partition looked at.
+        """Sets the timer of a batch that gets its first record to the end of its linger time."""
+        # The end of an earlier batch will make the partition pending.
         if queue.batches[0] is not batch:
             return
         if linger_ms:
@@ -245,8 +247,8 @@ class DrainSchedule:
             self._pending[queue] = None
 
     def on_front_changed(self, queue: PartitionQueue, started: ProducerBatch | None) -> None:
-        """A batch was started, or with None the first one has ended. The partition is looked at if another batch
-        waits; else its timer is cleared, because only an append can create work.
+        """Makes the partition pending if another batch waits; else clears its timer, because only an append can create
+        work. Called after the start of the batch `started`, or, with None, after a batch ended.
         """
         batches = queue.batches
         if (batches[-1] if batches else None) is not started:
@@ -258,7 +260,7 @@ class DrainSchedule:
             queue.timer_ms = NEVER
 
     def forget(self, queue: PartitionQueue) -> None:
-        """The partition is gone."""
+        """Forgets a deleted partition and its timer."""
         self._pending.pop(queue, None)
         for queues in self._held.values():
             queues.pop(queue, None)
@@ -266,12 +268,12 @@ class DrainSchedule:
         queue.timer_ms = NEVER
 
     def set_timer(self, queue: PartitionQueue, ms: float) -> None:
-        """The partition is looked at then, if not before."""
+        """Sets the partition's timer, unless an earlier one is set."""
         if ms < queue.timer_ms:
             self._add_timer(self._timers, queue, ms)
 
     def _add_timer(self, timers: QueueTimers, queue: PartitionQueue, ms: float) -> None:
-        """Sets a timer that is sooner than the partition's present one."""
+        """Sets a timer. Precondition: the timer is earlier than the partition's present one."""
         self._timer_count += queue.timer_ms == NEVER
         queue.timer_ms = ms
         timers.add(queue, ms)
@@ -283,40 +285,41 @@ class DrainSchedule:
 
     @property
     def next_look_ms(self) -> float:
-        """When the next look is due, or before; -1 for at once, NEVER if only an append can change anything."""
+        """A lower bound of the next look's time; -1: at once; NEVER: only an append can create work."""
         return -1 if self._pending else self._next_timer_ms
 
     def is_wake_up_due(self) -> bool:
-        """Whether something is due before the sender looks, and no wake-up is on its way."""
+        """Whether a look is due before the sender's next drain, and no wake-up is under way."""
         due_ms = -1 if self._pending else self._next_timer_ms
         return due_ms < self.looks_ms and self._woken_in != self._drain_count
 
     def wake(self) -> None:
-        """Wakes the sender. Called without the accumulator's lock, which the sender takes first thing. An interrupt
-        behind the wake-up, or a drain that begins then, costs only another wake-up.
+        """Wakes the sender. Called without the accumulator's lock, which the sender takes at once.
+
+        An interrupt after the wake-up, or a drain that begins then, costs only another wake-up.
         """
         drain_count = self._drain_count
         self._wake()
         self._woken_in = drain_count
 
     def on_drain(self) -> None:
-        """The sender looks now, under the lock."""
+        """Counts a drain that begins, under the lock: the last wake-up is used up."""
         self._drain_count += 1
 
     # ---- Looking ----
 
     @property
     def has_work(self) -> bool:
-        """Whether a partition is to be looked at, without a timer, or waits for a leader."""
+        """Whether a partition is pending or held; timers do not count."""
         return bool(self._pending or self._held)
 
     @property
     def has_pending(self) -> bool:
-        """Whether a partition is to be looked at now, without a timer."""
+        """Whether a partition is pending; timers do not count."""
         return bool(self._pending)
 
     def pending(self, now_ms: float) -> list[PartitionQueue]:
-        """The partitions to look at now; each stays pending until there is nothing to do, or until it is held."""
+        """The partitions to look at now. A partition stays pending until it has no work or is held."""
         if self._next_timer_ms <= now_ms:
             for timers in (self._timers, self._held_timers):
                 for queue in timers.pop_due(now_ms):
@@ -327,10 +330,10 @@ class DrainSchedule:
         return list(self._pending)
 
     def reschedule(self, now_ms: float) -> float:
-        """Ends a drain: sets the timers of the partitions that are pending, and leaves pending only those with a batch
-        that may go now. Returns when to look again, NEVER if only an answer or an append can change anything.
+        """Ends a drain: sets the timers of the pending partitions, and keeps pending only those with a due batch.
 
-        Sends the next append to a batch whose timestamp is too old through the lock, where it gets a new one.
+        Returns the time of the next look, NEVER if only an answer or an append can create work. Closes a batch with an
+        old timestamp for appends without the lock: the next append takes the lock and sets a new timestamp.
         """
         for queue in self.pending(now_ms):
             last, following = queue.last, queue.next_to_go()
@@ -345,34 +348,36 @@ class DrainSchedule:
     # ---- Leaders that take no more requests ----
 
     def hold(self, queue: PartitionQueue, batch: ProducerBatch, leader_id: int, now_ms: float) -> None:
-        """The batch is ready, but the leader takes no more requests now: the partition is not looked at until it is
-        released, or has had its time.
+        """Holds a partition with a ready batch, because the leader accepts no more requests now.
+
+        No drain looks at the partition until it is released, its batch expires, or its timestamp is too old.
         """
         del self._pending[queue]
         self._held.setdefault(leader_id, {})[queue] = None
         if queue.batches[-1].limit_bytes >= 0:
-            # The timestamp of the batch ages.
+            # The timestamp of the open batch ages.
             until_ms = queue.next_event_ms(batch, now_ms)
         elif queue.batches[0] is batch:
             until_ms = queue.deadline_ms(batch)
         else:
-            # The end of a batch in flight before this one has the partition looked at.
+            # The end of an earlier batch in flight will make the partition pending.
             until_ms = NEVER
         if until_ms < queue.timer_ms:
             self._add_timer(self._held_timers, queue, until_ms)
 
     def is_held(self, queue: PartitionQueue) -> bool:
-        """Whether the partition waits for a leader."""
+        """Whether the partition is held for a busy leader."""
         return any(queue in queues for queues in self._held.values())
 
     @property
     def busy_leaders(self) -> list[int]:
-        """The leaders that partitions wait for."""
+        """The leaders with held partitions."""
         return list(self._held)
 
     def backlog(self, leader_id: int) -> tuple[ProducerBatch | None, int]:
-        """The first batch that waits for a busy leader, if it still fills, and how many wait. None, too, for so few
-        that one request takes them.
+        """The first batch held for the leader if the batch still fills, and the number of held partitions.
+
+        The first value is None, too, if one request can take all held partitions.
         """
         queues = self._held[leader_id]
         first = next(iter(queues)).next_to_go() if len(queues) > REQUEST_BATCHES_MAX else None
@@ -380,7 +385,7 @@ class DrainSchedule:
         return first if fills else None, len(queues)
 
     def release(self, leader_id: int, count_max: int) -> None:
-        """The leader takes requests: the first partitions that wait for it are looked at, before all others."""
+        """Makes the first `count_max` partitions held for the leader pending, before all other pending ones."""
         waiting = self._held[leader_id]
         first = dict.fromkeys(islice(waiting, count_max))
         for queue in first:
@@ -390,6 +395,6 @@ class DrainSchedule:
         self._pending = {**first, **self._pending}
 
     def release_all(self) -> None:
-        """Leaders may have changed: all partitions that wait for one are looked at."""
+        """Makes all held partitions pending, because leaders may have changed."""
         for leader_id, queues in list(self._held.items()):
             self.release(leader_id, len(queues))

@@ -1,11 +1,12 @@
-"""The topics of a producer: the queue of each partition, the batch there that takes records now, and its memory.
+"""The topics of a producer: the queues of their partitions, the batches that take records now, and the memory.
 
-A part of the accumulator, guarded by its lock. Invariants: at most one batch of a partition is open, the last one;
-memory is set aside for every batch before it grows.
+A part of the accumulator, guarded by the accumulator's lock. Invariants: only the last batch of a partition may be
+open; memory is reserved for a batch before the batch grows.
 
-Memory is given first come, first served. While a send waits, no other one sets memory aside, so freed memory adds up
-until it is enough for the first in line; else small records would take each piece, and a large one would wait for ever.
-Records whose memory is set aside already go on. Kafka: RecordAccumulator.append, BufferPool and its `waiters`.
+Sends get memory first come, first served. While a send waits for memory, no other send reserves any, so freed memory
+adds up until the first send in line has enough. Otherwise small records would take every freed piece, and a large
+record would wait for ever. Records within memory that is reserved already do not wait. Kafka: RecordAccumulator.append,
+BufferPool and its `waiters`.
 """
 
 from collections import deque
@@ -28,40 +29,40 @@ from rayka.client.producer.producer_batch import (
 from rayka.client.producer.record_columns import RememberedHashes
 from rayka.errors import NoSuchTopic
 
-# A batch sets so much aside first, then as much again as it has.
+# First reservation of a batch; each later one doubles the reserved memory.
 FIRST_GRANT_BYTES = 1 << 10
-# A batch sets no more aside at once.
+# Bound of one doubling.
 GRANT_BYTES = 256 << 10
 
 
 class MemoryTurn:
-    """A place in the line. The waiting send holds the only reference."""
+    """A place in the line for memory. The waiting send holds the only strong reference."""
 
     __slots__ = ("__weakref__", "callback")
 
     def __init__(self) -> None:
-        # Called once, when another try may find memory.
+        # Called once, when another try may find memory; None while nobody waits for the call.
         self.callback: Callback | None = None
 
 
 class MemoryLine:
-    """The turns of the sends that wait, in their order.
+    """The line of the sends that wait for memory, first come first.
 
-    Invariants: only the first in line sets memory aside, or any send while the line is empty; a turn whose owner is
-    gone blocks no other one.
+    Invariants: only the first send in line reserves memory, or any send while the line is empty; a turn whose owner
+    is gone blocks no other turn.
     """
 
     def __init__(self, lock: AbstractContextManager[object]) -> None:
-        # The turn of the append that is under way; None if that one does not wait.
+        # The turn of the append that runs now, under the lock; None if its caller has no place in the line.
         self.current: MemoryTurn | None = None
-        # Grows with each change that may let the first in line go on.
+        # Counts the changes that may let the first send in line go on.
         self.news_count = 0
         self._lock = lock
         self._turns: deque[ref[MemoryTurn]] = deque()
 
     @property
     def may_take(self) -> bool:
-        """Whether the append that is under way may set memory aside."""
+        """Whether the append that runs now may reserve memory."""
         return not self._turns or self._first() in (None, self.current)
 
     def join(self, turn: MemoryTurn) -> None:
@@ -70,7 +71,7 @@ class MemoryLine:
             self._turns.append(ref(turn))
 
     def leave(self, turn: MemoryTurn) -> None:
-        """Takes the turn out of the line, with memory or without, and wakes the next one."""
+        """Takes the turn out of the line, with memory or without, and wakes the next turn's send."""
         with self._lock:
             self._turns = deque(each for each in self._turns if each() not in (None, turn))
             callback = self.on_news()
@@ -78,8 +79,9 @@ class MemoryLine:
             callback()
 
     def call_on_news(self, turn: MemoryTurn, news_count: int, callback: Callback) -> None:
-        """Calls back once the turn is the first in line and `news_count` has grown beyond the given one: at once, on
-        the IO thread, or in the thread of another waiting send.
+        """Calls back once the turn is the first in line and `self.news_count` differs from `news_count`.
+
+        The callback runs at once, on the IO thread, or in the thread of another waiting send.
         """
         with self._lock:
             if self._first() is not turn or self.news_count == news_count:
@@ -88,7 +90,9 @@ class MemoryLine:
         callback()
 
     def on_news(self) -> Callback | None:
-        """Memory was freed, or the first in line has left. Returns the callback, to be called without the lock."""
+        """Counts freed memory, or a send that left the line. Returns the first turn's callback, if any; the caller
+        calls the callback without the lock.
+        """
         self.news_count += 1
         first = self._first() if self._turns else None
         if first is None:
@@ -106,11 +110,11 @@ class MemoryLine:
 
 
 class BufferPool:
-    """The memory that batches have set aside.
+    """The memory reserved for batches.
 
-    Invariants: new records never set aside more than the limit; the sum is that of `granted_bytes` of the batches that
-    are not done, also after a KeyboardInterrupt between any two steps; while sends wait in line, no other one sets
-    memory aside.
+    Invariants: appends reserve no memory beyond the limit; `used_bytes` is the sum of `granted_bytes` of the batches
+    that are not done, also after a KeyboardInterrupt between any two steps; while sends wait in line, no other send
+    reserves memory.
     """
 
     def __init__(
@@ -121,7 +125,7 @@ class BufferPool:
         # Returns the batches that are not done.
         self._batches = batches
         self._used_bytes = 0
-        # An exception came between the two steps of counting.
+        # `_used_bytes` is stale: the next read counts again.
         self._is_count_torn = False
 
     def __repr__(self) -> str:
@@ -129,30 +133,30 @@ class BufferPool:
 
     @property
     def used_bytes(self) -> int:
-        """Memory set aside."""
+        """The reserved memory; counts again if the sum is stale."""
         if self._is_count_torn:
             self._used_bytes = sum(each.granted_bytes for each in self._batches())
             self._is_count_torn = False
         return self._used_bytes
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether the append that is under way may set that much memory aside."""
+        """Whether the append that runs now may reserve `size_bytes`."""
         used_bytes = self.used_bytes if self._is_count_torn else self._used_bytes
         return used_bytes + size_bytes <= self._memory_bytes and self._line.may_take
 
     def reserve(self, batch: ProducerBatch, size_bytes: int) -> None:
-        """Sets memory aside for a batch, which is in its queue. A count that an interrupt tears is counted again."""
+        """Reserves memory for a batch in its queue. An interrupt between the steps leaves the sum stale."""
         is_torn, self._is_count_torn = self._is_count_torn, True
         batch.granted_bytes += size_bytes
         self._used_bytes += size_bytes
         self._is_count_torn = is_torn
 
     def count_again(self) -> None:
-        """Batches leave their queues in another way than by their end."""
+        """Marks the sum as stale: batches left a queue without `release`. The next read recounts."""
         self._is_count_torn = True
 
     def release(self, batch: ProducerBatch) -> None:
-        """The batch is done."""
+        """Frees the memory of a batch that left its queue."""
         self._used_bytes -= batch.granted_bytes
 
 
@@ -160,17 +164,17 @@ class ProducerTopics:
     """The queues of all topics, and the batches that take records now."""
 
     def __init__(self, limits: Limits, schedule: DrainSchedule, line: MemoryLine) -> None:
-        # By topic: the batch that takes records without key and partition now.
+        # By topic: the open batch for records without key and partition. Read by `send` without the lock.
         self.sticky: dict[str, ProducerBatch] = {}
-        # By topic: where records with a key go. Like `sticky`, for `send`, which takes no lock.
+        # By topic: the queues for records with a key. Read by `send` without the lock.
         self.by_key: dict[str, TopicQueues] = {}
         self.hash_of = RememberedHashes()
-        # Batches closed because a record did not fit any more.
+        # Number of batches closed because the next record did not fit.
         self.filled_count = 0
         self._limits = limits
         self._schedule = schedule
         self._topics: dict[str, TopicQueues] = {}
-        # The topics with batches of partitions that are gone.
+        # The topics with batches of deleted partitions.
         self.departing: dict[str, TopicQueues] = {}
         self.pool = BufferPool(limits.memory_bytes, partial(_batches, self._topics), line)
 
@@ -184,20 +188,20 @@ class ProducerTopics:
     # ---- Topics ----
 
     def get(self, name: str) -> TopicQueues | None:
-        """None for a topic without metadata."""
+        """The queues of the topic; None for a topic without metadata."""
         return self._topics.get(name)
 
     def queue_of(self, batch: ProducerBatch) -> PartitionQueue:
-        """The queue of the batch's partition, which exists."""
+        """The queue of the batch's partition. Precondition: the partition exists."""
         return self._topics[batch.topic].queues[batch.partition]
 
     def queue_with(self, batch: ProducerBatch) -> PartitionQueue | None:
-        """The queue that the batch stands in; None after its topic was removed, and for a batch that was divided."""
+        """The queue that holds the batch; None if its topic was removed or the batch was divided."""
         topic = self._topics.get(batch.topic)
         return None if topic is None else topic.queue_with(batch)
 
     def put(self, name: str, partition_count: int, message_bytes_max: int) -> None:
-        """Takes the topic as the metadata has it now."""
+        """Updates the topic's partitions and batch size from new metadata."""
         topic = self._topics.setdefault(name, TopicQueues(self._limits))
         for queue in topic.queues[partition_count:]:
             # The last batch may be open, or even the sticky one.
@@ -209,7 +213,7 @@ class ProducerTopics:
             self.departing[name] = topic
 
     def remove(self, name: str) -> list[ProducerBatch]:
-        """Forgets a topic that is gone; returns its batches."""
+        """Forgets a deleted topic; returns its batches."""
         self.sticky.pop(name, None)
         self.by_key.pop(name, None)
         self.departing.pop(name, None)
@@ -217,7 +221,7 @@ class ProducerTopics:
         return [] if topic is None else self._forget([*topic.queues, *topic.departing])
 
     def take_away(self, name: str, known: TopicQueues) -> bool:
-        """Removes a topic without batches, unless a thread wants it."""
+        """Removes a topic without batches, unless a thread wants the topic; returns whether the topic is removed."""
         self.remove(name)
         if not known.is_wanted:
             return True
@@ -226,7 +230,7 @@ class ProducerTopics:
         return False
 
     def holds_none(self, name: str) -> bool:
-        """Whether no batch of the topic, if it is known, is left."""
+        """Whether the topic has no batch; True for an unknown topic."""
         topic = self._topics.get(name)
         return topic is None or not any(queue.batches for queue in (*topic.queues, *topic.departing))
 
@@ -241,7 +245,7 @@ class ProducerTopics:
     # ---- The batches that fill ----
 
     def known(self, topic: str, partition: int | None) -> TopicQueues:
-        """The topic, which has the partition. Raises NoSuchTopic."""
+        """The queues of a topic. Raises NoSuchTopic if the topic or the partition does not exist."""
         known = self._topics.get(topic)
         if known is None:
             raise NoSuchTopic(f"topic {topic!r} was deleted")
@@ -252,9 +256,7 @@ class ProducerTopics:
     def batch_with_room(
         self, target: TopicQueues, topic: str, partition: int | None, size_bytes: int, now_ms: float
     ) -> ProducerBatch | None:
-        """The open batch that the record fits, with the memory for it, or a new batch; None when the memory is not
-        there.
-        """
+        """Returns an open batch with room and reserved memory for the record, or a new batch; None without memory."""
         batch = self.sticky.get(topic) if partition is None else target.filling[partition]
         if batch is not None and batch.size_bytes + size_bytes > target.batch_bytes:
             self._fill_up(batch)
@@ -272,10 +274,11 @@ class ProducerTopics:
         return batch
 
     def add_columns(self, piece: Piece, now_ms: float) -> tuple[ProducerBatch, int] | None:
-        """Adds columns to the open batch that they fit, or to a new one: the batch and the index of the first; None
-        when the memory for them is not there. Columns whose partition has just gone move with its other batches.
+        """Adds columns to an open batch with room, or to a new batch.
 
-        Without a partition they go to the last sticky one, while its batch takes them, then to the next.
+        Returns the batch and the index of the first record; None without memory. Columns without a partition go to the
+        last sticky partition while its batch has room, then to the next sticky one. Unpinned columns whose partition
+        was just deleted move with the other batches of that partition.
         """
         target = self.known(piece.topic, piece.partition if piece.is_pinned else None)
         size_bytes, partition = piece.size_bytes, piece.partition
@@ -293,7 +296,7 @@ class ProducerTopics:
             return None
         batch.is_pinned |= piece.is_pinned
         index = batch.add_columns(piece.columns, size_bytes)
-        # A second one of its size would not fit beside it: no use to linger.
+        # Columns of the same size would not fit too, so lingering is of no use.
         if index == 0 and 2 * batch.size_bytes > target.batch_bytes:
             batch.close()
         self._schedule.add(target.queues[chosen])
@@ -317,8 +320,8 @@ class ProducerTopics:
         return batch, index
 
     def adopt(self, batch: ProducerBatch, partition: int | None) -> None:
-        """Puts a batch that was filled elsewhere behind those of its partition, and closes it. Counts its memory, even
-        beyond the limit. Raises NoSuchTopic.
+        """Appends a batch of `InterruptingSends` to its partition's queue, closed. Reserves its memory, even beyond the
+        limit. Raises NoSuchTopic.
         """
         target = self.known(batch.topic, partition)
         chosen = target.next_sticky() if partition is None else partition
@@ -332,8 +335,9 @@ class ProducerTopics:
         self._schedule.add(queue)
 
     def open(self, batch: ProducerBatch, timestamp_ms: int, now_ms: float) -> None:
-        """The batch takes records that name neither partition nor time from now on, with this timestamp and without the
-        lock, as far as its memory reaches.
+        """Opens the batch for appends without the lock, within its reserved memory.
+
+        Only records without headers, named partition and own timestamp are appended so; they get `timestamp_ms`.
         """
         batch.was_open = True
         batch.stamp(timestamp_ms, now_ms)
@@ -341,7 +345,7 @@ class ProducerTopics:
         self._schedule.set_timer(self.queue_of(batch), now_ms + STAMP_AGE_MS)
 
     def close(self, batch: ProducerBatch) -> None:
-        """The batch takes no more records."""
+        """Closes the batch; no append finds the batch any more."""
         batch.close()
         if self.sticky.get(batch.topic) is batch:
             del self.sticky[batch.topic]
@@ -350,13 +354,13 @@ class ProducerTopics:
             filling[batch.partition] = None
 
     def close_open(self) -> None:
-        """No batch takes records without the lock any more."""
+        """Closes all open batches, also for appends without the lock; drops empty ones."""
         for batch in list(self):
             if batch.state is FILLING:
                 self._retire(batch)
 
     def after_fork(self) -> None:
-        """In a forked child `send` finds no batch for its quick way: nothing would send the records."""
+        """Leaves `send` in a forked child no open batch: the child has no IO thread to send the records."""
         self.sticky.clear()
         self.by_key.clear()
 
@@ -365,8 +369,8 @@ class ProducerTopics:
         self._schedule.add(self.queue_of(batch))
 
     def _retire(self, batch: ProducerBatch) -> None:
-        """Closes the batch, and drops it if it is empty, because an append was interrupted: it would never go, and
-        hold up all that is behind it.
+        """Closes the batch. Drops an empty batch, which an interrupted append leaves: an empty batch would never be
+        sent, and would block the batches behind it.
         """
         self.close(batch)
         if not len(batch):
@@ -392,7 +396,7 @@ class ProducerTopics:
         return batch
 
     def _grant(self, target: TopicQueues, batch: ProducerBatch, size_bytes: int) -> bool:
-        """Sets aside the memory that the batch needs to grow by size_bytes, in steps; False when it is not there."""
+        """Reserves memory, in steps, so that the batch can grow by `size_bytes`; False if the memory is not free."""
         needed = batch.size_bytes + size_bytes - batch.granted_bytes
         if needed <= 0:
             return True
@@ -406,14 +410,14 @@ class ProducerTopics:
             batch.limit_bytes = batch.granted_bytes
         return True
 
-    # ---- Partitions that are gone ----
+    # ---- Deleted partitions ----
 
     def move_departing(self) -> list[ProducerBatch]:
-        """Gives batches of partitions that are gone other partitions, as soon as no batch of such partitions of their
-        topic is in flight; returns batches whose partition was asked for: they are to fail.
+        """Moves batches of deleted partitions to other partitions, once no batch of the topic's deleted partitions is
+        in flight. Returns the pinned batches, which the caller fails.
 
-        Until then nothing of the topic starts, so records of one key keep their order: the moved ones go before all
-        that was not sent yet. Each is put before those moved already, so the last ones are moved first.
+        No batch of the topic starts before the move, so records of one key keep their order: moved batches stand before
+        all unsent batches. Each batch is put before the batches moved so far, so the last batch is moved first.
         """
         failed: list[ProducerBatch] = []
         for name, topic in list(self.departing.items()):
@@ -435,8 +439,8 @@ class ProducerTopics:
         return failed
 
     def _move(self, topic: TopicQueues, batch: ProducerBatch) -> None:
-        """Puts the batch, or with keys its successors, before all that was not sent yet to their partitions."""
-        # First, for `send` may be about to add a record with a key to it.
+        """Puts the batch, or with keys its successors, before the unsent batches of their partitions."""
+        # Seal first: a thread in `send` may be adding a record with a key, and `has_keys` must not change later.
         if not batch.is_sealed:
             batch.become(BatchState.WAITING)
             batch.seal()
