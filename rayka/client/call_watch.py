@@ -55,7 +55,7 @@ class _OpenCall(msgspec.Struct, Generic[SubjectT], eq=False):
     answer: Later[Any]
 
     def on_end(self, outcome: object) -> None:
-        """The call was answered, broke off, or was given up. Only an answer counts for the node's usual pause."""
+        """Removes the call from the node's open calls. An answer, unlike an error, counts for the usual pause."""
         self.node.calls.pop(self, None)
         if not isinstance(outcome, BaseException):
             self.node.on_answer(self.began_s)
@@ -85,7 +85,7 @@ class _AskedNode(Generic[SubjectT]):
 
     @property
     def is_silent(self) -> bool:
-        """Whether the node has not answered since its last report to the owner."""
+        """Whether the owner was told of this silence, and the node has not answered since."""
         return bool(self.calls) and self.looked_s > self.silent_since_s
 
     def on_answer(self, began_s: float) -> None:
@@ -125,7 +125,7 @@ class CallWatch(Generic[SubjectT]):
         return f"<CallWatch open={counts}>"
 
     def answer(self, node_id: int, subject: SubjectT, call: Awaitable[ResponseT]) -> Later[ResponseT]:
-        """Watches a call that begins now; returns its answer, which a give-up ends in NetworkException."""
+        """Watches a call that starts now; returns its answer. Ends in NetworkException when the call is given up."""
         node = self._nodes.get(node_id)
         if node is None:
             node = self._nodes[node_id] = _AskedNode(self._clock)
@@ -138,7 +138,7 @@ class CallWatch(Generic[SubjectT]):
         return answer
 
     def give_up(self, is_in_vain: Callable[[int, SubjectT], bool]) -> None:
-        """Ends calls for which `is_in_vain(node_id, subject)`, of silent nodes and those that have taken too long."""
+        """Gives up calls for which `is_in_vain` holds, if their node is silent or they are older than `most_s`."""
         at_s = self._clock.now_s()
         for node_id, node in list(self._nodes.items()):
             late_s = at_s if node.is_silent else at_s - self._silence_limits.most_s
