@@ -100,14 +100,14 @@ class Cluster:
         Without a Ray, a local one is started that ends with this process.
 
         A cluster that runs already with the same spec is returned as it is. One that runs with another spec gets the
-        differences while it serves; `plan_change` says them in advance, `change` afterwards. New brokers are empty,
-        until `Admin.alter_partition_reassignments` or new topics give them replicas. New coordinators take over their
-        share of internal partitions at once. New controllers get their votes one after another. Other settings take
-        effect by a restart of the nodes that they concern, one at a time as `restart` does it; `on_restarted` is called
-        after each, and `force` accepts partitions below `min.insync.replicas` during the restarts. The next start
-        finishes one that was interrupted. Data directories and roles cannot change, and a node that the spec leaves out
-        is not taken away. A node in `replace` has to be lost or failed, or its directories in `replace` offline; it is
-        replaced while the others run.
+        differences while it serves; `plan_change` says them in advance, `change` afterwards. New brokers get replicas
+        of new topics at once, and their share of the others by a balance soon after (`balancer.enable`). New
+        coordinators take over their share of internal partitions at once. New controllers get their votes one after
+        another. Other settings take effect by a restart of the nodes that they concern, one at a time as `restart` does
+        it; `on_restarted` is called after each, and `force` accepts partitions below `min.insync.replicas` during the
+        restarts. The next start finishes one that was interrupted. Data directories and roles cannot change, and a node
+        that the spec leaves out is not taken away. A node in `replace` has to be lost or failed, or its directories in
+        `replace` offline; it is replaced while the others run.
 
         Raises ConfigError, ClusterExists (runs with another directory, other roles or more nodes), StorageError
         (directories are missing) and UnavailableError (no Ray at the address given; a node that did not start, or did

@@ -161,10 +161,12 @@ def print_added(node_ids: tuple[int, ...]) -> None:
     coordinators = [each for each in node_ids if role_of(each) is Role.COORDINATOR]
     brokers = [each for each in node_ids if each not in coordinators]
     if brokers:
-        names, pronoun = ("broker", "it") if len(brokers) == 1 else ("brokers", "them")
+        names, gets, pronoun = (
+            ("broker", "it gets its", "it") if len(brokers) == 1 else ("brokers", "they get their", "them")
+        )
         click.echo(
-            f"\nAdded {names} {ids(brokers)} to the running cluster. New topics use {pronoun}; what is there stays "
-            "until `rayka partition reassign` moves it."
+            f"\nAdded {names} {ids(brokers)} to the running cluster. New topics use {pronoun}; {gets} share of what "
+            "there is within minutes (`balancer.enable`), or at once by `rayka balance`."
         )
     if coordinators:
         names = "coordinator" if len(coordinators) == 1 else "coordinators"
