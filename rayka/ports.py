@@ -146,10 +146,10 @@ class Disk(Protocol):
     All calls but `sync`, `copy_prefix` and `discard` are synchronous and buffered by the page cache. Only synced bytes
     survive a power cut; a created, renamed or removed name survives only after a sync of its directory.
 
-    Bytes that a reader may have mapped are never cut off or overwritten (design §3): `copy_prefix` and `rename` replace
-    such a file, `cut` is for bytes that no reader was given. Every method raises `StorageError`, naming the path and
-    the cause, when the disk fails (EIO) or the path is missing, and `PassingStorageError` when the disk is full or
-    read-only. After a failed sync the caller takes the directory offline and never retries.
+    Bytes that a reader may have mapped are never cut off or overwritten (decision 039): `copy_prefix` and `rename`
+    replace such a file, `cut` is for bytes that no reader was given. Every method raises `StorageError`, naming the
+    path and the cause, when the disk fails (EIO) or the path is missing, and `PassingStorageError` when the disk is
+    full or read-only. After a failed sync the caller takes the directory offline and never retries.
 
     An awaited call delays no call of another data directory; data directories are the ones locked by `lock`. An awaited
     call waits while no descriptor is free, and raises StorageError when the disk hangs.

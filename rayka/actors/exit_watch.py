@@ -3,7 +3,7 @@ record.
 
 The session of a broker that died ends after seconds, and only then does the controller move its leaderships (H6). But
 the kernel and Ray know at once when a process ends on a machine that lives. Ray's record is evidence, so the controller
-may act upon it (design §4). Failed calls are no evidence, and neither is a Ray node that is gone: a process that is
+may act upon it (decision 033). Failed calls are no evidence, and neither is a Ray node that is gone: a process that is
 slow, paused or cut off is not dead. A report names the incarnation, so that a late report does not concern the next
 process.
 

@@ -1,7 +1,7 @@
 """The formatting of a cluster's directories before its actors are made: which directories, and in which order.
 
 A cluster is formatted if none of its directories exists anywhere. A start is refused if a node has none of its
-directories: a node on an empty disk is not the node it was (design §4). A broker with one of several directories
+directories: a node on an empty disk is not the node it was (decision 042). A broker with one of several directories
 starts, and names those that are offline; a single directory that is lost for good can be replaced.
 
 Formatting has two phases:

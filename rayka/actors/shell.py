@@ -2,8 +2,7 @@
 
 Ray reruns only the constructor when it restarts an actor, keeps an actor alive after an exception, and lets background
 tasks die in silence. So the constructor starts the node, and the task that starts it is watched. An exception that no
-code expected ends the process by `os._exit` (Ray would count `exit_actor` as intended), and Ray starts another process
-(design §2, crash-only).
+code expected ends the process by `os._exit` (Ray would count `exit_actor` as intended), and Ray starts another process.
 
 A start that is refused is no crash: a directory is missing, locked, or of another node or cluster. The node is then
 FAILED, answers only `status`, with the reason, and tries again at growing intervals. The fourth start within a minute
@@ -221,7 +220,7 @@ def record_crash(directory: str, now_ms: int) -> None:
     """Adds a crash of the node to the file in its directory, which outlives restarts. Does nothing if the directory is
     missing or cannot be written: the crash is the greater problem.
 
-    More than three crashes in a minute are a loop that another restart will not end (design §2). A process that was
+    More than three crashes in a minute are a loop that another restart will not end. A process that was
     killed from outside leaves no entry: Ray may restart it as often as it likes.
     """
     if os.path.isdir(directory):

@@ -4,7 +4,7 @@ Files are opened read-only until they are written, so a disk that is mounted rea
 is free, files that are kept open are closed. If there are none, a call on the event loop raises TooManyOpenFiles, and a
 call on a thread waits.
 
-Invariants: no bytes are overwritten, and only `cut` takes some off (design §3), so the bytes that a reader was given
+Invariants: no bytes are overwritten, and only `cut` takes some off (decision 039), so the bytes that a reader was given
 never change. Appends and reads are synchronous and go to the page cache. Calls that would hold up the event loop run on
 threads of the data directory (`disk_threads`), with descriptors of their own: syncs, copies, the removal of
 directories, and the closing of large removed files (`OpenFile`). A data directory is a directory that is locked. Jobs

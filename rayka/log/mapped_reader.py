@@ -1,4 +1,4 @@
-"""Reads file ranges on the machine that holds the log: segments are mapped, not copied (design §3).
+"""Reads file ranges on the machine that holds the log: segments are mapped, not copied (decision 046).
 
 Besides `rayka.log.local_disk` the only module that opens log files. A range names path, device and inode. So the reader
 notices a segment that was removed, replaced or truncated (a new inode under the old name) since the answer, and asks
@@ -157,7 +157,7 @@ _LOOKS_PASSED_OVER = 10
 
 
 class LocalDirectories:
-    """The data directories of brokers that this process can read (design §3), for one reader of file ranges.
+    """The data directories of brokers that this process can read (decision 046), for one reader of file ranges.
 
     A directory counts as local when this process can open its `meta.properties`, and the directory id there is the
     same. A reader that keeps finding other files than described (another mount under the same path) reads no directory

@@ -278,7 +278,7 @@ Spans = Sequence[tuple[Segment, Span]]
 
 
 def file_ranges(spans: Spans) -> tuple[FileRange, ...]:
-    """Where a reader on this machine finds the spans (design §3)."""
+    """Where a reader on this machine finds the spans (decision 046)."""
     ranges = []
     for segment, span in spans:
         piece = segment.slice(span)

@@ -1,6 +1,6 @@
 """The file of one segment: whole batches, one after another.
 
-No byte is overwritten, and no byte that a reader may read later is taken off (design §3): a cut that would take some
+No byte is overwritten, and no byte that a reader may read later is taken off (decision 039): a cut that would take some
 copies the part that stays, gives the copy the name, and leaves the old inode to the readers. The segment knows the
 sizes: the file may be longer during a write or after one that failed. Kafka: `FileRecords`.
 """

@@ -2,7 +2,7 @@
 
 Files: `.kafka_cleanshutdown` is written last, when everything was synced, and removed at start (B30). `.rayka_boot` has
 the kernel's boot id with the broker epoch, and the boot id under which all logs of the directory were last known to be
-whole. Under the same boot id the page cache has kept every append, so a killed process lost nothing (design §4). Its
+whole. Under the same boot id the page cache has kept every append, so a killed process lost nothing. Its
 logs are still scanned, because it may have died in the middle of a write, but only their tails can be torn.
 
 Invariant: after a failure of the disk no later process takes either file for a clean shutdown. Kafka:

@@ -119,7 +119,7 @@ def api_of(request: Request[Any]) -> Api:
 
 def is_hot(request: Request[Any]) -> bool:
     """Whether the call takes the direct lane where there is one. Fetches of the metadata log stay on Ray, as all calls
-    that keep the quorum together do (design §4).
+    that keep the quorum together do.
     """
     is_of_quorum = isinstance(request, fetch.FetchRequest) and request.is_of_metadata
     return api_of(request).is_hot and not is_of_quorum

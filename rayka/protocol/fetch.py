@@ -52,7 +52,7 @@ PartitionKey = tuple[UUID, int]
 
 
 class FileRange(Message, frozen=True, array_like=True):
-    """Whole batches in a segment file, for a reader on the same machine (design §3). Ends below the high watermark.
+    """Whole batches in a segment file, for a reader on the same machine (decision 046). Ends below the high watermark.
 
     The reader opens `path`, checks device and inode, checks that the file reaches `position + size_bytes`, maps the
     file, and checks that the first batch starts at `base_offset`. If a check fails, the reader asks again for bytes.

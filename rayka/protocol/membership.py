@@ -1,7 +1,7 @@
 """Membership of the cluster: metadata, registration and heartbeats of brokers, reports about replicas, status.
 
 Kafka: MetadataRequest, BrokerRegistrationRequest, BrokerHeartbeatRequest (H1-H6), AlterPartitionRequest,
-AlterPartitionResponse (B11-B13), AssignReplicasToDirsRequest. `ReportExit` is Rayka's own (design §4).
+AlterPartitionResponse (B11-B13), AssignReplicasToDirsRequest. `ReportExit` is Rayka's own (decision 033).
 """
 
 from enum import IntEnum, StrEnum
@@ -115,7 +115,7 @@ class RegisterBrokerResponse(Message, frozen=True, array_like=True):
 
 
 class RegisterBrokerRequest(Request[RegisterBrokerResponse], frozen=True, array_like=True):
-    """Registers a broker process (H2). The process holds the locks of the directories that it names (design §4)."""
+    """Registers a broker process (H2). The process holds the locks of the directories that it names."""
 
     broker_id: int
     # Empty for directories that were formatted and never registered.
@@ -337,9 +337,9 @@ class ReportExitResponse(Message, frozen=True, array_like=True):
 
 
 class ReportExitRequest(Request[ReportExitResponse], frozen=True, array_like=True):
-    """Reports that an incarnation is dead: Ray has recorded the exit of its process while its raylet lives (design §4).
+    """Reports that an incarnation is dead: Ray has recorded the exit of its process while its raylet lives.
 
-    Failed calls and health checks are no evidence and are never reported.
+    Failed calls and health checks are no evidence and are never reported (decision 033).
     """
 
     broker_id: int

@@ -1,7 +1,7 @@
 """The contract of a replicated state machine: what a shard decides and replays, the log under it, and its timers.
 
 `ShardRuntime` runs a shard. Kafka: `CoordinatorShard`, `CoordinatorResult`, `ControllerWriteOperation`,
-`ControllerResult`, `CoordinatorTimer`, `CoordinatorTimerImpl` (design §2, A65).
+`ControllerResult`, `CoordinatorTimer`, `CoordinatorTimerImpl` (decision 020, A65).
 """
 
 from collections.abc import Generator, Hashable, Iterable, Sequence

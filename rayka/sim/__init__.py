@@ -1,1 +1,1 @@
-"""The simulator: the real nodes on virtual time, with a network and disks that fail as a seed says (design §6)."""
+"""The simulator: the real nodes on virtual time, with a network and disks that fail as a seed says."""

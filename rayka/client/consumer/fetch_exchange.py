@@ -4,8 +4,8 @@ Invariants: every failure is reported once: a failure that a pause may mend is r
 from which the application gets it; data count only for the position that was asked from; a follower's error says
 nothing about the log, so the leader is asked next.
 
-Records in files of this machine are mapped instead of sent (`LocalReader`; design §3). Kafka: AbstractFetch, Fetcher,
-FetchCollector (G2, G3, G7, G14-G16).
+Records in files of this machine are mapped instead of sent (`LocalReader`; decision 046). Kafka: AbstractFetch,
+Fetcher, FetchCollector (G2, G3, G7, G14-G16).
 """
 
 import asyncio
