@@ -43,11 +43,11 @@ from rayka.controller.move_control import look_after_replicas
 from rayka.controller.move_queue import MoveQueue
 from rayka.controller.placeable_directories import all_drains
 from rayka.controller.preferred_leaders import (
-    balance_brokers,
-    balance_leaders,
-    balance_returned,
+    elect_all_preferred_leaders,
     elect_leaderless,
     elect_leaders,
+    elect_preferred_leaders,
+    elect_returned_leaders,
 )
 from rayka.controller.reassignment import alter_reassignments, list_reassignments
 from rayka.controller.registration import register, unregister_broker
@@ -248,12 +248,12 @@ def _metadata(context: RequestContext, request: MetadataRequest) -> Steps[Metada
 
 _Handler = Callable[[RequestContext, Any], Result[MetadataRecord, Any] | Steps[MetadataRecord, Any]]
 _ALL: tuple[_Handler, ...] = (
-    _bootstrap, elect_leaderless, _write_no_op, fence_stale_broker, sweep_brokers, balance_brokers, balance_returned,
-    balance_leaders, look_after_replicas, share_with_coordinators, register, heartbeat, report_exit, alter_partitions,
-    assign_replicas, create_topics, delete_topics, create_partitions, alter_reassignments, list_reassignments,
-    elect_leaders, unregister_broker, describe_configs, describe_load, describe_events, record_event, balance,
-    describe_balance, cancel_balance, drain_broker, describe_drains, cancel_drain, alter_configs,
-    allocate_producer_ids, _metadata,
+    _bootstrap, elect_leaderless, _write_no_op, fence_stale_broker, sweep_brokers, elect_all_preferred_leaders,
+    elect_returned_leaders, elect_preferred_leaders, look_after_replicas, share_with_coordinators, register,
+    heartbeat, report_exit, alter_partitions, assign_replicas, create_topics, delete_topics, create_partitions,
+    alter_reassignments, list_reassignments, elect_leaders, unregister_broker, describe_configs, describe_load,
+    describe_events, record_event, balance, describe_balance, cancel_balance, drain_broker, describe_drains,
+    cancel_drain, alter_configs, allocate_producer_ids, _metadata,
 )  # fmt: skip
 
 

@@ -34,15 +34,15 @@ class FenceStaleBroker(msgspec.Struct, frozen=True):
     """Fence one broker whose session ended. The response: whether another one waits (H6)."""
 
 
-class BalanceBrokers(msgspec.Struct, frozen=True):
+class ElectAllPreferredLeaders(msgspec.Struct, frozen=True):
     """Put right the leaders, for each broker as the preferred one (B46)."""
 
 
-class BalanceReturned(msgspec.Struct, frozen=True):
+class ElectReturnedLeaders(msgspec.Struct, frozen=True):
     """Give leads back to the brokers that have come back and can take them now (decision 027). The response: these."""
 
 
-class BalanceLeaders(msgspec.Struct, frozen=True):
+class ElectPreferredLeaders(msgspec.Struct, frozen=True):
     """Put right the leaders of the partitions that this broker is the first replica of. The response: whether there is
     more to do (B46).
     """
@@ -73,20 +73,20 @@ class ControllerTimers:
 
     def __init__(self, config: BrokerConfig) -> None:
         self._sweep_interval_ms = config.broker_session_timeout_ms // SWEEPS_PER_SESSION
-        self._balance_interval_ms = int(config.leader_imbalance_check_interval_seconds * 1000)
+        self._imbalance_check_interval_ms = int(config.leader_imbalance_check_interval_seconds * 1000)
         self._returns_leads = config.auto_leader_rebalance_enable
         self._unavailable_timeout_ms = config.broker_unavailable_timeout_ms
         self._no_op_interval_ms = config.metadata_max_idle_interval_ms
 
     def __repr__(self) -> str:
-        return f"<ControllerTimers sweep={self._sweep_interval_ms} balance={self._balance_interval_ms}>"
+        return f"<ControllerTimers sweep={self._sweep_interval_ms} look={self._unavailable_timeout_ms}>"
 
     def first(self, now_ms: int, next_offset: int) -> list[Timer]:
         """Those of a controller that has just become active."""
         return [
             Timer("elect leaderless", now_ms, ElectLeaderless()),
             self._sweep(now_ms),
-            *self.after_balance((), now_ms),
+            *self.after_preferred_leaders((), now_ms),
             *self.after_look(now_ms, timeout_ms=self._unavailable_timeout_ms, is_idle=True),
             *(self.after_returned((), now_ms) if self._returns_leads else ()),
             *self.no_ops(now_ms, next_offset),
@@ -103,21 +103,21 @@ class ControllerTimers:
     def fences(self, now_ms: int) -> list[Timer]:
         return [Timer("fence", now_ms, FenceStaleBroker())]
 
-    def balances(self, broker_ids: Iterable[int], now_ms: int) -> list[Timer]:
+    def preferred_leader_timers(self, broker_ids: Iterable[int], now_ms: int) -> list[Timer]:
         """One for each of the brokers, due now."""
-        return [Timer(("balance", each), now_ms, BalanceLeaders(each)) for each in broker_ids]
+        return [Timer(("balance", each), now_ms, ElectPreferredLeaders(each)) for each in broker_ids]
 
-    def after_balance(self, broker_ids: Iterable[int], now_ms: int) -> list[Timer]:
+    def after_preferred_leaders(self, broker_ids: Iterable[int], now_ms: int) -> list[Timer]:
         """The next look at all brokers, after these have been balanced."""
-        again = Timer("balance", now_ms + self._balance_interval_ms, BalanceBrokers())
-        return [*self.balances(broker_ids, now_ms), again]
+        again = Timer("balance", now_ms + self._imbalance_check_interval_ms, ElectAllPreferredLeaders())
+        return [*self.preferred_leader_timers(broker_ids, now_ms), again]
 
     def after_returned(self, broker_ids: Iterable[int], now_ms: int) -> list[Timer]:
         """The next look at the brokers that have come back, after these have been balanced."""
-        interval_ms = min(self._balance_interval_ms, RETURNED_CHECK_INTERVAL_MS)
+        interval_ms = min(self._imbalance_check_interval_ms, RETURNED_CHECK_INTERVAL_MS)
         return [
-            *self.balances(broker_ids, now_ms),
-            Timer("returned", now_ms + interval_ms, BalanceReturned()),
+            *self.preferred_leader_timers(broker_ids, now_ms),
+            Timer("returned", now_ms + interval_ms, ElectReturnedLeaders()),
         ]
 
     def after_look(self, now_ms: int, *, timeout_ms: int, is_idle: bool) -> list[Timer]:

@@ -30,7 +30,7 @@ from rayka.shard.shard import Result, Steps
 ResponseT = TypeVar("ResponseT")
 
 
-class BrokerState(Enum):
+class BrokerControlState(Enum):
     """A broker as the controller sees it; Kafka's `BrokerControlState`."""
 
     FENCED = "fenced"
@@ -39,7 +39,7 @@ class BrokerState(Enum):
     SHUTDOWN_NOW = "shutdown-now"
 
 
-_FENCED_STATES = (BrokerState.FENCED, BrokerState.SHUTDOWN_NOW)
+_FENCED_STATES = (BrokerControlState.FENCED, BrokerControlState.SHUTDOWN_NOW)
 
 
 def heartbeat(
@@ -63,13 +63,13 @@ def heartbeat(
         broker,
         is_fenced=state in _FENCED_STATES,
         is_in_controlled_shutdown=broker.is_in_controlled_shutdown
-        or state is BrokerState.CONTROLLED_SHUTDOWN,
+        or state is BrokerControlState.CONTROLLED_SHUTDOWN,
         offline_directories=_offline_directories(broker, request),
     )
     response = HeartbeatResponse(
         is_caught_up=_is_caught_up(broker, request),
         is_fenced=becomes.is_fenced,
-        should_shut_down=state is BrokerState.SHUTDOWN_NOW,
+        should_shut_down=state is BrokerControlState.SHUTDOWN_NOW,
     )
     if becomes == broker:
         may_lack_leads = broker.is_active and sessions.may_lack_leads(broker)
@@ -155,23 +155,23 @@ def registered_broker(image: MetadataImage, broker_id: int, broker_epoch: int) -
 
 def _next_state(
     elections: Elections, broker: BrokerImage, request: HeartbeatRequest, sessions: BrokerSessions
-) -> BrokerState:
+) -> BrokerControlState:
     """H5."""
     leads = elections.replicas.of(broker.broker_id).led_count > 0
     if broker.is_fenced:
         if request.want_shut_down:
-            return BrokerState.SHUTDOWN_NOW
+            return BrokerControlState.SHUTDOWN_NOW
         can_serve = not request.want_fence and _is_caught_up(broker, request)
-        return BrokerState.UNFENCED if can_serve else BrokerState.FENCED
+        return BrokerControlState.UNFENCED if can_serve else BrokerControlState.FENCED
     if broker.is_in_controlled_shutdown:
         have_all_seen = sessions.have_seen_shutdown(broker, elections.image.brokers)
         is_done = have_all_seen and not leads
-        return BrokerState.SHUTDOWN_NOW if is_done else BrokerState.CONTROLLED_SHUTDOWN
+        return BrokerControlState.SHUTDOWN_NOW if is_done else BrokerControlState.CONTROLLED_SHUTDOWN
     if request.want_fence:
-        return BrokerState.SHUTDOWN_NOW if request.want_shut_down else BrokerState.FENCED
+        return BrokerControlState.SHUTDOWN_NOW if request.want_shut_down else BrokerControlState.FENCED
     if request.want_shut_down:
-        return BrokerState.CONTROLLED_SHUTDOWN if leads else BrokerState.SHUTDOWN_NOW
-    return BrokerState.UNFENCED
+        return BrokerControlState.CONTROLLED_SHUTDOWN if leads else BrokerControlState.SHUTDOWN_NOW
+    return BrokerControlState.UNFENCED
 
 
 def _is_caught_up(broker: BrokerImage, request: HeartbeatRequest) -> bool:

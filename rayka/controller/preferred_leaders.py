@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator
 
 from rayka.config.broker_config import BrokerConfig
 from rayka.controller.controller_timers import (
-    BalanceBrokers,
-    BalanceLeaders,
-    BalanceReturned,
+    ElectAllPreferredLeaders,
     ElectLeaderless,
+    ElectPreferredLeaders,
+    ElectReturnedLeaders,
 )
 from rayka.controller.leader_elections import Elections
 from rayka.controller.partition_change import Election
@@ -42,23 +42,31 @@ from rayka.shard.shard import Result, Steps
 ELECTIONS_PER_RUN_MAX = 1_000
 
 
-def balance_brokers(context: RequestContext, _: BalanceBrokers) -> Result[MetadataRecord, None]:
+def elect_all_preferred_leaders(
+    context: RequestContext, _: ElectAllPreferredLeaders
+) -> Result[MetadataRecord, None]:
     """All brokers, each by a request of its own."""
-    return Result((), None, context.timers.after_balance(context.image.brokers, context.now_ms))
+    return Result((), None, context.timers.after_preferred_leaders(context.image.brokers, context.now_ms))
 
 
-def balance_returned(context: RequestContext, _: BalanceReturned) -> Result[MetadataRecord, list[int]]:
+def elect_returned_leaders(
+    context: RequestContext, _: ElectReturnedLeaders
+) -> Result[MetadataRecord, list[int]]:
     """The brokers that are back and can take leads now."""
     broker_ids = context.returned.take_due(context.elections(), context.now_ms)
     return Result((), broker_ids, context.timers.after_returned(broker_ids, context.now_ms))
 
 
-def balance_leaders(context: RequestContext, request: BalanceLeaders) -> Steps[MetadataRecord, bool]:
+def elect_preferred_leaders(
+    context: RequestContext, request: ElectPreferredLeaders
+) -> Steps[MetadataRecord, bool]:
     """Elections among the partitions that the broker is the first replica of; whether there are more to be held."""
     count = 0
     for record in _elections(context.elections(), request.broker_id, context.config):
         if record is not None and count == ELECTIONS_PER_RUN_MAX:
-            return Result((), True, context.timers.balances([request.broker_id], context.now_ms))
+            return Result(
+                (), True, context.timers.preferred_leader_timers([request.broker_id], context.now_ms)
+            )
         count += record is not None
         yield record
     return Result((), False)

@@ -3,7 +3,7 @@
 import pytest
 
 from rayka.config.broker_config import BrokerConfig
-from rayka.controller.controller_timers import BalanceLeaders, BalanceReturned
+from rayka.controller.controller_timers import ElectPreferredLeaders, ElectReturnedLeaders
 from rayka.controller.preferred_leaders import ELECTIONS_PER_RUN_MAX
 from rayka.metadata.metadata_records import (
     BrokerRegistrationChangeRecord,
@@ -34,16 +34,16 @@ def elected(number: int) -> PartitionChangeRecord:
 
 def test_the_preferred_replica_takes_its_lead_back() -> None:  # B46
     controller = machine(moved(0), partition(1, (2, 1)), partition(2, (1, 2)))
-    assert controller.written_by(BalanceLeaders(1)) == [elected(0)]
-    assert controller.written_by(BalanceLeaders(1)) == []
-    assert controller.written_by(BalanceLeaders(2)) == []
+    assert controller.written_by(ElectPreferredLeaders(1)) == [elected(0)]
+    assert controller.written_by(ElectPreferredLeaders(1)) == []
+    assert controller.written_by(ElectPreferredLeaders(2)) == []
 
 
 @pytest.mark.parametrize(("moved_count", "is_balanced"), [(2, False), (3, True)])
 def test_some_leads_may_be_with_others(moved_count: int, is_balanced: bool) -> None:
     config = BrokerConfig(leader_imbalance_per_broker_percentage=20)
     partitions = [moved(number, 2 if number < moved_count else 1) for number in range(10)]
-    written = machine(*partitions, config=config).written_by(BalanceLeaders(1))
+    written = machine(*partitions, config=config).written_by(ElectPreferredLeaders(1))
     assert written == ([elected(number) for number in range(moved_count)] if is_balanced else [])
 
 
@@ -51,13 +51,13 @@ def test_a_preferred_replica_that_is_not_in_sync_or_does_not_run_takes_nothing_b
     behind = partition(0, (1, 2), isr=(2,), leader_id=2)
     fenced = [registered(3), partition(1, (3, 2), isr=(3, 2), leader_id=2)]
     controller = machine(behind, *fenced)
-    assert controller.written_by(BalanceLeaders(1)) == []
-    assert controller.written_by(BalanceLeaders(3)) == []
+    assert controller.written_by(ElectPreferredLeaders(1)) == []
+    assert controller.written_by(ElectPreferredLeaders(3)) == []
 
 
 def test_the_operator_may_want_leads_to_stay() -> None:
     config = BrokerConfig(auto_leader_rebalance_enable=False)
-    assert machine(moved(0), config=config).written_by(BalanceLeaders(1)) == []
+    assert machine(moved(0), config=config).written_by(ElectPreferredLeaders(1)) == []
 
 
 @pytest.mark.parametrize("is_rebalanced", [True, False])
@@ -66,9 +66,9 @@ def test_a_partition_without_a_leader_gets_one_when_unclean_elections_become_all
 ) -> None:  # B40, A68
     config = BrokerConfig(auto_leader_rebalance_enable=is_rebalanced)
     controller = machine(partition(0, (1, 3), isr=(3,), leader_id=-1), config=config)
-    assert controller.written_by(BalanceLeaders(1)) == []
+    assert controller.written_by(ElectPreferredLeaders(1)) == []
     controller.configure("orders", "unclean.leader.election.enable", "true")
-    assert controller.written_by(BalanceLeaders(1)) == [
+    assert controller.written_by(ElectPreferredLeaders(1)) == [
         PartitionChangeRecord(
             topic_id=ORDERS,
             partition=0,
@@ -81,16 +81,16 @@ def test_a_partition_without_a_leader_gets_one_when_unclean_elections_become_all
 
 def test_one_run_writes_a_bounded_number_of_records() -> None:  # A68
     controller = machine(*(moved(number) for number in range(ELECTIONS_PER_RUN_MAX + 1)))
-    first = len(controller.written_by(BalanceLeaders(1)))
+    first = len(controller.written_by(ElectPreferredLeaders(1)))
     assert first == ELECTIONS_PER_RUN_MAX
     # One of a thousand is few enough to stay where it is.
-    assert controller.handle(BalanceLeaders(1)) is False
+    assert controller.handle(ElectPreferredLeaders(1)) is False
 
 
 def test_there_is_more_to_do_while_too_many_are_left() -> None:  # A68
     config = BrokerConfig(leader_imbalance_per_broker_percentage=0)
     controller = machine(*(moved(number) for number in range(ELECTIONS_PER_RUN_MAX + 1)), config=config)
-    assert [controller.handle(BalanceLeaders(1)) for _ in range(3)] == [True, False, False]
+    assert [controller.handle(ElectPreferredLeaders(1)) for _ in range(3)] == [True, False, False]
     assert {each.leader_id for each in controller.image.topics["orders"].partitions} == {1}
 
 
@@ -111,8 +111,8 @@ class Returns:
         """How many leads the brokers that are back take then."""
         machine = self.machine
         machine.now_ms = now_ms
-        ids = machine.handle(BalanceReturned())
-        return sum(len(machine.written_by(BalanceLeaders(broker_id))) for broker_id in ids)
+        ids = machine.handle(ElectReturnedLeaders())
+        return sum(len(machine.written_by(ElectPreferredLeaders(broker_id))) for broker_id in ids)
 
     def join(self, *numbers: int) -> None:
         """Broker 1 is in sync for these."""
@@ -167,7 +167,7 @@ def test_a_broker_that_goes_and_comes_again_waits_for_the_timer() -> None:
     assert returns.at(0) == 10
     returns.leave_and_return()
     assert [returns.at(now_ms) for now_ms in (1_000, INTERVAL_MS - 1, INTERVAL_MS)] == [0, 0, 0]
-    assert len(returns.machine.written_by(BalanceLeaders(1))) == 10
+    assert len(returns.machine.written_by(ElectPreferredLeaders(1))) == 10
 
 
 def test_an_interval_later_a_broker_that_is_back_waits_no_more() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayka.controller.controller_timers import BalanceLeaders, ShareWithCoordinators
+from rayka.controller.controller_timers import ElectPreferredLeaders, ShareWithCoordinators
 from rayka.controller.coordinator_shares import shared
 from rayka.errors import ErrorCode
 from rayka.ids import Role
@@ -101,7 +101,7 @@ def test_a_new_coordinator_takes_over_the_leads_once_it_is_in_sync(machine: Mach
     assert machine.handle(ShareWithCoordinators()) == [A]
     assert all(each.adding_replicas == (A,) and each.leader_id != A for each in partitions(machine))
     bring_in_sync(machine, A)
-    machine.handle(BalanceLeaders(A))
+    machine.handle(ElectPreferredLeaders(A))
     assert all(each.leader_id == A and len(each.replicas) == 3 for each in partitions(machine))
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rayka.controller.controller_timers import BalanceLeaders, BalanceReturned
+from rayka.controller.controller_timers import ElectPreferredLeaders, ElectReturnedLeaders
 from rayka.errors import ErrorCode
 from rayka.ids import TopicPartition
 from rayka.metadata.metadata_records import ConfigRecord
@@ -84,7 +84,7 @@ def test_an_operator_cannot_have_it_lead(machine: Machine) -> None:
     (result,) = response.partitions
     assert result.error_code is ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
     assert result.error_message.endswith("its preferred replica, broker 1, is on a machine that drains")
-    assert machine.handle(BalanceLeaders(1)) is False
+    assert machine.handle(ElectPreferredLeaders(1)) is False
     assert leaders(machine) == [2, 3]
 
 
@@ -102,13 +102,13 @@ def test_what_a_controller_that_died_has_left_is_done_when_it_is_said_again(mach
 
 def test_a_machine_that_stays_after_all_gets_its_leads_back(machine: Machine) -> None:
     machine.controller.on_active(now_ms=0, next_offset=len(machine.records))
-    assert machine.handle(BalanceReturned()) == []
+    assert machine.handle(ElectReturnedLeaders()) == []
     drain(machine, 1)
     machine.now_ms += 1_000_000
-    assert machine.handle(BalanceReturned()) == []
+    assert machine.handle(ElectReturnedLeaders()) == []
     drain(machine, 1, deadline=None)
-    assert machine.handle(BalanceReturned()) == [1]
-    machine.handle(BalanceLeaders(1))
+    assert machine.handle(ElectReturnedLeaders()) == [1]
+    machine.handle(ElectPreferredLeaders(1))
     assert leaders(machine) == [1, 1]
 
 
@@ -117,7 +117,7 @@ def test_a_broker_that_starts_on_a_machine_that_goes_takes_no_leads_back(machine
     fence(machine, 1)
     machine.heartbeat(1)
     report_isr(machine, 2, 3, 1)
-    assert machine.handle(BalanceReturned()) == []
+    assert machine.handle(ElectReturnedLeaders()) == []
 
 
 def test_no_new_replica_is_placed_there(machine: Machine) -> None:

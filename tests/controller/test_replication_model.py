@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rayka.config.broker_config import BrokerConfig
-from rayka.controller.controller_timers import BalanceLeaders, LookAfterReplicas
+from rayka.controller.controller_timers import ElectPreferredLeaders, LookAfterReplicas
 from rayka.metadata.image import PartitionImage, topic_config
 from rayka.protocol.configs import (
     AlterConfigOp,
@@ -161,7 +161,7 @@ class Model:
         self.machine.handle(IncrementalAlterConfigsRequest((resource,)))
 
     def balance(self, broker_id: int) -> None:
-        self.machine.handle(BalanceLeaders(broker_id))
+        self.machine.handle(ElectPreferredLeaders(broker_id))
 
     def heal(self, after_ms: int) -> None:
         """What is gone for long is made anew; no partition has fewer replicas then, and no other broker goes."""

@@ -12,7 +12,12 @@ import pytest
 
 from rayka.config.broker_config import BrokerConfig
 from rayka.controller.controller import Controller
-from rayka.controller.controller_timers import BalanceLeaders, ElectLeaderless, FenceStaleBroker, SweepBrokers
+from rayka.controller.controller_timers import (
+    ElectLeaderless,
+    ElectPreferredLeaders,
+    FenceStaleBroker,
+    SweepBrokers,
+)
 from rayka.errors import NotController, TooManyRequests
 from rayka.metadata.image import MetadataImage
 from rayka.metadata.metadata_records import MetadataRecord
@@ -202,7 +207,7 @@ def test_a_turn_writes_no_more_records_than_it_has_steps(request_of: Any) -> Non
 @pytest.mark.parametrize(
     "request_of",
     [
-        lambda _: BalanceLeaders(1),
+        lambda _: ElectPreferredLeaders(1),
         lambda _: ElectLeadersRequest(ElectionType.PREFERRED, None),
     ],
 )
@@ -360,7 +365,7 @@ def test_a_broker_that_sends_heartbeats_to_the_next_controller_stays_and_may_tak
         for number in range(STEPS)
     )
     controller.run(AlterPartitionRequest(2, 1, rejoined))
-    assert controller.run(BalanceLeaders(1)) is False
+    assert controller.run(ElectPreferredLeaders(1)) is False
     assert controller.leaders == [1] * COUNT
 
 
@@ -372,7 +377,7 @@ def test_a_broker_that_is_being_unfenced_leads_nothing_before_it_is() -> None:  
     assert not controller.image.brokers[1].is_fenced
     assert 0 < controller.leaders.count(1) < COUNT
     controller.fail_over()
-    controller.run(BalanceLeaders(1))  # the timer of the next active controller
+    controller.run(ElectPreferredLeaders(1))  # the timer of the next active controller
     assert controller.leaders == [1] * COUNT
 
 
