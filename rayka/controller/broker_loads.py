@@ -1,7 +1,7 @@
-"""What brokers have said of their load: soft state, a bounded window for each, known to the active controller only.
+"""The loads that brokers report: soft state of the active controller, a bounded window of reports for each broker.
 
-Nothing of it is in the metadata log: a new active controller knows it anew after one interval of reports. A report
-counts while its broker has the epoch in which it came, and only if a broker can be meant by it. Rayka's own.
+Loads are not in the metadata log: a new active controller knows the loads after one interval of reports. A report
+counts while its broker keeps the epoch in which the report came. An implausible report is ignored. Rayka's own.
 """
 
 from collections import deque
@@ -22,16 +22,19 @@ _UNKNOWN_MS = -1
 
 
 class _Window(NamedTuple):
-    """The reports of one process, the oldest first, and when the newest came."""
+    """The reports of one process of a broker."""
 
     broker_epoch: int
+    # The oldest report first; 1 to 12 reports.
     reports: "deque[LoadReport]"
+    # The monotonic time at which the newest report came.
     last_ms: int
+    # The settings that the newest report named, by dotted key.
     started_with: Mapping[str, str]
 
 
 class BrokerLoads:
-    """The windows, by broker. Invariant: at most 12 reports of each broker that is registered, each of bounded size."""
+    """The windows, by broker. Invariant: at most 12 reports, each of bounded size, for each registered broker."""
 
     def __init__(self) -> None:
         self._windows: dict[int, _Window] = {}
@@ -42,7 +45,7 @@ class BrokerLoads:
     def on_report(
         self, broker: BrokerImage, report: LoadReport, now_ms: int, started_with: Mapping[str, str]
     ) -> None:
-        """A report has come with a heartbeat; one that no broker can mean changes nothing."""
+        """Takes in a report that came with a heartbeat. Ignores an implausible report."""
         if not is_plausible(report):
             return
         window = self._current(broker)
@@ -51,7 +54,7 @@ class BrokerLoads:
         self._windows[broker.broker_id] = _Window(broker.broker_epoch, reports, now_ms, started_with)
 
     def retain(self, brokers: Mapping[int, BrokerImage]) -> None:
-        """Forgets brokers that are not registered any more."""
+        """Forgets all brokers but these, the registered ones."""
         for broker_id in [each for each in self._windows if each not in brokers]:
             del self._windows[broker_id]
 
@@ -66,12 +69,14 @@ class BrokerLoads:
         return None if window is None else window.started_with
 
     def last_ms(self, broker: BrokerImage) -> int:
-        """When that came; -1 before the first."""
+        """When the newest report of this process came (monotonic ms); -1 before the first."""
         window = self._current(broker)
         return _UNKNOWN_MS if window is None else window.last_ms
 
     def of(self, broker: BrokerImage, now_ms: int) -> BrokerLoad:
-        """Means over the window, weighted by the interval of each report; a fenced broker is `at_rest`."""
+        """The load of the broker: means over the window, weighted by the interval of each report. A fenced broker has
+        the load `at_rest`.
+        """
         window = self._current(broker)
         if window is None:
             return BrokerLoad(broker.broker_id, _UNKNOWN_MS, _UNKNOWN_MS, LoadReport(0), broker.is_fenced)

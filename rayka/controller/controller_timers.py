@@ -1,6 +1,6 @@
-"""What the active controller does from time to time: the requests of its timers, and when the next ones are due.
+"""The timers of the active controller: their requests, and their due times.
 
-A timer does little at a time and leaves the rest to the next one, so that other requests have their turn in between.
+Each timer does little work and leaves the rest to the next timer, so that other requests have their turn in between.
 Kafka: `PeriodicTaskControlManager` and the tasks that `QuorumController` registers with it (A68).
 """
 
@@ -19,57 +19,64 @@ _LOOKS_PER_TIMEOUT = 4
 
 
 class ElectLeaderless(msgspec.Struct, frozen=True):
-    """Asked once by a new active controller: hold the elections that the one before it may have left undone (B44)."""
+    """Holds the elections that the former active controller may have left undone (B44). A new active controller asks
+    once.
+    """
 
 
 class SweepBrokers(msgspec.Struct, frozen=True):
-    """Look for brokers whose session ended; `due_ms` is when that was to be done. A process that was stopped sweeps
-    before it reads the heartbeats that wait: they are not missing.
+    """Looks for brokers whose session ended. A process that stood still sweeps before it reads the waiting heartbeats,
+    so the sweep extends all sessions by its own delay.
     """
 
+    # When the timer was due.
     due_ms: int
 
 
 class FenceStaleBroker(msgspec.Struct, frozen=True):
-    """Fence one broker whose session ended. The response: whether another one waits (H6)."""
+    """Fences one broker whose session ended (H6). Response: whether another such broker waits."""
 
 
 class ElectAllPreferredLeaders(msgspec.Struct, frozen=True):
-    """Put right the leaders, for each broker as the preferred one (B46)."""
+    """Begins an `ElectPreferredLeaders` for every broker (B46)."""
 
 
 class ElectReturnedLeaders(msgspec.Struct, frozen=True):
-    """Give leads back to the brokers that have come back and can take them now (decision 027). The response: these."""
+    """Gives leads back to returned brokers that can take leads now (decision 027). Response: the ids of these
+    brokers.
+    """
 
 
 class ElectPreferredLeaders(msgspec.Struct, frozen=True):
-    """Put right the leaders of the partitions that this broker is the first replica of. The response: whether there is
-    more to do (B46).
+    """Elects leaders of partitions whose preferred leader is this broker (B46). Response: whether elections are
+    left.
     """
 
     broker_id: int
 
 
 class ShareWithCoordinators(msgspec.Struct, frozen=True):
-    """Give coordinators that hold no internal partition their share. The response: these."""
+    """Gives a share of internal partitions to each coordinator without one. Response: the ids of these coordinators."""
 
 
 class LookAfterReplicas(msgspec.Struct, frozen=True):
-    """Look for brokers and directories that are gone, and have what they held made anew; then go on with a balance.
-    `due_ms` is when that was to be done. The response: how many moves of healing have begun.
+    """Settles ended moves, heals, then continues drains and the balance. Response: the number of healing moves
+    begun.
     """
 
+    # When the timer was due.
     due_ms: int
 
 
 class WriteNoOp(msgspec.Struct, frozen=True):
-    """Show that the quorum commits, if nothing was written since the log ended at this offset (A68)."""
+    """Shows that the quorum commits: writes a no-op record unless the log has grown since (A68)."""
 
+    # The end of the log when the timer was set.
     next_offset: int
 
 
 class ControllerTimers:
-    """The timers of one controller, by its configuration."""
+    """Makes the timers of one controller, by its configuration."""
 
     def __init__(self, config: BrokerConfig) -> None:
         self._sweep_interval_ms = config.broker_session_timeout_ms // SWEEPS_PER_SESSION
@@ -82,7 +89,7 @@ class ControllerTimers:
         return f"<ControllerTimers sweep={self._sweep_interval_ms} look={self._unavailable_timeout_ms}>"
 
     def first(self, now_ms: int, next_offset: int) -> list[Timer]:
-        """Those of a controller that has just become active."""
+        """Timers of a controller that has just become active."""
         return [
             Timer("elect leaderless", now_ms, ElectLeaderless()),
             self._sweep(now_ms),
@@ -93,7 +100,7 @@ class ControllerTimers:
         ]
 
     def after_sweep(self, now_ms: int) -> list[Timer]:
-        """The next sweep, and what this one has found."""
+        """The next sweep, and a timer, due now, that fences a broker whose session ended."""
         return [self._sweep(now_ms), *self.fences(now_ms)]
 
     def _sweep(self, now_ms: int) -> Timer:
@@ -104,16 +111,20 @@ class ControllerTimers:
         return [Timer("fence", now_ms, FenceStaleBroker())]
 
     def preferred_leader_timers(self, broker_ids: Iterable[int], now_ms: int) -> list[Timer]:
-        """One for each of the brokers, due now."""
+        """Timers, due now, that restore the preferred leaders of these brokers."""
         return [Timer(("balance", each), now_ms, ElectPreferredLeaders(each)) for each in broker_ids]
 
     def after_preferred_leaders(self, broker_ids: Iterable[int], now_ms: int) -> list[Timer]:
-        """The next look at all brokers, after these have been balanced."""
+        """Timers that restore the preferred leaders of these brokers now, and those of all brokers after the
+        interval.
+        """
         again = Timer("balance", now_ms + self._imbalance_check_interval_ms, ElectAllPreferredLeaders())
         return [*self.preferred_leader_timers(broker_ids, now_ms), again]
 
     def after_returned(self, broker_ids: Iterable[int], now_ms: int) -> list[Timer]:
-        """The next look at the brokers that have come back, after these have been balanced."""
+        """Timers that restore the preferred leaders of these brokers now, and look for returned brokers again after 1
+        s.
+        """
         interval_ms = min(self._imbalance_check_interval_ms, RETURNED_CHECK_INTERVAL_MS)
         return [
             *self.preferred_leader_timers(broker_ids, now_ms),
@@ -121,27 +132,29 @@ class ControllerTimers:
         ]
 
     def after_look(self, now_ms: int, *, timeout_ms: int, is_idle: bool) -> list[Timer]:
-        """The next look for what is gone: soon, while moves are under way."""
+        """The next look after replicas: in 5 s, or in 250 ms while moves are under way; sooner with a short timeout."""
         interval_ms = LOOK_INTERVAL_MS if is_idle else BUSY_LOOK_INTERVAL_MS
         due_ms = now_ms + max(1, min(interval_ms, timeout_ms // _LOOKS_PER_TIMEOUT))
         return [Timer("look", due_ms, LookAfterReplicas(due_ms))]
 
     def look_soon(self, now_ms: int) -> list[Timer]:
-        """The next look, where one is not due sooner."""
+        """The next look after replicas, in 250 ms."""
         due_ms = now_ms + BUSY_LOOK_INTERVAL_MS
         return [Timer("look", due_ms, LookAfterReplicas(due_ms))]
 
     def look_now(self, now_ms: int) -> list[Timer]:
-        """The next look, at once."""
+        """The next look after replicas, due now."""
         return [Timer("look", now_ms, LookAfterReplicas(now_ms))]
 
     def shares(self, brokers: Iterable[BrokerImage], now_ms: int) -> list[Timer]:
-        """One, due now, where one of these may be a coordinator without a share."""
+        """A timer, due now, that shares internal partitions; none unless an active coordinator is among these
+        brokers.
+        """
         may_idle = any(each.is_coordinator and each.is_active for each in brokers)
         return [Timer("shares", now_ms, ShareWithCoordinators())] if may_idle else []
 
     def no_ops(self, now_ms: int, next_offset: int) -> list[Timer]:
-        """None where idle logs stay as they are."""
+        """The next no-op record; none if the configuration wants no records in an idle log."""
         if self._no_op_interval_ms <= 0:
             return []
         return [Timer("no-op", now_ms + self._no_op_interval_ms, WriteNoOp(next_offset))]

@@ -1,13 +1,14 @@
-"""Partitions moved to other replicas (B45).
+"""Reassignments of partitions to other replicas (B45).
 
-A reassignment begins with one record: the new replicas join the old ones, and the record says which are being added and
-which removed. It ends by itself, in the builder, with the change that brings the last of the added ones into the ISR.
-Another one may replace it on the way; whatever is under way, `replicas` less those being added are what a cancel goes
-back to. So replicas that only the replaced one was adding are dropped at once, unless no other is in sync.
+A reassignment begins with one record: new replicas join the old ones, and the record names the adding and the removing
+replicas. `PartitionChangeBuilder` ends the reassignment in the change that brings the last adding replica into the ISR.
+A second reassignment may replace the first one. A cancel always restores `replicas` without the adding ones. So the
+second reassignment drops at once the replicas that only the first one was adding, and is refused if only these are in
+sync.
 
 Kafka: `ReplicationControlManager.alterPartitionReassignments`, `PartitionReassignmentReplicas`,
-`PartitionReassignmentRevert`. There, what the replaced reassignment was adding is kept until the new one ends, and a
-cancel leaves it; here a cancel restores the original set.
+`PartitionReassignmentRevert`. Kafka keeps the adding replicas of a replaced reassignment until the new one ends,
+and a cancel leaves them; here a cancel restores the original replicas.
 """
 
 from typing import NamedTuple
@@ -33,7 +34,7 @@ from rayka.shard.shard import Result, Steps
 def alter_reassignments(
     context: RequestContext, request: AlterPartitionReassignmentsRequest
 ) -> Steps[MetadataRecord, AlterPartitionReassignmentsResponse]:
-    """Begins, replaces or cancels what can be; every other partition has its error in the response."""
+    """Begins, replaces or cancels reassignments. Each partition has its own result or error in the response."""
     reassigning = Reassigning(context)
     results = []
     for wanted in request.partitions:
@@ -47,7 +48,7 @@ def alter_reassignments(
 def list_reassignments(
     context: RequestContext, request: ListPartitionReassignmentsRequest
 ) -> Steps[MetadataRecord, ListPartitionReassignmentsResponse]:
-    """Those under way, by topic and partition; a partition that does not exist is not on its way."""
+    """Lists reassignments under way, by topic and partition. Leaves out partitions that do not exist."""
     topics = context.image.topics
     ongoing: list[OngoingReassignment] = []
     wanted = None if request.partitions is None else set(request.partitions)
@@ -66,17 +67,19 @@ def _ongoing(name: str, number: int, partition: PartitionImage) -> OngoingReassi
 
 
 class _Target(NamedTuple):
-    """What a partition becomes at once."""
+    """The partition right after the record, with adding and removing replicas."""
 
+    # All replicas: the adding and the removing ones are among them.
     replicas: tuple[int, ...]
     adding: tuple[int, ...]
     removing: tuple[int, ...]
     isr: tuple[int, ...]
+    # Whether the ISR may lack committed records.
     is_unclean: bool = False
 
 
 class Reassigning:
-    """The partitions of one request, one after another: directories are chosen where those before are counted."""
+    """Reassigns the partitions of one request; each choice of a directory counts the earlier ones."""
 
     def __init__(self, context: RequestContext) -> None:
         self._context = context
@@ -91,7 +94,9 @@ class Reassigning:
         return record, PartitionResult(wanted.topic, wanted.partition)
 
     def move(self, name: TopicPartition, replicas: tuple[int, ...] | None) -> PartitionChangeRecord | None:
-        """As `try_alter`; None where that is refused."""
+        """The record of a reassignment to these replicas, or of a cancel (None); None if refused or if nothing
+        changes.
+        """
         return self.try_alter(Reassignment(name.topic, name.partition, replicas))[0]
 
     def _alter(self, wanted: Reassignment) -> PartitionChangeRecord | None:
@@ -155,5 +160,5 @@ def _begun(name: TopicPartition, partition: PartitionImage, wanted: tuple[int, .
 
 
 def _whole(partition: PartitionImage) -> tuple[int, ...]:
-    """Replicas that hold all records: those in sync, or where none is the eligible leaders."""
+    """Replicas that hold all records: the ISR, or with an empty ISR the eligible leader replicas."""
     return partition.isr or partition.eligible_leader_replicas

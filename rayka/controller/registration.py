@@ -1,22 +1,25 @@
-"""Brokers announce themselves (H2, H3), and are forgotten. Kafka: `ClusterControlManager.registerBroker`,
-`QuorumController.unregisterBroker`, which also forgets one that runs or holds replicas; here that is refused, since no
-node could say any more where those replicas were.
+"""Registration of brokers (H2, H3), and its end. Kafka: `ClusterControlManager.registerBroker`,
+`QuorumController.unregisterBroker`. Kafka also unregisters a broker that runs or holds replicas. Here such a request is
+refused, because no node would know any more where these replicas were.
 
-A new process of a broker normally waits for the old one's session to end. It need not if it names every
-directory that the old one registered, and the epoch of that registration, which it has read there: it held their locks
-after the old process did, which is dead (design §4). The directories alone prove nothing, for a call may be late:
-1. A process sends its registration, and dies. 2. Its successor takes over the locks, registers, and serves. 3. The call
-arrives, and names the same directories; its sender knew no epoch but an earlier one.
-A process starts fenced, and its epoch is the offset of its registration record, which is written last: if this
-controller dies before it, the broker registers again.
+A new process of a broker waits until the session of the old process ends. The new process need not wait if it names
+every directory of the old registration, and the epoch of that registration, read from these directories: then it holds
+the locks of the old process, so the old process is dead. The directories alone prove nothing:
+1. A process sends its registration, and dies.
+2. Its successor takes over the locks, registers, and serves.
+3. The late registration arrives and names the same directories, but an earlier epoch.
 
-Whether it has lost anything it says by `previous_broker_epoch`: the epoch of the registration that it replaces means
-no, its directories hold all that the process before it had appended. Anything else is an unclean shutdown: the broker
-may lack what it acknowledged, so it leaves every ISR and every ELR, even as the last member (B42). Without eligible
-leader replicas nothing can be told apart, and it leaves as a fenced one does (B43).
+A process starts fenced. Its epoch is the offset of its registration record. This record is written last: if the
+controller dies before the record, the broker registers again.
 
-A directory that the broker does not name any more is gone, as after its disk was replaced. What was in it is copied
-anew into another one, unless it may be the last that holds its partition's records (`partition_change`).
+`previous_broker_epoch` says whether the broker lost records. The epoch of the replaced registration means no: the
+directories hold everything that the old process had appended. Any other epoch means an unclean shutdown: the broker may
+lack acknowledged records, so it leaves every ISR and every ELR, even as the last member (B42). Without eligible leader
+replicas the broker leaves ISRs as a fenced broker does, and stays the last member (B43).
+
+A directory that a new registration does not name is gone, as after the replacement of a disk. Its replicas are copied
+anew into another directory. A replica that may be the last one with its partition's records keeps its directory
+(`partition_change`).
 """
 
 import msgspec
@@ -46,10 +49,10 @@ from rayka.shard.shard import Result, Steps
 def register(
     context: RequestContext, request: RegisterBrokerRequest
 ) -> Steps[MetadataRecord, RegisterBrokerResponse]:
-    """The records of a registration, and the broker's epoch (H3). Raises what `_check` finds.
+    """Registers a broker process. Response: the epoch of the broker (H3). Raises the errors of `_check`.
 
-    The process that is registered already keeps its epoch and its state, and writes nothing if nothing
-    changed. Another one takes the broker's partitions as a fenced broker leaves them, or one that lost what it had.
+    The registered process keeps its epoch and state; no record is written if nothing changed. Another process starts
+    fenced: the broker leaves the leads and ISRs of its partitions, and after an unclean shutdown the ELRs, too.
     """
     _check(context, request)
     image = context.image
@@ -72,8 +75,8 @@ def register(
 
 
 def _check(context: RequestContext, request: RegisterBrokerRequest) -> None:
-    """Raises InconsistentClusterId, UnsupportedVersion or DuplicateBrokerRegistration; the message says
-    what to do (H2).
+    """Raises InconsistentClusterId, UnsupportedVersion or DuplicateBrokerRegistration; the message names the remedy
+    (H2).
     """
     image, cluster_id = context.image, context.cluster_id
     if request.cluster_id not in ("", cluster_id):
@@ -128,7 +131,7 @@ def _check_directories(image: MetadataImage, request: RegisterBrokerRequest) -> 
 
 
 def _is_same_or_successor(registered: BrokerImage, request: RegisterBrokerRequest) -> bool:
-    """Whether it is the registered process, or one that has taken over what that one left."""
+    """Whether the request is of the registered process, or of a successor with the locks of its directories."""
     if registered.registration.incarnation_id == request.incarnation_id:
         return True
     named = {each.directory_id for each in request.directories}
@@ -153,8 +156,8 @@ def _record(request: RegisterBrokerRequest, broker_epoch: int) -> RegisterBroker
 def unregister_broker(
     context: RequestContext, request: UnregisterBrokerRequest
 ) -> Result[MetadataRecord, UnregisterBrokerResponse]:
-    """Forgets the broker and its configuration. Raises BrokerIdNotRegistered, or InvalidRequest that says what to do
-    first.
+    """Forgets the broker and its configuration. Raises BrokerIdNotRegistered, and InvalidRequest if the broker is not
+    fenced or holds replicas.
     """
     image = context.image
     broker = image.brokers.get(request.broker_id)

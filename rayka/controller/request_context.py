@@ -1,5 +1,5 @@
-"""What the controller decides a request on: its image, and what it knows beside it. Kafka: the fields that the managers
-of `QuorumController` share.
+"""The context of a request to the controller: the image, and the soft state beside the image. Kafka: the fields that
+the managers of `QuorumController` share.
 """
 
 from collections.abc import Callable
@@ -23,18 +23,21 @@ from rayka.metadata.image import MetadataImage
 
 
 class RequestContext(NamedTuple):
-    """`now_ms` is monotonic; the wall clock is for timestamps in records. `image` and `replicas` are of everything
-    replayed before the request; from `sessions` to `sizes` and from `loads` on it is soft state, which a
-    decision may change.
+    """The state that a handler reads. `sessions` and all fields after it but `timers` are soft state: a handler may
+    change them, and they are not in the metadata log.
     """
 
+    # Everything replayed before the request.
     image: MetadataImage
+    # Monotonic.
     now_ms: int
+    # The clock of timestamps in records.
     wall_clock_ms: Callable[[], int]
     cluster_id: str
     node_id: int
     config: BrokerConfig
     random: Random
+    # The index of the replicas in `image`.
     replicas: ReplicaIndex
     sessions: BrokerSessions
     returned: ReturnedBrokers

@@ -1,11 +1,11 @@
-"""When each broker was last in contact: soft state, known to the active controller only (H6).
+"""The sessions of brokers: their last contacts, soft state of the active controller (H6).
 
-A broker is alive for `session_timeout_ms` after its last contact. One without a contact in its epoch counts as alive
-when it has registered since this controller became active, or was unfenced then; its clock starts at the next sweep.
-One that was fenced then has no session: it was over already, or nothing depends on it, and what waits for its end would
-wait anew with each controller. Time in which the controller itself stood still counts for no session: heartbeats that
-came meanwhile are not read yet.
-Kafka: `BrokerHeartbeatManager`, `BrokerHeartbeatTracker`; both let that time count.
+A broker is alive for `session_timeout_ms` after its last contact. A broker without a contact in its epoch has a session
+if it is unfenced, or registered after this controller became active; the next sweep starts the clock of this session. A
+broker that was fenced before has no session: the session ended under a former controller, or nothing depends on it.
+With a session, requests that wait for its end would wait anew with each controller. Time in which the controller stood
+still counts for no session, because the controller has not read the heartbeats of that time. Kafka:
+`BrokerHeartbeatManager`, `BrokerHeartbeatTracker`; both let that time count.
 """
 
 from collections.abc import Mapping
@@ -16,8 +16,11 @@ from rayka.metadata.image import BrokerImage
 
 class _Contact(NamedTuple):
     broker_epoch: int
+    # Monotonic; a late sweep moves it forward, never beyond the present.
     last_ms: int
+    # The last metadata record that the broker has applied; -1 before its first heartbeat.
     metadata_offset: int
+    # The number of the heartbeat; later heartbeats of a process have larger numbers.
     number: int
 
 
@@ -27,54 +30,58 @@ class BrokerSessions:
     def __init__(self, session_timeout_ms: int) -> None:
         self._timeout_ms = session_timeout_ms
         self._contacts: dict[int, _Contact] = {}
+        # Offsets of the records that began a controlled shutdown, by broker.
         self._shutdown_offsets: dict[int, int] = {}
+        # Epochs of brokers whose process has ended.
         self._exited: dict[int, int] = {}
-        self._unfenced: dict[int, int] = {}  # epochs of brokers that may lack leads
+        # Epochs of brokers that may lack leads.
+        self._unfenced: dict[int, int] = {}
+        # Brokers with an epoch from here on registered with this active controller.
         self._active_since_offset = 0
 
     def __repr__(self) -> str:
         return f"<BrokerSessions {[(key, contact.last_ms) for key, contact in self._contacts.items()]}>"
 
     def on_active(self, next_offset: int) -> None:
-        """The controller becomes active; what it writes itself begins at this offset."""
+        """Becomes active. The first record that this controller writes has this offset."""
         self._active_since_offset = next_offset
 
     def touch(self, broker: BrokerImage, *, metadata_offset: int, number: int = 0, now_ms: int) -> None:
-        """A contact: the broker has applied the metadata up to this offset, inclusive. Of a heartbeat that comes
-        after one with a larger number nothing counts.
+        """Records a contact with a broker that has applied the metadata up to and with this offset. Ignores a heartbeat
+        that comes after one with a larger number.
         """
         if not self.is_late(broker, number):
             contact = _Contact(broker.broker_epoch, now_ms, metadata_offset, number)
             self._contacts[broker.broker_id] = contact
 
     def is_late(self, broker: BrokerImage, number: int) -> bool:
-        """Whether a later heartbeat of the same process came before the one of this number."""
+        """Whether a heartbeat of this process with a larger number came already."""
         contact = self._contact(broker)
         return contact is not None and number < contact.number
 
     def end(self, broker: BrokerImage) -> None:
-        """The broker's process is known to have ended: nothing in its name counts any more."""
+        """Records that the registered process has ended; its later heartbeats do not count."""
         self._exited[broker.broker_id] = broker.broker_epoch
 
     def has_exited(self, broker: BrokerImage) -> bool:
-        """Whether the process that is registered is known to have ended."""
+        """Whether the registered process is known to have ended."""
         return self._exited.get(broker.broker_id) == broker.broker_epoch
 
     def on_unfencing(self, broker: BrokerImage) -> None:
-        """The broker is being unfenced, and leads are to follow."""
+        """Records that the broker is being unfenced. Its leads follow in later records."""
         self._unfenced[broker.broker_id] = broker.broker_epoch
 
     def may_lack_leads(self, broker: BrokerImage) -> bool:
-        """Whether some of them may not have followed."""
+        """Whether the unfenced broker may still lack some of its leads."""
         return self._unfenced.get(broker.broker_id) == broker.broker_epoch
 
     def on_leads_taken(self, broker: BrokerImage) -> None:
-        """There are none left for the broker to take."""
+        """Records that no leads are left for the broker to take."""
         self._unfenced.pop(broker.broker_id, None)
 
     def sweep(self, brokers: Mapping[int, BrokerImage], *, late_ms: int, now_ms: int) -> None:
-        """Starts the clocks of those that count as alive without a contact in their epoch. A sweep that comes late,
-        for the controller stood still, extends all sessions by that time.
+        """Starts the clock of each broker that has a session and no contact in its epoch. First extends all sessions by
+        `late_ms`, the time for which the controller stood still.
         """
         for broker_id, contact in self._contacts.items():
             self._contacts[broker_id] = contact._replace(last_ms=min(contact.last_ms + late_ms, now_ms))
@@ -86,7 +93,7 @@ class BrokerSessions:
         return self.remaining_ms(broker, now_ms) > 0
 
     def remaining_ms(self, broker: BrokerImage, now_ms: int) -> int:
-        """How long its session still lasts without another contact."""
+        """Time until the session of the broker ends without another contact; 0 after its end."""
         if self.has_exited(broker):
             return 0
         contact = self._contact(broker)
@@ -95,7 +102,7 @@ class BrokerSessions:
         return max(0, contact.last_ms + self._timeout_ms - now_ms)
 
     def silent_ms(self, broker: BrokerImage, now_ms: int) -> int:
-        """The time since the last heartbeat of this process; -1 if none has come to this controller."""
+        """Time since the last heartbeat of this process; -1 if none has come to this controller."""
         contact = self._contact(broker)
         return -1 if contact is None or contact.metadata_offset < 0 else now_ms - contact.last_ms
 
@@ -103,7 +110,9 @@ class BrokerSessions:
         return not broker.is_fenced or broker.broker_epoch >= self._active_since_offset
 
     def on_controlled_shutdown(self, broker_id: int, offset: int) -> None:
-        """The record at this offset says that the broker shuts down; those before it moved its partitions."""
+        """Notes the offset of the record that begins a controlled shutdown. Records before it moved the broker's
+        leads.
+        """
         self._shutdown_offsets[broker_id] = offset
 
     def have_seen_shutdown(self, broker: BrokerImage, brokers: Mapping[int, BrokerImage]) -> bool:
