@@ -1,4 +1,4 @@
-"""Configuration of topics: the keys that each topic may have of its own; `config_brokers` has their defaults."""
+"""Configuration of topics: the keys that a topic may set for itself; `broker_config` has their defaults."""
 
 import re
 from enum import StrEnum

@@ -1,4 +1,4 @@
-"""What a producer learns of records that the cluster took."""
+"""Results of records: positions in the log, failed rows, and the results of the parts of a batch."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -10,53 +10,41 @@ from rayka.ids import NO_OFFSET, NO_TIMESTAMP
 
 
 class RecordMetadata(msgspec.Struct, frozen=True):
-    """Where a record is in the log. `offset` is -1 with acks=0; `timestamp_ms` is the one that the log holds.
-
-    Kafka: RecordMetadata.
-    """
+    """The position of an acknowledged record in the log. Kafka: RecordMetadata."""
 
     topic: str
     partition: int
+    # -1 with acks=0.
     offset: int
+    # The record's timestamp in the log.
     timestamp_ms: int
 
 
 class BatchMetadata(msgspec.Struct, frozen=True):
-    """Where a run of records of one `send_batch` is: offsets [base_offset, base_offset + record_count) of a partition.
-
-    `base_offset` is -1 with acks=0.
-    """
+    """The position of a run of records of one `send_batch`: offsets [base_offset, base_offset + record_count)."""
 
     topic: str
     partition: int
+    # -1 with acks=0.
     base_offset: int
     record_count: int
 
 
 class BatchFailure(msgspec.Struct, frozen=True):
-    """Rows of one `send_batch` that were not acknowledged, and why. They are numbered from 0 in the data as it was
-    given, and ascend.
-    """
+    """Rows of one `send_batch` that failed with the same error."""
 
     error: Exception
+    # Row numbers in the data given to `send_batch`, from 0, ascending.
     rows: Sequence[int]
 
 
 def offset_after(base_offset: int, index: int) -> int:
-    """The offset of the record at an index, which stays unknown (-1) where the base is."""
+    """The offset of the record at an index; NO_OFFSET (-1) if the base offset is unknown."""
     return NO_OFFSET if base_offset == NO_OFFSET else base_offset + index
 
 
-# The outcome of each record of a batch that did not end as one.
-#
-# Such a batch went in parts, records of it were refused, or its records were divided among other batches because its
-# partition is gone. A record has an index, by which its future knows it. Invariants: each record is either refused, or
-# in a part that is over, or left; the records of a part lie in the log one behind the other, in the order of their
-# indexes. In Kafka a batch ends as one.
-
-
 class PartEnd(NamedTuple):
-    """Where a part is in the log, or why it is not there."""
+    """The result of a part: its position in the log, or its error."""
 
     partition: int
     base_offset: int = NO_OFFSET
@@ -65,50 +53,57 @@ class PartEnd(NamedTuple):
 
 
 class PartEnds:
-    """The parts that are over, and the refused records. `last`: the end of the records that are left, once known."""
+    """The results of a batch whose records do not all have the same result.
+
+    Such a batch was sent in parts, lost refused records, or was divided among other batches after its partition was
+    deleted. A record's future finds the record by its index. Invariants: each record is refused, in an ended part, or
+    remaining; the records of a part lie next to each other in the log, in the order of their indexes. A batch of Kafka
+    always has one result.
+    """
 
     __slots__ = ("_ended", "_left", "_refusals", "last")
 
     def __init__(self, record_count: int) -> None:
-        # The indexes of the records that are neither refused nor in a part that is over, ascending.
+        # Indexes of the remaining records, ascending.
         self._left = np.arange(record_count)
         # By index: the error of each refused record.
         self._refusals: dict[int, Exception] = {}
-        # Of each part that is over: the indexes of its records, ascending, and its end.
+        # Indexes, ascending, and result of each ended part.
         self._ended: list[tuple[np.ndarray, PartEnd]] = []
+        # Result of the remaining records; None until the batch is done.
         self.last: PartEnd | None = None
 
     @property
     def left_count(self) -> int:
-        """Records that are neither refused nor in a part that is over."""
+        """Number of records that are neither refused nor in an ended part."""
         return len(self._left)
 
     def end_part(self, record_count: int, end: PartEnd) -> None:
-        """Ends the part that was next: the first of the records that are left."""
+        """Records the result of the next part, the first `record_count` of the remaining records."""
         self._ended.append((self._left[:record_count], end))
         self._left = self._left[record_count:]
 
     def refuse(self, errors: Mapping[int, Exception]) -> None:
-        """Ends these records with an error each. Their numbers count from the first record that is left."""
+        """Fails records by their numbers, counted from the first remaining record."""
         numbers = np.fromiter(errors, np.int64)
         self._refusals.update(zip(self._left[numbers].tolist(), errors.values(), strict=True))
         self._left = np.delete(self._left, numbers)
 
     def take_left(self) -> np.ndarray:
-        """Gives the records that are left to other batches; returns their indexes. `add` brings their ends back."""
+        """Gives the remaining records to other batches; returns their indexes. `add` takes their results back."""
         left, self._left = self._left, self._left[:0]
         return left
 
     def add(self, indexes: np.ndarray, ends: "PartEnds") -> None:
-        """Adds the ends of another batch, whose records have these indexes here."""
+        """Adds the results of another batch, whose records have the given indexes in this batch."""
         for number, error in ends._refusals.items():
             self._refusals[int(indexes[number])] = error
         self._ended += [(indexes[numbers], end) for numbers, end in ends._all_ended()]
 
-    # ---- Outcomes, once the batch is done ----
+    # ---- Results of a finished batch ----
 
     def failures(self, index: int, count: int) -> Iterator[tuple[np.ndarray, Exception]]:
-        """By error, the indexes of records in [index, index + count) that are not in the log."""
+        """Yields the indexes of failed records in [index, index + count), by error."""
         for each in sorted(self._refusals.keys() & range(index, index + count)):
             yield np.array([each]), self._refusals[each]
         for indexes, begin, end, part in self._parts(index, count):
@@ -116,14 +111,14 @@ class PartEnds:
                 yield indexes[begin:end], part.error
 
     def runs(self, index: int, count: int) -> list[tuple[int, int, int]]:
-        """Partition, base offset and length of the runs that these records, all acknowledged, make in the log."""
+        """Partition, base offset and length of each run in the log of the acknowledged [index, index + count)."""
         return [
             (part.partition, offset_after(part.base_offset, begin), end - begin)
             for _, begin, end, part in self._parts(index, count)
         ]
 
     def end_of(self, index: int) -> tuple[int, PartEnd]:
-        """The part of an acknowledged record, and how many records are before it there."""
+        """The number of records before an acknowledged record in its part, and the part's result."""
         ((_, begin, _, part),) = self._parts(index, 1)
         return begin, part
 
@@ -133,7 +128,9 @@ class PartEnds:
             yield self._left, self.last
 
     def _parts(self, index: int, count: int) -> Iterator[tuple[np.ndarray, int, int, PartEnd]]:
-        """Of each part with some of these records: its indexes, and which of them, [begin, end), are asked for."""
+        """Yields each part that overlaps [index, index + count): its indexes, the overlap as places [begin, end) among
+        the indexes, and its result.
+        """
         for indexes, part in self._all_ended():
             begin, end = np.searchsorted(indexes, (index, index + count)).tolist()
             if begin < end:

@@ -1,18 +1,17 @@
-"""The end of the interpreter, for producers that were not closed: what they have accepted is sent, within a bound; what
-is not acknowledged by then is reported on standard error, and sets the exit status.
+"""Flushes unclosed producers when the interpreter ends, within FLUSH_S; reports lost records on standard error.
 
-The order in which a process ends, and what happens in it here:
-1. the main thread has ended. What is waiting is sent first, before `concurrent.futures` refuses the work that the
-   look-up of a node needs;
-2. other threads end, unless they are daemons, and may send until then;
-3. `atexit`: what they left is sent, before Ray leaves its cluster and before the IO thread stops, which both were
-   registered before the last producer. What was not acknowledged is reported;
-4. Python flushes standard error, and a failure there makes the exit status 120. The status is set by such a failure: an
-   `atexit` callback has no other way, and `os._exit` would skip all later callbacks.
+Lost records also set the exit status. A process ends in this order:
+1. The main thread has ended. This module flushes first, before `concurrent.futures` refuses work: the look-up of a node
+   needs such work.
+2. Other threads that are no daemons end; they may send until their end.
+3. `atexit`: this module flushes the records of step 2 and reports the lost ones. Ray leaves its cluster and the IO
+   thread stops only later, because both were registered before the last producer.
+4. Python flushes standard error, and a failure of this flush makes the exit status 120. This module makes the flush
+   fail: an `atexit` callback has no other way to set the status, and `os._exit` would skip all later callbacks.
 A script that ended by an exception keeps its status, 1.
 
-Senders are known by weak references: a producer that is dropped is collected, and its sender lives on the loop
-until it has nothing more to send. Kafka's producer loses what is not flushed.
+Weak references hold the senders: a dropped producer is collected, and its sender lives on the loop until all records
+are sent. Kafka's producer loses unflushed records.
 """
 
 import atexit
@@ -34,24 +33,27 @@ from rayka.client.producer.delivery_future import wait_until_done
 from rayka.client.producer.producer_batch import ProducerBatch
 from rayka.client.producer.sender import Sender
 
-FLUSH_S = 5.0  # for all producers together
+# Bound of all flushes of all producers together.
+FLUSH_S = 5.0
 _CLOSE_S = 2.0
 
 
 class _AtExit:
-    """What this process has to see to when it ends."""
+    """The producers of this process, and the flushes and the report at its end."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._senders: WeakSet[Sender] = WeakSet()
-        self._pending: dict[ProducerBatch, Sender] = {}  # when the end began
+        # Unfinished batches at the beginning of a flush, each with its sender.
+        self._pending: dict[ProducerBatch, Sender] = {}
         self._reported: dict[ProducerBatch, None] = {}
+        # Rest of FLUSH_S.
         self._left_s = FLUSH_S
         self._is_registered = False
         self._was_forked = False
 
     def after_fork(self) -> None:
-        """In a forked child: the producers are the parent's, which flushes them."""
+        """Forgets all producers in a forked child: they belong to the parent, which flushes them."""
         for sender in self._senders:
             sender.accumulator.topics.after_fork()
         self._lock = threading.RLock()
@@ -65,30 +67,36 @@ class _AtExit:
             if not self._is_registered:
                 self._is_registered = True
                 self._register()
-            # Again for each producer, so that it runs before all that was registered meanwhile, such as Ray's own.
+            # Registered again for each producer, to run before callbacks registered since, such as Ray's own.
             atexit.unregister(self._at_exit)
             atexit.register(self._at_exit)
 
     def _register(self) -> None:
         register_early = getattr(threading, "_register_atexit", None)
-        if register_early is not None:  # it is not public
-            with suppress(RuntimeError):  # the first producer is made while the process ends
+        # A private function of Python, which may be missing.
+        if register_early is not None:
+            # Raised if the first producer is made while the process ends.
+            with suppress(RuntimeError):
                 register_early(self._before_threads_end)
 
     # ---- The end ----
 
     def _before_threads_end(self) -> None:
-        """Closes nothing yet: another thread may send, and a callback of `atexit` may close with more patience."""
+        """Flushes, but closes no producer: another thread may send, and a callback of `atexit` may close with a longer
+        timeout.
+        """
         self._flush()
         if self._was_forked and multiprocessing.parent_process() is not None:
-            self._report()  # multiprocessing ends such a child without `atexit`
+            # multiprocessing ends such a child without `atexit`.
+            self._report()
 
     def _at_exit(self) -> None:
         self._flush()
         self._report()
         for sender in self._all():
             sender.outcomes.logs_failures = False
-            with suppress(TimeoutError, RuntimeError):  # a callback blocks the IO thread
+            # Raised if a callback blocks the IO thread.
+            with suppress(TimeoutError, RuntimeError):
                 io_thread.run(sender.close, _CLOSE_S)
 
     def _all(self) -> list[Sender]:
@@ -96,42 +104,46 @@ class _AtExit:
             return list(self._senders)
 
     def _flush(self) -> None:
-        """Waits until all is acknowledged or has failed; a second time only for what is left of the bound."""
+        """Waits until all batches are done, within the rest of FLUSH_S."""
         end_s = time.monotonic() + self._left_s
         senders = self._all()
         for sender in senders:
-            sender.outcomes.logs_failures = False  # `_report` names them
+            # `_report` names the failures.
+            sender.outcomes.logs_failures = False
             waiting = [each for each in sender.accumulator.end_linger() if each not in self._reported]
             self._pending.update(dict.fromkeys(waiting, sender))
         try:
             if self._pending:
                 wait_until_done(list(self._pending), self._left_s)
-                # A batch is over before its callbacks have run.
+                # A batch is done before its callbacks have run.
                 io_thread.wait_for_turn(end_s - time.monotonic())
-        except (TimeoutError, KeyboardInterrupt):  # Ctrl-C ends the wait
+        # Ctrl-C ends the wait.
+        except (TimeoutError, KeyboardInterrupt):
             end_s = 0.0
         self._left_s = max(0.0, end_s - time.monotonic())
         for sender in senders:
-            sender.outcomes.logs_failures = True  # another thread may go on
+            # Another thread may send more.
+            sender.outcomes.logs_failures = True
 
     def _report(self) -> None:
-        """Names what was not delivered, each batch once."""
+        """Prints the undelivered records, each batch once, and makes the exit status 120."""
         lost = {batch: sender for batch, sender in self._pending.items() if not _is_delivered(batch)}
         self._pending.clear()
         self._reported.update(dict.fromkeys(lost))
         if not lost:
             return
-        with suppress(OSError, ValueError):  # standard error is closed
+        # Raised if standard error is closed.
+        with suppress(OSError, ValueError):
             print(_message(lost), file=sys.stderr)
-        if not hasattr(sys, "last_value"):  # no exception ended the script
-            is_closed = sys.stderr is None or getattr(
-                sys.stderr, "closed", False
-            )  # Python would not flush it
+        # No exception ended the script.
+        if not hasattr(sys, "last_value"):
+            # Python does not flush a closed standard error, so a fresh stream takes its place.
+            is_closed = sys.stderr is None or getattr(sys.stderr, "closed", False)
             sys.stderr = _FailingAtTheEnd(io.StringIO() if is_closed else sys.stderr)
 
 
 class _FailingAtTheEnd:
-    """Standard error whose flush fails at the very end of the interpreter. See the module."""
+    """Standard error whose flush fails while the interpreter finalizes (module, step 4)."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -164,7 +176,7 @@ def _message(lost: dict[ProducerBatch, Sender]) -> str:
 
 
 def _reason(batches: Sequence[ProducerBatch]) -> str:
-    """The first error there is; a batch may wait for an answer without any."""
+    """The first error of the batches; "no answer yet" if none has an error."""
     errors = (each.error_of(0, len(each)) or each.last_error for each in batches)
     error = next((each for each in errors if each is not None), None)
     return "no answer yet" if error is None else f"{type(error).__name__}: {error}"
@@ -175,5 +187,5 @@ os.register_at_fork(after_in_child=_process.after_fork)
 
 
 def watch(sender: Sender) -> None:
-    """Its records are sent before the interpreter ends, also when the producer is not closed."""
+    """Flushes the sender's records when the interpreter ends, also if the producer is not closed."""
     _process.watch(sender)

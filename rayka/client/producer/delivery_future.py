@@ -1,5 +1,7 @@
-"""The futures of a producer: one per `send`, one per `send_batch`. They hold a batch and a place in it, and wait for
-nothing of their own: a waiting thread registers with the batch. Kafka: FutureRecordMetadata.
+"""The futures of a producer: one per `send`, one per `send_batch`.
+
+A future holds a batch and a place in the batch, and no lock or event of its own: a waiting thread registers with the
+batch. Kafka: FutureRecordMetadata.
 """
 
 import asyncio
@@ -20,14 +22,17 @@ OnDelivery: TypeAlias = Callable[[Exception | None, RecordMetadata | None], obje
 
 
 class DeliveryFuture(msgspec.Struct, eq=False, gc=False):
-    """The fate of one record: ends as RecordMetadata or as an error, exactly once.
+    """The result of one record: RecordMetadata or an error, exactly once.
 
-    `result`, `exception`, `done` and `add_done_callback` are as in `concurrent.futures.Future`; it can be awaited too.
+    `result`, `exception`, `done` and `add_done_callback` work as in `concurrent.futures.Future`. The future can also be
+    awaited.
     """
 
     batch: ProducerBatch
-    slot: Any  # a value or a `Row`, until its batch is sealed; then its index there
-    key: bytes | None = None  # of a value, until then
+    # A value or a `Row` until the batch is sealed; then the record's index in the batch.
+    slot: Any
+    # The key of a value in `slot`; None once the batch is sealed.
+    key: bytes | None = None
 
     def __repr__(self) -> str:
         state = "pending" if not self.done() else "failed" if self._error() else "acknowledged"
@@ -38,10 +43,10 @@ class DeliveryFuture(msgspec.Struct, eq=False, gc=False):
         return self.batch.is_done
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
-        """Where the record is in the log; waits up to `timeout` seconds, by default for what `delivery_timeout_ms`
-        allows.
+        """Returns the record's position in the log. Waits up to `timeout` seconds; None: until the record ends, which
+        `delivery_timeout_ms` bounds.
 
-        Raises what the delivery failed with, TimeoutError when it is still under way, and RuntimeError on the IO
+        Raises the error of the delivery, TimeoutError if the delivery is still under way, and RuntimeError on the IO
         thread, where callbacks run.
         """
         error = self.exception(timeout)
@@ -50,7 +55,7 @@ class DeliveryFuture(msgspec.Struct, eq=False, gc=False):
         return self.metadata()
 
     def exception(self, timeout: float | None = None) -> Exception | None:
-        """What the delivery failed with, or None; waits like `result`."""
+        """Returns the error of the delivery, or None; waits like `result`."""
         wait_until_done((self.batch,), timeout)
         return self._error()
 
@@ -58,12 +63,12 @@ class DeliveryFuture(msgspec.Struct, eq=False, gc=False):
         return self.batch.error_of(self.slot)
 
     def add_done_callback(self, callback: "Callable[[Self], object]") -> None:
-        """Calls `callback(self)` at the end: on the IO thread, or at once if it has come already."""
+        """Calls `callback(self)` when the record ends: on the IO thread, or at once if the record has ended."""
         if not self.batch.call_when_done(partial(callback, self)):
             callback(self)
 
     def report_to(self, on_delivery: OnDelivery) -> None:
-        """Calls `on_delivery(error, metadata)` at the end, one of them None."""
+        """Calls `on_delivery(error, metadata)` when the record ends; one argument is None."""
         self.add_done_callback(partial(_report, on_delivery))
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
@@ -71,23 +76,24 @@ class DeliveryFuture(msgspec.Struct, eq=False, gc=False):
         return self.result(0)
 
     def metadata(self) -> RecordMetadata:
-        """Where the record is, once it was acknowledged."""
+        """The position of an acknowledged record in the log."""
         return self.batch.metadata_of(self.slot)
 
 
 class BatchRun(NamedTuple):
-    """Records of one `send_batch` that went into one batch. `begin`: the index of the first one there; `rows`: their
-    rows within an input; `first_row`: the number of that input's first row.
-    """
+    """Records of one `send_batch` that went into the same batch."""
 
     batch: ProducerBatch
+    # Index of the first of these records in the batch.
     begin: int
+    # Row number of the input's first row in the data given to `send_batch`.
     first_row: int
+    # Rows of these records within the input.
     rows: Rows
 
 
 class BatchFuture:
-    """The fate of the records of one `send_batch`; like `DeliveryFuture`, and done when all of them are."""
+    """The results of the records of one `send_batch`; like `DeliveryFuture`. Done when all records are."""
 
     __slots__ = ("_runs",)
 
@@ -103,10 +109,10 @@ class BatchFuture:
         return all(each.batch.is_done for each in self._runs)
 
     def result(self, timeout: float | None = None) -> list[BatchMetadata]:
-        """Where the records are: one entry for each run of them, runs of one partition in the order given.
+        """Returns the positions of the records: one entry per run, runs of one partition in the order of the rows.
 
-        Waits and raises as `DeliveryFuture.result`. An error is the first of perhaps several; a note at it says how
-        many rows were not acknowledged, and `failures` which.
+        Waits and raises as `DeliveryFuture.result`. Raises the first error if there are several; a note on the error
+        gives the number of unacknowledged rows, and `failures` lists the rows.
         """
         error = self.exception(timeout)
         if error is not None:
@@ -118,7 +124,7 @@ class BatchFuture:
         ]
 
     def exception(self, timeout: float | None = None) -> Exception | None:
-        """The first error among them, or None; waits like `result`."""
+        """Returns the first error of the records, or None; waits like `result`."""
         failures = self.failures(timeout)
         if not failures:
             return None
@@ -132,10 +138,7 @@ class BatchFuture:
         return error
 
     def failures(self, timeout: float | None = None) -> list[BatchFailure]:
-        """Which rows were not acknowledged, and why; all others are in the log. Empty when all are.
-
-        Waits like `result`.
-        """
+        """Returns the unacknowledged rows by error; all other rows are in the log. Waits like `result`."""
         wait_until_done(self._batches(), timeout)
         by_error: dict[int, tuple[Exception, list[np.ndarray]]] = {}
         for batch, begin, first_row, rows in self._runs:
@@ -149,7 +152,7 @@ class BatchFuture:
         return sorted(found, key=lambda each: each.rows[0])
 
     def add_done_callback(self, callback: "Callable[[Self], object]") -> None:
-        """Calls `callback(self)` when all is over: on the IO thread, or at once if it is already."""
+        """Calls `callback(self)` when all records have ended: on the IO thread, or at once if they have ended."""
         when_done(iter(self._batches()), partial(callback, self))
 
     def __await__(self) -> Generator[Any, None, list[BatchMetadata]]:
@@ -161,7 +164,7 @@ class BatchFuture:
 
 
 def when_done(batches: Iterator[ProducerBatch], callback: Callback) -> None:
-    """Calls back once all batches are done: on the IO thread, or at once. Waits for one after the other."""
+    """Calls back once all batches are done: on the IO thread, or at once. Waits for one batch after the other."""
     for batch in batches:
         if batch.call_when_done(partial(when_done, batches, callback)):
             return
@@ -169,7 +172,10 @@ def when_done(batches: Iterator[ProducerBatch], callback: Callback) -> None:
 
 
 def wait_until_done(batches: Sequence[ProducerBatch], timeout: float | None) -> None:
-    """Waits for all; Ctrl-C ends the wait and nothing else. Raises TimeoutError, and RuntimeError on the IO thread."""
+    """Waits until all batches are done; Ctrl-C ends only the wait.
+
+    Raises TimeoutError, and RuntimeError on the IO thread.
+    """
     pending = [each for each in batches if not each.is_done]
     if not pending:
         return
@@ -179,7 +185,10 @@ def wait_until_done(batches: Sequence[ProducerBatch], timeout: float | None) -> 
 
 
 async def await_done(batches: Sequence[ProducerBatch], timeout_s: float | None = None) -> None:
-    """As `wait_until_done`, in a running loop, which goes on meanwhile; cancelled, it ends this wait only."""
+    """Awaits the end of all batches without blocking the running loop; a cancellation ends only the wait.
+
+    Raises TimeoutError.
+    """
     pending = [each for each in batches if not each.is_done]
     if not pending:
         return
@@ -191,7 +200,7 @@ async def await_done(batches: Sequence[ProducerBatch], timeout_s: float | None =
 
 
 def _late(pending: Sequence[ProducerBatch], timeout: float | None) -> TimeoutError:
-    """The error of a wait that ended. Names the last error of a try, if there was one."""
+    """The error of a wait that timed out; names the last error of a try, if a try failed."""
     late = [each for each in pending if not each.is_done]
     cause = next((f"; the last error: {each.last_error}" for each in late if each.last_error), "")
     return TimeoutError(

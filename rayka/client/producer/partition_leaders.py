@@ -1,12 +1,12 @@
-"""The producer's answer to a leader that is unknown, fails, or says nothing: it asks for metadata, and goes on with the
-news.
+"""Leaders that are unknown, fail or are silent: the producer asks for metadata until a new leader is known.
 
-A partition waits for another leader from a failure until its metadata name a leader of a later epoch, or until the
-leader it had answers after all. While one waits, the metadata of its topic are asked for at once and then again and
-again: soon at first, since mostly there is a leader and the broker that was asked does not know it yet, and less often
-where a topic has many partitions (`metadata_rests`). The pause that the failed batch takes ends with the news. A call
-that is not answered is given up as soon as the metadata say that the node leads none of its partitions any more
-(`call_watch`). On the IO thread only. Kafka: Metadata.requestUpdate, and the delay that KIP-951 shortens.
+After a failure a partition waits until its metadata name a leader of a later epoch, or until its old leader answers.
+While a partition waits, the client asks for the topic's metadata again and again: soon at first, because mostly the
+partition has a leader that the asked broker has not learned; less often for a topic with many partitions
+(`metadata.KnownTopic.rest_s`). A new leader ends the back-off of the failed batch. An unanswered call is given up as
+soon as the metadata show that the node leads none of the call's partitions (`call_watch`).
+
+Runs on the IO thread only. Kafka: Metadata.requestUpdate; KIP-951 shortens the same delay.
 """
 
 import asyncio
@@ -21,28 +21,28 @@ from rayka.ids import NO_EPOCH, NO_NODE
 from rayka.protocol.membership import MetadataPartition, MetadataTopic
 from rayka.protocol.produce import ProducePartitionResult
 
-# Between two questions; each pause is twice the one before, up to retry_backoff_ms.
+# Pause after the first request for metadata; each later pause is twice as long, up to retry_backoff_ms.
 _FIRST_PAUSE_S = 0.01
-# Without an answer for so long, and metadata may tell why.
+# A leader that is silent for so long may have been replaced: ask for metadata.
 _SILENCE_LIMITS = SilenceLimits(least_s=0.1, most_s=1.0)
 
 
 class LeaderWatch:
-    """The partitions that wait for another leader: their last try says that the known one leads no more."""
+    """The partitions that wait for another leader, because the known leader failed in their last try."""
 
     def __init__(self) -> None:
-        # By topic and partition: the epoch of the leader that failed, or when there was none.
+        # By topic and partition: the known leader epoch at the failure.
         self._failed_epochs: dict[str, dict[int, int]] = {}
 
     def __repr__(self) -> str:
         return f"<LeaderWatch {self._failed_epochs}>"
 
     def on_failed(self, topic: str, partition: MetadataPartition) -> None:
-        """The leader that is known, if any, did not take a batch."""
+        """Makes the partition wait for a leader of a later epoch than the known one."""
         self._failed_epochs.setdefault(topic, {})[partition.partition] = partition.leader_epoch
 
     def on_settled(self, topic: str, partition: int) -> None:
-        """The leader took the batch, or no caller waits for it any more."""
+        """Ends the wait of the partition: its leader took the batch, or the batch was given up."""
         if self._failed_epochs:
             waiting = self._failed_epochs.get(topic, {})
             waiting.pop(partition, None)
@@ -50,11 +50,11 @@ class LeaderWatch:
                 self._failed_epochs.pop(topic, None)
 
     def is_watched(self, topic: str) -> bool:
-        """Whether a partition of the topic waits."""
+        """Whether a partition of the topic waits for another leader."""
         return topic in self._failed_epochs
 
     def on_metadata(self, topic: MetadataTopic) -> list[int]:
-        """The partitions that have a new leader now; they wait no more."""
+        """Ends the wait of the partitions that have a new leader, or were deleted; returns these partitions."""
         led = [
             partition
             for partition, failed_epoch in self._failed_epochs.get(topic.name, {}).items()
@@ -70,8 +70,9 @@ def _is_led(partition: MetadataPartition, failed_epoch: int) -> bool:
 
 
 class PartitionLeaders:
-    """The partitions that wait for a leader, and the calls without an answer. `run` starts a coroutine of the sender's;
-    `on_gone` fails the batches of a topic that is gone.
+    """The partitions that wait for a leader, and the unanswered calls of a producer.
+
+    `run` starts a coroutine as a task of the sender. `on_gone` fails the batches of a deleted topic.
     """
 
     def __init__(
@@ -91,33 +92,35 @@ class PartitionLeaders:
         self._watch = LeaderWatch()
         self._refreshing: dict[str, None] = {}
         self._next_refreshes: dict[str, asyncio.TimerHandle] = {}
-        # The next pause, of topics with a partition that waits.
+        # By topic with a waiting partition: the next pause between requests for metadata.
         self._pauses_s: dict[str, float] = {}
 
     def __repr__(self) -> str:
         return f"<PartitionLeaders {self._watch!r} refreshing={list(self._refreshing)}>"
 
     def leader_of(self, batch: ProducerBatch) -> int:
-        """The node that leads its partition, or NO_NODE."""
+        """The id of the leader of the batch's partition, or NO_NODE."""
         known = self._metadata.partition(batch.topic, batch.partition)
         return NO_NODE if known is None else known.leader_id
 
     def on_failed(self, batch: ProducerBatch) -> None:
-        """The leader that is known, if any, did not take the batch."""
+        """Makes the batch's partition wait for another leader, and asks for metadata."""
         known = self._metadata.partition(batch.topic, batch.partition)
         if known is not None:
             self._watch.on_failed(batch.topic, known)
         self.refresh(batch.topic)
 
     def on_refused(self, results: Sequence[ProducePartitionResult]) -> None:
-        """An answer that refuses batches may name later leaders: batches that wait for one go there."""
+        """Takes later leaders that the refusals name, and ends the wait of their partitions."""
         for topic in self._metadata.on_refused(results):
             if led := self._watch.on_metadata(topic):
                 self._accumulator.on_new_leaders(topic.name, led)
 
     def is_behind(self, batch: ProducerBatch, node_id: int, leader_epoch: int) -> bool:
-        """Whether the node that refused the batch, and knows of no later epoch than this, leads the partition in the
-        epoch that is known here: it will know that soon.
+        """Whether the node refused the batch only because the node has not learned yet that it leads the partition.
+
+        `leader_epoch` is the last epoch that the node knows; the metadata here name the node as leader of that epoch
+        or a later one.
         """
         known = self._metadata.partition(batch.topic, batch.partition)
         if known is None or known.leader_id != node_id:
@@ -125,11 +128,11 @@ class PartitionLeaders:
         return NO_EPOCH < leader_epoch <= known.leader_epoch
 
     def on_settled(self, batch: ProducerBatch) -> None:
-        """The leader took the batch, or it was given up."""
+        """Ends the wait of the batch's partition: the leader took the batch, or the batch was given up."""
         self._watch.on_settled(batch.topic, batch.partition)
 
     def refresh(self, topic: str) -> None:
-        """Asks for the topic's metadata once: now, or as soon as the rest since the last answer is over."""
+        """Asks for the topic's metadata once: now, or after the rest that follows the last answer."""
         if topic not in self._refreshing:
             self._cancel(topic)
             self._refreshing[topic] = None
@@ -141,7 +144,7 @@ class PartitionLeaders:
             timer.cancel()
 
     def close(self) -> None:
-        """Asks no more."""
+        """Cancels all planned requests for metadata."""
         for timer in self._next_refreshes.values():
             timer.cancel()
 
@@ -169,7 +172,7 @@ class PartitionLeaders:
             self._pauses_s.pop(topic, None)
 
     def _on_silent(self, node_id: int, requests: list[Sequence[ProducerBatch]]) -> None:
-        """Others may know that it leads no more; perhaps they have said so already."""
+        """Gives up the calls that ask the wrong leader, and asks for metadata about the other open calls."""
         self._metadata.nodes.on_unanswered(node_id)
         self.calls.give_up(self._is_in_vain)
         open_requests = [each for each in requests if not self._is_in_vain(node_id, each)]

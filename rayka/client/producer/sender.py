@@ -1,8 +1,8 @@
-"""The producer's asynchronous half: has the accumulator start what is ready, and makes the calls to the brokers.
+"""The sender of a producer: drains the accumulator on the IO thread and sends produce requests to the leaders.
 
-What goes where is decided by `dispatch`, what an answer or a failure means by `outcomes`, what to do about a leader
-that fails or is silent by `partition_leaders`. With idempotence a broker gives the producer its id before the first
-batch goes. Invariant: a batch that was started ends exactly once, also when the loop stops. Kafka: Sender (G18, C12).
+`drain_schedule` puts batches into requests, `outcomes` handles answers and failures, and `partition_leaders` handles
+leaders that are unknown, fail or are silent. With idempotence a broker gives the producer its id before the first batch
+is sent. Invariant: a started batch ends exactly once, also when the loop stops. Kafka: Sender (G18, C12).
 """
 
 import asyncio
@@ -49,16 +49,17 @@ logger = logging.getLogger(__name__)
 
 
 class _Request(NamedTuple):
-    """One request: the batches that were started, and those of them that could be encoded."""
+    """One produce request."""
 
     node_id: int
     started: list[ProducerBatch]
+    # The started batches that could be encoded.
     batches: list[ProducerBatch]
     began_ms: float
 
 
 class Sender:
-    """One producer's sender. Any thread may call `wake`; all else is the IO thread's."""
+    """Sends one producer's batches. Any thread may call `wake` and `call_when_sent`; all else runs on the IO thread."""
 
     def __init__(
         self,
@@ -67,7 +68,7 @@ class Sender:
         random: Random,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        """`loop` is what it runs on: by default the process's IO thread, in the simulator virtual time."""
+        """Runs on `loop`: by default the process's IO thread, in the simulator a loop in virtual time."""
         self.cluster_name = handle.name
         self.accumulator = Accumulator(_limits(config), self.wake)
         self._config = config
@@ -103,25 +104,26 @@ class Sender:
         return self.loop.time() * 1000
 
     def wake(self) -> None:
-        """Looks soon what is ready; from any thread."""
+        """Drains the accumulator soon; callable from any thread."""
         self.loop.call_soon_threadsafe(self._pump)
 
     def call_when_sent(self, callback: Callable[[], object]) -> None:
-        """Sends what is ready, then calls back, both on the IO thread; from any thread.
+        """Sends the ready batches, then calls back, both on the IO thread; callable from any thread.
 
-        A loop of `send` that does not wait for it never lets go of the interpreter's lock by itself, and would hand it
-        over only after 5 ms each time that the IO thread needs it for a moment: a request would take longer than to
-        fill the next.
+        A caller that loops over `send` waits for the callback, because the loop alone never releases the interpreter's
+        lock. Without the wait the IO thread would get the lock only after 5 ms each time, and a request would take
+        longer than filling the next one.
         """
 
         def pump() -> None:
             self._pump()
-            self.loop.call_soon(callback)  # behind the first steps of the requests, which send
+            # Behind the first steps of the requests, in which they are sent.
+            self.loop.call_soon(callback)
 
         self.loop.call_soon_threadsafe(pump)
 
     async def close(self) -> None:
-        """Stops; what is not delivered yet fails with ClosedError."""
+        """Stops the sender; fails undelivered batches with ClosedError."""
         self._is_closed = True
         self._leaders.close()
         if self._timer is not None:
@@ -143,16 +145,16 @@ class Sender:
     # ---- Topics ----
 
     async def learn_topic(self, name: str) -> None:
-        """Makes the topic known to the accumulator. Raises UnknownTopicOrPartition, InvalidTopic, UnavailableError."""
+        """Gives the accumulator the topic. Raises UnknownTopicOrPartition, InvalidTopic, UnavailableError."""
         self._set_topic(await self.metadata.topic(name, self._config.max_block_ms))
 
     def _set_topic(self, topic: MetadataTopic) -> None:
-        """New records go to the partitions that the topic has now; those that wait stay where they are."""
+        """Updates the topic's partitions for new records; waiting records stay in their partitions."""
         bytes_max = min(int(topic.configs.get(name, default)) for name, default in _BATCH_BYTES_MAX.items())
         self.accumulator.set_topic(topic.name, len(topic.partitions), bytes_max)
 
     def _on_gone(self, name: str) -> None:
-        """Fails the batches of a topic that is gone."""
+        """Fails the batches of a deleted topic."""
         gone = self.accumulator.remove_topic(name)
         if gone and (error := self.metadata.missing(name)) is not None:
             self.outcomes.fail(gone, error)
@@ -160,7 +162,7 @@ class Sender:
     # ---- The loop ----
 
     def _pump(self) -> None:
-        """One turn: the accumulator decides on everything that is due, and the sender carries it out."""
+        """Drains the accumulator once and carries out its plan; sets the timer for the next drain."""
         if self._is_closed:
             return
         now_ms = self.now_ms()
@@ -184,8 +186,10 @@ class Sender:
         self._timer = None if plan.next_ms == NEVER else self.loop.call_at(plan.next_ms / 1000, self._pump)
 
     async def _init_producer_id(self, leader_id: int, topic: str) -> None:
-        """Any broker gives one; this one leads what is to be sent first. One that is cut off from the controller has
-        none to give: what is ready waits for another try, or fails.
+        """Asks a broker for the producer id, preferably the leader of the first ready batch: any broker gives one.
+
+        A broker that is cut off from the controller answers with an error. The ready batches then wait for another try,
+        or fail.
         """
         node_id = self.metadata.nodes.trusted_broker(leader_id)
         timeout_ms = self._config.request_timeout_ms
@@ -206,8 +210,9 @@ class Sender:
     # ---- One request ----
 
     def _produce(self, node_id: int, started: list[ProducerBatch], now_ms: float) -> None:
-        """Encodes the batches and sends them. A batch that cannot be encoded fails. `_on_end` is called behind the end
-        of the request, or in another turn where that has come already.
+        """Encodes the batches and sends them; fails a batch that cannot be encoded.
+
+        Calls `_on_end` after the end of the request; in a later turn of the loop if the request has ended already.
         """
         batches: list[ProducerBatch] = []
         parts: list[ProducePartition] = []
@@ -278,19 +283,19 @@ class Sender:
                 self.outcomes.end(batch, error)
 
     def _on_over(self, request: _Request, now_ms: float) -> None:
-        """The leader may have another request now, and the callbacks of the batches are called."""
+        """Frees the leader's place for another request, drains, and calls the callbacks of the batches."""
         self._requests.on_over(request.node_id, len(request.started), now_ms - request.began_ms)
         for batch in request.started:
-            # It was given up.
+            # The request was cancelled by `close`, so no outcome has ended the batch.
             if batch.state is IN_FLIGHT:
                 self._end_by_close(batch)
-        # Else only an append changes anything.
+        # Without a timer, work or a departing queue only an append creates work.
         accumulator = self.accumulator
         if self._timer is not None or accumulator.schedule.has_work or accumulator.topics.departing:
             self._pump()
         self.outcomes.call_back()
 
-    # ---- The end of records that were not delivered ----
+    # ---- Undelivered records at the end ----
 
     def _end_all(self) -> None:
         for response in list(self._open):
