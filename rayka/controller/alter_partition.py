@@ -1,16 +1,21 @@
-"""A leader proposes another ISR, and the controller commits it or says why not. Kafka:
-`ReplicationControlManager.alterPartition`, `validateAlterPartitionData` (B13).
+"""Requests of brokers about their replicas: proposals of leaders for another ISR, and directories of replicas. Kafka:
+`ReplicationControlManager.alterPartition`, `validateAlterPartitionData` (B13), `handleAssignReplicasToDirs` (KIP-858).
 
-Every partition has its own answer. One that names later epochs than this controller knows is told NOT_CONTROLLER:
-another one is active. A proposal that is committed may end a reassignment and with it the proposer's lead: then it has
-an effect and is answered by an error, NEW_LEADER_ELECTED, so that the proposer waits for the metadata.
+Every proposal has its own answer. A proposal with later epochs than this controller knows is refused by NOT_CONTROLLER:
+another controller is active. A committed proposal may end a reassignment, and with it the lead of the proposer. Then
+the error NEW_LEADER_ELECTED makes the proposer wait for the metadata.
 
-A leader that proposed a member that is not eligible goes on without it, so the refusal raises the partition epoch.
-Else: 1. A proposal reaches this controller twice. 2. The first time a member is fenced; the leader learns of it, and
-commits what that member lacks. 3. The member is active again when the proposal comes the second time, and is in sync by
-mistake.
+A leader goes on without a proposed member that was refused, so the refusal raises the partition epoch. Otherwise:
+1. A proposal reaches this controller twice. The first time a member is fenced, and the proposal is refused.
+2. The leader learns of the refusal, and commits records that the member lacks.
+3. The second copy arrives when the member is active again, and puts the member into the ISR by mistake.
 
-Beyond Kafka, a member whose directory is offline is not eligible either: it would stay in the ISR until it lags.
+Beyond Kafka, a member whose directory is offline is not eligible: it would stay in the ISR until it lags.
+
+A broker that moves a replica between its directories reports the new directory when the copy there is complete, and
+uses the copy when the metadata name that directory. If the move fails in between, the broker reports the old directory
+again. The directory in the metadata decides which replicas a failed directory takes along. Invariant: a replica whose
+reported directory is offline does not lead.
 """
 
 import msgspec
@@ -41,7 +46,7 @@ from rayka.shard.shard import Result, Steps
 def alter_partitions(
     context: RequestContext, request: AlterPartitionRequest
 ) -> Steps[MetadataRecord, AlterPartitionResponse]:
-    """One answer for each proposal. Raises BrokerIdNotRegistered, StaleBrokerEpoch for all of them."""
+    """Commits or refuses each proposal. Raises BrokerIdNotRegistered, StaleBrokerEpoch for the whole request."""
     elections = context.elections()
     registered_broker(context.image, request.broker_id, request.broker_epoch)
     results = []
@@ -81,7 +86,7 @@ def _altered(
 def _refusal_of_epochs(
     partition: PartitionImage, proposer_id: int, item: AlterPartitionItem
 ) -> tuple[ErrorCode, str] | None:
-    """Whether the proposal is of the leader, and on top of what is committed."""
+    """The refusal of a proposal that is not of the leader, or not based on the committed epochs; else None."""
     epochs = f"epochs {item.leader_epoch} and {item.partition_epoch} of leader and partition, this controller's are "
     epochs += f"{partition.leader_epoch} and {partition.partition_epoch}"
     if item.leader_epoch > partition.leader_epoch or item.partition_epoch > partition.partition_epoch:
@@ -96,7 +101,7 @@ def _refusal_of_epochs(
 
 
 def _refusal_of_isr(partition: PartitionImage, item: AlterPartitionItem) -> tuple[ErrorCode, str] | None:
-    """Whether such an ISR may be, whichever brokers run."""
+    """The refusal of an ISR that is not valid whichever brokers run; else None."""
     isr = [member.broker_id for member in item.isr]
     if len(set(isr)) != len(isr) or not set(isr) <= set(partition.replicas):
         return (
@@ -148,18 +153,13 @@ def _committed(item: AlterPartitionItem, partition: PartitionImage) -> AlterPart
     )
 
 
-# A broker says in which of its directories a replica is, because it moves the replica between them.
-#
-# What the metadata name decides which replicas a failed directory takes along, so the broker tells of the new one when
-# the copy there has everything, and takes the copy into use when it reads that in the metadata. If the move fails in
-# between it tells of the old one again. Invariant: a replica whose directory is offline then leads no more. Kafka:
-# `ReplicationControlManager.handleAssignReplicasToDirs` (KIP-858).
+# ---- Directories of replicas -----------------------------------------------------------------------------------------
 
 
 def assign_replicas(
     context: RequestContext, request: AssignReplicasToDirsRequest
 ) -> Steps[MetadataRecord, AssignReplicasToDirsResponse]:
-    """One result for each replica. Raises BrokerIdNotRegistered, StaleBrokerEpoch for all of them."""
+    """Records the directory of each replica. Raises BrokerIdNotRegistered, StaleBrokerEpoch for the whole request."""
     elections = context.elections()
     broker = registered_broker(context.image, request.broker_id, request.broker_epoch)
     results = []
@@ -195,7 +195,9 @@ def _refusal(
 def _assigned(
     elections: Elections, broker: BrokerImage, each: AssignedReplica, partition: PartitionImage
 ) -> PartitionChangeRecord | None:
-    """The record, with the election that follows when the directory is offline; None when it is there already."""
+    """The record of the new directory; None if nothing changes. In an offline directory the replica leaves ISR and
+    lead.
+    """
     key, broker_id = TopicIdPartition(each.topic_id, each.partition), broker.broker_id
     if partition.directory_of(broker_id) == each.directory_id:
         return None

@@ -1,14 +1,17 @@
 """Configurations of topics and brokers, described and changed while the cluster runs.
 
-All changes of one resource are made or none. What is written is checked by the same classes as what people write into
-files, so nothing is in force that could not stand there. Three keys have consequences at once: a changed
-`min.insync.replicas` makes the eligible leader replicas forgotten first, since they were whole under the old one only
-(B42); where unclean elections become allowed, partitions without a leader get one; of a broker whose machine drains
-others lead, also when that is said again, since the controller that was told first may have died on the way. That a
-broker goes by the load (`scaling.leaving`) only the supervisor says; that it stays, every caller.
+All changes of one resource are made, or none. The classes that check specifications check changes, too. Three keys have
+consequences at once:
+- A change of `min.insync.replicas` first clears the eligible leader replicas (ELR), which hold all committed records
+  only under the old value (B42).
+- With unclean elections allowed, partitions without a leader get one.
+- A machine's drain mark moves the broker's leads. A repeated mark does so again, because the first controller may have
+  died in between.
 
-While there are eligible leader replicas, `min.insync.replicas` has a value for all brokers in the log from the first
-record on: one in the nodes' own configuration could change between two runs, and no broker would forget them.
+Only the supervisor sets `scaling.leaving`, the mark of a broker that leaves by the load; every caller may delete it.
+
+While the cluster has ELR, the log has a value of `min.insync.replicas` for all brokers from the first record on: a
+value in the nodes' own configuration could change between two runs, and no record would clear the ELR.
 
 Kafka: `ConfigurationControlManager`, `ControllerConfigurationValidator`, `ConfigHelper` (sources of values).
 """
@@ -66,16 +69,17 @@ UNCLEAN_ELECTION = "unclean.leader.election.enable"
 _ALL_BROKERS = ""
 _REMEMBERED_MAX = 64
 _READ_HERE = frozenset(BrokerConfig.model_fields) - frozenset(BROKER_KEYS)
-_STEPS_PER_RESOURCE = 20  # to write out all keys of one takes a third of a millisecond
+# A description of all keys of one resource takes a third of a millisecond.
+_STEPS_PER_RESOURCE = 20
 
 
 def bootstrap_configs(config: BrokerConfig) -> list[MetadataRecord]:
-    """What the log of a new cluster begins with: the `min.insync.replicas` of its specification, for all brokers."""
+    """The first configuration of a new cluster: the `min.insync.replicas` of its specification, for all brokers."""
     return [config_record(ResourceType.BROKER, _ALL_BROKERS, MIN_ISR, str(config.min_insync_replicas))]
 
 
 def unheeded_min_isr(image: MetadataImage, config: BrokerConfig) -> str:
-    """What to tell operators in whose specification `min.insync.replicas` is not what is in force; or nothing."""
+    """A warning that the `min.insync.replicas` of the specification is not in force; empty if it is."""
     in_force = broker_config(image, config).min_insync_replicas
     if snake(MIN_ISR) not in config.model_fields_set or in_force == config.min_insync_replicas:
         return ""
@@ -91,7 +95,7 @@ def unheeded_min_isr(image: MetadataImage, config: BrokerConfig) -> str:
 def describe_configs(
     context: RequestContext, request: DescribeConfigsRequest
 ) -> Steps[MetadataRecord, DescribeConfigsResponse]:
-    """Every key of each resource with its value in force, and where that comes from."""
+    """Describes every key of each resource: the value in force, and its source."""
     image = context.image
 
     def described(resource_type: ResourceType, name: str) -> DescribedConfig:
@@ -112,13 +116,13 @@ def describe_configs(
 
 
 def value_on(context: RequestContext, broker_id: int, key: str) -> str:
-    """What is in force for a dotted key on the broker, as far as this controller knows what it was started with."""
+    """The value in force for a dotted key on the broker, by the settings that the broker reported at its start."""
     return broker_config(context.image, _started_with(context, broker_id), broker_id).texts()[key]
 
 
 def _started_with(context: RequestContext, broker_id: int | None) -> BrokerConfig:
-    """The configuration that the broker, or with None any broker, was started with, as reported. A controller's own may
-    be older: a change of broker keys does not restart controllers.
+    """The configuration that the broker, or with None any broker, reported to be started with; without a report the
+    controller's own. The controller's own may be older: a change of broker keys does not restart controllers.
     """
     brokers = context.image.brokers
     asked = sorted(brokers) if broker_id is None else [broker_id]
@@ -173,8 +177,8 @@ def _source(image: MetadataImage, broker_id: int | None, key: str, config: Broke
 def alter_configs(
     context: RequestContext, request: IncrementalAlterConfigsRequest
 ) -> Steps[MetadataRecord, IncrementalAlterConfigsResponse]:
-    """Changes what can be changed; every other resource has its error in the response. The elections that follow come
-    after all configurations, which stand in one batch.
+    """Changes configurations; each resource has its own result or error in the response. All changes are in one batch,
+    and the elections that follow come after it.
     """
     alteration = _Alteration(context, is_scaling=request.is_scaling)
     results = []
@@ -190,7 +194,7 @@ def alter_configs(
 
 
 class _Alteration:
-    """The resources of one request, one after another."""
+    """The changes of one request; each change of a resource counts the earlier ones."""
 
     def __init__(self, context: RequestContext, *, is_scaling: bool) -> None:
         self._context = context
@@ -198,9 +202,9 @@ class _Alteration:
         self._events = DecidedEvents(context)
         self._image = context.image
         self._is_unclean_changed = False
-        # Brokers of which the request says whether their machine drains.
+        # Brokers whose mark of a machine's drain the request sets or deletes.
         self.drains: dict[int, None] = {}
-        # Whether the request sets or deletes a mark of a drain.
+        # Whether the request changes a mark of a drain of any cause.
         self.has_marks = False
         self.records: list[MetadataRecord] = []
 
@@ -214,8 +218,9 @@ class _Alteration:
         return AlterConfigsResult(resource.resource_type, resource.resource_name)
 
     def elections(self) -> Iterator[MetadataRecord | None]:
-        """For partitions without a leader, where unclean elections have become allowed; for those that a broker leads
-        whose machine drains. One whose machine drains no more takes its leads back as one that has returned.
+        """Yields elections of partitions without a leader, if unclean elections have become allowed, and of partitions
+        led by brokers whose machine drains. A broker whose machine drains no more takes its leads back as a returned
+        broker does.
         """
         if not self._is_unclean_changed and not self.drains:
             return
@@ -241,7 +246,7 @@ class _Alteration:
             after = self._checked(resource, before)
         except ConfigError as error:
             raise InvalidConfig(str(error)) from error
-        # An operator's drain cordons its broker, and ends when the cordon is taken back.
+        # An operator's drain cordons its broker, and ends when the cordon is removed.
         if after.get(CORDONED) != "*":
             after.pop(DRAIN, None)
         changed = [name for name in sorted({**before, **after}) if before.get(name) != after.get(name)]
@@ -295,8 +300,8 @@ class _Alteration:
                 )
 
     def _check_goes(self, resource: AlteredResource) -> None:
-        """Raises InvalidRequest unless it is a step of the supervisor about one broker: where no broker goes, nothing
-        would take the mark back, and the broker would never take a replica again.
+        """Raises InvalidRequest unless the supervisor marks one broker. Nothing would remove a mark that another caller
+        sets, and the broker would never take a replica again.
         """
         if not self._is_scaling or resource.resource_name == _ALL_BROKERS:
             raise InvalidRequest(
@@ -331,7 +336,7 @@ class _Alteration:
 
 
 def _check_resource(image: MetadataImage, resource_type: ResourceType, name: str) -> None:
-    """Raises UnknownTopicOrPartition, BrokerIdNotRegistered, or InvalidRequest for what is no broker's id."""
+    """Raises UnknownTopicOrPartition, BrokerIdNotRegistered, and InvalidRequest if the name is no id of a broker."""
     if resource_type is ResourceType.TOPIC:
         if name not in image.topics:
             raise UnknownTopicOrPartition(f"there is no topic {name!r}")

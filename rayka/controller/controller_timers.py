@@ -19,9 +19,7 @@ _LOOKS_PER_TIMEOUT = 4
 
 
 class ElectLeaderless(msgspec.Struct, frozen=True):
-    """Holds the elections that the former active controller may have left undone (B44). A new active controller asks
-    once.
-    """
+    """Holds the elections that the former active controller may have left undone (B44). Asked once by a new one."""
 
 
 class SweepBrokers(msgspec.Struct, frozen=True):
@@ -42,15 +40,11 @@ class ElectAllPreferredLeaders(msgspec.Struct, frozen=True):
 
 
 class ElectReturnedLeaders(msgspec.Struct, frozen=True):
-    """Gives leads back to returned brokers that can take leads now (decision 027). Response: the ids of these
-    brokers.
-    """
+    """Gives leads back to returned brokers that can take leads now (decision 027). Response: the ids of these."""
 
 
 class ElectPreferredLeaders(msgspec.Struct, frozen=True):
-    """Elects leaders of partitions whose preferred leader is this broker (B46). Response: whether elections are
-    left.
-    """
+    """Elects leaders of partitions that this broker is to lead (B46). Response: whether elections are left."""
 
     broker_id: int
 
@@ -60,9 +54,7 @@ class ShareWithCoordinators(msgspec.Struct, frozen=True):
 
 
 class LookAfterReplicas(msgspec.Struct, frozen=True):
-    """Settles ended moves, heals, then continues drains and the balance. Response: the number of healing moves
-    begun.
-    """
+    """Settles ended moves, heals, then continues drains and the balance. Response: healing moves begun."""
 
     # When the timer was due.
     due_ms: int
@@ -115,16 +107,12 @@ class ControllerTimers:
         return [Timer(("balance", each), now_ms, ElectPreferredLeaders(each)) for each in broker_ids]
 
     def after_preferred_leaders(self, broker_ids: Iterable[int], now_ms: int) -> list[Timer]:
-        """Timers that restore the preferred leaders of these brokers now, and those of all brokers after the
-        interval.
-        """
+        """Timers that restore preferred leaders: of these brokers now, of all brokers after the interval."""
         again = Timer("balance", now_ms + self._imbalance_check_interval_ms, ElectAllPreferredLeaders())
         return [*self.preferred_leader_timers(broker_ids, now_ms), again]
 
     def after_returned(self, broker_ids: Iterable[int], now_ms: int) -> list[Timer]:
-        """Timers that restore the preferred leaders of these brokers now, and look for returned brokers again after 1
-        s.
-        """
+        """Timers that restore the preferred leaders of these brokers now, and look for returned brokers in 1 s."""
         interval_ms = min(self._imbalance_check_interval_ms, RETURNED_CHECK_INTERVAL_MS)
         return [
             *self.preferred_leader_timers(broker_ids, now_ms),
@@ -147,9 +135,7 @@ class ControllerTimers:
         return [Timer("look", now_ms, LookAfterReplicas(now_ms))]
 
     def shares(self, brokers: Iterable[BrokerImage], now_ms: int) -> list[Timer]:
-        """A timer, due now, that shares internal partitions; none unless an active coordinator is among these
-        brokers.
-        """
+        """A timer, due now, that shares internal partitions; none without an active coordinator among the nodes."""
         may_idle = any(each.is_coordinator and each.is_active for each in brokers)
         return [Timer("shares", now_ms, ShareWithCoordinators())] if may_idle else []
 

@@ -1,7 +1,7 @@
-"""What the controller makes of a broker by its heartbeats, its silence (H4-H6) and its end.
+"""The states of a broker by its heartbeats, its silence (H4-H6), and the exit of its process.
 
-That a process ended is known when Ray has recorded its exit (design §4): the broker is fenced at once, and a heartbeat
-of it that comes late is refused, or it would be unfenced until its session ends. Kafka:
+Ray's record of an exit fences the broker at once (decision 033). Later heartbeats of that process are refused;
+otherwise they would unfence the broker until its session ends. Kafka:
 `BrokerHeartbeatManager.calculateNextBrokerState`, `ReplicationControlManager.processBrokerHeartbeat`.
 """
 
@@ -45,8 +45,8 @@ _FENCED_STATES = (BrokerControlState.FENCED, BrokerControlState.SHUTDOWN_NOW)
 def heartbeat(
     context: RequestContext, request: HeartbeatRequest
 ) -> Result[MetadataRecord, HeartbeatResponse] | Steps[MetadataRecord, HeartbeatResponse]:
-    """The broker's next state, and the records that lead there; none while it stays what it is (H4). A heartbeat that
-    comes after a later one of the same process changes nothing.
+    """Writes the records that lead to the broker's next state; none while the state stays the same (H4). A heartbeat
+    that comes after a later one of the same process changes nothing.
 
     Raises BrokerIdNotRegistered, StaleBrokerEpoch.
     """
@@ -84,7 +84,7 @@ def heartbeat(
 def report_exit(
     context: RequestContext, request: ReportExitRequest
 ) -> Result[MetadataRecord, ReportExitResponse] | Steps[MetadataRecord, ReportExitResponse]:
-    """Fences the broker if it is that process that is registered; another one lives on."""
+    """Fences the broker if the process that ended is the registered one."""
     broker = exited_broker(context.image, request)
     if broker is None:
         return Result((), ReportExitResponse(is_fenced=False))
@@ -94,14 +94,14 @@ def report_exit(
 
 
 def sweep_brokers(context: RequestContext, request: SweepBrokers) -> Result[MetadataRecord, None]:
-    """Before stale brokers are looked for: a sweep that comes late extends all sessions by that time (H6)."""
+    """Sweeps the sessions, then begins to fence stale brokers. A late sweep extends all sessions by its delay (H6)."""
     late_ms = max(0, context.now_ms - request.due_ms)
     context.sessions.sweep(context.image.brokers, late_ms=late_ms, now_ms=context.now_ms)
     return Result((), None, context.timers.after_sweep(context.now_ms))
 
 
 def fence_stale_broker(context: RequestContext, _: FenceStaleBroker) -> Steps[MetadataRecord, bool]:
-    """Fences one broker whose session ended; whether another one waits."""
+    """Fences one broker whose session ended. Response: whether another such broker waits."""
     unfenced = [broker for broker in context.image.brokers.values() if not broker.is_fenced]
     stale = [broker for broker in unfenced if not context.sessions.is_alive(broker, context.now_ms)]
     if not stale:
@@ -114,8 +114,8 @@ def fence_stale_broker(context: RequestContext, _: FenceStaleBroker) -> Steps[Me
 def _fenced(
     context: RequestContext, broker: BrokerImage, response: ResponseT, cause: str
 ) -> Steps[MetadataRecord, ResponseT]:
-    """Its partitions first, then itself (B44). A controller that dies before the end leaves it not fenced; the next one
-    fences it again, and changes the partitions that are left.
+    """Changes the broker's partitions first, then fences the broker (B44). If the controller dies before the last
+    record, the broker is not fenced yet; the next controller fences it and changes the partitions that are left.
     """
     becomes = msgspec.structs.replace(broker, is_fenced=True)
     events = incidents.recorded(context, incidents.fenced(context, broker, cause))
@@ -134,14 +134,14 @@ def _unfenced(
 
 
 def exited_broker(image: MetadataImage, request: ReportExitRequest) -> BrokerImage | None:
-    """The broker whose process ended; None when it is not registered, or not any more."""
+    """The broker whose registered process ended; None if the process is not the registered one."""
     broker = image.brokers.get(request.broker_id)
     is_it = broker is not None and broker.registration.incarnation_id == request.incarnation_id
     return broker if is_it else None
 
 
 def registered_broker(image: MetadataImage, broker_id: int, broker_epoch: int) -> BrokerImage:
-    """The broker that a request is from. Raises BrokerIdNotRegistered, StaleBrokerEpoch (H3)."""
+    """The broker that sent a request. Raises BrokerIdNotRegistered, StaleBrokerEpoch (H3)."""
     broker = image.brokers.get(broker_id)
     if broker is None:
         raise BrokerIdNotRegistered(f"broker {broker_id} is not registered; it must register first")
@@ -156,7 +156,7 @@ def registered_broker(image: MetadataImage, broker_id: int, broker_epoch: int) -
 def _next_state(
     elections: Elections, broker: BrokerImage, request: HeartbeatRequest, sessions: BrokerSessions
 ) -> BrokerControlState:
-    """H5."""
+    """The state that the heartbeat leads to (H5)."""
     leads = elections.replicas.of(broker.broker_id).led_count > 0
     if broker.is_fenced:
         if request.want_shut_down:
@@ -180,8 +180,9 @@ def _is_caught_up(broker: BrokerImage, request: HeartbeatRequest) -> bool:
 
 
 def _offline_directories(broker: BrokerImage, request: HeartbeatRequest) -> tuple[UUID, ...]:
-    """One that failed stays so until the broker says that it recovered, or another process tries it: a heartbeat from
-    before it failed may come late. What is not the broker's own is not for it to say.
+    """The offline directories after the heartbeat. A failed directory stays offline until the broker reports its
+    recovery or another process registers, because a heartbeat from before the failure may come late. Directories of
+    other brokers are ignored.
     """
     own = [each.directory_id for each in broker.registration.directories]
     failed = [each for each in request.offline_directory_ids if each in own]
@@ -196,8 +197,9 @@ def _changed(
     response: ResponseT,
     events: list[MetadataRecord],
 ) -> Steps[MetadataRecord, ResponseT]:
-    """A broker that may lead less gives up its leads before its own change is written, one that may lead more takes
-    leads after it. Otherwise a controller that dies between would leave a lead with a fenced broker (B44).
+    """Changes the broker and its partitions. A broker that may lead less gives up its leads before its own record; a
+    broker that is unfenced takes leads after its own record. In the other order a controller that dies in between would
+    leave a lead with a fenced broker (B44).
     """
     names = ("is_fenced", "is_in_controlled_shutdown", "offline_directories")
     changed = {
@@ -217,8 +219,8 @@ def _changed(
 def _elect_rest(
     elections: Elections, broker: BrokerImage, response: ResponseT, sessions: BrokerSessions
 ) -> Steps[MetadataRecord, ResponseT]:
-    """Looks again at what the broker holds, until there is nothing to do: the log may have refused some of the records
-    that were to follow when it was unfenced.
+    """Elects the broker where a lead is missing. Repeated at each heartbeat until nothing is left, because the log may
+    have refused some of the elections that followed the unfencing.
     """
     is_done = True
     for change in elections.after(broker):

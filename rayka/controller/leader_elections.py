@@ -1,7 +1,7 @@
-"""What changes of partitions follow when a broker comes, goes or loses a directory.
+"""Changes of partitions that follow when a broker comes, goes or loses a directory.
 
-A broker is electable for a partition while it is active and the directory of its replica works. Which of them then
-leads is decided in `partition_change`; here is which partitions are concerned, and with what rules of their topics.
+A broker is electable for a partition while it is active and the directory of its replica works. This module finds the
+partitions to change and the rules of their topics; `partition_change` chooses the leaders.
 Kafka: `ReplicationControlManager.generateLeaderAndIsrUpdates`, `LeaderAcceptor` (B44).
 """
 
@@ -20,7 +20,7 @@ from rayka.metadata.metadata_records import PartitionChangeRecord
 
 
 class Elections:
-    """Changes of the partitions of one image. `brokers`: as they are to be, where that differs from the image."""
+    """Changes of the partitions of one image. `brokers`: the brokers after a change that is not in the image yet."""
 
     def __init__(
         self,
@@ -32,8 +32,11 @@ class Elections:
     ) -> None:
         self.image = image
         self._config = config
-        self.replicas = replicas  # which partitions each broker of the image holds
+        # The partitions that each broker of the image holds.
+        self.replicas = replicas
         self._brokers = image.brokers if brokers is None else brokers
+        # Caches: rules by topic id; and by broker the online directories, the registered directories, and how many
+        # replicas each directory has that may take more.
         self._rules: dict[UUID, TopicConfig] = {}
         self._directories: dict[int, Collection[UUID]] = {}
         self._registered: dict[int, Collection[UUID]] = {}
@@ -43,7 +46,9 @@ class Elections:
         return f"<Elections {self.image!r} {self.replicas!r}>"
 
     def is_electable(self, partition: PartitionImage, broker_id: int) -> bool:
-        """Whether the broker may lead the partition and be in its ISR, as far as it depends on the broker (B40)."""
+        """Whether the broker is active and the directory of its replica works, so that it may be in the ISR and lead
+        (B40).
+        """
         directories = self._directories.get(broker_id)
         if directories is None:
             broker = self._brokers.get(broker_id)
@@ -52,14 +57,14 @@ class Elections:
         return partition.directory_of(broker_id) in directories
 
     def is_draining(self, broker_id: int) -> bool:
-        """Whether the broker is to lead only what no other can, because its machine is about to go."""
+        """Whether the broker leads a partition only if no other broker can, because Ray drains its machine."""
         return is_draining(self.image, broker_id)
 
     def change(
         self, key: TopicIdPartition, *, becomes: PartitionImage | None = None
     ) -> PartitionChangeBuilder:
-        """A change of the partition under the rules of its topic; as it stands, an election if one is needed. Which
-        replicas may lead depends on their directories, and these on what it `becomes`.
+        """Begins a change by the topic's rules; with no further call it only elects a leader if needed. `becomes` gives
+        the new directories, which decide which replicas may lead.
         """
         partition = self.partition(key)
         placed = becomes or partition
@@ -81,11 +86,10 @@ class Elections:
     def after(
         self, broker: BrokerImage, *, is_unclean_shutdown: bool = False
     ) -> Iterator[PartitionChangeRecord | None]:
-        """What follows when a broker becomes as given: fenced or not, shutting down, a directory offline; for each
-        partition that it holds.
+        """Yields the change of each partition that the broker holds, if the broker's state becomes `broker`.
 
-        Where it is not electable any more it leaves the ISR and the lead; where no replica leads and it is electable
-        now there is an election (B44). After an unclean shutdown it leaves the ELR too (B42).
+        A broker that is not electable any more leaves the ISR and the lead. A partition without a leader gets an
+        election if the broker is electable (B44). After an unclean shutdown the broker leaves the ELR, too (B42).
         """
         brokers = {**self.image.brokers, broker.broker_id: broker}
         then = Elections(self.image, self._config, self.replicas, brokers=brokers)
@@ -105,7 +109,7 @@ class Elections:
         return self.change(key).target_isr(isr).unclean_shutdown_replicas(lost).build()
 
     def _is_homeless(self, broker_id: int, home: UUID | None) -> bool:
-        """Whether the broker does not have the directory any more."""
+        """Whether the broker is registered without the directory."""
         registered = self._registered.get(broker_id)
         if registered is None:
             broker = self._brokers.get(broker_id)
@@ -114,7 +118,9 @@ class Elections:
         return bool(registered) and home not in registered
 
     def _home_of(self, broker_id: int, home: UUID) -> UUID:
-        """The same directory, or, if that is gone, of those that take replicas the one with the fewest."""
+        """The directory for the replica: the same one, or if that is gone the placeable one with the fewest
+        replicas.
+        """
         if not self._is_homeless(broker_id, home):
             return home
         counts = self._held_counts.get(broker_id)
@@ -125,8 +131,8 @@ class Elections:
         return fewest
 
     def _count_held(self, broker_id: int) -> dict[UUID, int]:
-        """How many replicas each of the broker's directories holds that work and are not cordoned; that work if all of
-        these are cordoned, or each of all if none works.
+        """Replicas by directory, for the broker's placeable directories; without one for its online directories, and
+        without one of these for all its directories.
         """
         broker = self._brokers[broker_id]
         placeable = placeable_directories(self.image, self._config, broker)
@@ -136,7 +142,7 @@ class Elections:
         return {each: self.replicas.of(broker_id).directories[each] for each in working}
 
     def partition(self, key: TopicIdPartition) -> PartitionImage:
-        """The partition, which has to be in the image."""
+        """The partition. Precondition: the image has it."""
         partition = self.image.partition(key)
         if partition is None:
             raise InvariantBroken(f"{self!r}: there is no {key}")

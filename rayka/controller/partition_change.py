@@ -1,17 +1,20 @@
-"""What one partition becomes, as one record: its leader, its ISR, which others may lead, which replicas it has.
+"""The change of one partition, as one record: leader, ISR, eligible leader replicas (ELR), replicas.
 
-A caller that changes a partition says what is to be different; `build` draws the conclusions, in this order: a
-reassignment that is through ends (B45), the eligible leader replicas follow the ISR (B42), a leader is elected (B40,
-B41), and the leader epoch rises when the leader changes or replicas are dropped, not when the ISR shrinks (B14).
+A caller sets the fields that change; `build` adds the consequences, in this order:
+1. A reassignment with all adding replicas in sync ends (B45).
+2. The ELR follows the ISR (B42).
+3. A leader is elected (B40, B41).
+4. The leader epoch rises if the leader changes or replicas are dropped, not if the ISR shrinks (B14).
 
-With eligible leader replicas an ISR may be empty: its last members hold everything below the high watermark, which
-does not move without enough of them. Without, the last member stays in the ISR (B43).
+With ELR an ISR may be empty: its last members hold everything below the high watermark, because the high watermark does
+not move while the ISR is too small. Without ELR the last member stays in the ISR (B43).
 
-A replica whose directory its broker does not have any more gets another one there, and is copied anew. While it is
-known to hold what others may lack it stays where that is, should the disk come back: no empty replica leads instead.
+A replica whose broker has lost the replica's directory gets another directory, and is copied anew. A replica in the ISR
+or the ELR, or the last leader, keeps the lost directory in case the disk comes back: otherwise an empty replica would
+lead.
 
-Kafka: `PartitionChangeBuilder`, `PartitionReassignmentReplicas`. It keeps replicas that a reassignment drops among the
-eligible leaders; here they are no replicas any more, so they are not.
+Kafka: `PartitionChangeBuilder`, `PartitionReassignmentReplicas`. Kafka keeps replicas that a reassignment drops in the
+ELR; here they leave the ELR with the replicas.
 """
 
 from collections.abc import Callable
@@ -34,17 +37,21 @@ from rayka.protocol.membership import LeaderRecoveryState
 
 
 class Election(Enum):
-    """Which leader is wanted."""
+    """The kind of an election."""
 
-    NORMAL = "normal"  # the present one while it may stay
-    PREFERRED = "preferred"  # the first replica if it is in sync
-    UNCLEAN = "unclean"  # any replica that runs, where none in sync does
+    # Keeps the present leader while that one may lead.
+    NORMAL = "normal"
+    # Prefers the first replica if it may lead.
+    PREFERRED = "preferred"
+    # As NORMAL; if no replica in the ISR or the ELR can lead, any electable replica does.
+    UNCLEAN = "unclean"
 
 
 class PartitionChangeBuilder:
-    """One change of one partition. `is_electable` says whether a broker's replica runs and may lead (B40);
-    `is_draining`, whether it leads only where no other can; `home_of`, where a replica is to be that its broker has in
-    a directory.
+    """Builds the record of one change of one partition.
+
+    `is_electable`: whether a broker runs, and the directory of its replica works (B40). `is_draining`: whether a broker
+    leads only if no other can. `home_of`: the directory that a replica gets, given its broker and present directory.
     """
 
     def __init__(
@@ -73,28 +80,28 @@ class PartitionChangeBuilder:
     def __repr__(self) -> str:
         return f"<PartitionChangeBuilder {self._key} {self._partition!r} -> {self._target!r}>"
 
-    # ---- What is to be different -------------------------------------------------------------------------------------
+    # ---- Wanted fields -------------------------------------------------------------------------------------
 
     def target_isr(self, isr: tuple[int, ...]) -> Self:
-        """The replicas to be in sync."""
+        """Sets the ISR."""
         return self._set(isr=isr)
 
     def target_replicas(self, replicas: tuple[int, ...], directories: tuple[UUID, ...]) -> Self:
-        """All replicas, those being added and removed included, each with its directory."""
+        """Sets all replicas, adding and removing ones included, each with its directory."""
         if len(replicas) != len(directories):
             raise InvariantBroken(f"{self!r}: {len(directories)} directories for {replicas}")
         return self._set(replicas=replicas, directories=directories)
 
     def adding_replicas(self, replicas: tuple[int, ...]) -> Self:
-        """Those of the replicas that a reassignment waits for."""
+        """Sets the replicas that a reassignment adds and waits for. Invariant: they are among the replicas."""
         return self._set(adding_replicas=replicas)
 
     def removing_replicas(self, replicas: tuple[int, ...]) -> Self:
-        """Those of the replicas that go when a reassignment ends."""
+        """Sets the replicas that leave when the reassignment ends. Invariant: they are among the replicas."""
         return self._set(removing_replicas=replicas)
 
     def leader_recovery_state(self, state: LeaderRecoveryState) -> Self:
-        """What the leader says of its recovery (B41)."""
+        """Sets whether the leader still recovers from an unclean election (B41)."""
         return self._set(leader_recovery_state=state)
 
     def election(self, election: Election) -> Self:
@@ -102,12 +109,12 @@ class PartitionChangeBuilder:
         return self
 
     def is_unclean_election_allowed(self, is_allowed: bool) -> Self:
-        """Whether the topic would rather lose records than have no leader; NORMAL elections respect it too."""
+        """Sets whether the topic prefers a loss of records to having no leader. Holds for all kinds of elections."""
         self._is_unclean_election_allowed = is_allowed
         return self
 
     def unclean_shutdown_replicas(self, replicas: tuple[int, ...]) -> Self:
-        """Those that may have lost what they had acknowledged: no ELR holds them (B42, H3)."""
+        """Names replicas that may have lost acknowledged records; they leave the ELR (B42, H3)."""
         self._unclean_shutdown_replicas = replicas
         return self
 
@@ -115,10 +122,10 @@ class PartitionChangeBuilder:
         self._target = _replaced(self._target, **fields)
         return self
 
-    # ---- What follows ------------------------------------------------------------------------------------------------
+    # ---- Consequences ------------------------------------------------------------------------------------------------
 
     def build(self) -> PartitionChangeRecord | None:
-        """The record, None when it would change nothing."""
+        """The record of the change; None if nothing changes."""
         target = _with_reassignment_completed(self._target)
         target = _replaced(target, eligible_leader_replicas=self._eligible_replicas(target))
         target = self._elected(target)
@@ -130,7 +137,9 @@ class PartitionChangeBuilder:
         return self._difference(self._rehomed(target))
 
     def _eligible_replicas(self, target: PartitionImage) -> tuple[int, ...]:
-        """B42: a replica that left the ISR while it was too small for the high watermark to move holds all below it."""
+        """B42. The ELR: replicas that left an ISR smaller than `min_isr` hold everything below the high watermark,
+        because the high watermark did not move since.
+        """
         if not self._has_elr or len(target.isr) >= self._min_isr:
             return ()
         known = (*self._partition.eligible_leader_replicas, *self._partition.isr)
@@ -143,7 +152,7 @@ class PartitionChangeBuilder:
             return self._elected_unclean(target)
         if leader_id in target.isr:
             return _replaced(target, leader_id=leader_id)
-        # With itself alone in the ISR the high watermark may move at once, where one is enough: then no other is whole.
+        # If one in-sync replica is enough, the new leader moves the high watermark alone: others lack records then.
         known = target.eligible_leader_replicas if self._min_isr > 1 else ()
         others = tuple(each for each in known if each != leader_id)
         return msgspec.structs.replace(
@@ -151,8 +160,8 @@ class PartitionChangeBuilder:
         )
 
     def _clean_leader(self, target: PartitionImage) -> int:
-        """Of the ISR, or where that is empty of the ELR: the present leader, else the first of the replicas (B40); one
-        that drains only where there is no other.
+        """The leader from the ISR, or with an empty ISR from the ELR (B40): the present leader, else the first replica.
+        A draining broker is chosen only if there is no other.
         """
         candidates = target.isr or target.eligible_leader_replicas
         order = (self._partition.leader_id, *target.replicas)
@@ -162,7 +171,7 @@ class PartitionChangeBuilder:
         return next((each for each in able if not self._is_draining(each)), able[0] if able else NO_LEADER)
 
     def _elected_unclean(self, target: PartitionImage) -> PartitionImage:
-        """The leader may lack committed records: it alone is in sync from now on, and is told to recover (B41)."""
+        """Elects a leader that may lack committed records; it is alone in the ISR, and has to recover (B41)."""
         leader_id = self._unclean_leader(target)
         if leader_id == NO_LEADER:
             return _replaced(target, leader_id=NO_LEADER)
@@ -175,7 +184,7 @@ class PartitionChangeBuilder:
         )
 
     def _unclean_leader(self, target: PartitionImage) -> int:
-        """The one that led last, when none is known to be whole; else, if that is allowed, any replica (B40)."""
+        """The last leader if ISR and ELR are empty; else, if allowed, the first electable replica (B40)."""
         last_known = self._partition.last_known_elr
         is_nobody_whole = not target.isr and not target.eligible_leader_replicas
         if self._has_elr and is_nobody_whole and len(last_known) == 1:
@@ -187,7 +196,7 @@ class PartitionChangeBuilder:
         return NO_LEADER
 
     def _last_known_leader(self, target: PartitionImage) -> tuple[int, ...]:
-        """Kept from when the ISR became empty until a replica leads again (B42)."""
+        """The last leader, known from the moment the ISR became empty until a replica leads again (B42)."""
         if not self._has_elr or target.has_leader:
             return ()
         before = self._partition
@@ -196,7 +205,7 @@ class PartitionChangeBuilder:
         return (before.leader_id if before.has_leader else before.isr[0],)
 
     def _rehomed(self, target: PartitionImage) -> PartitionImage:
-        """A replica that is not counted on may be copied anew, into a directory that there is (H3)."""
+        """Moves replicas out of lost directories, except members of ISR and ELR and the last leader (H3)."""
         counted_on = (*target.isr, *target.eligible_leader_replicas, *target.last_known_elr)
         homes = list(target.directories)
         for place, broker_id in enumerate(target.replicas):
@@ -226,7 +235,7 @@ class PartitionChangeBuilder:
 
 
 def _replaced(partition: PartitionImage, **fields: object) -> PartitionImage:
-    """With these fields; the partition itself when it has them already, as most have on the way through `build`."""
+    """The partition with these fields; the same object if nothing changes, which is the usual case in `build`."""
     for name, value in fields.items():
         if getattr(partition, name) != value:
             return msgspec.structs.replace(partition, **fields)
@@ -234,8 +243,8 @@ def _replaced(partition: PartitionImage, **fields: object) -> PartitionImage:
 
 
 def _with_reassignment_completed(partition: PartitionImage) -> PartitionImage:
-    """B45: the replicas without those being removed, once all that are being added are in sync, one that stays
-    is, and, where fewer replicas remain than there were, all of them are.
+    """B45. Ends the reassignment: drops `removing_replicas`. Allowed when every adding replica is in the ISR, at least
+    one remaining replica is, and, if the count shrinks, all remaining ones are.
     """
     adding, removing = partition.adding_replicas, partition.removing_replicas
     if not adding and not removing:

@@ -1,11 +1,12 @@
-"""From time to time leaders are put right: where no replica leads but one could, and where too many partitions of a
-broker are not led by their preferred replica, the first one (B46).
+"""Elections by timers and by requests (B46): of preferred leaders, and of leaders for leaderless partitions.
 
-Leaderless partitions get an election by themselves when a broker becomes electable, or when a request allows unclean
-ones; the timer finds what is left, as after a specification that allows them now. One run looks at the partitions of
-one preferred replica and writes a bounded number of records. Kafka: `maybeBalancePartitionLeaders`,
-`maybeElectUncleanLeaders` (A68); that some imbalance is tolerated, `leader.imbalance.per.broker.percentage`, is what it
-did before 4.0.
+A timer elects a leader where no replica leads, and the preferred leader, the first replica, if too many partitions of a
+broker are led by others. A broker that becomes electable and a request that allows unclean elections begin elections by
+themselves; the timer finds partitions that are left, as after a specification that allows unclean elections. One run
+looks at the partitions of one preferred leader and writes a bounded number of records.
+
+Kafka: `maybeBalancePartitionLeaders`, `maybeElectUncleanLeaders` (A68), `ReplicationControlManager.electLeaders`. Kafka
+before 4.0 tolerated some imbalance (`leader.imbalance.per.broker.percentage`), as here.
 """
 
 from collections.abc import Iterable, Iterator
@@ -45,14 +46,14 @@ ELECTIONS_PER_RUN_MAX = 1_000
 def elect_all_preferred_leaders(
     context: RequestContext, _: ElectAllPreferredLeaders
 ) -> Result[MetadataRecord, None]:
-    """All brokers, each by a request of its own."""
+    """Begins one `ElectPreferredLeaders` for each broker."""
     return Result((), None, context.timers.after_preferred_leaders(context.image.brokers, context.now_ms))
 
 
 def elect_returned_leaders(
     context: RequestContext, _: ElectReturnedLeaders
 ) -> Result[MetadataRecord, list[int]]:
-    """The brokers that are back and can take leads now."""
+    """Begins one `ElectPreferredLeaders` for each returned broker that can take leads now. Response: their ids."""
     broker_ids = context.returned.take_due(context.elections(), context.now_ms)
     return Result((), broker_ids, context.timers.after_returned(broker_ids, context.now_ms))
 
@@ -60,7 +61,7 @@ def elect_returned_leaders(
 def elect_preferred_leaders(
     context: RequestContext, request: ElectPreferredLeaders
 ) -> Steps[MetadataRecord, bool]:
-    """Elections among the partitions that the broker is the first replica of; whether there are more to be held."""
+    """Elects leaders of partitions whose first replica is on the broker. Response: whether elections are left."""
     count = 0
     for record in _elections(context.elections(), request.broker_id, context.config):
         if record is not None and count == ELECTIONS_PER_RUN_MAX:
@@ -73,8 +74,8 @@ def elect_preferred_leaders(
 
 
 def elect_leaderless(context: RequestContext, _: ElectLeaderless) -> Steps[MetadataRecord, None]:
-    """Elections where no broker leads. A broker that was unfenced is given leads in several batches, and the controller
-    that began may have died between two of them (B44).
+    """Elects leaders of all leaderless partitions (B44). A former controller may have died between two batches of
+    elections that follow the unfencing of a broker.
     """
     elections = context.elections()
     for key in elections.replicas.all_leaderless():
@@ -95,15 +96,15 @@ def _elections(
             yield elections.change(key).election(Election.PREFERRED).build()
 
 
-# Leaders elected because an operator asks: the preferred one, or an unclean one where there is none (B46).
-#
-# Kafka: `ReplicationControlManager.electLeaders`.
+# ---- Elections that an operator asks for -----------------------------------------------------------------------------
 
 
 def elect_leaders(
     context: RequestContext, request: ElectLeadersRequest
 ) -> Steps[MetadataRecord, ElectLeadersResponse]:
-    """Each partition has its own result; of all partitions, those whose leader is the wanted one already have none."""
+    """Elects the preferred leader of each partition, or an unclean one if no replica leads. Each named partition has
+    its own result; a request for all partitions leaves out partitions that need no election.
+    """
     elections = context.elections()
     results: list[PartitionResult] = []
     for each in _all(context.image) if request.partitions is None else request.partitions:

@@ -1,12 +1,13 @@
-"""Which brokers and coordinators hold the replicas of new partitions, and in which of their directories (B47).
+"""Placement of the replicas of new partitions on brokers, coordinators and their directories (B47).
 
-A caller may name the brokers; else they are chosen, striped: the first replica of each partition comes from the next
-rack, starting at a random one; the others from the racks after it, and inside a rack brokers take turns. Unfenced
-brokers come before fenced ones, the first replica is unfenced, no broker holds two replicas of a partition. When all
-have had their turn they are shuffled: else what one broker leads would all go to the same one when it fails.
+A caller may name the brokers. Otherwise brokers are chosen in stripes: the first replica of each partition comes from
+the next rack, starting at a random rack, and the other replicas come from the racks after it. Inside a rack brokers
+take turns. Unfenced brokers come before fenced ones, the first replica is unfenced, and no broker holds two replicas of
+a partition. After a full round racks and brokers are shuffled: otherwise all leads of a failed broker would go to the
+same broker.
 
-Users' topics are for brokers alone. Of an internal one, coordinators hold the first replicas, striped in the same way,
-and brokers the others, first those in racks without one.
+Topics of users are placed on brokers only. Coordinators hold the first replicas of internal topics, striped in the same
+way; brokers hold the others, first the brokers of racks without a replica.
 
 Kafka: `StripedReplicaPlacer`, `ReplicationControlManager.validateManualPartitionAssignment`.
 """
@@ -29,14 +30,16 @@ ItemT = TypeVar("ItemT")
 
 
 class Placement(NamedTuple):
-    """The replicas of one partition in preferred order, the first to lead, and the directory of each."""
+    """The replicas of one partition."""
 
+    # The preferred leader first.
     replicas: tuple[int, ...]
+    # One for each replica.
     directories: tuple[UUID, ...]
 
 
 class ReplicaPlacer:
-    """Places the partitions of one request, one after another."""
+    """Places the partitions of one request; each placement counts the earlier ones."""
 
     def __init__(
         self,
@@ -47,7 +50,7 @@ class ReplicaPlacer:
         sizes: DirectorySizes,
     ) -> None:
         self._nodes = image.brokers
-        # Of each broker the directories that take new replicas, with what is in them.
+        # The loads of the placeable directories, by broker; brokers without such a directory are left out.
         self._directories = {
             each.broker_id: sizes.loads(each, ids, replicas.of(each.broker_id).directories)
             for each in image.brokers.values()
@@ -60,23 +63,23 @@ class ReplicaPlacer:
     def place(
         self, partition_count: int, replication_factor: int, *, is_internal: bool = False
     ) -> Iterator[Placement]:
-        """Replicas for so many partitions, chosen as they are asked for. Raises InvalidReplicationFactor when there
-        are not enough brokers.
+        """Chooses the replicas of each partition when the iterator asks for it. Raises InvalidReplicationFactor at once
+        if there are not enough brokers.
         """
         pools = (self._coordinators, self._brokers) if is_internal else (self._brokers,)
         _check_factor(replication_factor, pools)
         return (self._place_one(replication_factor, pools) for _ in range(partition_count))
 
     def place_on(self, brokers: Sequence[int], *, is_internal: bool = False) -> Placement:
-        """Replicas on these brokers, in this order. Raises InvalidReplicaAssignment as `check_brokers` and
-        `directory_on`.
+        """Places replicas on these brokers, in this order. Raises InvalidReplicaAssignment as `check_brokers` and
+        `directory_on` do.
         """
         self.check_brokers(brokers, is_internal=is_internal)
         return Placement(tuple(brokers), tuple(self.directory_on(each) for each in brokers))
 
     def check_brokers(self, brokers: Sequence[int], *, is_internal: bool = False) -> None:
-        """Raises InvalidReplicaAssignment when these cannot be a partition's brokers: none, one twice, one unknown, or
-        of a user's topic a coordinator.
+        """Raises InvalidReplicaAssignment if the brokers are none, not distinct, not registered, or for a topic of
+        users coordinators.
         """
         unknown = sorted({each for each in brokers if each not in self._nodes})
         if not brokers or len(set(brokers)) < len(brokers):
@@ -95,8 +98,8 @@ class ReplicaPlacer:
             )
 
     def directory_on(self, broker_id: int) -> UUID:
-        """Where one more replica goes on a registered broker. Raises InvalidReplicaAssignment when no directory of it
-        works, or all are cordoned.
+        """Chooses the directory of one more replica on a registered broker, and counts it. Raises
+        InvalidReplicaAssignment if no directory of the broker works, or none takes new replicas.
         """
         if not self._nodes[broker_id].online_directories:
             raise InvalidReplicaAssignment(
@@ -126,7 +129,7 @@ class ReplicaPlacer:
 
 
 class _Pool:
-    """Brokers that take turns, by rack."""
+    """Brokers that take turns in holding first replicas, by rack."""
 
     def __init__(self, brokers: Sequence[BrokerImage], random: Random) -> None:
         self._random = random
@@ -141,7 +144,7 @@ class _Pool:
         self._racks = _from_random_start(racks, random)
 
     def unfenced_in_turn(self, taken: Collection[str]) -> Iterator[int]:
-        """One of each rack, then the next of each; before those all of racks that are not taken."""
+        """The unfenced brokers, one of each rack and then the next of each; brokers of racks in `taken` come last."""
         racks = self._racks_in_turn()
         for is_taken in (False, True):
             yield from _striped(
@@ -152,7 +155,7 @@ class _Pool:
         return _striped([each.fenced for each in self._racks_in_turn()])
 
     def advance(self, chosen: Sequence[int]) -> None:
-        """The first one of these has had its turn, and its rack's turn is over."""
+        """Ends the turn of the first unfenced broker in `chosen`, and of its rack."""
         first = next((each for each in chosen if each in self.unfenced_ids), None)
         if first is None:
             return
@@ -166,7 +169,7 @@ class _Pool:
 
 
 class _Rack:
-    """The brokers of one rack. The turn moves on each time that the rack gives a first replica."""
+    """The brokers of one rack. The turn moves to the next broker whenever the rack holds a first replica."""
 
     def __init__(self, name: str, brokers: Sequence[BrokerImage], random: Random) -> None:
         self.name = name
@@ -185,9 +188,9 @@ class _Rack:
 
 
 def new_partition(image: MetadataImage, topic_id: UUID, number: int, placement: Placement) -> PartitionRecord:
-    """A partition as it begins: in sync are those that are active, and the first of them leads.
+    """The record of a new partition: the active replicas are in sync, and the first of them leads.
 
-    Raises InvalidReplicaAssignment when none is.
+    Raises InvalidReplicaAssignment if no replica is active.
     """
     isr = tuple(each for each in placement.replicas if image.brokers[each].is_active)
     if not isr:
@@ -206,7 +209,7 @@ def new_partition(image: MetadataImage, topic_id: UUID, number: int, placement: 
 
 
 def _check_factor(replication_factor: int, pools: Sequence[_Pool]) -> None:
-    """Raises InvalidReplicationFactor, saying how many brokers there are for it."""
+    """Raises InvalidReplicationFactor if too few brokers can hold a replica, or all of them are fenced."""
     usable_count = len(set[int]().union(*(pool.usable_ids for pool in pools)))
     if replication_factor < 1:
         raise InvalidReplicationFactor(f"replication factor: expected 1 or more, found {replication_factor}")
@@ -224,7 +227,7 @@ def _check_factor(replication_factor: int, pools: Sequence[_Pool]) -> None:
 
 
 def check_replica_counts(assignments: Sequence[Sequence[int]], replication_factor: int) -> None:
-    """Raises InvalidReplicaAssignment unless each partition has so many replicas."""
+    """Raises InvalidReplicaAssignment unless each partition has `replication_factor` replicas."""
     for number, brokers in enumerate(assignments):
         if len(brokers) != replication_factor:
             raise InvalidReplicaAssignment(

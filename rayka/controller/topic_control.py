@@ -1,4 +1,4 @@
-"""Topics created, extended and deleted. Kafka: `ReplicationControlManager.createTopics`, `createPartitions`,
+"""Creation, extension and deletion of topics. Kafka: `ReplicationControlManager.createTopics`, `createPartitions`,
 `Topic.validate`.
 """
 
@@ -42,19 +42,21 @@ from rayka.protocol.topics import (
 from rayka.shard.shard import RECORDS_PER_BATCH_MAX, Result, Steps
 
 TopicT = TypeVar("TopicT", NewTopic, NewPartitions)
-# Of one topic: with its own record they are committed as one batch.
+# The partitions of a new topic: they are committed in one batch, with the record of the topic.
 PARTITIONS_MAX = RECORDS_PER_BATCH_MAX - 1
-# Of one topic in all: their numbers have five digits, for which a topic's longest name leaves room.
+# The partitions of a topic after extensions: their numbers have five digits, so that a file name holds them.
 TOPIC_PARTITIONS_MAX = 100_000
-PARTITIONS_DELETED_PER_STEP = 10  # to forget one costs less than to write a record
-TOPIC_NAME_LENGTH_MAX = 249  # a file name of 255 bytes, less "-", five digits of a partition
+# The deletion of a partition costs less than a record.
+PARTITIONS_DELETED_PER_STEP = 10
+# A file name of 255 bytes, less "-" and five digits of a partition.
+TOPIC_NAME_LENGTH_MAX = 249
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]+")
 
 
 def create_topics(
     context: RequestContext, request: CreateTopicsRequest
 ) -> Steps[MetadataRecord, CreateTopicsResponse]:
-    """Creates what can be created, together; every other topic has its error in the response. Raises
+    """Creates topics, in one batch; each topic has its own result or error in the response. Raises
     BrokerIdNotRegistered and StaleBrokerEpoch for internal topics (H3).
     """
     is_of_cluster = request.broker_id != NO_NODE
@@ -70,7 +72,7 @@ def create_topics(
 def results_in_order(
     topics: Iterable[TopicT], attempt: Callable[[TopicT], Generator[None, int, TopicResult]]
 ) -> Generator[None, int, tuple[tuple[TopicResult, ...], int]]:
-    """What came of each topic, created or refused, in order; and the offset that the first record written then gets."""
+    """The result or error of each topic, in order, and the offset of the next record written."""
     results = []
     for topic in topics:
         try:
@@ -84,7 +86,7 @@ def results_in_order(
 def delete_topics(
     context: RequestContext, request: DeleteTopicsRequest
 ) -> Steps[MetadataRecord, DeleteTopicsResponse]:
-    """Deletes those that exist, one after another; every other one has its error in the response."""
+    """Deletes topics, one after another; each topic has its own result or error in the response."""
     results = []
     for name in request.names:
         topic = context.image.topics.get(name)
@@ -98,7 +100,7 @@ def delete_topics(
 
 
 def check_topic_name(name: str) -> None:
-    """Of a topic that a client asks for. Raises InvalidTopic, saying which rule the name breaks."""
+    """Raises InvalidTopic for a name that a client may not give to a topic; the message names the broken rule."""
     _check_legal_name(name)
     if is_internal(name):
         raise InvalidTopic(
@@ -107,7 +109,7 @@ def check_topic_name(name: str) -> None:
 
 
 def check_internal_name(name: str) -> None:
-    """Of a topic that the cluster makes for itself. Raises InvalidTopic as `check_topic_name`."""
+    """Raises InvalidTopic for a name that the cluster may not give to an internal topic."""
     _check_legal_name(name)
     if not is_internal(name) or name == METADATA_TOPIC:
         raise InvalidTopic(
@@ -128,7 +130,7 @@ def _check_legal_name(name: str) -> None:
 
 
 class _Placing:
-    """The topics of one request, one after another: each placed where those before it are counted."""
+    """Places the partitions of one request; each placement counts the earlier ones."""
 
     def __init__(self, context: RequestContext) -> None:
         self._context = context
@@ -138,7 +140,7 @@ class _Placing:
 
 class _Creation(_Placing):
     def create(self, check_name: Callable[[str], None], topic: NewTopic) -> Generator[None, int, TopicResult]:
-        """A step for each partition. Raises the ApiError that refuses this topic."""
+        """Takes one step for each partition. Raises the ApiError that refuses the topic."""
         check_name(topic.name)
         if topic.name in self._context.image.topics:
             raise TopicAlreadyExists(f"topic {topic.name!r} exists already")
@@ -198,9 +200,7 @@ class _Creation(_Placing):
 
 
 def checked_configs(name: str, configs: Mapping[str, str]) -> dict[str, str]:
-    """The topic's own configuration by dotted key. Raises InvalidConfig naming the key and what was
-    expected.
-    """
+    """The topic's own configuration by dotted key. Raises InvalidConfig; the message names key and expected value."""
     try:
         return TopicConfig.parse(configs, what=f"topic {name!r}").overrides()
     except ConfigError as error:
@@ -221,7 +221,7 @@ def _deleted(name: str, topic: TopicImage | None) -> TopicResult:
 def create_partitions(
     context: RequestContext, request: CreatePartitionsRequest
 ) -> Steps[MetadataRecord, CreatePartitionsResponse]:
-    """Extends what can be extended, together; every other topic has its error in the response."""
+    """Adds partitions to topics, in one batch; each topic has its own result or error in the response."""
     extension = _Extension(context)
     results, next_offset = yield from results_in_order(request.topics, extension.extend)
     response = CreatePartitionsResponse(results, next_offset + len(extension.records))
@@ -230,7 +230,7 @@ def create_partitions(
 
 class _Extension(_Placing):
     def extend(self, wanted: NewPartitions) -> Generator[None, int, TopicResult]:
-        """A step for each partition. Raises the ApiError that refuses this topic."""
+        """Takes one step for each partition. Raises the ApiError that refuses the topic."""
         topic = self._context.image.topics.get(wanted.name)
         if topic is None:
             raise UnknownTopicOrPartition(f"there is no topic {wanted.name!r}")
