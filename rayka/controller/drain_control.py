@@ -26,7 +26,7 @@ from rayka.controller.drain_state import Obstacle
 from rayka.controller.move_queue import DueMove, MoveCause, still_due
 from rayka.controller.placeable_directories import Drain, all_drains, drain_of, is_draining
 from rayka.controller.planning.balance_plan import Move
-from rayka.controller.planning.replacement_plan import Departure, DrainPlan, plan_drains
+from rayka.controller.planning.replacement_plan import BrokerDrainPlan, ReplicaDeparture, plan_drains
 from rayka.controller.reassignment import Reassigning
 from rayka.controller.request_context import RequestContext
 from rayka.errors import BrokerIdNotRegistered, BrokerNotAvailable, InvalidReplicationFactor, InvalidRequest
@@ -122,7 +122,7 @@ def _plan(context: RequestContext, events: DecidedEvents, drains: list[Drain]) -
     except BrokerNotAvailable as error:
         shapes, waits_for = ClusterShapes(context, may_be_silent=True), str(error)
     chosen: list[tuple[Drain, list[TopicPartition]]] = []
-    departures: dict[TopicPartition, Departure] = {}
+    departures: dict[TopicPartition, ReplicaDeparture] = {}
     for rank, drain in enumerate(drains):
         obstacle = waits_for
         if drain.cause is DrainCause.MACHINE:
@@ -138,7 +138,7 @@ def _plan(context: RequestContext, events: DecidedEvents, drains: list[Drain]) -
     plans = yield from plan_drains(shapes.brokers, shapes.partitions(), departures, copyable)
     waiting = context.moves.waiting[MoveCause.DRAIN]
     for drain, leaderless in chosen:
-        plan = plans.by_broker.get(drain.broker_id, DrainPlan([], []))
+        plan = plans.by_broker.get(drain.broker_id, BrokerDrainPlan([], []))
         if drain.cause is DrainCause.MACHINE:
             waiting.extend(plan.moves)
             has_news = bool(plan.moves or plan.homeless or plan.late_count)
@@ -160,7 +160,7 @@ def _find_departures(
     context: RequestContext,
     drain: Drain,
     rank: int,
-    found: dict[TopicPartition, Departure],
+    found: dict[TopicPartition, ReplicaDeparture],
     *,
     is_request: bool = False,
 ) -> Generator[None, int, list[TopicPartition]]:
@@ -183,7 +183,7 @@ def _find_departures(
         if name in found or (not is_request and (is_left or not partition.has_leader)):
             continue
         other_count = _staying_count(context, partition) if is_machine else 0
-        found[name] = Departure(
+        found[name] = ReplicaDeparture(
             drain.broker_id, rank, other_count, is_smallest_first=is_machine, may_fill=is_machine
         )
     return leaderless
@@ -246,7 +246,7 @@ def _begin(
 # ---- What is said ----------------------------------------------------------------------------------------------------
 
 
-def _moves_and_stays(plan: DrainPlan) -> str:
+def _moves_and_stays(plan: BrokerDrainPlan) -> str:
     said = [f"{len(plan.moves):,} replicas with {plan.moved_bytes:,} bytes are moved to other brokers"]
     crowded_count = sum(each.is_crowded for each in plan.homeless)
     for count, why in (
@@ -258,12 +258,12 @@ def _moves_and_stays(plan: DrainPlan) -> str:
     return "; ".join(said)
 
 
-def _refusal(broker_id: int, plan: DrainPlan, left_bytes: Mapping[int, float]) -> str:
+def _refusal(broker_id: int, plan: BrokerDrainPlan, left_bytes: Mapping[int, float]) -> str:
     """Why not all of the broker's replicas can move; empty if they can."""
     return _too_few(broker_id, plan) or _no_room(broker_id, plan, left_bytes)
 
 
-def _too_few(broker_id: int, plan: DrainPlan) -> str:
+def _too_few(broker_id: int, plan: BrokerDrainPlan) -> str:
     """Names the topics for which there are not enough other brokers."""
     homeless = [each for each in plan.homeless if not each.is_crowded]
     if not homeless:
@@ -278,7 +278,7 @@ def _too_few(broker_id: int, plan: DrainPlan) -> str:
     )
 
 
-def _no_room(broker_id: int, plan: DrainPlan, left_bytes: Mapping[int, float]) -> str:
+def _no_room(broker_id: int, plan: BrokerDrainPlan, left_bytes: Mapping[int, float]) -> str:
     if not plan.homeless:
         return ""
     names = [each.topic_partition for each in plan.homeless]
@@ -318,11 +318,11 @@ def drain_broker(
     if broker_id not in brokers:
         listed = ", ".join(map(str, sorted(brokers))) or "none"
         raise BrokerIdNotRegistered(f"there is no broker {broker_id}; the cluster has {listed}")
-    drain, departures = Drain(broker_id, request.cause), dict[TopicPartition, Departure]()
+    drain, departures = Drain(broker_id, request.cause), dict[TopicPartition, ReplicaDeparture]()
     leaderless = yield from _find_departures(context, drain, 0, departures, is_request=True)
     shapes = ClusterShapes(context, may_be_silent=True)
     plans = yield from plan_drains(shapes.brokers, shapes.partitions(), departures, {})
-    plan = plans.by_broker.get(broker_id, DrainPlan([], []))
+    plan = plans.by_broker.get(broker_id, BrokerDrainPlan([], []))
     too_few = _too_few(broker_id, plan)
     if too_few:
         raise InvalidReplicationFactor(too_few)
@@ -348,7 +348,7 @@ def drain_broker(
     return Result((), response, context.timers.look_now(context.now_ms))
 
 
-def _drain_at_once(context: RequestContext, broker_id: int, plan: DrainPlan) -> _Records:
+def _drain_at_once(context: RequestContext, broker_id: int, plan: BrokerDrainPlan) -> _Records:
     """Marks and cordons the broker, and begins all moves. What is refused is tried again by later looks."""
     own, reassigning = context.image.broker_configs(broker_id), Reassigning(context)
     records: list[MetadataRecord] = []

@@ -55,8 +55,9 @@ from rayka.log.log_directory import LogDirectory
 from rayka.node.controller_link import ControllerLink, Pauses
 from rayka.node.data_directories import SPARE_BYTES
 from rayka.node.log_manager import LogManager
-from rayka.node.replica import PartitionKey, Replica, ReplicaOwner, Truncations, key_of
+from rayka.node.replica import Replica, ReplicaOwner, Truncations, key_of
 from rayka.node.tasks import Pace, Signal, result_in_turns
+from rayka.protocol.fetch import PartitionKey
 from rayka.protocol.membership import AssignedReplica, AssignReplicasToDirsRequest
 
 _REASONS_MAX = 1_000

@@ -17,9 +17,9 @@ from operator import attrgetter
 
 from rayka import clock
 from rayka.node.follower_quotas import FollowerQuotas
-from rayka.node.replica import PartitionKey, Replica, key_of
+from rayka.node.replica import Replica, key_of
 from rayka.partition.partition_follower import PartitionFollower
-from rayka.protocol.fetch import FetchPartition, FetchStream, SessionRequest
+from rayka.protocol.fetch import FetchPartition, FetchStream, PartitionKey, SessionRequest
 
 # For a leader that does not know yet that it leads.
 _DELAY_FIRST_MS = 20

@@ -18,7 +18,6 @@ from random import Random
 from rayka.errors import ErrorCode, FetchSessionIdNotFound, InvalidFetchSessionEpoch
 from rayka.ids import NO_NODE, NO_OFFSET
 from rayka.node.parked import News, Parked, Watch
-from rayka.node.replica import PartitionKey
 from rayka.protocol.fetch import (
     FINAL_SESSION_EPOCH,
     FIRST_SESSION_EPOCH,
@@ -26,6 +25,7 @@ from rayka.protocol.fetch import (
     FetchPartition,
     FetchPartitionResult,
     FetchRequest,
+    PartitionKey,
     next_session_epoch,
 )
 

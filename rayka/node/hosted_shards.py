@@ -18,7 +18,7 @@ from rayka.errors import ApiError, CorruptRecord, DamagedLog, StorageError, Unsu
 from rayka.ids import NO_EPOCH, NO_NODE, NO_OFFSET, node_name
 from rayka.metadata.image import MetadataImage
 from rayka.node.parked import News
-from rayka.node.replica import PartitionKey, Replica
+from rayka.node.replica import Replica
 from rayka.node.replica_manager import ReplicaManager
 from rayka.node.replicated_shard import ReplicatedShard
 from rayka.node.settings import NodeSettings
@@ -26,6 +26,7 @@ from rayka.node.tasks import Signal, Tasks
 from rayka.partition.partition_leader import PartitionLeader
 from rayka.ports import Buffer
 from rayka.protocol.batch_encode import encode_batch
+from rayka.protocol.fetch import PartitionKey
 from rayka.shard.shard import NotHere, RecordT
 from rayka.shard.shard_records import RecordCodec, ShardType
 

@@ -29,11 +29,12 @@ from rayka.errors import ApiError, RecordsRefused, RequestTimedOut, StorageError
 from rayka.node.broker_lifecycle import BrokerLifecycle
 from rayka.node.inbox import Response
 from rayka.node.parked import News, Watch
-from rayka.node.replica import PartitionKey, check_not_internal
+from rayka.node.replica import check_not_internal
 from rayka.node.replica_manager import ReplicaManager
 from rayka.node.tasks import in_turns
 from rayka.partition.partition import Partition
 from rayka.partition.partition_leader import Appended
+from rayka.protocol.fetch import PartitionKey
 from rayka.protocol.later import Later
 from rayka.protocol.produce import (
     ACKS_NONE,

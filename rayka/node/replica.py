@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, Protocol
-from uuid import UUID
 
 from rayka.errors import ApiError, InvalidTopic, PassingStorageError, StorageError
 from rayka.ids import TopicPartition, is_internal
@@ -18,6 +17,7 @@ from rayka.log.log_directory import LogDirectory
 from rayka.metadata.image import BrokerImage, MetadataImage
 from rayka.partition.partition import Partition
 from rayka.ports import Disk
+from rayka.protocol.fetch import PartitionKey
 
 if TYPE_CHECKING:
     from rayka.node.data_directories import DataDirectories
@@ -118,7 +118,6 @@ class Flusher:
 
 
 # Topic id and partition number: cheaper to hash than a struct, and looked up in every request.
-PartitionKey = tuple[UUID, int]
 
 
 class Replica(NamedTuple):

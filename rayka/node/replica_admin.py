@@ -30,10 +30,11 @@ from rayka.log.log_directory import LogDirectory
 from rayka.metadata.image import named_partition
 from rayka.node.directory_moves import DirectoryMove
 from rayka.node.log_cleaner import weight_of
-from rayka.node.replica import PartitionKey, Replica, Unusable, check_not_internal, key_of
+from rayka.node.replica import Replica, Unusable, check_not_internal, key_of
 from rayka.node.replica_manager import ReplicaManager
 from rayka.node.tasks import in_turns
 from rayka.partition.partition_leader import PartitionLeader
+from rayka.protocol.fetch import PartitionKey
 from rayka.protocol.topics import (
     AlterReplicaLogDirsRequest,
     AlterReplicaLogDirsResponse,

@@ -24,10 +24,11 @@ from rayka.log.log import Log
 from rayka.log.log_directory import LogDirectory
 from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import MetadataImage, PartitionImage, broker_config, topic_config
-from rayka.node.replica import PartitionKey, Replica, Unusable, key_of
+from rayka.node.replica import Replica, Unusable, key_of
 from rayka.node.replica_manager import ReplicaManager
 from rayka.node.tasks import ITEMS_PER_TURN, Tasks, in_turns
 from rayka.partition.partition import Partition
+from rayka.protocol.fetch import PartitionKey
 
 _NAMES_MAX = 10
 _EPOCHS_WAIT_S = 1.0

@@ -20,13 +20,14 @@ from rayka.ids import NO_NODE, node_name
 from rayka.log.mapped_reader import LocalDirectories
 from rayka.node.fetch_answers import FetchAnswers
 from rayka.node.fetch_positions import FetchPositions
-from rayka.node.replica import PartitionKey, Replica, ReplicaOwner, Truncations, key_of
+from rayka.node.replica import Replica, ReplicaOwner, Truncations, key_of
 from rayka.node.tasks import Repeats, Tasks
 from rayka.partition.partition import Partition
 from rayka.protocol.fetch import (
     FIRST_SESSION_EPOCH,
     FetchOutcome,
     FetchRequest,
+    PartitionKey,
     SessionRequest,
 )
 

@@ -40,13 +40,14 @@ from rayka.node.directory_moves import DirectoryMoves
 from rayka.node.follower_quotas import FollowerQuotas
 from rayka.node.log_manager import LogManager
 from rayka.node.parked import News, Parked
-from rayka.node.replica import PartitionKey, Replica, Truncations, Unusable, key_of
+from rayka.node.replica import Replica, Truncations, Unusable, key_of
 from rayka.node.replica_fetcher import ReplicaFetcherManager
 from rayka.node.settings import NodeSettings
 from rayka.node.tasks import Repeats, Tasks, in_turns
 from rayka.partition.partition import Partition
 from rayka.partition.partition_leader import FollowerUpdate, PartitionLeader
 from rayka.partition.quota import PacedQuota, ReplicationQuota, ReplicationQuotas
+from rayka.protocol.fetch import PartitionKey
 from rayka.protocol.membership import AlterPartitionItem, AlterPartitionRequest
 from rayka.protocol.produce import LEADER_NAMING_CODES, CurrentLeader
 

@@ -8,7 +8,14 @@ from dataclasses import replace
 import pytest
 
 from rayka.actors.drainer import Drainer
-from rayka.client.admin.drained_brokers import DrainStep, Mark, Quorum, Resign, SeenDrains, StopDrained
+from rayka.client.admin.drained_brokers import (
+    DrainStep,
+    Mark,
+    QuorumLeadership,
+    Resign,
+    SeenDrains,
+    StopDrained,
+)
 from rayka.errors import UnavailableError
 from tests.client.test_drained_brokers import SOON_MS, seen
 
@@ -54,7 +61,7 @@ def look(drainer: Drainer, count: int) -> list[bool]:
 
 
 def test_each_decision_is_taken_and_recorded_and_what_drains_is_known() -> None:
-    quorum = Quorum(1, 7, (1, 2))
+    quorum = QuorumLeadership(1, 7, (1, 2))
     port = FakePort(UNMARKED, replace(MARKED, quorum=quorum), MARKED, None)
     drainer = Drainer(port, asyncio.Lock())
     assert look(drainer, 3) == [True, True, False]
@@ -88,7 +95,7 @@ def test_a_step_that_fails_is_tried_again() -> None:
 
 
 def test_only_a_stop_waits_for_others_that_keep_the_nodes() -> None:
-    quorum = Quorum(3001, 7, (3001, 3002))
+    quorum = QuorumLeadership(3001, 7, (3001, 3002))
     voting = replace(MARKED, drains={1: SOON_MS, 3001: SOON_MS}, quorum=quorum, actors=(1, 2, 3001, 3002))
     later = replace(EMPTY, drains={1: SOON_MS, 2: SOON_MS})
     port = FakePort(UNMARKED, voting, EMPTY, later, EMPTY)

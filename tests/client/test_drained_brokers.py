@@ -17,7 +17,7 @@ from rayka.client.admin.drained_brokers import (
     DrainedBrokers,
     DrainStep,
     Mark,
-    Quorum,
+    QuorumLeadership,
     Resign,
     SeenDrains,
     StopDrained,
@@ -63,7 +63,7 @@ def seen(count: int = 1, **changes: Any) -> SeenDrains:
 
 
 def test_leads_go_first_then_the_quorums() -> None:
-    quorum = Quorum(3001, 7, (3001, 3002, 3003))
+    quorum = QuorumLeadership(3001, 7, (3001, 3002, 3003))
     fields: dict[str, Any] = {
         "drains": {1: SOON_MS, 3001: SOON_MS},
         "actors": (1, 2, 3, 4, 3001, 3002, 3003),
@@ -80,7 +80,7 @@ def test_leads_go_first_then_the_quorums() -> None:
     step = next_step(seen(**fields))
     assert isinstance(step, Resign)
     assert (step.node_ids, step.leader_epoch, step.successors) == ((3001,), 7, (3002, 3003))
-    assert next_step(seen(**(fields | {"quorum": Quorum(3002, 8, quorum.voters)}))) is None
+    assert next_step(seen(**(fields | {"quorum": QuorumLeadership(3002, 8, quorum.voters)}))) is None
 
 
 def test_two_machines_that_go_are_marked_together() -> None:
@@ -103,7 +103,7 @@ def test_a_drain_that_is_withdrawn_takes_the_mark_back() -> None:
 
 
 def test_the_quorums_leader_stays_where_no_other_voter_may_lead() -> None:
-    fields: dict[str, Any] = {"marks": {}, "quorum": Quorum(3001, 7, (3001, 3002))}
+    fields: dict[str, Any] = {"marks": {}, "quorum": QuorumLeadership(3001, 7, (3001, 3002))}
     both = {3001: SOON_MS, 3002: SOON_MS}
     assert next_step(seen(drains=both, actors=(2, 3001, 3002), **fields)) is None
     without = seen(drains={3001: SOON_MS}, actors=(2, 3001), **fields)
@@ -125,7 +125,7 @@ def test_shortly_before_the_machine_goes_its_brokers_are_stopped_whatever_they_h
 
 def test_one_that_holds_nothing_is_stopped_at_once_unless_it_votes() -> None:
     assert isinstance(next_step(seen(0)), StopDrained)
-    assert next_step(seen(0, quorum=Quorum(2, 1, (1, 2, 3)))) is None
+    assert next_step(seen(0, quorum=QuorumLeadership(2, 1, (1, 2, 3)))) is None
 
 
 def test_nothing_is_stopped_while_another_process_changes_the_cluster() -> None:

@@ -8,7 +8,12 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayka.controller.planning.replacement_plan import Departure, DrainPlan, DrainPlans, plan_drains
+from rayka.controller.planning.replacement_plan import (
+    BrokerDrainPlan,
+    DrainPlans,
+    ReplicaDeparture,
+    plan_drains,
+)
 from rayka.controller.planning.shapes import BrokerShape, PartitionShape
 from rayka.ids import TopicPartition
 from rayka.protocol.load import DISK_USE_MAX
@@ -53,7 +58,9 @@ def plans(
 ) -> DrainPlans:
     """Broker 1 is emptied."""
     shapes = list(partitions)
-    departures = {each.topic_partition: Departure(1, 0, **departure) for each in shapes if 1 in each.replicas}
+    departures = {
+        each.topic_partition: ReplicaDeparture(1, 0, **departure) for each in shapes if 1 in each.replicas
+    }
     planning = plan_drains(brokers, shapes, departures, copyable_bytes or {})
     while True:
         try:
@@ -63,8 +70,8 @@ def plans(
             return found
 
 
-def plan(*arguments: Any, **options: Any) -> DrainPlan:
-    return plans(*arguments, **options).by_broker.get(1, DrainPlan([], []))
+def plan(*arguments: Any, **options: Any) -> BrokerDrainPlan:
+    return plans(*arguments, **options).by_broker.get(1, BrokerDrainPlan([], []))
 
 
 def drained(*arguments: Any, **options: Any) -> dict[str, tuple[int, ...]]:
@@ -190,7 +197,7 @@ def _of_one(sizes: list[int]) -> list[PartitionShape]:
 def test_those_come_first_that_fewest_others_hold_then_small_ones() -> None:
     shapes = [partition(0, 2, 3, 1, size=1), partition(1, 1, size=3), partition(2, 2, 1, size=2)]
     departures = {
-        each.topic_partition: Departure(1, 0, len(each.replicas) - 1, **GOING)  # type: ignore[arg-type]
+        each.topic_partition: ReplicaDeparture(1, 0, len(each.replicas) - 1, **GOING)  # type: ignore[arg-type]
         for each in shapes
     }
     planning = plan_drains([broker(each) for each in (1, 2, 3, 4)], shapes, departures, {})

@@ -13,7 +13,6 @@ from rayka.errors import ErrorCode, FetchSessionIdNotFound, InvalidFetchSessionE
 from rayka.ids import NO_NODE, ZERO_ID, OffsetAndEpoch, TopicIdPartition
 from rayka.node.fetch_sessions import EVICTION_MS, FetchContext, FetchSessions
 from rayka.node.parked import Parked
-from rayka.node.replica import PartitionKey
 from rayka.protocol.fetch import (
     FINAL_SESSION_EPOCH,
     FIRST_SESSION_EPOCH,
@@ -24,6 +23,7 @@ from rayka.protocol.fetch import (
     FetchRequest,
     FetchResponse,
     FetchSessionHandler,
+    PartitionKey,
     next_session_epoch,
 )
 

@@ -21,7 +21,7 @@ from rayka.controller.balance_run import BalanceRun
 from rayka.controller.healing_state import AbsenceClocks
 from rayka.controller.move_queue import MoveCause, MoveQueue
 from rayka.controller.planning import balance_plan
-from rayka.controller.planning.replacement_plan import DrainPlan
+from rayka.controller.planning.replacement_plan import BrokerDrainPlan
 from rayka.node.log_manager import LogManager
 from rayka.protocol.drains import DrainCause
 from rayka.protocol.load import BalanceState
@@ -170,7 +170,7 @@ def knows_of_no_drain(_: Any) -> Any:
 
 
 def only_marks(original: Any) -> Any:
-    return lambda context, broker_id, plan: original(context, broker_id, DrainPlan([], []))
+    return lambda context, broker_id, plan: original(context, broker_id, BrokerDrainPlan([], []))
 
 
 def remembers_its_own_drains_only(original: Any) -> Any:

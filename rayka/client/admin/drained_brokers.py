@@ -36,7 +36,7 @@ _CALL_TIMEOUT_MS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
-class Quorum:
+class QuorumLeadership:
     """The leader of the metadata, its epoch, and all voters."""
 
     leader_id: int = NO_NODE
@@ -57,7 +57,7 @@ class SeenDrains:
     replica_counts: Mapping[int, int] = field(default_factory=dict)
     # All brokers and coordinators that the controller knows.
     registered: Collection[int] = ()
-    quorum: Quorum = Quorum()
+    quorum: QuorumLeadership = QuorumLeadership()
     # The nodes that have an actor.
     actors: Collection[int] = ()
     # Whether another process starts, restarts or changes the cluster.
@@ -199,10 +199,10 @@ class DrainedBrokers:
         described = (await self._ask(DescribeDrainsRequest())).drains
         marked = [each for each in described if each.cause is DrainCause.MACHINE]
         found, _ = await ask_quorum(self._network, actors, _CALL_TIMEOUT_MS)
-        quorum = Quorum()
+        quorum = QuorumLeadership()
         if found is not None:
             voters = tuple(each.replica.node_id for each in found.voters)
-            quorum = Quorum(found.leader_id, found.leader_epoch, voters)
+            quorum = QuorumLeadership(found.leader_id, found.leader_epoch, voters)
         return SeenDrains(
             now_ms=self._wall_clock_ms(),
             drains=drains,

@@ -102,7 +102,7 @@ def _cost(
 # ---- Drains ----------------------------------------------------------------------------------------------------------
 
 
-class Departure(NamedTuple):
+class ReplicaDeparture(NamedTuple):
     """A replica that leaves a broker which is emptied."""
 
     broker_id: int
@@ -129,7 +129,7 @@ class Homeless(NamedTuple):
     is_crowded: bool
 
 
-class DrainPlan(NamedTuple):
+class BrokerDrainPlan(NamedTuple):
     """How one broker is emptied: moves in the order in which they begin, and what stays."""
 
     moves: list[Move]
@@ -143,7 +143,7 @@ class DrainPlan(NamedTuple):
 class DrainPlans(NamedTuple):
     """The plan of each broker that has departures, and what room they leave."""
 
-    by_broker: Mapping[int, DrainPlan]
+    by_broker: Mapping[int, BrokerDrainPlan]
     # How many bytes more each broker may be given once the plans are carried out.
     left_bytes: Mapping[int, float]
 
@@ -151,7 +151,7 @@ class DrainPlans(NamedTuple):
 def plan_drains(
     brokers: Iterable[BrokerShape],
     partitions: Iterable[PartitionShape],
-    departures: Mapping[TopicPartition, Departure],
+    departures: Mapping[TopicPartition, ReplicaDeparture],
     copyable_bytes: Mapping[int, float],
 ) -> Generator[None, int, DrainPlans]:
     """Plans where the replicas go that leave. `copyable_bytes`: what can be copied off a broker in time.
@@ -171,14 +171,14 @@ def plan_drains(
             leaving.append((departure.rank, departure.other_count, size_bytes, number))
         yield
     yield from holders.settle()
-    plans: dict[int, DrainPlan] = {}
+    plans: dict[int, BrokerDrainPlan] = {}
     for *_, number in (yield from sorted_in_steps(leaving)):
         for _ in range(0, len(holders.by_id), _BROKERS_PER_STEP):
             yield
         placed = holders.placed[number]
         shape, departure = placed.shape, departures[placed.shape.topic_partition]
         broker_id = departure.broker_id
-        plan = plans.get(broker_id, DrainPlan([], []))
+        plan = plans.get(broker_id, BrokerDrainPlan([], []))
         moved_bytes = plan.moved_bytes + shape.size_bytes
         if moved_bytes > copyable_bytes.get(broker_id, float("inf")):
             plans[broker_id] = plan._replace(late_count=plan.late_count + 1)
@@ -196,7 +196,7 @@ def plan_drains(
     return DrainPlans(plans, left_bytes)
 
 
-def _leave(holders: Holders, placed: Placed, departure: Departure) -> tuple[int, ...] | Homeless:
+def _leave(holders: Holders, placed: Placed, departure: ReplicaDeparture) -> tuple[int, ...] | Homeless:
     """The replicas that the partition gets."""
     shape, is_internal_topic = placed.shape, is_internal(placed.shape.topic_partition.topic)
     source = holders.by_id[departure.broker_id]
