@@ -5,19 +5,35 @@ counts while its broker keeps the epoch in which the report came. An implausible
 """
 
 from collections import deque
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from rayka.metadata.image import BrokerImage
-from rayka.protocol.load import BrokerLoad, LoadReport, at_rest, is_plausible
+from rayka.metadata.metadata_records import MetadataRecord
+from rayka.protocol.load import (
+    BrokerLoad,
+    DescribeLoadRequest,
+    DescribeLoadResponse,
+    LoadReport,
+    NamedPartitionLoad,
+    at_rest,
+    is_plausible,
+)
+from rayka.shard.shard import Result
+
+if TYPE_CHECKING:
+    from rayka.controller.request_context import RequestContext
 
 REPORTS_MAX = 12
 _MEANS = (
     "processor_permille", "bytes_in", "records_in", "bytes_out", "records_out",
     "replication_bytes_in", "replication_bytes_out",
 )  # fmt: skip
+# Fields of a named partition's load: of a fenced broker, and of an active one.
+_AT_REST = ("partition", "size_bytes")
+_SHARED = ("partition", "is_leader", "size_bytes", "bytes_in", "records_in", "bytes_out", "records_out")
 _UNKNOWN_MS = -1
 
 
@@ -93,3 +109,33 @@ class BrokerLoads:
     def _current(self, broker: BrokerImage) -> _Window | None:
         window = self._windows.get(broker.broker_id)
         return window if window is not None and window.broker_epoch == broker.broker_epoch else None
+
+
+def describe_load(
+    context: "RequestContext", request: DescribeLoadRequest
+) -> Result[MetadataRecord, DescribeLoadResponse]:
+    """Describes the load of every registered broker and of the partitions that brokers named in their newest reports. A
+    fenced broker leads nothing and serves no client. Partitions that do not exist, or are not on the broker, are left
+    out.
+    """
+    brokers = context.image.brokers.values()
+    wanted = None if request.topics is None else frozenset(request.topics)
+    named = [
+        each
+        for broker in brokers
+        for each in _named(context, broker)
+        if wanted is None or each.topic in wanted
+    ]
+    named.sort(key=lambda each: (each.topic, each.partition, each.broker_id))
+    loads = tuple(context.loads.of(each, context.now_ms) for each in brokers)
+    return Result((), DescribeLoadResponse(loads, tuple(named)))
+
+
+def _named(context: "RequestContext", broker: BrokerImage) -> Iterator[NamedPartitionLoad]:
+    report = context.loads.newest(broker)
+    for each in report.partitions if report is not None else ():
+        topic = context.image.topics_by_id.get(each.topic_id)
+        is_there = topic is not None and 0 <= each.partition < len(topic.partitions)
+        if is_there and topic is not None and broker.broker_id in topic.partitions[each.partition].replicas:
+            said = {name: getattr(each, name) for name in (_AT_REST if broker.is_fenced else _SHARED)}
+            yield NamedPartitionLoad(topic.name, broker_id=broker.broker_id, **said)

@@ -1,9 +1,8 @@
-"""The active controller's state machine: cluster, topics and leaders (design §2, "One runtime…").
+"""The state machine of the controllers: brokers, topics and leaders, as a shard (decision 020).
 
-Its replicated state is the metadata image; `replay` is the only thing that changes it. Contact times of brokers, and
-the brokers that have just come back, are soft state beside it (H6), and so is how large their directories are and how
-much they have to do: losing it costs time only. The node calls
-`on_heartbeat` and `on_exit` for those; what is done from time to time is done by its timers (`controller_timers`).
+The replicated state is the metadata image; only `replay` changes the image. Sessions, returned brokers, sizes of
+directories, loads and moves are soft state of the active controller (H6): their loss costs only time. The node feeds
+the soft state by `on_heartbeat` and `on_exit`. Timers (`controller_timers`) begin periodic work.
 
 Kafka: `QuorumController` with its `ClusterControlManager`, `ReplicationControlManager`,
 `ConfigurationControlManager`, `ProducerIdControlManager`.
@@ -21,12 +20,11 @@ from rayka.controller import incidents
 from rayka.controller.alter_partition import alter_partitions, assign_replicas
 from rayka.controller.balance_control import balance, cancel_balance, describe_balance
 from rayka.controller.balance_run import BalanceRun, BalanceTrigger
-from rayka.controller.broker_loads import BrokerLoads
+from rayka.controller.broker_loads import BrokerLoads, describe_load
 from rayka.controller.configuration_control import alter_configs, bootstrap_configs, describe_configs
 from rayka.controller.controller_timers import ControllerTimers, WriteNoOp
 from rayka.controller.coordinator_shares import share_with_coordinators
 from rayka.controller.decided_events import DecidedEvents, describe_events, record_event
-from rayka.controller.describe_load import describe_load
 from rayka.controller.directory_sizes import DirectorySizes
 from rayka.controller.drain_control import cancel_drain, describe_drains, drain_broker
 from rayka.controller.drain_state import DrainState
@@ -77,10 +75,11 @@ from rayka.protocol.membership import HeartbeatRequest, MetadataRequest, Metadat
 from rayka.protocol.produce import AllocateProducerIdsRequest, AllocateProducerIdsResponse
 from rayka.shard.shard import NotHere, Result, Steps, Timer
 
-# Blocks of producer ids, each given to one broker once (C12).
+# ---- Blocks of producer ids (C12) ------------------------------------------------------------------------------------
 #
-# Invariant: `next_producer_id` of the image only rises, and everything below it is given away; what a broker has not
-# handed out when it ends is never used. Kafka: `ProducerIdControlManager`.
+# Invariant: each id is in one block, and each block goes to one broker. `next_producer_id` of the image only rises, and
+# all ids below it are allocated. Ids that a broker has not handed out at its end are never used. Kafka:
+# `ProducerIdControlManager`.
 
 
 PRODUCER_IDS_PER_BLOCK = 1000
@@ -90,7 +89,7 @@ PRODUCER_ID_MAX = 2**63 - 1
 def allocate_producer_ids(
     context: RequestContext, request: AllocateProducerIdsRequest
 ) -> Result[MetadataRecord, AllocateProducerIdsResponse]:
-    """The next block. Raises BrokerIdNotRegistered, StaleBrokerEpoch, UnknownServerError when no id is left."""
+    """Allocates the next block. Raises BrokerIdNotRegistered, StaleBrokerEpoch, UnknownServerError if no id is left."""
     registered_broker(context.image, request.broker_id, request.broker_epoch)
     first = context.image.next_producer_id
     if first > PRODUCER_ID_MAX - PRODUCER_IDS_PER_BLOCK:
@@ -104,13 +103,13 @@ def allocate_producer_ids(
 
 
 class BootstrapMetadata(msgspec.Struct, frozen=True):
-    """Asked by a new active controller before anything else: an empty log gets its first records (A67), another one the
-    event that this controller leads.
+    """Begins the epoch of an active controller, before any other request: writes the event that this controller leads,
+    and in an empty log the first records of a cluster before the event (A67).
     """
 
 
 class Controller:
-    """Decides on the image; see `Shard` for the contract of `handle` and `replay`."""
+    """Decides requests on the image; `Shard` has the contract of `handle` and `replay`."""
 
     def __init__(
         self,
@@ -142,7 +141,7 @@ class Controller:
     def replay(self, record: MetadataRecord, offset: int) -> None:
         self._delta.replay(record)
         known = self._context
-        # In a snapshot the registration itself says so; its offset is the snapshot's, which is late enough.
+        # In a snapshot the registration record itself has the flag. The offset of the snapshot is late enough.
         if (
             isinstance(record, BrokerRegistrationChangeRecord | RegisterBrokerRecord)
             and record.is_in_controlled_shutdown
@@ -163,7 +162,7 @@ class Controller:
         return NotController(why.reason, why.leader_id, why.leader_epoch, may_have_run=why.may_have_run)
 
     def image(self, next_offset: int) -> MetadataImage:
-        """The image of everything replayed: up to `next_offset`, or a part of the batch that begins there."""
+        """The image of all replayed records: up to `next_offset`, or into the batch that begins there."""
         if self._delta.image.next_offset != next_offset or not self._delta.is_empty:
             image = self._delta.apply(next_offset)
             self._context.replicas.update(self._delta, image)
@@ -173,7 +172,7 @@ class Controller:
     # ---- Soft state --------------------------------------------------------------------------------------------------
 
     def on_active(self, *, now_ms: int, next_offset: int) -> Iterable[Timer]:
-        """This controller decides from here on; every broker that is not fenced counts as just contacted (A67)."""
+        """Becomes active: makes the soft state anew. Every unfenced broker counts as just contacted (A67)."""
         image, known = self.image(next_offset), self._context
         known.sessions.on_active(next_offset)
         known.returned.on_active(image.brokers)
@@ -194,7 +193,7 @@ class Controller:
         ]
 
     def on_heartbeat(self, request: HeartbeatRequest, *, now_ms: int, next_offset: int) -> None:
-        """A broker is alive, unless the heartbeat is of an older process of it: `handle` will say so."""
+        """Takes in a heartbeat: contact, load, sizes. Ignores one of a former process, which `handle` refuses."""
         brokers, known = self.image(next_offset).brokers, self._context
         broker = brokers.get(request.broker_id)
         if broker is not None and broker.broker_epoch == request.broker_epoch:
@@ -211,7 +210,7 @@ class Controller:
             known.sizes.on_heartbeat(broker, request.directory_size_bytes, counts)
 
     def on_exit(self, request: ReportExitRequest, *, next_offset: int) -> None:
-        """The process of a broker has ended; what it sent before and comes late does not count."""
+        """Records that a broker's process has ended: its late heartbeats do not count."""
         broker = exited_broker(self.image(next_offset), request)
         if broker is not None:
             self._context.sessions.end(broker)
@@ -258,7 +257,7 @@ _ALL: tuple[_Handler, ...] = (
 
 
 def _request_type(handler: _Handler) -> type[Any]:
-    """What the handler takes beside the context, by its annotation."""
+    """The type of request that the handler takes, by its annotation."""
     _, request = signature(handler).parameters.values()
     annotation: type[Any] = request.annotation
     return annotation

@@ -1,8 +1,8 @@
-"""A coordinator that holds no internal partition gets its share of them.
+"""Shares of internal partitions for coordinators that hold none (decision 049).
 
-Where internal topics are older than the coordinator, it would idle otherwise: groups stay with brokers until some
-operator reassigns partitions. One that holds anything is left alone, whatever its share, so nothing undoes what an
-operator has reassigned; a coordinator that comes back takes its leads by the balancing of leaders alone. Decision 049.
+A coordinator that is younger than the internal topics would idle otherwise: groups stay with brokers until an operator
+reassigns partitions. A coordinator that holds any internal partition is left alone, so that no reassignment of an
+operator is undone. A coordinator that returns takes its leads by elections of preferred leaders only.
 """
 
 from collections import Counter
@@ -21,8 +21,8 @@ from rayka.shard.shard import Result, Steps
 def share_with_coordinators(
     context: RequestContext, _: ShareWithCoordinators
 ) -> Steps[MetadataRecord, list[int]]:
-    """Begins reassignments to the coordinators that run and hold nothing, but for those that are being emptied. The
-    response: these.
+    """Begins reassignments to active coordinators that hold no internal partition and take new replicas. Response: the
+    ids of these coordinators.
     """
     image = context.image
     replicas = {
@@ -46,17 +46,18 @@ def share_with_coordinators(
             if before != after:
                 yield reassigning.move(name, after)
         for each in newcomers:
-            context.returned.on_unfenced(each)  # it takes its leads as soon as it is in sync
+            # A returned broker takes its leads as soon as it is in sync.
+            context.returned.on_unfenced(each)
     return Result((), newcomers)
 
 
 def shared(
     replicas: Sequence[tuple[int, ...]], coordinators: Iterable[int], newcomers: Sequence[int]
 ) -> list[tuple[int, ...]]:
-    """The replicas of each partition, as many as before, with the newcomers among them.
+    """The new replicas of each partition, as many as before, with the newcomers among them.
 
-    Newcomers take the places of brokers, then those of coordinators that hold more; and the first place, where another
-    one is first more often. No other replica moves.
+    Newcomers replace brokers, then coordinators that hold more replicas. A newcomer becomes the first replica where
+    another coordinator is first more often. No other replica moves.
     """
     shares = _Shares(replicas, tuple(coordinators), newcomers)
     shares.replace_brokers()
@@ -66,7 +67,7 @@ def shared(
 
 
 class _Shares:
-    """The replicas of each partition, its coordinators first."""
+    """The replicas of each partition, coordinators first, while they are shared."""
 
     def __init__(
         self, replicas: Sequence[tuple[int, ...]], coordinators: Sequence[int], newcomers: Sequence[int]
@@ -88,7 +89,9 @@ class _Shares:
                 self._held[chosen] += 1
 
     def level_replicas(self) -> bool:
-        """Moves one replica, from the coordinator that holds most; whether there was one to move."""
+        """Moves one replica from the fullest coordinator to the emptiest newcomer; False if their counts differ by 1 or
+        0.
+        """
         least = min(self._newcomers, key=lambda newcomer: self._held[newcomer])
         most = max(self._coordinators, key=lambda node_id: (self._held[node_id], node_id))
         if self._held[most] - self._held[least] <= 1:
@@ -100,7 +103,7 @@ class _Shares:
         return True
 
     def level_firsts(self) -> bool:
-        """Puts one newcomer before a coordinator that is first more often; whether there was one to put."""
+        """Makes one newcomer the first replica instead of a node that is first more often; False if none gains."""
         firsts = Counter(each[0] for each in self.replicas)
         for newcomer in sorted(self._newcomers, key=lambda newcomer: firsts[newcomer]):
             own = (each for each in self.replicas if newcomer in each)

@@ -1,8 +1,8 @@
-"""The cluster's history, as events in the metadata log: written, asked for, and recorded for other nodes.
+"""Events in the metadata log, the history of the cluster: writing, describing, and recording for other nodes.
 
-Events say what happened to brokers, disks and controllers (`incidents`), and what the cluster decided by itself.
+Events tell incidents of brokers, disks and controllers (`incidents`), and decisions of the cluster itself.
 
-Invariant: the numbers of events rise by one, over all controllers. Nothing is written while the cluster's
+Invariant: the numbers of events rise by one, over all controllers. No event is written while the cluster's
 `metadata.version` knows no events. Rayka's own (decision 066).
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class EventKind(StrEnum):
-    """What the controller itself records; other nodes have kinds of their own."""
+    """The kinds of events that controllers record; other nodes have kinds of their own."""
 
     BROKER_STARTED = "broker-started"
     BROKER_UNFENCED = "broker-unfenced"
@@ -49,18 +49,19 @@ class EventKind(StrEnum):
 
 
 class Decision(NamedTuple):
-    """An event to be recorded: nodes, topics or partitions that it is about, and why."""
+    """An event before it has a number."""
 
     kind: EventKind
+    # The nodes, topics or partitions of the event.
     subjects: tuple[str, ...]
     reason: str
 
 
 class DecidedEvents:
-    """The events of one request, numbered in their order."""
+    """Numbers the events of one request in their order."""
 
     def __init__(self, context: "RequestContext", *, is_first: bool = False) -> None:
-        """`is_first`: the records before these begin a cluster that has events."""
+        """`is_first`: the same batch begins a cluster whose `metadata.version` knows events."""
         self._wall_clock_ms = context.wall_clock_ms
         self._has_events = context.image.has_events or is_first
         self._next_number = context.image.next_event_number
@@ -69,7 +70,7 @@ class DecidedEvents:
         return f"<DecidedEvents next={self._next_number}>"
 
     def records(self, decision: Decision | None) -> list[MetadataRecord]:
-        """What is to be written next: nothing without a decision, or where the cluster has no events."""
+        """The record of the decision; none without a decision, or if the cluster has no events."""
         if decision is None or not self._has_events:
             return []
         number, self._next_number = self._next_number, self._next_number + 1
@@ -84,14 +85,16 @@ def _record(number: int, timestamp_ms: int, kind: str, subjects: tuple[str, ...]
 def describe_events(
     context: "RequestContext", request: DescribeEventsRequest
 ) -> Result[MetadataRecord, DescribeEventsResponse]:
-    """The newest of those after an event."""
+    """Describes the newest events after a given one."""
     return Result((), events_response(context.image, request))
 
 
 def record_event(
     context: "RequestContext", request: RecordEventRequest
 ) -> Result[MetadataRecord, RecordEventResponse]:
-    """Records it, unless it is there."""
+    """Records an event of another node, unless the log has the same event already. Response: the number of the
+    event.
+    """
     image = context.image
     if not image.has_events:
         return Result((), RecordEventResponse(NO_EVENT))

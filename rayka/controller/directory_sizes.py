@@ -1,9 +1,8 @@
-"""How many bytes the replicas in each directory of each broker take: soft state, from the brokers' heartbeats.
+"""Sizes of the brokers' directories: soft state, from heartbeats.
 
-A replica that was placed since the last heartbeat counts as much as the broker's replicas do on average, so that one
-request for many partitions does not put all of them into the directory that was the emptiest before. Where nothing is
-known yet, after a change of controller, all replicas count the same. Kafka's brokers count partitions
-(`LogManager.nextLogDirs`).
+A replica placed since the last heartbeat counts as an average replica of its broker. Otherwise one request for many
+partitions would put all of them into the directory that was the emptiest before. Without known sizes, as after a change
+of controller, all replicas count the same. Kafka's brokers count partitions (`LogManager.nextLogDirs`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,12 +14,14 @@ from rayka.metadata.image import BrokerImage
 
 class _Known(NamedTuple):
     broker_epoch: int
-    sizes: Mapping[UUID, int]  # in bytes
-    counts: Mapping[UUID, int]  # of replicas, when that was said
+    # Bytes of the replicas in each directory.
+    sizes: Mapping[UUID, int]
+    # Replicas in each directory when the heartbeat came.
+    counts: Mapping[UUID, int]
 
 
 class DirectoryLoads:
-    """The directories of one broker, while replicas are placed."""
+    """The sizes of one broker's directories while replicas are placed; each placement counts."""
 
     def __init__(self, directories: Sequence[UUID], counts: Mapping[UUID, int], known: _Known | None) -> None:
         self._counts = {each: counts.get(each, 0) for each in directories}
@@ -33,15 +34,15 @@ class DirectoryLoads:
         return f"<DirectoryLoads {[(str(each), self._bytes(each)) for each in self._counts]}>"
 
     def choose(self) -> UUID:
-        """The directory with the fewest bytes, of equals the one with the fewest replicas, and then the earlier one; it
-        holds one replica more now.
+        """Chooses the directory with the fewest bytes, then the fewest replicas, then the first one, and counts one
+        more replica in it.
         """
         chosen = min(self._counts, key=lambda each: (self._bytes(each), self._counts[each]))
         self._counts[chosen] += 1
         return chosen
 
     def _bytes(self, directory_id: UUID) -> int:
-        """Those known, and those of the replicas that came since."""
+        """The reported bytes and the estimated bytes of the replicas that came since."""
         if self._known is None:
             return 0
         new_count = max(0, self._counts[directory_id] - self._known.counts.get(directory_id, 0))
@@ -49,7 +50,7 @@ class DirectoryLoads:
 
 
 class DirectorySizes:
-    """What the heartbeats said, by broker."""
+    """The last reported sizes, by broker."""
 
     def __init__(self) -> None:
         self._known: dict[int, _Known] = {}
@@ -58,7 +59,9 @@ class DirectorySizes:
         return f"<DirectorySizes of {list(self._known)}>"
 
     def on_heartbeat(self, broker: BrokerImage, sizes: Sequence[int], counts: Mapping[UUID, int]) -> None:
-        """The sizes are in the order of the registration; none, while the broker does not know them."""
+        """Takes in sizes in the order of the registered directories; ignores an empty list of a broker that does not
+        know them yet.
+        """
         if len(sizes) == len(broker.directories):
             ids = [each.directory_id for each in broker.directories]
             by_id = dict(zip(ids, sizes, strict=True))
@@ -67,7 +70,7 @@ class DirectorySizes:
     def loads(
         self, broker: BrokerImage, directories: Sequence[UUID], counts: Mapping[UUID, int]
     ) -> DirectoryLoads:
-        """Of these directories, which hold so many replicas."""
+        """The loads of these directories; `counts`: the replicas that each holds now."""
         known = self._known.get(broker.broker_id)
         is_current = known is not None and known.broker_epoch == broker.broker_epoch
         return DirectoryLoads(directories, counts, known if is_current else None)

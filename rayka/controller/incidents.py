@@ -1,8 +1,8 @@
 """Events of brokers, disks and controllers, written beside the records that change the metadata.
 
-An event stands in the batch of its change, so each change has one event, whichever controller writes it. The cause is
-known to the controller, or was reported by the broker. Ends of processes, and their causes, are known to Ray: the
-supervisor has them recorded (`node/controller_link.py`). Rayka's own (decision 091).
+An event is in the batch of its change, so each change has one event, whichever controller writes it. The controller
+knows the cause, or the broker reported it. Ray knows the ends of processes and their causes: the supervisor has them
+recorded (`node/controller_link.py`). Rayka's own (decision 091).
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ def recorded(context: RequestContext, *decisions: Decision) -> list[MetadataReco
 def started(
     before: BrokerImage | None, request: RegisterBrokerRequest, *, is_unclean_shutdown: bool
 ) -> Decision:
-    """A process has registered."""
+    """The event of a registered process."""
     if before is None:
         reason = f"a new {request.roles[0].value} registered on host {request.host}"
     elif is_unclean_shutdown:
@@ -53,7 +53,7 @@ def silent(context: RequestContext, broker: BrokerImage) -> str:
 
 
 def fenced(context: RequestContext, broker: BrokerImage, cause: str) -> Decision:
-    """A broker that served is fenced: because of its silence, its end, or its own request."""
+    """The event of a broker that is fenced because of its silence, its exit, or its own request."""
     led_count = context.replicas.of(broker.broker_id).led_count
     leads = f"; others are to lead {led_count:,} of its partitions" if led_count else ""
     return _of_broker(EventKind.BROKER_FENCED, broker.broker_id, cause + leads)
@@ -76,7 +76,7 @@ def changed(
 
 
 def cordoned(broker_id: int, directories: str) -> Decision:
-    """An operator says where the broker takes new replicas: a drain begins so."""
+    """The event of an operator's cordon, which begins a drain, too."""
     named = "all its directories" if directories == "*" else directories
     reason = (
         f"no new replica goes to {named}, as before a drain"
@@ -87,7 +87,7 @@ def cordoned(broker_id: int, directories: str) -> Decision:
 
 
 def removed(broker: BrokerImage) -> Decision:
-    """An operator, or scaling, has the broker forgotten."""
+    """The event of a broker that an operator or scaling has unregistered."""
     reason = f"it is registered no more; it was on host {broker.registration.host}"
     return _of_broker(EventKind.BROKER_REMOVED, broker.broker_id, reason)
 
@@ -123,10 +123,10 @@ def _path(broker: BrokerImage, directory_id: UUID) -> str:
 
 
 def controller_leads(image: MetadataImage, node_id: int) -> Decision:
-    """A controller has become active: another one than before, or the same one again."""
+    """The event of a controller that has become active: another one than before, or the same one again."""
     before = _last(image.events, EventKind.CONTROLLER_LEADS)
     name = node_name(node_id)
-    # Anybody may have an event of this kind recorded, without a subject. To raise here would end each controller that
+    # Any client may have an event of this kind recorded without a subject. An error here would end each controller that
     # becomes active.
     if before is None or not before.subjects:
         reason = "it is the active controller"

@@ -1,13 +1,13 @@
-"""Which brokers are drained, by the marks in their configurations, and which directories take new replicas.
+"""Drains of brokers, by the marks in their configurations, and the directories that take new replicas.
 
-A mark is a key of one broker: `broker.drain` by an operator's drain, `scaling.leaving` of a broker that goes because
-fewer are needed, `machine.drain.deadline.ms` of a broker whose machine Ray drains (decision 073). A marked broker is no
-place for a new replica. The replicas that it holds stay and serve until they have moved. A broker whose machine drains
-leads only partitions without another replica in sync that may lead.
+A mark is a key of one broker: `broker.drain` for an operator's drain, `scaling.leaving` for a broker that leaves
+because fewer are needed, `machine.drain.deadline.ms` for a broker whose machine Ray drains (decision 073). A marked
+broker takes no new replicas. The replicas that the broker holds serve until they have moved. A broker whose machine
+drains leads only partitions without another replica in sync that may lead.
 
-New replicas go to directories that work and are not cordoned (KIP-1066), of brokers without a mark. The keys are read
-where replicas are placed, from the metadata and the specification: they count from the moment at which they are set.
-Kafka's brokers tell the controller of cordoned directories in their heartbeats.
+New replicas go to directories that work and are not cordoned (KIP-1066), of brokers without a mark. Each placement
+reads the keys from metadata and specification, so a key counts from the moment at which it is set. Kafka's brokers tell
+the controller of cordoned directories in their heartbeats.
 """
 
 from typing import NamedTuple
@@ -18,21 +18,21 @@ from rayka.metadata.image import BrokerImage, MetadataImage, broker_config
 from rayka.protocol.configs import DRAIN, DRAIN_DEADLINE, LEAVING
 from rayka.protocol.drains import DrainCause
 
-# What a deadline is while Ray does not say when the machine goes.
+# The deadline while Ray does not say when the machine ends.
 NO_DEADLINE = 0
 
 
 class Drain(NamedTuple):
-    """A broker that is emptied, and why."""
+    """The drain of a broker: all its replicas move away."""
 
     broker_id: int
     cause: DrainCause
-    # The wall clock at which the machine goes, or `NO_DEADLINE`.
+    # The wall clock time at which the machine ends, or `NO_DEADLINE`.
     deadline_ms: int = NO_DEADLINE
 
 
 def drain_of(image: MetadataImage, broker_id: int) -> Drain | None:
-    """The drain of the broker; of several marks the most urgent one counts."""
+    """The drain of the broker, by its most urgent mark; None without a mark."""
     own = image.broker_configs(broker_id)
     if is_draining(image, broker_id):
         return Drain(broker_id, DrainCause.MACHINE, int(own[DRAIN_DEADLINE]))
@@ -49,7 +49,7 @@ def all_drains(image: MetadataImage) -> list[Drain]:
 
 
 def draining_brokers(image: MetadataImage) -> list[int]:
-    """The brokers that run on machines that Ray drains."""
+    """The active brokers on machines that Ray drains."""
     return [
         each.broker_id
         for each in image.brokers.values()
@@ -65,8 +65,8 @@ def is_draining(image: MetadataImage, broker_id: int) -> bool:
 def placeable_directories(
     image: MetadataImage, config: BrokerConfig, broker: BrokerImage
 ) -> tuple[UUID, ...]:
-    """The directories that take new replicas, in the order of the broker's registration. `config` is what the
-    controller was started with.
+    """The directories of the broker that take new replicas, in the order of its registration. `config`: the
+    configuration that the controller was started with.
     """
     if drain_of(image, broker.broker_id) is not None:
         return ()

@@ -1,9 +1,8 @@
-"""Which partitions each broker holds, leads, and is to lead, so that what happens to one broker costs what it holds and
-no more.
+"""An index of replicas by broker: the partitions that a broker holds, leads, and is the preferred leader of. With the
+index, a change of one broker costs time for its own partitions only.
 
-It follows from the image and is brought up to date by the deltas between images. Invariant: each answer is what looking
-at every partition of the image would give. Kafka: `BrokersToIsrs`, and `imbalancedPartitions` of
-`ReplicationControlManager`.
+The deltas between images update the index. Invariant: each answer is the one that a walk over all partitions of the
+image would give. Kafka: `BrokersToIsrs`, and `imbalancedPartitions` of `ReplicationControlManager`.
 """
 
 from collections import Counter
@@ -19,7 +18,7 @@ from rayka.metadata.image import MetadataImage, PartitionImage
 
 
 class Partitions:
-    """Some partitions, by topic in the order in which they came; a whole topic goes at once."""
+    """A set of partitions, by topic, in the order of their addition. Removes a whole topic in one step."""
 
     __slots__ = ("_numbers",)
 
@@ -30,7 +29,7 @@ class Partitions:
         return f"<Partitions topics={len(self._numbers)}>"
 
     def __iter__(self) -> Iterator[TopicIdPartition]:
-        """As they are now, whatever changes while they are asked for."""
+        """Iterates over the present partitions; later changes do not matter."""
         captured = [(topic_id, tuple(numbers)) for topic_id, numbers in self._numbers.items()]
         return (TopicIdPartition(topic_id, number) for topic_id, numbers in captured for number in numbers)
 
@@ -51,26 +50,27 @@ class Partitions:
 
 @dataclass(slots=True, eq=False)
 class BrokerReplicas:
-    """What one broker has to do with partitions: those that it holds a replica of, being added or removed included, how
-    many of these each of its directories holds, how many it leads, and those that it is the first replica of.
-    """
+    """The partitions of one broker. Invariant: `leaderless_count + led_by_others_count <= preferred_count`."""
 
+    # Partitions with a replica on the broker, adding and removing ones included.
     held: Partitions = field(default_factory=Partitions)
+    # The number of replicas in each directory of the broker.
     directories: Counter[UUID] = field(default_factory=Counter)
     led_count: int = 0
-    # Of those that it is the first replica of:
+    # Partitions whose preferred leader, the first replica, is the broker; the fields below are about these only.
     preferred_count: int = 0
+    # Partitions without a leader.
     leaderless: Partitions = field(default_factory=Partitions)
     leaderless_count: int = 0
     led_by_others_count: int = 0
-    # Led by another broker, while this one is in sync.
+    # Partitions led by another broker while this broker is in sync.
     reclaimable: Partitions = field(default_factory=Partitions)
 
     def __repr__(self) -> str:
         return f"<BrokerReplicas held={self.directories.total()} led={self.led_count} preferred={self.preferred_count}>"
 
     def count(self, partition: PartitionImage, broker_id: int, by: int) -> None:
-        """The partition is to be counted from now on (1), or not any more (-1)."""
+        """Begins (`by` 1) or ends (-1) to count the partition."""
         self.led_count += by * (partition.leader_id == broker_id)
         if partition.replicas[0] == broker_id:
             self.preferred_count += by
@@ -82,27 +82,28 @@ _NONE = BrokerReplicas()
 
 
 class ReplicaIndex:
-    """What a walk over the partitions of one broker would find."""
+    """The index of one image."""
 
     def __init__(self) -> None:
         self._brokers: dict[int, BrokerReplicas] = {}
-        self.reassigned = Partitions()  # those whose reassignment is under way
+        # Partitions whose reassignment is under way.
+        self.reassigned = Partitions()
 
     def __repr__(self) -> str:
         return f"<ReplicaIndex { {key: self._brokers[key] for key in sorted(self._brokers)} }>"
 
     def of(self, broker_id: int) -> BrokerReplicas:
-        """What the broker has to do with partitions: to read, not to change."""
+        """The partitions of the broker, for reading only."""
         return self._brokers.get(broker_id, _NONE)
 
     def all_leaderless(self) -> Iterator[TopicIdPartition]:
-        """The partitions that no broker leads, as they are now."""
+        """The present partitions without a leader."""
         return chain.from_iterable([iter(broker.leaderless) for broker in self._brokers.values()])
 
     # ---- Changing ----------------------------------------------------------------------------------------------------
 
     def update(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        """Takes in what the delta made of its image, which is `image`."""
+        """Takes in the changes of the delta. `image`: the image after the delta."""
         for topic_id in delta.deleted_topics():
             self._remove_topic(topic_id, delta.image.topics_by_id[topic_id].partitions)
         for key in delta.changed_partitions():

@@ -1,7 +1,7 @@
-"""Brokers that have come back and are to get their leads back (decision 027): soft state of the active controller.
+"""Returned brokers, which get their leads back soon (decision 027): soft state of the active controller.
 
-Kafka has only the timer. Here a broker that is back need not wait for it: when a whole cluster starts, the first
-brokers lead everything, and the others would idle for five minutes.
+Kafka has only the timer of preferred leaders. Here a returned broker need not wait for the timer: when a whole cluster
+starts, the first brokers lead everything, and the others would idle for five minutes.
 """
 
 from collections.abc import Mapping
@@ -13,38 +13,43 @@ from rayka.metadata.image import BrokerImage
 
 
 class ReturnedBrokers:
-    """Brokers that were unfenced and do not lead yet what they led before: soft state of the active controller.
+    """Brokers that were unfenced and lack many of their preferred leads.
 
-    Such a broker may take back at once each partition that it is in sync for. It stays here until it leads enough, is
-    gone again, or the timer's interval has passed. A broker that took leads back less than an interval ago waits for
-    the timer, or one that comes and goes would move its leads back and forth each time.
+    A returned broker takes back at once each partition that it is in sync for. The broker counts as returned until it
+    leads enough, is not active any more, or the timer's interval has passed. A broker that took leads back less than an
+    interval ago waits for the timer: otherwise a broker that comes and goes would move its leads each time.
     """
 
     def __init__(self, config: BrokerConfig) -> None:
         self._tolerated_percentage = config.leader_imbalance_per_broker_percentage
         self._interval_ms = config.leader_imbalance_check_interval_seconds * 1_000
+        # Brokers unfenced since the last look.
         self._new: dict[int, None] = {}
+        # When each returned broker was first seen.
         self._since_ms: dict[int, int] = {}
+        # When each broker last took leads back, within the last interval.
         self._took_ms: dict[int, int] = {}
 
     def __repr__(self) -> str:
         return f"<ReturnedBrokers {sorted(self._new.keys() | self._since_ms.keys())}>"
 
     def on_active(self, brokers: Mapping[int, BrokerImage]) -> None:
-        """A new active controller does not know which brokers have just come back: any of them may have."""
+        """Counts all brokers as unfenced now, because a new active controller does not know which ones just
+        returned.
+        """
         self._new.update(dict.fromkeys(brokers))
 
     def on_unfenced(self, broker_id: int) -> None:
         self._new[broker_id] = None
 
     def on_unregistered(self, broker_id: int) -> None:
-        """What comes with this id later is another broker, which took nothing back yet."""
+        """Forgets the broker: a later broker of this id is another one."""
         self._new.pop(broker_id, None)
         for each in (self._since_ms, self._took_ms):
             each.pop(broker_id, None)
 
     def take_due(self, elections: Elections, now_ms: int) -> list[int]:
-        """The brokers that can take leads back now; they count as having taken them."""
+        """Returns the brokers that can take leads back now, and notes that they have taken them."""
         self._begin(now_ms)
         due = []
         for broker_id in list(self._since_ms):
@@ -57,7 +62,7 @@ class ReturnedBrokers:
         return due
 
     def _begin(self, now_ms: int) -> None:
-        """Those that were unfenced since the last look are back from now on, or wait for the timer."""
+        """Begins the time of brokers that were unfenced since the last look, unless they took leads back lately."""
         recent = {key: ms for key, ms in self._took_ms.items() if now_ms - ms < self._interval_ms}
         self._took_ms = recent
         for broker_id in self._new:
@@ -67,7 +72,7 @@ class ReturnedBrokers:
         self._new = {}
 
     def _is_missing_much(self, elections: Elections, broker_id: int) -> bool:
-        """Whether there is much that the broker is to lead and does not; not while it is not active."""
+        """Whether the broker is active and lacks more of its preferred leads than is tolerated."""
         broker, replicas = elections.image.brokers.get(broker_id), elections.replicas.of(broker_id)
         if broker is None or not broker.is_active:
             return False
@@ -76,7 +81,7 @@ class ReturnedBrokers:
 
 
 def _can_take(elections: Elections, broker_id: int) -> bool:
-    """Whether the broker can lead some partition that it is to lead and does not."""
+    """Whether the broker can take at least one of its preferred leads that it lacks."""
     if elections.is_draining(broker_id):
         return False
     replicas = elections.replicas.of(broker_id)
