@@ -184,8 +184,8 @@ class _OpenConsumer:
         core = self.core
         core.check_open()
         core.maybe_auto_commit(late_s=COMMIT_LATE_S)
-        if core.group is not None:
-            core.group.polled()
+        if core.rebalance_listener is not None:
+            core.rebalance_listener.polled()
 
     def wait(self, wait: _Wait, timeout_ms: float, has_some: HasSome) -> bool:
         """Waits for records; False after `timeout_ms`."""
@@ -213,7 +213,11 @@ class _OpenConsumer:
         found = self._take(Delivery.iterator)
         if found is None:
             return iter(())
-        return found if self.core.group is None else islice(found, self.core.config.max_poll_records)
+        return (
+            found
+            if self.core.rebalance_listener is None
+            else islice(found, self.core.config.max_poll_records)
+        )
 
     def take(self, take: Callable[[Delivery], ResultT]) -> ResultT | None:
         """Calls `take` in the loop; returns None while the thread makes a call, which may move positions."""

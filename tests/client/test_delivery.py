@@ -143,7 +143,7 @@ def test_after_a_reset_backwards_nothing_is_skipped():  # G16
     delivery = Delivery()
     delivery.add([fetched(0, 10, batch_at(0, [b"old"] * 10))])
     assert len(delivery.next_records(100)) == 10
-    delivery.add([fetched(4, 8, batch_at(4, [b"new"] * 4))._replace(generation=2)])
+    delivery.add([fetched(4, 8, batch_at(4, [b"new"] * 4))._replace(position_version=2)])
     assert [(each.offset, each.value) for each in delivery.next_records(100)] == [
         (offset, b"new") for offset in range(4, 8)
     ]

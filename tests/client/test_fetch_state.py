@@ -248,7 +248,7 @@ def test_after_a_truncation_the_first_offset_that_differs_is_read_next():  # G16
     fetching.on_diverging(ticket, OffsetAndEpoch(6, EPOCH - 1))
     again = ticket_of(fetching, FIRST)
     assert (again.fetch_offset, again.last_fetched_epoch) == (6, EPOCH - 1)
-    assert again.generation != ticket.generation
+    assert again.position_version != ticket.position_version
 
 
 def test_without_a_reset_policy_a_truncation_is_raised_with_its_offset():  # G16

@@ -10,8 +10,8 @@ RESULT = FetchPartitionResult(ZERO_ID, 0)
 SESSION = 77
 
 
-def want(node: NodeFetches, offset: int, *, partition: int = 0, generation: int = 1) -> FetchTicket:
-    ticket = FetchTicket(TopicPartition("orders", partition), generation, offset, NO_EPOCH)
+def want(node: NodeFetches, offset: int, *, partition: int = 0, position_version: int = 1) -> FetchTicket:
+    ticket = FetchTicket(TopicPartition("orders", partition), position_version, offset, NO_EPOCH)
     node.want(FetchPartition(ZERO_ID, partition, offset, 100), ticket)
     return ticket
 
@@ -47,7 +47,7 @@ def test_of_a_partition_that_was_forgotten_no_result_counts() -> None:  # G14
 def test_a_seek_to_where_the_partition_is_asked_for_already_needs_no_request() -> None:  # G14
     node = in_session()
     number, _ = node.begin()
-    ticket = want(node, 10, generation=2)
+    ticket = want(node, 10, position_version=2)
     assert not node.may_send
     assert node.ticket(number, RESULT) == ticket
 

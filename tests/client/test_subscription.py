@@ -65,11 +65,11 @@ def test_a_partition_that_is_added_to_a_followed_topic_is_read_from_its_beginnin
 def test_metadata_that_tell_nothing_new_change_nothing() -> None:
     reading = Reading()
     reading.subscription.follow([topic(2)])
-    before = reading.state.position(FIRST).generation
+    before = reading.state.position(FIRST).position_version
     for each in (topic(2), topic(9, name="not read")):
         assert not reading.subscription.on_metadata(each)
     assert list(reading.subscription.partitions) == [FIRST, SECOND]
-    assert reading.state.position(FIRST).generation == before
+    assert reading.state.position(FIRST).position_version == before
 
 
 def test_what_was_assigned_gets_no_partition_that_is_added() -> None:
@@ -110,7 +110,7 @@ def test_an_answer_of_the_former_topic_that_comes_late_changes_no_position() -> 
     assert ticket is not None
     reading.subscription.on_metadata(topic(1, NEW_ID))
     reading.state.on_fetched(ticket, (BYTES,), 9, 0)
-    reading.state.on_offset(FetchStart(FIRST, ticket.generation, None), 3)
+    reading.state.on_offset(FetchStart(FIRST, ticket.position_version, None), 3)
     assert reading.state.buffer.take() == ()
     assert reading.starts()[FIRST] == LATEST_TIMESTAMP
 

@@ -16,10 +16,7 @@ ResultT = TypeVar("ResultT")
 
 
 class MethodCall:
-    """One call of a method, from its beginning to `end`.
-
-    `end` is one call into C: an exception of a signal handler comes before it, where a `finally` still runs, or after.
-    """
+    """A call in progress. `end` is one C call, so a signal cannot interrupt it half way."""
 
     __slots__ = ("_under_way", "end", "thread")
 

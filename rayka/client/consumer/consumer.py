@@ -149,7 +149,7 @@ class Consumer(SyncClient, Generic[ValueT]):
         Raises UnknownTopicOrPartition for a partition that does not exist, TypeError for anything but TopicPartition.
         """
         core, wanted = self._core, partitions_of(partitions)
-        if core.group is not None:
+        if core.rebalance_listener is not None:
             raise RuntimeError(
                 f"{self!r} is subscribed to {', '.join(core.topics)} in a group; unsubscribe first, or do not assign"
             )
@@ -213,8 +213,8 @@ class Consumer(SyncClient, Generic[ValueT]):
 
     def subscription(self) -> tuple[str, ...]:
         """The topics that are subscribed to, or that match the pattern as far as is known."""
-        group = self._core.group
-        return self._core.topics if group is None else group.member.membership.topics
+        listener = self._core.rebalance_listener
+        return self._core.topics if listener is None else listener.coordinator.membership.topics
 
     def assignment(self) -> tuple[TopicPartition, ...]:
         """The partitions that are read, in the order given; those added to a topic since come last."""
@@ -266,7 +266,11 @@ class Consumer(SyncClient, Generic[ValueT]):
             except ClosedError:  # meanwhile, in another thread
                 return
             if records is not None and not core.is_closed:
-                given = records if core.group is None else islice(records, core.config.max_poll_records)
+                given = (
+                    records
+                    if core.rebalance_listener is None
+                    else islice(records, core.config.max_poll_records)
+                )
                 core.delivery.attempt.is_handed = True
                 yield from given
 

@@ -54,8 +54,10 @@ logger = logging.getLogger(__name__)
 
 
 class ConsumerCoordinator:
-    """The node of one member. Belongs to the loop, but for the thread that polls: that one reads `ready`, `metadata`,
-    and `topics` and `failure` of the membership, and sets `polled_s` and `is_waiting`.
+    """Runs one member's protocol on the IO loop.
+
+    The polling thread only reads `ready`, `metadata`, `membership.topics` and `membership.failure`, and sets
+    `polled_s` and `is_waiting`.
     """
 
     def __init__(self, config: ConsumerConfig, fetcher: Fetcher, client_host: str = "") -> None:

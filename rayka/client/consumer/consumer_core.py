@@ -78,8 +78,8 @@ class ConsumerCore:
         self.topics: tuple[str, ...] = ()
         # Whether partitions are read that `assign` named.
         self.is_assigned = False
-        # The group that the consumer is a member of, or is to be.
-        self.group: RebalanceListenerInvoker | None = None
+        # Applies the handovers of the consumer's group membership; None without a membership.
+        self.rebalance_listener: RebalanceListenerInvoker | None = None
         # Called on the IO thread with the offsets of each commit that went well.
         self.on_commit: Callable[[Offsets], object] | None = None
         if self.delivery.interceptors is not None:
@@ -150,7 +150,7 @@ class ConsumerCore:
             )
 
     def _is_in_callback(self) -> bool:
-        return self.group is not None and self.group.is_telling
+        return self.rebalance_listener is not None and self.rebalance_listener.is_telling
 
     def check_open(self) -> None:
         if self.is_closed:
@@ -195,9 +195,9 @@ class ConsumerCore:
         while True:
             check()
             self._check_not_closing()
-            if self.group is not None:
-                self.group.polled()
-                self.group.apply(self.run, self.commit_before_handover)
+            if self.rebalance_listener is not None:
+                self.rebalance_listener.polled()
+                self.rebalance_listener.apply(self.run, self.commit_before_handover)
                 # A callback may have closed the consumer, or another thread while the callback ran.
                 self._check_not_closing()
             taken = take()
@@ -211,14 +211,14 @@ class ConsumerCore:
             self.check_open()
             is_over = time.monotonic() >= deadline_s
             if is_over and not self.is_closing and not self.has_changes:
-                if self.group is not None:
-                    self.group.raise_error()
+                if self.rebalance_listener is not None:
+                    self.rebalance_listener.raise_error()
                 return None
 
     @property
     def has_changes(self) -> bool:
         """Whether the group has something to apply, or to raise."""
-        return self.group is not None and self.group.has_changes
+        return self.rebalance_listener is not None and self.rebalance_listener.has_changes
 
     def _has_arrived(self, timeout_ms: float) -> bool:
         """Waits until something has arrived, or the group has a change. That a topic is gone is no error to a
@@ -227,13 +227,13 @@ class ConsumerCore:
         fetcher_poll = partial(
             self.fetcher.poll, timeout_ms, self.delivery.add, self.config.default_api_timeout_ms
         )
-        if self.group is None:
+        if self.rebalance_listener is None:
             return self._run_within(timeout_ms, fetcher_poll)
         try:
-            with self.group.waiting():
+            with self.rebalance_listener.waiting():
                 return self._run_within(timeout_ms, fetcher_poll)
         except UnknownTopicOrPartition:
-            self.run(self.group.member.look_at_topics)
+            self.run(self.rebalance_listener.coordinator.look_at_topics)
             return True
 
     # ---- The group ---------------------------------------------------------------------------------------------------
@@ -242,39 +242,39 @@ class ConsumerCore:
         self, listener: RebalanceListener, topics: tuple[str, ...], pattern: Pattern[str] | None
     ) -> None:
         """Subscribes as a member of the group, which the next poll joins."""
-        if self.group is None:
-            member = self.run(_member, self.config, self.fetcher)
-            self.group = RebalanceListenerInvoker(member, self.delivery)
-        self.group.listener = listener
-        self.run(self.group.member.subscribe, topics, pattern)
+        if self.rebalance_listener is None:
+            coordinator = self.run(_member, self.config, self.fetcher)
+            self.rebalance_listener = RebalanceListenerInvoker(coordinator, self.delivery)
+        self.rebalance_listener.listener = listener
+        self.run(self.rebalance_listener.coordinator.subscribe, topics, pattern)
 
     def unsubscribe(self, *, is_processed: bool) -> None:
         """Reads nothing from now on; a member of a group leaves it."""
         self.exclusively("unsubscribe", partial(self._unsubscribe, is_processed=is_processed))
 
     def _unsubscribe(self, *, is_processed: bool) -> None:
-        if self.group is not None:
+        if self.rebalance_listener is not None:
             if not is_processed:
                 self.delivery.take_back()
-            self._leave(self.group)
+            self._leave(self.rebalance_listener)
         else:
             self.run(self.fetcher.assign, [])
             self.delivery.keep_only({})
         self.topics = ()
 
-    def _leave(self, group: RebalanceListenerInvoker) -> None:
-        """Revokes all partitions, and leaves the group. In the end it raises what a callback has raised."""
-        self.run(group.member.begin_leaving)
-        group.apply(self.run, self.commit_before_handover)
-        self.run(group.member.close)
-        self.group = None
-        group.raise_error()
+    def _leave(self, listener: RebalanceListenerInvoker) -> None:
+        """Revokes all partitions, and leaves the group. Raises the error of a callback at the end."""
+        self.run(listener.coordinator.begin_leaving)
+        listener.apply(self.run, self.commit_before_handover)
+        self.run(listener.coordinator.close)
+        self.rebalance_listener = None
+        listener.raise_error()
 
     def member_metadata(self, what: str) -> GroupMetadata:
         """The member as which the consumer speaks to its group. Raises InvalidGroupId without one."""
         self.group_offsets(what)
-        if self.group is not None:
-            return self.group.member.metadata
+        if self.rebalance_listener is not None:
+            return self.rebalance_listener.coordinator.metadata
         group_id, instance_id = self.config.group_id or "", self.config.group_instance_id or ""
         return GroupMetadata(group_id, group_instance_id=instance_id)
 
@@ -293,7 +293,7 @@ class ConsumerCore:
         chosen = (
             (lambda: offsets) if offsets is not None else partial(self.fetcher.consumed, self.delivery.read())
         )
-        return _CommitCall(group_offsets, member, chosen, self.group is not None, self.on_commit)
+        return _CommitCall(group_offsets, member, chosen, self.rebalance_listener is not None, self.on_commit)
 
     def maybe_auto_commit(self, late_s: float = 0.0) -> None:
         """Begins an automatic commit that is due, or with `late_s` one that is as late. To be called in a poll that has
@@ -321,8 +321,8 @@ class ConsumerCore:
     # ---- The end -----------------------------------------------------------------------------------------------------
 
     def is_processed(self, failing: object) -> bool:
-        """Whether ending the reading says that the records given last are processed: not while an exception is on its
-        way, nor in another thread than the one that was given them.
+        """Whether `close` or `unsubscribe` may commit the last records returned: no exception is in flight, and the
+        same thread polled.
         """
         return failing is None and self.delivery.attempt.thread in (None, threading.get_ident())
 
@@ -363,20 +363,21 @@ class ConsumerCore:
                 self.delivery.take_back()
             if is_alone and (group_offsets := self.fetcher.group_offsets) is not None:
                 # What `commit_async` has begun ends, too. The positions of a member are committed when it leaves.
-                is_due = self._commit_due_s < _NEVER_S and self.group is None
+                is_due = self._commit_due_s < _NEVER_S and self.rebalance_listener is None
                 self._run_or_log(self.commit_call("commit").commit if is_due else group_offsets.settle)
-            if self.group is not None:
-                member = self.group.member
+            if self.rebalance_listener is not None:
+                coordinator = self.rebalance_listener.coordinator
                 try:
                     if is_alone:
-                        self._leave(self.group)
+                        self._leave(self.rebalance_listener)
                     else:
                         logger.warning(
                             "%r is closed while a callback of its group runs: nothing more is told", self
                         )
-                        self.run(member.close)
-                finally:  # also when Ctrl-C came before it had left
-                    io_thread.call_soon(member.abandon)
+                        self.run(coordinator.close)
+                # Also if Ctrl-C came before the member had left.
+                finally:
+                    io_thread.call_soon(coordinator.abandon)
         finally:
             self.is_closed = True
             self.delivery.end()
@@ -386,8 +387,8 @@ class ConsumerCore:
         """For a finalizer: ends the work on the IO thread without waiting, and leaves the group."""
         if self.is_closed or io_thread.is_lost():
             return
-        if self.group is not None:
-            io_thread.call_soon(self.group.member.abandon)
+        if self.rebalance_listener is not None:
+            io_thread.call_soon(self.rebalance_listener.coordinator.abandon)
         io_thread.call_soon(self.fetcher.abandon)
 
     def warn_unclosed(self) -> None:

@@ -79,8 +79,8 @@ class Position(NamedTuple):
     """The position of a partition: the offset of the next record to hand over."""
 
     offset: int
-    # The generation of the fetches that the position belongs to.
-    generation: int
+    # The `position_version` of the fetches that the position belongs to.
+    position_version: int
     # The epoch of the record before, if known.
     leader_epoch: int = NO_EPOCH
 
@@ -260,12 +260,12 @@ class Delivery:
         for fetched in self._fetches.waiting():
             if fetched.topic_partition == topic_partition:
                 read = self.read_up_to(topic_partition)
-                is_next = read is not None and read.generation == fetched.generation
+                is_next = read is not None and read.position_version == fetched.position_version
                 return max(fetched.fetch_offset, read.offset) if read and is_next else fetched.fetch_offset
         return None
 
     def read_up_to(self, topic_partition: TopicPartition) -> Position | None:
-        """As `position`, with the generation and the epoch."""
+        """As `position`, with the position version and the epoch."""
         for attempt in self._given_in_part():
             if topic_partition in attempt.marks:
                 return attempt.marks[topic_partition]
@@ -277,11 +277,11 @@ class Delivery:
     def _read_with(self, current: "_Current", rows: int = 0) -> Position:
         """The position within the batch; with `rows` -1, before the last row that was given."""
         before = self._read.get(current.topic_partition)
-        is_known = before is not None and before.generation == current.fetched.generation
+        is_known = before is not None and before.position_version == current.fetched.position_version
         epoch = before.leader_epoch if before is not None and is_known else NO_EPOCH
         if current.is_begun(rows):
             epoch = current.batch.batch.leader_epoch
-        return Position(current.position(rows), current.fetched.generation, epoch)
+        return Position(current.position(rows), current.fetched.position_version, epoch)
 
     def read(self) -> dict[TopicPartition, Position]:
         """The position of each partition: the end of its records that were handed over, or the begin of those that
@@ -296,8 +296,8 @@ class Delivery:
         noted = [attempt.fetches.values() for attempt in in_part]
         for fetched in chain(*noted, self._fetches.waiting()):
             at = found.get(fetched.topic_partition)
-            if at is None or at.generation < fetched.generation:
-                found[fetched.topic_partition] = Position(fetched.fetch_offset, fetched.generation)
+            if at is None or at.position_version < fetched.position_version:
+                found[fetched.topic_partition] = Position(fetched.fetch_offset, fetched.position_version)
         return found
 
     # ---- Records ---------------------------------------------------------------------------------------------------
@@ -400,7 +400,7 @@ class Delivery:
                 if current.go_on():
                     break
                 batch = current.batch.batch
-                at = Position(batch.next_offset, current.fetched.generation, batch.leader_epoch)
+                at = Position(batch.next_offset, current.fetched.position_version, batch.leader_epoch)
                 self._read[current.topic_partition] = at
                 self._current = None
                 self._fetches.cut_first(batch)
@@ -416,12 +416,12 @@ class Delivery:
         """Decodes the next batch of a fetch, passes it over, or ends the fetch."""
         tp = fetched.topic_partition
         at = self._read.get(tp)
-        if at is not None and at.generation > fetched.generation:
+        if at is not None and at.position_version > fetched.position_version:
             self._fetches.end_first()
             return
-        # A newer generation: the position was reset, perhaps backwards.
-        if at is None or at.generation < fetched.generation:
-            at = Position(fetched.fetch_offset, fetched.generation)
+        # A newer position version: the position was reset, perhaps backwards.
+        if at is None or at.position_version < fetched.position_version:
+            at = Position(fetched.fetch_offset, fetched.position_version)
         elif at.offset < fetched.fetch_offset:
             raise InvariantBroken(
                 f"{tp}: read up to {at.offset}, and {fetched.fetch_offset} is to be handed over"
@@ -437,7 +437,7 @@ class Delivery:
         batch = _first_batch(fetched)
         if batch.next_offset <= start_offset or batch.is_control:
             epoch = batch.leader_epoch if batch.is_control else at.leader_epoch
-            self._read[tp] = Position(max(start_offset, batch.next_offset), fetched.generation, epoch)
+            self._read[tp] = Position(max(start_offset, batch.next_offset), fetched.position_version, epoch)
             self._fetches.cut_first(batch)
         else:
             decoded = self._decode(tp, batch)

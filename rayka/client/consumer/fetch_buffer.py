@@ -44,8 +44,8 @@ class Fetched(NamedTuple):
     """
 
     topic_partition: TopicPartition
-    # The generation of the position that was fetched from: it has changed since if the partition has another one.
-    generation: int
+    # Version of the fetched position; the position has changed since if the partition has another version.
+    position_version: int
     fetch_offset: int
     # fetch_offset < next_offset, the offset of the next fetch.
     next_offset: int
@@ -96,7 +96,7 @@ class FetchBuffer:
         return self._fetched
 
     def first_offset(self, topic_partition: TopicPartition) -> int | None:
-        """The fetch offset of the partition's first fetch here; None without one."""
+        """Fetch offset of the oldest undelivered data of the partition; None if none."""
         waiting = (each.fetch_offset for each in self._fetched if each.topic_partition == topic_partition)
         return next(waiting, None)
 

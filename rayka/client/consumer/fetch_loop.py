@@ -276,9 +276,9 @@ class FetchStarts:
 
     A committed offset of the group comes first; without one the reset policy decides.
 
-    Invariants: a position is looked up once at a time; a result for an older generation (after a `seek`, or after the
-    topic was created again) changes nothing; a partition whose leader is silent, or that cannot be looked up at all,
-    holds up no other. Kafka: OffsetFetcher.resetPositionsIfNeeded (G12, G16).
+    Invariants: a position is looked up once at a time; a result for an older position version (after a `seek`, or after
+    the topic was created again) changes nothing; a partition whose leader is silent, or that cannot be looked up at
+    all, holds up no other. Kafka: OffsetFetcher.resetPositionsIfNeeded (G12, G16).
     """
 
     def __init__(

@@ -3,8 +3,8 @@ IO.
 
 Invariants:
 - A partition has a position, or a start to be looked up.
-- An answer counts only for the position from which the partition is asked for now, in the same generation (none from
-  before a seek), so the data of a partition have no hole.
+- An answer counts only for the position from which the partition is asked for now, with the same `position_version`
+  (none from before a seek), so the data of a partition have no hole.
 - Every change that may alter the fetch of a partition puts it among the `changed`, so planning costs as much as has
   changed.
 - The next offset is the broker's `next_offset`, never "last record + 1", so control records and compaction gaps cannot
@@ -39,7 +39,7 @@ class FetchTicket(NamedTuple):
 
     topic_partition: TopicPartition
     # Grows with each change of the position by anything but fetches.
-    generation: int
+    position_version: int
     fetch_offset: int
     last_fetched_epoch: int
 
@@ -48,7 +48,7 @@ class FetchStart(NamedTuple):
     """The start of a partition without a position, to be looked up."""
 
     topic_partition: TopicPartition
-    generation: int
+    position_version: int
     # The timestamp to look up; None: no reset policy names one.
     timestamp_ms: int | None
     # The committed offset of the group comes first, if there is one.
@@ -74,8 +74,8 @@ class FetchState:
         # A group may have committed offsets.
         self._has_group = config.group_id is not None
         self._paused: dict[TopicPartition, None] = {}
-        # The newest generation; none is used twice.
-        self._generation = 0
+        # The newest position version; no version is used twice.
+        self._position_version = 0
         self._positions: dict[TopicPartition, TicketOrStart] = {}
         # The starts among the positions.
         self._unpositioned: dict[TopicPartition, FetchStart] = {}
@@ -90,7 +90,7 @@ class FetchState:
             if tp in kept:
                 self._positions[tp] = kept[tp]
             else:
-                self._set(FetchStart(tp, self._next_generation(), self._reset_to, self._has_group))
+                self._set(FetchStart(tp, self._next_position_version(), self._reset_to, self._has_group))
             by_topic.setdefault(tp.topic, []).append(tp)
         self.by_topic = by_topic
         gone = [tp for tp in kept if tp not in self._positions]
@@ -116,7 +116,7 @@ class FetchState:
         """Begins the next fetch at `offset`. Fetched data, and fetches under way, are dropped."""
         self.position(topic_partition)
         self._drop({topic_partition: None})
-        self._set(FetchTicket(topic_partition, self._next_generation(), offset, last_epoch))
+        self._set(FetchTicket(topic_partition, self._next_position_version(), offset, last_epoch))
 
     def seek_to_timestamp(
         self, topic_partition: TopicPartition, timestamp_ms: int, *, is_committed: bool = False
@@ -126,7 +126,7 @@ class FetchState:
         """
         self.position(topic_partition)
         self._drop({topic_partition: None})
-        self._set(FetchStart(topic_partition, self._next_generation(), timestamp_ms, is_committed))
+        self._set(FetchStart(topic_partition, self._next_position_version(), timestamp_ms, is_committed))
 
     def begin_again(self, topic_partition: TopicPartition) -> bool:
         """Begins in a topic that was created again: at the committed offset of the group in the new topic, or as the
@@ -137,7 +137,7 @@ class FetchState:
         is_committed = self._has_group and timestamp_ms is not None
         if isinstance(former, FetchStart):
             timestamp_ms, is_committed = former.timestamp_ms, former.is_committed
-        self._set(FetchStart(topic_partition, self._next_generation(), timestamp_ms, is_committed))
+        self._set(FetchStart(topic_partition, self._next_position_version(), timestamp_ms, is_committed))
         self.buffer.forgive(topic_partition)
         self.read_replicas.forget(topic_partition)
         return timestamp_ms is not None or is_committed
@@ -164,7 +164,7 @@ class FetchState:
     def on_offset(self, start: FetchStart, offset: int, epoch: int = NO_EPOCH) -> None:
         """Takes the offset of a start, and its leader epoch if known. Ignored after a later `seek`."""
         if self.is_current(start):
-            self._set(FetchTicket(start.topic_partition, start.generation, offset, epoch))
+            self._set(FetchTicket(start.topic_partition, start.position_version, offset, epoch))
 
     def on_nothing_committed(self, start: FetchStart) -> None:
         """Lets the reset policy decide about the start."""
@@ -178,7 +178,9 @@ class FetchState:
         if self.is_current(ticket):
             tp = ticket.topic_partition
             self._drop({tp: None})
-            self._set(FetchStart(tp, self._next_generation(), self._reset_to, reset_from=ticket.fetch_offset))
+            self._set(
+                FetchStart(tp, self._next_position_version(), self._reset_to, reset_from=ticket.fetch_offset)
+            )
         return True
 
     def on_diverging(self, ticket: FetchTicket, diverging: OffsetAndEpoch) -> int:
@@ -217,7 +219,7 @@ class FetchState:
             self.changed.add(ticket.topic_partition)
 
     def end_rest(self, ticket: FetchTicket) -> None:
-        """Asks from this position again."""
+        """Ends the pause: the position is fetched again."""
         if self._resting.get(ticket.topic_partition) == ticket:
             del self._resting[ticket.topic_partition]
             self.changed.add(ticket.topic_partition)
@@ -236,9 +238,9 @@ class FetchState:
         if next_offset < ticket.fetch_offset:
             raise InvariantBroken(f"{ticket!r} cannot go back to {next_offset}")
         if next_offset > ticket.fetch_offset:
-            tp, generation, offset, _ = ticket
-            self.buffer.add(Fetched(tp, generation, offset, next_offset, buffers))
-            self._set(FetchTicket(tp, generation, next_offset, last_epoch))
+            tp, position_version, offset, _ = ticket
+            self.buffer.add(Fetched(tp, position_version, offset, next_offset, buffers))
+            self._set(FetchTicket(tp, position_version, next_offset, last_epoch))
 
     def on_error(self, position: TicketOrStart, error: RaykaError) -> None:
         """Gives the application an error, if the position is current."""
@@ -261,9 +263,9 @@ class FetchState:
             self._unpositioned.pop(tp, None)
         self.changed.add(tp)
 
-    def _next_generation(self) -> int:
-        self._generation += 1
-        return self._generation
+    def _next_position_version(self) -> int:
+        self._position_version += 1
+        return self._position_version
 
     def _drop(self, gone: Collection[TopicPartition]) -> None:
         """Forgets the data, errors and replicas of these partitions' former positions."""

@@ -164,12 +164,12 @@ class Fetcher:
         """
         waiting: dict[tuple[TopicPartition, int], Fetched] = {}
         for fetched in self.state.buffer.waiting():
-            waiting.setdefault((fetched.topic_partition, fetched.generation), fetched)
+            waiting.setdefault((fetched.topic_partition, fetched.position_version), fetched)
         found: dict[TopicPartition, OffsetAndMetadata] = {}
         for tp in self.subscription.partitions:
             at, known = self.state.position(tp), read.get(tp)
-            ahead = waiting.get((tp, at.generation))
-            if known is not None and known.generation == at.generation:
+            ahead = waiting.get((tp, at.position_version))
+            if known is not None and known.position_version == at.position_version:
                 found[tp] = OffsetAndMetadata(known.offset, leader_epoch=known.leader_epoch)
             elif ahead is not None:
                 found[tp] = OffsetAndMetadata(ahead.fetch_offset)
@@ -180,7 +180,7 @@ class Fetcher:
     async def position(self, topic_partition: TopicPartition, read: Position | None, timeout_ms: int) -> int:
         """The offset of the next record, when all that was delivered is `read` up to there. Looks up an unknown one."""
         state, buffer = self.state, self.state.buffer
-        if read is not None and read.generation == state.position(topic_partition).generation:
+        if read is not None and read.position_version == state.position(topic_partition).position_version:
             return read.offset
         try:
             async with asyncio.timeout(timeout_ms / 1000):

@@ -78,8 +78,8 @@ Run = Callable[..., Any]
 class RebalanceListenerInvoker:
     """Applies the changes of a member's assignment in the thread that polls, and calls the application's callbacks."""
 
-    def __init__(self, member: ConsumerCoordinator, delivery: Delivery) -> None:
-        self.member = member
+    def __init__(self, coordinator: ConsumerCoordinator, delivery: Delivery) -> None:
+        self.coordinator = coordinator
         self.listener = RebalanceListener()
         # A callback runs.
         self.is_telling = False
@@ -91,45 +91,45 @@ class RebalanceListenerInvoker:
 
     def polled(self) -> None:
         """Begins `max_poll_interval_ms` anew: the application has polled, or a poll that waits goes on (E6)."""
-        self.member.polled_s = time.monotonic()
+        self.coordinator.polled_s = time.monotonic()
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Within the block a poll waits for the IO thread, and no code of the application runs."""
-        self.member.is_waiting = True
+        self.coordinator.is_waiting = True
         try:
             yield
         finally:
             self.polled()
-            self.member.is_waiting = False
+            self.coordinator.is_waiting = False
 
     @property
     def has_changes(self) -> bool:
         """Whether `apply` has something to do, or to raise."""
-        return self._has_handover or self.member.membership.failure is not None
+        return self._has_handover or self.coordinator.membership.failure is not None
 
     @property
     def _has_handover(self) -> bool:
-        return bool(self._stages) or self.member.ready is not None
+        return bool(self._stages) or self.coordinator.ready is not None
 
     def apply(self, run: Run, commit: Callable[[], object]) -> None:
         """Does all stages of handovers that are due, and raises the failure of the member. `run` waits for a coroutine
         on the loop; `commit` commits the records that were handed out, if commits are automatic.
         """
         while self._has_handover:
-            ready = self.member.ready
+            ready = self.coordinator.ready
             if not self._stages and ready is not None:
                 self._stages = HandoverStages(ready)
             self._go_on(run, commit)
-        if self.member.membership.failure is not None:
-            failure = run(self.member.take_failure)
+        if self.coordinator.membership.failure is not None:
+            failure = run(self.coordinator.take_failure)
             try:
                 if failure is not None:
                     raise failure
             finally:
                 # The failure refers to this frame: a consumer that was dropped would stay in its group.
                 del failure
-        if self._error is not None and self.member.is_settled:
+        if self._error is not None and self.coordinator.is_settled:
             self.raise_error()
 
     def raise_error(self) -> None:
@@ -150,7 +150,7 @@ class RebalanceListenerInvoker:
                 commit()
                 stages.left.popleft()
             elif stage is Stage.READ:
-                if not run(self.member.read, stages.handover):
+                if not run(self.coordinator.read, stages.handover):
                     stages.left.clear()
                     return
                 self._delivery.keep_only(dict.fromkeys(stages.handover.read))
