@@ -1,8 +1,9 @@
-"""What `send_batch` takes, turned into columns and cut into pieces that fit a batch; no object per record, no copy of
-bytes unless records go to partitions by key.
+"""Turns the data of `send_batch` into columns, and cuts the columns into pieces that fit a batch.
 
-Columns: `value` (binary or string, also as dictionaries or views), and if wanted `key` (the same), `timestamp`
-(timestamp of any unit, date, or int64 ms), `headers` (`list<struct<key: string, value: binary>>`, or a map),
+Makes no object per record; copies bytes only to divide records among partitions.
+
+Columns: `value` (binary or string, also as dictionaries or views); optional are `key` (same types), `timestamp`
+(timestamp of any unit, date, or int64 ms), `headers` (`list<struct<key: string, value: binary>>`, or a map) and
 `partition` (integer). Kafka has no such call.
 """
 
@@ -47,20 +48,21 @@ Data: TypeAlias = pa.RecordBatch | pa.Table | Sequence[Any]
 
 
 class Input(NamedTuple):
-    """Records to send, and the partition of each, negative where none is asked for; None: for none of them."""
+    """Records to send, with their partitions."""
 
     columns: Columns
+    # Partition of each record, negative for a record without one; None: no record has one.
     partitions: np.ndarray | None
-    # Whose partition was asked for, once every record has one; None: for none of them.
+    # Whether the caller or a partitioner chose each record's partition; None: for no record. Set by `placed`.
     is_pinned: np.ndarray | None = None
 
     @property
     def last_partition(self) -> int | None:
-        """The highest partition that is asked for, if any is."""
+        """The highest partition of a record; None if no record has a partition."""
         return None if self.partitions is None else int(self.partitions.max())
 
     def placed_by(self, partitioning: Partitioning, topic: str) -> "Input":
-        """With the partitions that a partitioner chooses, for the records that ask for none."""
+        """Returns the input with a partitioner's choices for the records without a partition."""
         keys = self.columns.keys
         listed = [None] * len(self.columns.values) if keys is None else keys.to_pylist()
         if self.partitions is None:
@@ -74,7 +76,10 @@ class Input(NamedTuple):
         return self._replace(partitions=partitions)
 
     def placed(self, partition_count: int, sticky_partition: int) -> "Input":
-        """With a partition for each: the one asked for, else that of its key, else the sticky one. Or for none."""
+        """Returns the input with a partition for each record: its own, else its key's, else the sticky one.
+
+        Returns the input without partitions if no record has a partition or a key.
+        """
         keys, partitions = self.columns.keys, self.partitions
         if keys is not None and keys.null_count < len(keys):
             by_key = partitions_for_keys(keys, partition_count)
@@ -88,15 +93,17 @@ class Input(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Records that fit one batch of one partition, or of any (None), their size at most, in bytes, and their rows in
-    the input. `is_pinned`: a record among them may go to no other partition.
-    """
+    """Records that fit one batch of one partition."""
 
     topic: str
+    # None: any partition.
     partition: int | None
     columns: Columns
+    # Upper bound of the encoded size.
     size_bytes: int
+    # Rows of the records in the input.
     rows: Rows
+    # Whether a record must stay in this partition.
     is_pinned: bool
 
 
@@ -106,10 +113,10 @@ def inputs_of(
     serializers: tuple[Serializer | None, Serializer | None],
     topic: str = "",
 ) -> list[Input]:
-    """The records of an Arrow batch or table, or of a list of values or of `Record`s; empty batches are left out.
+    """Reads the records of an Arrow batch or table, or of a list of values or `Record`s; skips empty batches.
 
-    Serializers (of key and value) are for lists; Arrow columns hold bytes already. Raises SerializationError that names
-    the column, and TypeError, as `send` does, for data and values of another kind.
+    The serializers (of key and value) apply to lists; Arrow columns hold bytes already. Raises SerializationError that
+    names the column, and TypeError, as `send` does, for other kinds of data and values.
     """
     if isinstance(data, pa.Table):
         batches = data.to_batches()
@@ -126,9 +133,9 @@ def inputs_of(
 
 
 def pieces_of(topic: str, given: Input, batch_bytes: int, record_bytes_max: int) -> Iterator[Piece]:
-    """The records by partition, in pieces that each fit a batch of `batch_bytes`.
+    """Cuts the records into pieces, each for one partition and within a batch of `batch_bytes`.
 
-    Raises RecordTooLarge, before the first piece, when a record exceeds record_bytes_max.
+    Raises RecordTooLarge, before the first piece, if a record exceeds `record_bytes_max`.
     """
     sizes = _sizes(given.columns)
     if int(sizes.max()) > record_bytes_max:
@@ -155,7 +162,7 @@ def _cut_by_partition(topic: str, given: Input, sizes: np.ndarray, batch_bytes: 
 
 
 def _cut(whole: Piece, sizes: np.ndarray, batch_bytes: int) -> Iterator[Piece]:
-    """The piece in pieces that each fit a batch; `sizes` are those of its records."""
+    """Cuts a piece into pieces that fit a batch; `sizes` are the sizes of its records."""
     ends = np.cumsum(sizes)
     begin, begin_bytes = 0, 0
     while begin < len(sizes):
@@ -171,7 +178,7 @@ def _cut(whole: Piece, sizes: np.ndarray, batch_bytes: int) -> Iterator[Piece]:
 
 
 def _sizes(columns: Columns) -> np.ndarray:
-    """What each record takes in a batch at most, in bytes."""
+    """Upper bound of each record's encoded size, in bytes."""
     sizes = _lengths(columns.values) + RECORD_OVERHEAD_BYTES
     if columns.keys is not None:
         sizes += _lengths(columns.keys) + RECORD_OVERHEAD_BYTES
@@ -182,7 +189,7 @@ def _sizes(columns: Columns) -> np.ndarray:
 
 def _lengths(array: pa.Array) -> np.ndarray:
     if array.type in (pa.binary(), pa.string()) and len(array) and not array.null_count:
-        # `to_numpy` and `fill_null` import pandas, in up to a second.
+        # `to_numpy` and `fill_null` would import pandas, which takes up to a second.
         return offset_steps(array).astype(np.int64)
     lengths = pc.binary_length(array)
     if lengths.null_count:
@@ -288,7 +295,7 @@ def _timestamps(array: pa.Array | None, default_ms: int) -> int | np.ndarray:
 
 
 def _in_ms(array: pa.Array) -> pa.Array:
-    """A column of timestamps, of dates (midnight UTC), or of int64 that are milliseconds already, as int64."""
+    """Converts a column of timestamps, dates (midnight UTC) or int64 milliseconds to int64 milliseconds."""
     if array.type == pa.int64():
         return array
     if pa.types.is_date32(array.type):
@@ -302,7 +309,7 @@ def _in_ms(array: pa.Array) -> pa.Array:
     try:
         in_ms = array.cast(options=pc.CastOptions(unit, allow_time_truncate=True))
     except pa.ArrowInvalid as error:
-        # Seconds that 64 bits cannot hold as milliseconds: unchecked, they would wrap.
+        # Some timestamps in seconds do not fit 64 bits as milliseconds; an unchecked cast would wrap.
         raise SerializationError(f"column 'timestamp': expected milliseconds of 64 bits: {error}") from error
     return in_ms.cast(pa.int64())
 

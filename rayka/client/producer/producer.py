@@ -1,9 +1,9 @@
-"""The producer as people use it: sync, thread-safe, fast.
+"""The sync producer: thread-safe and fast.
 
-`send` is written for few bytecodes: without headers and so on it appends to the open batch of the topic, or of the
-key's partition, and takes no lock (`producer_batch` tells why that is safe). Its arguments may be given by position,
-because Python looks up the defaults of others in a dict, one by one. Everything else is the slow way, under the
-accumulator's lock.
+`send` is written for few bytecodes. The quick way appends a record of bytes alone to the open batch of the topic, or of
+the key's partition, without a lock (`producer_batch` tells why this is safe). The arguments of `send` may be
+positional, because Python looks up the defaults of keyword-only arguments in a dict, one by one. All other records take
+the slow way, under the accumulator's lock.
 Kafka: KafkaProducer (C7, C11, G10, G18). Left out: transactions.
 """
 
@@ -43,9 +43,9 @@ from rayka.options import ProducerOptions
 
 AddedT = TypeVar("AddedT")
 PreparedT = TypeVar("PreparedT")
-# For waits within `flush` and `close`, which end by themselves with a better message.
+# Slack of outer waits in `flush` and `close`: the inner waits end first, with a better message.
 CLOSE_SLACK_S = 10.0
-# A courtesy to the IO thread, no promise.
+# Longest wait of a `send` for the IO thread after a batch was filled.
 LET_SEND_S = 0.1
 
 
@@ -98,7 +98,7 @@ class Producer(SyncClient):
     Raises ConfigError, ClusterNotFound. Kafka: KafkaProducer.
     """
 
-    # Until it is made.
+    # True until `__init__` ends, so that `__del__` of a half-made producer does nothing.
     _is_closed = True
     _is_warned = False
 
@@ -123,12 +123,13 @@ class Producer(SyncClient):
 
     def __del__(self) -> None:
         if not self._is_closed and not io_thread.is_lost():
-            # First, as warnings may be errors. On the loop, because a collection may run this under the lock.
+            # Before the warning, which may be an error. On the loop, because a collection may run `__del__` under the
+            # accumulator's lock.
             io_thread.call_soon(self._accumulator.end_linger)
             self._warn_unclosed()
 
     def _warn_unclosed(self) -> None:
-        """For a finalizer: warns its caller, once."""
+        """Warns the caller of a finalizer once that the producer is not closed."""
         if self._is_closed or self._is_warned or io_thread.is_lost():
             return
         self._is_warned = True
@@ -222,16 +223,16 @@ class Producer(SyncClient):
             wait_for(self._core.sender.close, CLOSE_SLACK_S * 1000, caller=self)
 
     def metrics(self) -> ProducerMetrics:
-        """The counters of the producer, and the records that wait, at this moment."""
+        """Returns the counters of the producer and of its waiting records."""
         return self._core.sender.outcomes.counts.snapshot(self._accumulator.batches())
 
     # ---- The quick way ----
 
     def _take(self, topic: str, value: Any) -> DeliveryFuture | None:
-        """The quick way of a record that is nothing but bytes; None where it needs the slow one."""
+        """Appends a record without key by the quick way; None: the record needs the slow way."""
         try:
             batch = self._sticky[topic]
-        # Not known, or no name at all: the slow way tells these apart.
+        # An unknown topic, or a topic that is no text; the slow way tells these apart.
         except (KeyError, TypeError):
             return None
         size_bytes = batch.size_bytes + len(value) + RECORD_OVERHEAD_BYTES
@@ -245,20 +246,22 @@ class Producer(SyncClient):
         return None
 
     def _take_keyed(self, topic: str, value: bytes, key: Any) -> DeliveryFuture | None:
-        """As `_take`, of a record with a key; with the lock, where the batch of its partition is not open."""
+        """Appends a record with a key by the quick way, under the lock if the partition's batch is not open; None: the
+        record needs the slow way.
+        """
         if type(key) is not bytes:
             return None
         try:
             filling = self._by_key[topic].filling
             batch = filling[self._hash_of[key] % len(filling)]
-        # IndexError: the topic is made anew just now.
+        # IndexError: the topic was just created again with fewer partitions.
         except (KeyError, TypeError, IndexError):
             return None
         size_bytes = len(value) + len(key) + KEYED_OVERHEAD_BYTES
         if batch is None or batch.limit_bytes < 0:
             if size_bytes > self._core.record_bytes_max:
                 return None
-            # Raised if the topic was forgotten since.
+            # Raised if the topic was forgotten since the look-up.
             with suppress(NoSuchTopic):
                 return self._core.try_append(PreparedRecord(topic, None, value, size_bytes, key))
             return None
@@ -305,7 +308,7 @@ class Producer(SyncClient):
         return future
 
     def _learn(self, topic: str, partition: int | None = None) -> None:
-        """Waits until the topic, and this partition of it, are known. Raises as `ProducerCore.learn`."""
+        """Waits until the topic, and the partition if given, are known. Raises as `ProducerCore.learn`."""
         while not self._core.knows(topic, partition):
             if io_thread.is_current():
                 self._core.check_partition(topic, partition)
@@ -314,14 +317,14 @@ class Producer(SyncClient):
     def _when_there_is_memory(
         self, try_append: Callable[[PreparedT, MemoryTurn], AddedT | None], prepared: PreparedT
     ) -> AddedT:
-        """Tries to append as memory is freed, behind the sends that wait already."""
+        """Tries to append whenever memory is freed, behind the sends that wait already. Raises BufferExhausted."""
         io_thread.refuse("send, with the buffer full,")
         core, line, turn = self._core, self._accumulator.line, MemoryTurn()
         deadline_ms = core.sender.now_ms() + core.config.max_block_ms
         try:
             line.join(turn)
             while (left_ms := deadline_ms - core.sender.now_ms()) > 0:
-                # Before the attempt: what is freed behind it ends the wait.
+                # Read before the attempt, so that memory freed after the attempt ends the wait.
                 news_count = line.news_count
                 added = try_append(prepared, turn)
                 if added is not None:

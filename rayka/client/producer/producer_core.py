@@ -1,9 +1,8 @@
-"""The steps of a send that the sync and the async producer share: records are checked, serialized, and offered to the
-accumulator; and the application's hooks around each record.
+"""The steps of a send that the sync and the async producer share: check, serialize, append; and the interceptors.
 
-Invariants: nothing here waits. Where a record lacks metadata or memory the producer is told so, and waits in its own
-way: by blocking its thread, or by awaiting. An interceptor harms nothing but itself: an error of a hook is logged, and
-the record goes on as it was. Kafka: KafkaProducer.doSend, ProducerInterceptors.
+Invariants: no append waits. If a record lacks metadata or memory, the caller is told and waits in its own way, by
+blocking its thread or by awaiting. An error of an interceptor is logged, and the record continues unchanged. Kafka:
+KafkaProducer.doSend, ProducerInterceptors.
 """
 
 import asyncio
@@ -38,7 +37,7 @@ from rayka.errors import BufferExhausted, ClosedError, ConfigError, NoSuchTopic,
 
 
 class OutgoingRecord(NamedTuple):
-    """A record as `send` was given it. An interceptor returns it, or another one: `record._replace(headers=[...])`."""
+    """A record as given to `send`. An interceptor returns the record or a changed copy: `record._replace(key=...)`."""
 
     topic: str
     value: Any
@@ -49,8 +48,10 @@ class OutgoingRecord(NamedTuple):
 
 
 class ProducerInterceptors(Interceptors[OutgoingRecord]):
-    """Objects with `on_send(record)`, `on_acknowledgement(metadata, error)` or both, in their order. The latter is
-    told, too, where `send` itself has failed.
+    """Calls the application's interceptors, which have `on_send(record)`, `on_acknowledgement(metadata, error)` or
+    both.
+
+    `on_acknowledgement` also gets the error of a `send` that raised.
     """
 
     names = ("on_send", "on_acknowledgement")
@@ -63,7 +64,7 @@ class ProducerInterceptors(Interceptors[OutgoingRecord]):
 
 
 def reported_to(tell: Callable[..., object], on_delivery: OnDelivery | None) -> OnDelivery:
-    """One callback that tells the interceptors, and then the application's, if there is one."""
+    """Returns a callback that calls the interceptors, then the application's `on_delivery`, if given."""
 
     def report(error: Exception | None, metadata: RecordMetadata | None) -> None:
         tell(metadata, error)
@@ -74,8 +75,10 @@ def reported_to(tell: Callable[..., object], on_delivery: OnDelivery | None) -> 
 
 
 class ProducerCore:
-    """A producer without its way to wait. A send is `check`, once its topic is known, and `try_append` until there is
-    memory; a `send_batch` is `inputs`, `pieces`, and `try_append_columns` for each piece.
+    """A producer without the waits.
+
+    A `send` calls `check` once the topic is known, then `try_append` until memory is free. A `send_batch` calls
+    `inputs`, `pieces`, and `try_append_columns` for each piece.
     """
 
     def __init__(self, handle: ClusterHandle, config: ProducerConfig) -> None:
@@ -87,7 +90,7 @@ class ProducerCore:
         self._time_s = self.sender.loop.time
         self.interceptors = ProducerInterceptors.of(config.interceptors)
         self._partitioning = _partitioning(config.partitioner, self.sender)
-        # Where a value is not ready as it comes, or placed by its batch, the quick way of `send` must find nothing.
+        # The quick way of `send` must find no batch if a record needs a serializer, a partitioner or an interceptor.
         is_plain = not (self.value_serializer or self._partitioning or self.interceptors)
         topics = self.accumulator.topics
         self.sticky = topics.sticky if is_plain else {}
@@ -106,7 +109,7 @@ class ProducerCore:
     # ---- Metadata ----
 
     def knows(self, topic: str, partition: int | None = None) -> bool:
-        """Whether the metadata of the topic is here, and the partition is one of its own. Raises TypeError."""
+        """Whether the topic's metadata are known, and the partition, if given, exists. Raises TypeError."""
         if not isinstance(topic, str):
             raise TypeError(f"topic: expected str, found {type(topic).__name__}")
         topics = self.accumulator.topics
@@ -125,8 +128,9 @@ class ProducerCore:
         return 0 <= partition < len(known.queues)
 
     async def learn(self, topic: str, partition: int | None = None) -> None:
-        """Gets the metadata that `knows` misses, on the IO thread; the active controller is asked for a partition that
-        is not known yet. Raises NoSuchTopic, InvalidTopic, UnavailableError, ValueError for a name that is no text.
+        """Fetches the metadata that `knows` lacks, on the IO thread; an unknown partition needs newer metadata.
+
+        Raises NoSuchTopic, InvalidTopic, UnavailableError, and ValueError for a name that is no text.
         """
         if not self.knows(topic):
             text_of(topic, "topic")
@@ -136,7 +140,7 @@ class ProducerCore:
             self.check_partition(topic, partition)
 
     def check_partition(self, topic: str, partition: int | None) -> None:
-        """Raises NoSuchTopic for a partition that the topic, which is known, does not have."""
+        """Raises NoSuchTopic for a partition that a known topic does not have."""
         if not self.knows(topic, partition) and (known := self.accumulator.topics.get(topic)) is not None:
             raise NoSuchTopic(
                 f"partition {partition} of topic {topic!r} does not exist in cluster {self.sender.cluster_name!r}: "
@@ -148,7 +152,7 @@ class ProducerCore:
     def check(
         self, topic: str, row: Row, partition: int | None, on_delivery: OnDelivery | None
     ) -> PreparedRecord:
-        """The record as it will be sent, for a topic that is known. Raises as `Producer.send`."""
+        """Checks and serializes a record of a known topic. Raises as `Producer.send`."""
         headers = row.headers = None if row.headers is None else as_headers(row.headers)
         if row.timestamp_ms is not None:
             row.timestamp_ms = as_timestamp(row.timestamp_ms)
@@ -171,8 +175,9 @@ class ProducerCore:
         return PreparedRecord(topic, partition, slot, size_bytes, row.key, on_delivery)
 
     def try_append(self, record: PreparedRecord, turn: MemoryTurn | None = None) -> DeliveryFuture | None:
-        """Appends the record; None while there is no memory for it. `turn` is the place of a caller that waits for
-        memory. Raises ClosedError, and NoSuchTopic for a topic or a partition that is gone by now.
+        """Appends the record; None while its memory is not free. `turn` is the place of a caller that waits for memory.
+
+        Raises ClosedError, and NoSuchTopic for a topic or a partition deleted since `check`.
         """
         at = Moment(self._time_s() * 1000, io_thread.wall_clock_ms())
         return self.accumulator.try_append(record, at, turn)
@@ -180,13 +185,13 @@ class ProducerCore:
     # ---- Many records ----
 
     def inputs(self, topic: str, data: Data) -> list[Input]:
-        """The records of a `send_batch`, serialized. Raises as `Producer.send_batch`."""
+        """Reads and serializes the records of a `send_batch`. Raises as `Producer.send_batch`."""
         serializers = (self.key_serializer, self.value_serializer)
         return inputs_of(data, io_thread.wall_clock_ms(), serializers, topic)
 
     def pieces(self, topic: str, given: Input) -> Iterator[Piece]:
-        """The records in pieces that fit a batch each, for a topic that is known. Raises RecordTooLarge before the
-        first.
+        """Cuts the records for a known topic into pieces that fit a batch. Raises RecordTooLarge before the first
+        piece.
         """
         known = self.accumulator.topics.get(topic)
         if known is None:
@@ -199,16 +204,16 @@ class ProducerCore:
     def try_append_columns(
         self, piece: Piece, turn: MemoryTurn | None = None
     ) -> tuple[ProducerBatch, int] | None:
-        """Appends a piece: its batch and the index of its first record there. None and errors as `try_append`."""
+        """Appends a piece; returns its batch and the index of its first record. None and errors as `try_append`."""
         return self.accumulator.try_append_columns(piece, self.sender.now_ms(), turn)
 
     # ---- The end ----
 
     def take_callback_error(self) -> BaseException | None:
-        """The error that one of the application's callbacks raised since the last time."""
+        """Returns the first error of an application's callback since the last call, or None."""
         outcomes = self.sender.outcomes
         error, outcomes.callback_error = outcomes.callback_error, None
-        # A caller's task would take this for its own cancellation.
+        # The caller's task would take a CancelledError for its own cancellation.
         if isinstance(error, asyncio.CancelledError):
             replaced = RuntimeError("a delivery callback raised CancelledError")
             replaced.__cause__ = error
@@ -216,7 +221,7 @@ class ProducerCore:
         return error
 
     def exhausted(self) -> BufferExhausted:
-        """The error of a record that waited for memory in vain."""
+        """The error of a record that got no memory within `max_block_ms`."""
         return BufferExhausted(
             f"buffer_memory={self.config.buffer_memory} stayed full for max_block_ms={self.config.max_block_ms}: "
             f"cluster {self.sender.cluster_name!r} takes records slower than they are sent, or not at all"

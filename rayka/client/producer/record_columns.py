@@ -1,8 +1,8 @@
-"""Records from the arguments of `send` to bytes: checked, placed, gathered as columns, encoded.
+"""Turns the arguments of `send` into encoded batches: checks, partitions, columns, encoding.
 
-An error about an argument names it, with the expected and the found. The application's partitioner chooses for records
-that name no partition; its choice is checked before a record goes anywhere. Kafka: MemoryRecordsBuilder, which takes
-rows one by one; Partitioner, BuiltInPartitioner.partitionForKey.
+An error about an argument names the argument, the expected and the found value. The application's partitioner chooses
+the partition of records that name none; the choice is checked before the record enters a batch. Kafka:
+MemoryRecordsBuilder, which takes rows one by one; Partitioner, BuiltInPartitioner.partitionForKey.
 """
 
 import sys
@@ -27,16 +27,16 @@ from rayka.protocol.batch_format import NO_SEQUENCE, Codec, ProducerSequence
 from rayka.protocol.membership import MetadataTopic
 from rayka.protocol.murmur2 import positive_murmur2
 
-# An offset, a timestamp delta, a bit of validity; a key is a second value.
+# Bytes of an offset, a timestamp delta and a bit of validity. A key costs as much as a second value.
 RECORD_OVERHEAD_BYTES = 13
 KEYED_OVERHEAD_BYTES = 2 * RECORD_OVERHEAD_BYTES
-# Two offsets and two bits of validity, and the record's own offset.
+# Bytes of two offsets and two bits of validity; a record with headers adds its own offset.
 HEADER_OVERHEAD_BYTES = 18
 Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
 
 
 class Row(msgspec.Struct, gc=False, eq=False):
-    """A record as it is given. Without a timestamp it gets one when a batch takes it."""
+    """A record as given to `send`. A record without a timestamp gets its batch's timestamp."""
 
     value: bytes | None
     key: bytes | None = None
@@ -45,44 +45,43 @@ class Row(msgspec.Struct, gc=False, eq=False):
 
 
 class PreparedRecord(msgspec.Struct, gc=False, eq=False):
-    """A record of `send`, checked and serialized, as the accumulator takes it.
-
-    `slot` is the value, or a `Row` if there are headers or a timestamp. `partition` is the one that was asked for;
-    without one the key chooses. `size_bytes` is what the record takes in a batch at most.
-    """
+    """A record of `send`, checked and serialized, for the accumulator."""
 
     topic: str
+    # The caller's or the partitioner's choice; None: the accumulator chooses, by the key if the record has one.
     partition: int | None
+    # The value, or a `Row` if the record has headers or a timestamp.
     slot: Any
+    # Upper bound of the encoded size.
     size_bytes: int
     key: bytes | None = None
     on_delivery: Callable[..., object] | None = None
 
 
 class Moment(msgspec.Struct, frozen=True, gc=False):
-    """Now, on both clocks."""
+    """The present on the monotonic clock (`now_ms`) and on the wall clock (`timestamp_ms`)."""
 
     now_ms: float
     timestamp_ms: int
 
 
 class Columns(NamedTuple):
-    """Records by column: lists, or Arrow arrays of binary and of `list<struct<key, value>>`; None where all are null.
-
-    `timestamps_ms` is one for all, or int64 for each.
-    """
+    """Records by column: lists, or Arrow arrays of binary and of `list<struct<key, value>>`."""
 
     values: Any
+    # None: no record has a key.
     keys: Any
+    # None: no record has headers.
     headers: Any
+    # One timestamp for all records, or an int64 for each.
     timestamps_ms: Timestamps
 
     def slice(self, begin: int, end: int) -> "Columns":
-        """The records [begin, end); nothing is copied of arrays."""
+        """The records [begin, end); Arrow arrays are not copied."""
         return Columns(*(_slice(each, begin, end) for each in self))
 
     def take(self, rows: np.ndarray) -> "Columns":
-        """The records at these places."""
+        """The records at the given indexes."""
         indices = int64_array(rows)
         return Columns(*(_take(each, rows, indices) for each in self))
 
@@ -90,11 +89,13 @@ class Columns(NamedTuple):
 def columns_of_rows(
     slots: list[Any], keys_of_values: list[bytes | None] | None, timestamps_ms: Timestamps | None
 ) -> Columns:
-    """Columns from `Row`s and values with their keys, mixed; a row's own timestamp goes before the one given for its
-    place, which may be None when all have their own.
+    """Builds columns from a mix of `Row`s and of values with their keys.
+
+    A row's own timestamp takes precedence over `timestamps_ms`, which may be None if all rows have their own.
     """
     rows = slots
-    if timestamps_ms is not None:  # else there are no plain values, which have none of their own
+    # Without timestamps all slots are rows: a plain value has no timestamp of its own.
+    if timestamps_ms is not None:
         given = zip(slots, keys_of_values or repeat(None), strict=False)
         rows = [slot if type(slot) is Row else Row(slot, key) for slot, key in given]
     values, keys = [each.value for each in rows], [each.key for each in rows]
@@ -109,7 +110,7 @@ def columns_of_rows(
 
 
 def _merged_timestamps(stamps: list[Any], given: Timestamps | None) -> Timestamps:
-    """Those that rows bring; where one brings none, what is given for its place."""
+    """The timestamps of the rows; a row without one gets the timestamp given for its index."""
     missing_count = stamps.count(None)
     if not missing_count:
         return stamps[0] if stamps.count(stamps[0]) == len(stamps) else array("q", stamps)
@@ -125,7 +126,7 @@ def _merged_timestamps(stamps: list[Any], given: Timestamps | None) -> Timestamp
 
 
 def concatenated(chunks: Sequence[Columns]) -> Columns:
-    """Chunks of Arrow columns as one."""
+    """Joins chunks of Arrow columns."""
     if len(chunks) == 1:
         return chunks[0]
     values = pa.concat_arrays([each.values for each in chunks])
@@ -138,10 +139,10 @@ def concatenated(chunks: Sequence[Columns]) -> Columns:
 def encode_columns(
     columns: Columns, codec: Codec, size_bytes_max: int, sequence: ProducerSequence = NO_SEQUENCE
 ) -> Sequence[np.ndarray]:
-    """One batch of the log; several, each within size_bytes_max as far as single records are, if one would exceed it,
-    or what a batch can hold at all.
+    """Encodes one batch of the log, or several if one would exceed `size_bytes_max` or the bounds of the format.
 
-    Raises SerializationError and RecordTooLarge, as `encode_batch`.
+    Each batch is within `size_bytes_max`, except a batch of a single larger record. Raises SerializationError and
+    RecordTooLarge, as `encode_batch`.
     """
     count = len(columns.values)
     try:
@@ -205,8 +206,9 @@ OMITTED: Any = _Omitted()
 
 
 def given_value(value: Any, key: Any) -> Any:
-    """The value of a `send`, None where it was left out. Warns where the key was left out too: the likely slip is a
-    forgotten value, and a null record without a key says nothing.
+    """Returns the value of a `send`; None if the value was left out.
+
+    Warns if the key was left out too: the caller probably forgot the value, as a null record without key is useless.
     """
     if value is not OMITTED:
         return value
@@ -220,7 +222,7 @@ def given_value(value: Any, key: Any) -> Any:
 def as_bytes(
     value: Any, convert: Serializer | None, name: str, topic: str = "", headers: Headers | None = None
 ) -> bytes | None:
-    """A value or a key as bytes; None stays None and reaches no serializer. Raises TypeError or SerializationError."""
+    """Serializes a value or a key; None stays None without a serializer. Raises TypeError or SerializationError."""
     if value is None or (type(value) is bytes and convert is None):
         return value
     if convert is not None:
@@ -234,7 +236,7 @@ def as_bytes(
 
 
 def as_headers(headers: Any) -> Headers | None:
-    """Headers as pairs, from pairs or a mapping. Raises TypeError, and SerializationError for what is no text."""
+    """Converts pairs or a mapping to header pairs. Raises TypeError; SerializationError for a key that is no text."""
     if headers is None:
         return None
     if not isinstance(headers, (Mapping, list, tuple)):
@@ -264,7 +266,7 @@ def _check_text(key: str) -> None:
 
 
 def as_timestamp(timestamp_ms: Any) -> int | None:
-    """A timestamp in ms, or None. Raises TypeError, and ValueError out of range."""
+    """Checks a timestamp in ms, or None. Raises TypeError, and ValueError out of range."""
     if timestamp_ms is None:
         return None
     if not isinstance(timestamp_ms, int) or isinstance(timestamp_ms, bool):
@@ -276,10 +278,10 @@ def as_timestamp(timestamp_ms: Any) -> int | None:
 
 
 def warn_of_seconds(timestamp_ms: int, what: str) -> None:
-    """Warns of a timestamp that is a time of 2001 to 2286 in seconds, and a day of early 1970 in milliseconds.
+    """Warns of a timestamp that is a time of 2001 to 2286 in seconds, but a day of early 1970 in milliseconds.
 
-    The record is taken: retention will delete it soon, and nothing else is wrong with it. The text names no number, so
-    that Python shows the warning once for each line that sends.
+    The record is accepted; retention will delete the record soon. The text names no number, so that Python shows the
+    warning once for each sending line.
     """
     if _SECONDS_OF_2001 <= timestamp_ms < _SECONDS_OF_2286:
         _warn(
@@ -289,7 +291,7 @@ def warn_of_seconds(timestamp_ms: int, what: str) -> None:
 
 
 def _warn(text: str) -> None:
-    """Warns at the line outside this package that called it."""
+    """Warns at the calling line outside this package."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("rayka."):
         level, frame = level + 1, frame.f_back
@@ -297,7 +299,7 @@ def _warn(text: str) -> None:
 
 
 def size_of(row: Row) -> int:
-    """Bytes that the record takes in a batch at most."""
+    """Upper bound of the record's encoded size, in bytes."""
     size_bytes = RECORD_OVERHEAD_BYTES + len(row.value or b"")
     if row.key is not None:
         size_bytes += RECORD_OVERHEAD_BYTES + len(row.key)
@@ -311,14 +313,15 @@ def size_of(row: Row) -> int:
 # ---- Partitions ----
 
 Partitioner: TypeAlias = Callable[[bytes | None, Sequence[int], Sequence[int]], int | None]
-ANY = -1  # where the producer chooses
-# Topics whose partitions are remembered.
+# The partitioner leaves the choice to the producer.
+ANY = -1
+# Bound of the topics in `_known`.
 _KNOWN_MAX = 100
 _Known: TypeAlias = tuple[MetadataTopic, Sequence[int], Sequence[int]]
 
 
 class Partitioning:
-    """A partitioner, and the partitions that it chooses from; `metadata_of` returns a topic as it is known."""
+    """A partitioner and the partitions to choose from; `metadata_of` returns a topic's known metadata."""
 
     def __init__(self, partitioner: Partitioner, metadata_of: Callable[[str], MetadataTopic | None]) -> None:
         self._partitioner = partitioner
@@ -329,10 +332,10 @@ class Partitioning:
         return f"<Partitioning by {self._partitioner!r}>"
 
     def partition(self, topic: str, key: bytes | None) -> int | None:
-        """The partition for a key; None where the producer chooses as without a partitioner.
+        """Returns the partitioner's choice for a key; None: the producer chooses as without a partitioner.
 
-        Raises what the partitioner raises, with a note that names it; TypeError, and NoSuchTopic for a number that the
-        topic does not have.
+        Raises the partitioner's own error with a note, TypeError, and NoSuchTopic for a partition that the topic does
+        not have.
         """
         every, available = self._partitions(topic)
         try:
@@ -352,17 +355,17 @@ class Partitioning:
         return chosen
 
     def partitions(self, topic: str, keys: Iterable[bytes | None]) -> np.ndarray:
-        """As `partition`, for each key; ANY where the producer chooses."""
+        """Returns the partitioner's choice for each key; ANY: the producer chooses. Raises as `partition`."""
         chosen = (self.partition(topic, key) for key in keys)
         return np.fromiter((ANY if each is None else each for each in chosen), np.int64)
 
     def _partitions(self, topic: str) -> tuple[Sequence[int], Sequence[int]]:
-        """All partitions, and those with a leader; made once for each version of the metadata."""
+        """All partitions and the partitions with a leader; computed once for each version of the metadata."""
         metadata, known = self._metadata_of(topic), self._known.get(topic)
         if metadata is None:
             self._known.pop(topic, None)
             raise NoSuchTopic(f"topic {topic!r} was deleted")
-        # Some of these topics may be gone.
+        # Some of the cached topics may be deleted.
         if len(self._known) > _KNOWN_MAX:
             self._known.clear()
         if known is None or known[0] is not metadata:
@@ -372,17 +375,17 @@ class Partitioning:
         return known[1], known[2]
 
 
-KEYS_MAX = 1 << 14  # with keys of the longest kind 8 MB
+# Bound of the remembered keys: 8 MB with keys of _KEY_BYTES_MAX.
+KEYS_MAX = 1 << 14
 _KEY_BYTES_MAX = 256
 
 
 class RememberedHashes(dict[bytes, int]):
-    """The hashes of a producer's keys: keys come again, and murmur2 costs as much as the rest of a `send`.
+    """A cache of key hashes: keys repeat, and murmur2 costs as much as the rest of a `send`.
 
-    `hashes[key]` is the hash of any key, remembered or not; modulo the number of partitions it is the key's partition.
-
-    Threads may share it without a lock: of a key, all of them remember the same. Each may then add one key more than
-    the bound.
+    `hashes[key]` is the hash of any key, cached or not. The hash modulo the number of partitions is the key's
+    partition. Threads share the cache without a lock, because all threads compute the same hash for a key. Each thread
+    may exceed the bound by one key.
     """
 
     __slots__ = ()
