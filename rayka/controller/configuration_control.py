@@ -116,9 +116,7 @@ def describe_configs(
 
 
 def value_on(context: RequestContext, broker_id: int, key: str) -> str:
-    """The value in force for a dotted key on the broker, by the settings that the broker reported to be started
-    with.
-    """
+    """The value in force for a dotted key on the broker, by the settings that the broker has reported."""
     return broker_config(context.image, _started_with(context, broker_id), broker_id).texts()[key]
 
 
