@@ -89,9 +89,7 @@ class _Shares:
                 self._held[chosen] += 1
 
     def level_replicas(self) -> bool:
-        """Moves one replica from the fullest coordinator to the emptiest newcomer; False if their counts differ by 1 or
-        0.
-        """
+        """Moves one replica from the fullest coordinator to the emptiest newcomer; False if both are even."""
         least = min(self._newcomers, key=lambda newcomer: self._held[newcomer])
         most = max(self._coordinators, key=lambda node_id: (self._held[node_id], node_id))
         if self._held[most] - self._held[least] <= 1:

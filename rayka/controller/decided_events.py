@@ -92,9 +92,7 @@ def describe_events(
 def record_event(
     context: "RequestContext", request: RecordEventRequest
 ) -> Result[MetadataRecord, RecordEventResponse]:
-    """Records an event of another node, unless the log has the same event already. Response: the number of the
-    event.
-    """
+    """Records an event of another node, unless it is in the log already. Response: the number of the event."""
     image = context.image
     if not image.has_events:
         return Result((), RecordEventResponse(NO_EVENT))

@@ -46,9 +46,7 @@ class Elections:
         return f"<Elections {self.image!r} {self.replicas!r}>"
 
     def is_electable(self, partition: PartitionImage, broker_id: int) -> bool:
-        """Whether the broker is active and the directory of its replica works, so that it may be in the ISR and lead
-        (B40).
-        """
+        """Whether the broker may lead and be in the ISR: it is active, and its replica's directory works (B40)."""
         directories = self._directories.get(broker_id)
         if directories is None:
             broker = self._brokers.get(broker_id)

@@ -94,9 +94,7 @@ class Reassigning:
         return record, PartitionResult(wanted.topic, wanted.partition)
 
     def move(self, name: TopicPartition, replicas: tuple[int, ...] | None) -> PartitionChangeRecord | None:
-        """The record of a reassignment to these replicas, or of a cancel (None); None if refused or if nothing
-        changes.
-        """
+        """The record of a reassignment to these replicas, or of a cancel (None); None if refused or useless."""
         return self.try_alter(Reassignment(name.topic, name.partition, replicas))[0]
 
     def _alter(self, wanted: Reassignment) -> PartitionChangeRecord | None:

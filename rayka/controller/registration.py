@@ -75,9 +75,7 @@ def register(
 
 
 def _check(context: RequestContext, request: RegisterBrokerRequest) -> None:
-    """Raises InconsistentClusterId, UnsupportedVersion or DuplicateBrokerRegistration; the message names the remedy
-    (H2).
-    """
+    """Raises InconsistentClusterId, UnsupportedVersion or DuplicateBrokerRegistration, with the remedy (H2)."""
     image, cluster_id = context.image, context.cluster_id
     if request.cluster_id not in ("", cluster_id):
         raise InconsistentClusterId(

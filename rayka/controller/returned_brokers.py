@@ -34,9 +34,7 @@ class ReturnedBrokers:
         return f"<ReturnedBrokers {sorted(self._new.keys() | self._since_ms.keys())}>"
 
     def on_active(self, brokers: Mapping[int, BrokerImage]) -> None:
-        """Counts all brokers as unfenced now, because a new active controller does not know which ones just
-        returned.
-        """
+        """Counts all brokers as just unfenced: a new active controller does not know which ones returned."""
         self._new.update(dict.fromkeys(brokers))
 
     def on_unfenced(self, broker_id: int) -> None:

@@ -110,9 +110,7 @@ class BrokerSessions:
         return not broker.is_fenced or broker.broker_epoch >= self._active_since_offset
 
     def on_controlled_shutdown(self, broker_id: int, offset: int) -> None:
-        """Notes the offset of the record that begins a controlled shutdown. Records before it moved the broker's
-        leads.
-        """
+        """Notes the offset of the record that begins a controlled shutdown, after those that moved leads."""
         self._shutdown_offsets[broker_id] = offset
 
     def have_seen_shutdown(self, broker: BrokerImage, brokers: Mapping[int, BrokerImage]) -> bool:
