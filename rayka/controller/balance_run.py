@@ -1,4 +1,4 @@
-"""The balance that the active controller carries out, and what it begins a balance for by itself.
+"""The balance that the active controller carries out, and the reasons that begin one.
 
 `BalanceRun` says why there is a balance, which plan it follows and what has come of it; its moves are in the queue
 (`move_queue`). Soft state: a new active controller knows from the events that a balance has begun and not ended. The

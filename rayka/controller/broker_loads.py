@@ -85,7 +85,7 @@ class BrokerLoads:
         return None if window is None else window.started_with
 
     def last_ms(self, broker: BrokerImage) -> int:
-        """When the newest report of this process came (monotonic ms); -1 before the first."""
+        """The time of this process's newest report (monotonic ms); -1 before the first."""
         window = self._current(broker)
         return _UNKNOWN_MS if window is None else window.last_ms
 

@@ -1,4 +1,4 @@
-"""What the balancer plans on: the replicas of the image, with sizes and traffic as brokers have reported them.
+"""The input of plans: the replicas of the image, with the sizes and traffic that brokers have reported.
 
 A broker names its largest and busiest partitions; each of its others counts as their average, by the sums and counts of
 the same report. A replica that has just moved counts right when its broker has reported again. Internal topics stay
@@ -19,7 +19,7 @@ from rayka.protocol.load import DiskRoom, LoadReport, PartitionLoad
 
 
 class _Rest(NamedTuple):
-    """What each partition counts that a broker has not named."""
+    """The assumed load of each partition that a broker's report does not name."""
 
     size_bytes: int
     bytes_in: int
@@ -82,7 +82,7 @@ class ClusterShapes:
         ]
 
     def partitions(self) -> Iterator[PartitionShape]:
-        """Of all topics, with the replicas that each has or will have when its reassignment is over."""
+        """The partitions of all topics, each with its replicas, or its target replicas if it is reassigned."""
         for topic in self._image.topics.values():
             is_users = not is_internal(topic.name)
             for number, partition in enumerate(topic.partitions):

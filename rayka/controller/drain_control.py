@@ -190,7 +190,7 @@ def _find_departures(
 
 
 def _staying_count(context: RequestContext, partition: PartitionImage) -> int:
-    """How many replicas in sync run on machines that stay."""
+    """The number of replicas in sync on machines that stay."""
     brokers = (context.image.brokers.get(each) for each in partition.isr)
     return sum(
         each is not None and each.is_active and not is_draining(context.image, each.broker_id)
@@ -199,8 +199,8 @@ def _staying_count(context: RequestContext, partition: PartitionImage) -> int:
 
 
 def _copyable_bytes(context: RequestContext, drain: Drain) -> float:
-    """What can be copied until the broker is stopped, beside what leaves it already: as if all of it went through one
-    broker.
+    """The bytes that can be copied until the broker is stopped, less the bytes that leave it already: as if all went
+    through one broker.
     """
     left_ms = max(0, drain.deadline_ms - STOP_BEFORE_MS - context.wall_clock_ms())
     leaving_bytes = sum(

@@ -1,4 +1,4 @@
-"""What the active controller remembers of drains beside their marks in the metadata. Soft state.
+"""Soft state of the active controller about drains; their marks are in the metadata.
 
 A new active controller finds the marks and plans anew. It has forgotten which moves of a draining machine were
 cancelled, so they may begin again; a cancelled move of an operator's drain ends the drain, which is in the metadata.

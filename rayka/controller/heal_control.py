@@ -1,10 +1,10 @@
-"""Healing: what has been away for `broker.unavailable.timeout.ms` is made anew on other brokers, by itself (decision
+"""Healing: replaces replicas whose broker or directory is missing for `broker.unavailable.timeout.ms` (decision
 065).
 
-At each look the controller looks for what is unavailable, plans, and begins as many moves as may be under way at a
-time. A replica that is unavailable is removed when its successor is in sync. A broker that comes back later finds in
-the metadata that it does not hold the replica any more, and deletes its log. What comes back before its move has begun
-stays where it is.
+At each look the controller finds unavailable brokers and directories, plans, and begins moves up to the bound of
+moves under way. An unavailable replica is removed when its successor is in sync. A broker that returns later finds in
+the metadata that it does not hold the replica any more, and deletes its log. A replica that is back before its move
+has begun stays where it is.
 
 A partition without a leader is left alone: there is nothing to copy from. So is a partition whose reassignment is under
 way, unless the reassignment waits for an unavailable broker: then another broker takes the place of this one, before
@@ -31,7 +31,7 @@ from rayka.metadata.metadata_records import MetadataRecord, PartitionChangeRecor
 def heal(
     context: RequestContext, config: BrokerConfig, events: DecidedEvents, *, due_ms: int
 ) -> Generator[MetadataRecord | list[MetadataRecord] | None, int, tuple[Unavailable, int]]:
-    """Begins the moves that are due. Returns what is unavailable, and how many moves have begun."""
+    """Begins the moves that are due. Returns the unavailable brokers and directories, and the number of moves begun."""
     brokers, now_ms, healing = context.image.brokers, context.now_ms, context.healing
     waiting = context.moves.waiting[MoveCause.HEAL]
     context.absences.look(brokers, due_ms=due_ms, now_ms=now_ms)

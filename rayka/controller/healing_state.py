@@ -42,7 +42,7 @@ class Unavailable(NamedTuple):
         return broker_id in self.broker_ids or home in self.directories
 
     def lost_replicas(self, partition: PartitionImage) -> tuple[int, ...]:
-        """Which of the target replicas of the partition are unavailable."""
+        """The target replicas of the partition that are unavailable."""
         return tuple(each for each in partition.target_replicas if self.holds(partition, each))
 
     def awaited_replicas(self, partition: PartitionImage) -> tuple[int, ...]:
@@ -76,7 +76,7 @@ class AbsenceClocks:
         self._away_ms.pop((broker_id, None), None)
 
     def look(self, brokers: Mapping[int, BrokerImage], *, due_ms: int, now_ms: int) -> None:
-        """Lets the clocks run until the look was due, ends those of what is back, and begins those of what is away."""
+        """Advances the clocks to the time of the look; ends those of returned brokers, begins those of missing ones."""
         elapsed_ms = max(0, min(due_ms, now_ms) - self._looked_ms)
         known, self._looked_ms = self._away_ms, now_ms
         self._away_ms = {
@@ -92,7 +92,7 @@ class AbsenceClocks:
         timeout_ms: int,
         is_alive: Callable[[BrokerImage], bool],
     ) -> Unavailable:
-        """What has been away for the timeout; a broker counts only if it sends no heartbeats."""
+        """The brokers and directories missing for the timeout; a broker counts only if it sends no heartbeats."""
         long = [away for away, ms in self._away_ms.items() if ms >= timeout_ms and away[0] in brokers]
         return Unavailable(
             tuple(each for each, directory in long if directory is None and not is_alive(brokers[each])),
@@ -108,7 +108,7 @@ def _away(broker: BrokerImage) -> Iterator[_Away]:
 
 
 class _Recorded(Enum):
-    """The last event about what is unavailable now."""
+    """The last event about the brokers and directories that are unavailable now."""
 
     NOTHING = auto()
     BEGUN = auto()

@@ -1,4 +1,4 @@
-"""What the active controller looks after from time to time: moves that have ended, then healing, drains and a balance.
+"""The periodic look of the active controller: ended moves, then healing, drains and a balance.
 
 All moves are reassignments as any other (B45) and stand in one queue (`move_queue`), so many at a time. This module
 settles the moves that have ended, and gives each cause its turn.

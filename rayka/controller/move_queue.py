@@ -1,4 +1,4 @@
-"""The queue of moves that the active controller makes by itself: which ones wait, and which ones are under way.
+"""The queue of the active controller's own moves: the waiting ones, and those under way.
 
 A move gives a partition other replicas, or another order of the same replicas, by a reassignment as any other (B45).
 Its cause is healing, a drain or a balance. Soft state: another active controller plans anew what waits.
@@ -24,7 +24,7 @@ from rayka.protocol.drains import DrainCause
 
 
 class MoveCause(IntEnum):
-    """What a move is for; the moves of the first cause begin first."""
+    """The cause of a move; moves of a smaller value begin first."""
 
     HEAL = 0
     DRAIN = 1
@@ -32,7 +32,7 @@ class MoveCause(IntEnum):
 
 
 class MoveOutcome(Enum):
-    """What became of a move."""
+    """The end of a move."""
 
     # The partition has the new replicas.
     MOVED = auto()
@@ -66,7 +66,7 @@ class _Begun(NamedTuple):
     is_bounded: bool = True
 
     def outcome(self, partition: PartitionImage | None) -> MoveOutcome | None:
-        """What became of the move; None while it is under way."""
+        """The end of the move; None while it is under way."""
         if partition is None:
             return MoveOutcome.CHANGED
         if partition.target_replicas == self.move.after:
@@ -159,7 +159,7 @@ class MoveQueue:
         self._leaderless.pop(key, None)
 
     def clear(self, cause: MoveCause) -> None:
-        """Forgets what waits, and what is under way, which goes on or was cancelled."""
+        """Forgets the cause's waiting moves and those under way, which go on or were cancelled."""
         self.waiting[cause].clear()
         for key in self.under_way(cause):
             self.take_back(key)

@@ -1,4 +1,4 @@
-"""What should move so that the cluster is balanced: a synchronous core that is given brokers, replicas and loads.
+"""Plans the moves that balance a cluster: a synchronous core over brokers, replicas and loads.
 
 Goals in their order:
 
@@ -74,7 +74,7 @@ class Goal(IntEnum):
 
 
 class Move(NamedTuple):
-    """The replicas of a partition as they are and as they are to be, and what is copied for that."""
+    """The replicas of a partition before and after the move, and the bytes copied for it."""
 
     topic_partition: TopicPartition
     before: tuple[int, ...]
@@ -107,7 +107,7 @@ class Bounds(NamedTuple):
 
 
 def excess_change(source: float, target: float, amount: float, bounds: tuple[Bounds, Bounds]) -> float:
-    """How much the sum of both excesses grows when the source gives the amount to the target; negative: it shrinks."""
+    """The growth of the sum of both excesses if the source gives the amount to the target; it may be negative."""
     of_source, of_target = bounds
     before = of_source.excess(source) + of_target.excess(target)
     change = of_source.excess(source - amount) + of_target.excess(target + amount) - before
@@ -174,7 +174,7 @@ class _Planner:
         return tuple(self._holders.by_id[each].share() for each in sorted(self._holders.by_id))
 
     def _moves(self) -> Generator[None, int, tuple[Move, ...]]:
-        """By goal, then by gain for each byte, then by name."""
+        """The moves, sorted by goal, then by gain for each byte, then by name."""
         moves = []
         for number in self._changed:
             yield
@@ -205,8 +205,8 @@ class _Planner:
         self, cost: _Cost, is_off: Callable[[float], bool], trigger: float, give: Callable[[Holder], _Steps],
         pause: int = 1,
     ) -> Generator[None, int, None]:  # fmt: skip
-        """When some broker is off by more than the trigger, those of the highest cost give, one after another, until
-        none is by more than half of that, or none has anything to give.
+        """If a broker is off by more than the trigger, lets the brokers of the highest cost give, one after another,
+        until no broker is off by more than half of the trigger, or no broker has anything to give.
         """
         givers = list(self._holders.usable) if is_off(trigger) else []
         while givers and is_off(trigger / 2) and not self._is_full:
@@ -308,9 +308,7 @@ class _Planner:
         yield from self._even(_by_leads, is_off, SIZE_TRIGGER, self._give_lead)
 
     def _give_lead(self, source: Holder) -> _Steps:
-        """Of the partitions that the broker is to lead one gets the one of its other replicas that leads least, if that
-        makes leaders more even.
-        """
+        """Gives one of the broker's preferred leads to the replica that leads least, if this makes leads more even."""
         best: tuple[float, Placed, Holder] | None = None
         bounds = _lead_bounds(self._holders.usable)
         for looked_at, number in enumerate(source.led):
@@ -332,7 +330,7 @@ class _Planner:
         return best is not None
 
     def _least(self, placed: Placed, cost: _Cost) -> Holder | None:
-        """Of the replicas behind the first the broker that costs least."""
+        """The cheapest broker among the replicas behind the first."""
         others = (self._holders.by_id[each] for each in placed.replicas[1:])
         return min((each for each in others if each.shape.takes_replicas), key=cost, default=None)
 

@@ -1,4 +1,4 @@
-"""Where replicas go whose broker or directory is gone: a synchronous core, on what a balance is planned on.
+"""Plans new places of replicas whose broker or directory is gone: a synchronous core, with the input of a balance.
 
 Each replica that is lost is replaced in its place of the order, so a partition has as many as before. Of the brokers
 that stay below 80 % of their disks with it, the one is taken that puts the partition on the most racks, then on the
@@ -130,7 +130,7 @@ class Homeless(NamedTuple):
 
 
 class BrokerDrainPlan(NamedTuple):
-    """How one broker is emptied: moves in the order in which they begin, and what stays."""
+    """The plan that empties one broker: moves in the order in which they begin, and the replicas that stay."""
 
     moves: list[Move]
     homeless: list[Homeless]
@@ -154,7 +154,7 @@ def plan_drains(
     departures: Mapping[TopicPartition, ReplicaDeparture],
     copyable_bytes: Mapping[int, float],
 ) -> Generator[None, int, DrainPlans]:
-    """Plans where the replicas go that leave. `copyable_bytes`: what can be copied off a broker in time.
+    """Plans the new places of leaving replicas. `copyable_bytes`: the bytes that can be copied off a broker in time.
 
     A replica goes to a broker that takes replicas, has none of the partition, and whose disks stay below 80 % with the
     replica; in a rack that has none if there is one; with the fewest replicas by then. Replicas of users' partitions go

@@ -25,7 +25,7 @@ _MERGED_PER_STEP = 8
 
 
 def sorted_in_steps(entries: list[EntryT]) -> Generator[None, int, list[EntryT]]:
-    """As `sorted`; a short list is sorted at once."""
+    """Sorts like `sorted`, in steps; a short list is sorted at once."""
     if len(entries) <= RUN:
         return sorted(entries)
     runs = []
@@ -70,7 +70,7 @@ class PartitionShape(NamedTuple):
 
 
 class Placed:
-    """A partition: where its replicas are to be, and why they moved first, None while they have not."""
+    """A partition with its planned replicas, and the goal of their first move, None without a move."""
 
     __slots__ = ("gain", "number", "replicas", "shape", "size_bytes")
 
@@ -86,7 +86,7 @@ class Placed:
 
     @property
     def copied_bytes(self) -> int:
-        """What the new replicas copy."""
+        """The bytes that the new replicas copy."""
         return self.shape.size_bytes * sum(each not in self.shape.replicas for each in self.replicas)
 
 
@@ -113,7 +113,7 @@ class Holder:
 
     @property
     def fill(self) -> float:
-        """What it holds as a share of its target."""
+        """The broker's bytes as a share of its target."""
         return self.size_bytes / self.target_bytes
 
     def count(self, placed: Placed, by: int) -> None:
@@ -125,7 +125,7 @@ class Holder:
         self.bytes_in += by * placed.shape.bytes_in
 
     def lead(self, placed: Placed, *, is_first: bool) -> None:
-        """It is the preferred leader from now on, or not any more."""
+        """Adds or removes a preferred lead of the broker."""
         self.bytes_out += placed.shape.bytes_out if is_first else -placed.shape.bytes_out
         if not is_first:
             self.led.pop(placed.number, None)
@@ -200,11 +200,11 @@ class Holders:
     # ---- What may be ---------------------------------------------------------------------------------------------
 
     def left_bytes(self, target: Holder, use_max: float = DISK_USE_MAX) -> float:
-        """How many bytes more the broker's disks may take; a replica has to be smaller."""
+        """The bytes that the broker's disks may still take; a replica must be smaller."""
         return self._room.left_bytes(target.shape.broker_id, use_max)
 
     def free_bytes(self, target: Holder) -> float:
-        """How many bytes are free on the broker's disks once the plan is carried out."""
+        """The free bytes of the broker's disks after the plan."""
         return self._room.free_bytes(target.shape.broker_id)
 
     def has_room(self, placed: Placed, target: Holder) -> bool:
