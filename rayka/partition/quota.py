@@ -73,6 +73,9 @@ class PacedQuota:
         self._ahead = 0
         self._at_ms = 0
 
+    def __repr__(self) -> str:
+        return f"<PacedQuota {self.bytes_per_second} B/s ahead={self._ahead // 1000}>"
+
     def record(self, size_bytes: int, now_ms: int) -> None:
         """Counts bytes sent or fetched for throttled replicas."""
         self._pass(now_ms)

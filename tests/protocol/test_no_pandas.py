@@ -29,7 +29,7 @@ for values in {LISTS!r}:
     look(f"a column of {{what}}")
 for data in ([b"value"] * 1000, [Record("t", 0, 0, 1, b"k", b"v", [("h", b"x")])] * 1000):
     for given in inputs_of(data, 1, (None, None)):
-        assert sum(1 for _ in pieces_of(given, 1 << 20, 1 << 20)) == 1
+        assert sum(1 for _ in pieces_of("t", given, 1 << 20, 1 << 20)) == 1
     look(f"a list of {{type(data[0])}} that is sent")
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
