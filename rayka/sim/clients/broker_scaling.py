@@ -38,7 +38,7 @@ _FORGET_TRIES = 60
 
 
 class BrokerScaling(Acting):
-    """See the module. Nothing happens in a run without brokers that come."""
+    """An operator that has brokers join and leave. Does nothing in a run without brokers that come."""
 
     def __init__(
         self, cluster: SimCluster, checkers: Checkers, machines: ComingMachines, replication: Replication

@@ -36,7 +36,7 @@ ResponseT = TypeVar("ResponseT")
 
 
 class MachineDrains(Acting):
-    """See the module. Nothing happens in a run without brokers that come."""
+    """Drains machines as Ray does. Does nothing in a run without brokers that come."""
 
     def __init__(self, cluster: SimCluster, machines: ComingMachines, drained: DrainedMachines) -> None:
         super().__init__(cluster, DRAINER_ID)
